@@ -124,7 +124,7 @@ def hits(
     for samples in evaluation_batches(assembly.task.dataset, "test", 512, labels=labels):
         features = assembly.features.ranking(samples.instructed(instruction))
         seen_BE = assembly.features.seen(samples) if exclude_seen else None
-        ranked = program.rank(features, {}, K, seen_BE)
+        ranked = program.recommend(features, {}, K, seen_BE)
         assert samples.targets_B is not None
         found.append(target_places(ranked.items_BK, assembly.task.dataset.item_positions(samples.targets_B)))
     return np.concatenate(found) < K

@@ -27,7 +27,13 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.lookups import LookupStats, TrainerLink
 from rayrec.embeddings.transport.client import ShardClient
 from rayrec.models.base.compute import PLAIN, ComputeSettings
-from rayrec.models.program.program import Placement, ProgramSpec, RankedItems, RankingProgram, ScoringProgram
+from rayrec.models.program.program import (
+    Placement,
+    ProgramSpec,
+    RankedItems,
+    RecommendingProgram,
+    ScoringProgram,
+)
 from rayrec.models.program.utilization import Utilization, matrix_rate
 from rayrec.platform.devices import device_memory, get_device, ray_claim
 from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
@@ -191,7 +197,7 @@ class Trainer:
         # When it was measured before, other actors were starting.
         self._utilization.measured(self._matrix_rate())
         self._program.begin_inference()
-        if not isinstance(self._program, RankingProgram) or self._program.table_of_catalog is None:
+        if not isinstance(self._program, RecommendingProgram) or self._program.table_of_catalog is None:
             return
         table, ids_I = self._program.table_of_catalog, self._spec.catalog_ids_I
         assert ids_I is not None, "whoever starts trainers knows what their programs rank by"
@@ -201,11 +207,13 @@ class Trainer:
     def _matrix_rate(self) -> float:
         return matrix_rate(self._device.torch, self._spec.compute.matrix_dtype)
 
-    def rank(self, prepared: tuple[FeatureBatch, np.ndarray], k: int, exclude_seen: bool) -> RankedItems:
+    def recommend(self, prepared: tuple[FeatureBatch, np.ndarray], k: int, exclude_seen: bool) -> RankedItems:
         """The k best next items of each row, with the tables as they are now."""
         features, seen_BE = prepared
-        assert isinstance(self._program, RankingProgram), "runs ask for what their model does"
-        return self._program.rank(features, self._rows_now(features), k, seen_BE if exclude_seen else None)
+        assert isinstance(self._program, RecommendingProgram), "runs ask for what their model does"
+        return self._program.recommend(
+            features, self._rows_now(features), k, seen_BE if exclude_seen else None
+        )
 
     def predict(self, features: ImpressionBatch) -> np.ndarray:
         """[B, T] probabilities of each task, with the tables as they are now."""

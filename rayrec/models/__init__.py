@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from rayrec.models.program.program import DenseProgram as DenseProgram
     from rayrec.models.sequence.catalog import Catalog as Catalog
     from rayrec.models.sequence.config import SequenceModelConfig as SequenceModelConfig
-    from rayrec.models.sequence.sequence_model import Ranking as Ranking
     from rayrec.models.sequence.sequence_model import SequenceModel as SequenceModel
-    from rayrec.models.sequence.sequence_model import rank_by_scores as rank_by_scores
+    from rayrec.models.sequence.sequence_model import TopItems as TopItems
+    from rayrec.models.sequence.sequence_model import top_items as top_items
     from rayrec.models.sequence.tensor_batch import TensorBatch as TensorBatch
     from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer as ItemTokenizer
     from rayrec.models.tokenizers.quantizer import Quantizer as Quantizer

@@ -203,7 +203,7 @@ class Policy:
     def sample_lists(self, prompts: Prompts, lists: ListSettings) -> SampledLists:
         """Sample lists of distinct items, with the same noise at every temperature; also rank all items."""
         inputs = self.inputs(prompts.samples)
-        ranked = self.program.rank(inputs.features, inputs.rows, LIST_LENGTH, inputs.seen_UE)
+        ranked = self.program.recommend(inputs.features, inputs.rows, LIST_LENGTH, inputs.seen_UE)
         batch, seen_UE = self._batch(inputs)
         context = self.network.backbone.encode_context(batch)
 

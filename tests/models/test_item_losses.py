@@ -114,7 +114,7 @@ def test_with_a_temperature_lengths_of_vectors_do_not_count():
     expected = torch.nn.functional.cross_entropy(cosine_NI / 0.5, batch.targets_N, reduction="sum")
 
     torch.testing.assert_close(model.loss(batch), expected)
-    ranked = model.rank(batch, NUM_ITEMS, None)
+    ranked = model.recommend(batch, NUM_ITEMS, None)
     torch.testing.assert_close(
         ranked.scores_BK, (cosine_NI[batch.layout.last_B] / 0.5).sort(descending=True)[0]
     )

@@ -86,9 +86,9 @@ def test_ranking_is_float32_and_leaves_training_as_it_was():
     train(ranked, name, range(2))
     plain.load(ranked.weights(), None)
 
-    found = ranked.rank(features, table_rows(features), 3, None)
+    found = ranked.recommend(features, table_rows(features), 3, None)
 
-    expected = plain.rank(features, table_rows(features), 3, None)
+    expected = plain.recommend(features, table_rows(features), 3, None)
     assert found.scores_BK.tobytes() == expected.scores_BK.tobytes()
     train(left_alone, name, range(2))
     assert train(ranked, name, range(2, 4)) == train(left_alone, name, range(2, 4))

@@ -7,7 +7,7 @@ import torch
 from rayrec.models.sequence.backbones.history import contexts, last_contexts
 from rayrec.models.sequence.item_losses import CrossEntropy, SampledSoftmax
 from rayrec.models.sequence.next_item import DenseNextItemModel, SparseNextItemModel
-from rayrec.models.sequence.sequence_model import rank_by_scores
+from rayrec.models.sequence.sequence_model import top_items
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from tests.models.networks import CPU, DIM, backbone, histories, shares, table_rows, tensor_batch
 
@@ -111,7 +111,7 @@ def test_rank_is_the_order_of_inner_products_without_excluded_items(sampled):
     batch = TensorBatch.build(features, table_rows(features), seed=0, device=CPU, training=False)
     excluded_BE = torch.tensor([[1, 4, 2], [3, 5, -1], [-1, -1, -1]])
 
-    ranking = model.rank(batch, NUM_ITEMS, excluded_BE)
+    ranking = model.recommend(batch, NUM_ITEMS, excluded_BE)
 
     scores_BI = (last_contexts(model.backbone, model.embed_history(batch), batch) @ catalog_ID.T).detach()
     for row, excluded in enumerate([{1, 4, 2}, {3, 5}, set()]):
@@ -123,7 +123,7 @@ def test_rank_is_the_order_of_inner_products_without_excluded_items(sampled):
 
 
 def test_no_more_items_are_ranked_than_there_are():
-    ranking = rank_by_scores(torch.tensor([[1.0, 3.0, 2.0]]), k=10, excluded_BE=None)
+    ranking = top_items(torch.tensor([[1.0, 3.0, 2.0]]), k=10, excluded_BE=None)
 
     assert ranking.items_BK.tolist() == [[1, 2, 0, *[-1] * 7]]
     assert ranking.scores_BK.tolist() == [[3.0, 2.0, 1.0, *[-torch.inf] * 7]]

@@ -67,9 +67,9 @@ def test_a_device_ranks_as_the_host(name, device):
         if trained.table_of_catalog is not None:
             trained.set_catalog(np.random.default_rng(0).normal(size=(9, 8)).astype(np.float32))
 
-    ranked = there.rank(features, table_rows(features), 3, excluded_BE)
+    ranked = there.recommend(features, table_rows(features), 3, excluded_BE)
 
-    expected = here.rank(features, table_rows(features), 3, excluded_BE)
+    expected = here.recommend(features, table_rows(features), 3, excluded_BE)
     np.testing.assert_allclose(ranked.scores_BK, expected.scores_BK, rtol=1e-4, atol=1e-5)
     assert ranked.items_BK.tolist() == expected.items_BK.tolist()
 
@@ -79,7 +79,7 @@ def test_a_network_that_ranks_before_it_trains_trains_alike(name, device):
     """As one does that is judged first: what ranking has copied to the device is training's, too."""
     (features,) = features_of(name)
     trained = program(name, device)
-    trained.rank(features, table_rows(features), 3, None)
+    trained.recommend(features, table_rows(features), 3, None)
 
     losses = train(trained, name, range(STEPS))
 

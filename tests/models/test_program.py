@@ -223,9 +223,9 @@ def test_ranking_does_not_drop_out_and_leaves_training_as_it_was():
     trained, other = program(dropout=0.9), program(dropout=0.0)
     features = histories(ROWS, NUM_ITEMS, tables=("user",))
 
-    ranked = trained.rank(features, table_rows(features), 4, None)
+    ranked = trained.recommend(features, table_rows(features), 4, None)
 
-    expected = other.rank(features, table_rows(features), 4, None)
+    expected = other.recommend(features, table_rows(features), 4, None)
     assert ranked.items_BK.tolist() == expected.items_BK.tolist()
     untouched = program(dropout=0.9)
     assert train(trained, range(2)) == train(untouched, range(2))
@@ -236,7 +236,7 @@ def test_rows_without_history_get_no_items(rows):
     features = histories(rows, NUM_ITEMS, tables=("user",))
     values = {"user": np.zeros((len(features.lookups["user"].ids_M), DIM), dtype=np.float32)}
 
-    ranked = program().rank(features, values, 3, None)
+    ranked = program().recommend(features, values, 3, None)
 
     assert ranked.items_BK.shape == ranked.scores_BK.shape == (len(rows), 3)
     for history, items_K, scores_K in zip(rows, ranked.items_BK, ranked.scores_BK, strict=True):
@@ -250,7 +250,7 @@ def test_the_catalog_is_taken_as_arrays():
 
     assert sampled.table_of_catalog == "item"
     sampled.set_catalog(np.eye(NUM_ITEMS, DIM, dtype=np.float32))
-    assert sampled.rank(features, table_rows(features), NUM_ITEMS, None).items_BK.shape == (1, NUM_ITEMS)
+    assert sampled.recommend(features, table_rows(features), NUM_ITEMS, None).items_BK.shape == (1, NUM_ITEMS)
 
 
 def test_the_learning_rate_follows_its_schedule():

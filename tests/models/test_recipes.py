@@ -191,7 +191,7 @@ def test_compiled_parts_train_as_the_others_do_and_rank_without(name):
     np.testing.assert_allclose(losses, train(program(name), name, 3)[0], rtol=1e-5)
     num_graphs = len(graphs)
     (features,) = features_of(name)
-    compiled.rank(features, table_rows(features), 3, None)
+    compiled.recommend(features, table_rows(features), 3, None)
     assert len(graphs) == num_graphs
 
 

@@ -174,8 +174,8 @@ def _trainers_need_not_rank_equally_often(rank: int) -> None:
         trained.begin_inference()
         trained.begin_inference()
     for _ in range(2 * rank):
-        ranked = shards.rank(features, table_rows(features), 3, None)
-        expected = copies.rank(features, table_rows(features), 3, None)
+        ranked = shards.recommend(features, table_rows(features), 3, None)
+        expected = copies.recommend(features, table_rows(features), 3, None)
         assert ranked.items_BK.tolist() == expected.items_BK.tolist()
     close(shards.weights(), copies.weights())
     np.testing.assert_allclose(

@@ -95,7 +95,7 @@ def test_a_split_without_users_is_refused(tmp_path):
 def test_popularity_ranks_by_training_events_without_what_was_seen():
     popularity = Popularity(np.array([5, 9, 0, 7]))
 
-    ranked = popularity.rank(np.array([[1, -1], [3, 0], [-1, -1]]))
+    ranked = popularity.recommend(np.array([[1, -1], [3, 0], [-1, -1]]))
 
     assert ranked.items_BK.tolist() == [[3, 0, 2, -1], [1, 2, -1, -1], [1, 3, 0, 2]]
     assert ranked.scores_BK.tolist() == [[7, 5, 0, -np.inf], [9, 0, -np.inf, -np.inf], [9, 7, 5, 0]]
@@ -106,7 +106,7 @@ def test_popularity_lists_stay_full_however_much_was_seen():
     counts_I = np.arange(200)[::-1]
     seen_BE = np.array([np.arange(120), np.full(120, -1)])
 
-    items_BK = Popularity(counts_I).rank(seen_BE).items_BK
+    items_BK = Popularity(counts_I).recommend(seen_BE).items_BK
 
     assert items_BK.shape == (2, LIST_LENGTH)
     assert items_BK[0].tolist() == list(range(120, 170))
@@ -114,7 +114,7 @@ def test_popularity_lists_stay_full_however_much_was_seen():
 
 
 def test_popularity_of_a_small_catalog_counts_misses_as_misses():
-    ranked = Popularity(np.array([3, 2, 1])).rank(np.array([[2]]))
+    ranked = Popularity(np.array([3, 2, 1])).recommend(np.array([[2]]))
 
     places_U = target_places(ranked.items_BK, np.array([2]))
 

@@ -304,7 +304,7 @@ def test_validation_reads_what_operations_read(of_likes: Recommender):
     task, features = of_likes._task, of_likes._features
     num_read: list[int] = []
 
-    def rank(batch: FeatureBatch, k: int, exclude_seen: bool) -> RankedItems:
+    def recommend(batch: FeatureBatch, k: int, exclude_seen: bool) -> RankedItems:
         num_read.extend(np.diff(batch.offsets_B1).tolist())
         return RankedItems(np.full((batch.num_rows, k), -1), np.zeros((batch.num_rows, k)))
 
@@ -312,7 +312,7 @@ def test_validation_reads_what_operations_read(of_likes: Recommender):
         return SimpleNamespace(remote=answer)
 
     worker: Any = SimpleNamespace(ranking=here(features.ranking))
-    trainer: Any = SimpleNamespace(begin_validation=here(lambda: None), rank=here(rank))
+    trainer: Any = SimpleNamespace(begin_validation=here(lambda: None), recommend=here(recommend))
     watch: Any = SimpleNamespace(get=lambda answers, **_: answers)
     plan: Any = None
 

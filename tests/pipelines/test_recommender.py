@@ -179,7 +179,7 @@ def test_ranks_are_catalog_positions(run):
     recommender = Recommender.load(run)
     ids = recommender.dataset.items.ids_I[:3].tolist()
 
-    ranked = recommender.rank(sample_batch([ids]), k=NUM_ITEMS, exclude_seen=True)
+    ranked = recommender.recommend_samples(sample_batch([ids]), k=NUM_ITEMS, exclude_seen=True)
 
     found = ranked.items_BK[0][ranked.items_BK[0] >= 0]
     assert sorted(found.tolist()) == list(range(3, len(recommender.dataset.items)))

@@ -230,9 +230,9 @@ def test_evaluation_ranks_with_the_times_of_the_histories(run: Path):
 
     assert recommender.needs_times
     (samples,) = evaluation_batches(recommender.dataset, "test", batch_size=100, with_times=True)
-    scores = recommender.rank(samples, 5, exclude_seen=False).scores_BK
+    scores = recommender.recommend_samples(samples, 5, exclude_seen=False).scores_BK
     at_once = dataclasses.replace(samples, times_N=np.zeros_like(samples.times_N))
-    assert not np.allclose(scores, recommender.rank(at_once, 5, exclude_seen=False).scores_BK)
+    assert not np.allclose(scores, recommender.recommend_samples(at_once, 5, exclude_seen=False).scores_BK)
     assert report.count == len(samples.user_ids_B)
 
 

@@ -32,13 +32,13 @@ def test_no_more_users_are_ranked_than_asked_for(ray_cluster, tmp_path, max_user
     )
     ranked: list[int] = []
 
-    def rank(samples_ref: Any, k: int, exclude_seen: bool) -> RankedItems:
+    def recommend(samples_ref: Any, k: int, exclude_seen: bool) -> RankedItems:
         rows = ray.get(samples_ref).user_ids_B
         ranked.extend(rows.tolist())
         return RankedItems(np.full((len(rows), k), -1), np.zeros((len(rows), k), dtype=np.float32))
 
     worker: Any = SimpleNamespace(ranking=remote(lambda samples: samples))
-    trainer: Any = SimpleNamespace(begin_validation=remote(lambda: None), rank=remote(rank))
+    trainer: Any = SimpleNamespace(begin_validation=remote(lambda: None), recommend=remote(recommend))
     monitor: Any = SimpleNamespace(accounts=remote(dict))
     assembly = assemble(config)
     watch = Watch(monitor, frozenset(), hang_timeout_s=60.0)

@@ -63,7 +63,7 @@ class FakeRecommender:
     version = None
     max_length = 3
     """Events that it reads, the newest."""
-    kept_contexts = None
+    prefix_cache = None
 
     def __init__(self, codes: Sequence[Sequence[int]] | None = None) -> None:
         """

@@ -1,5 +1,5 @@
-"""Networks to be counted: their weights have shapes and no memory; what else they hold, codes of items for
-one, is there as always."""
+"""Networks whose weights are on the meta device, with shapes and no memory; other tensors, such as codes of
+items, are there as always."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 
-class HollowWeights(TorchFunctionMode):
+class MetaWeights(TorchFunctionMode):
     """While the block lasts, `torch.empty`, of which every weight is made, gives tensors of the meta device.
 
     Not `torch.device("meta")`: that would leave nothing of codes, from which sizes of weights follow.
@@ -29,6 +29,6 @@ class HollowWeights(TorchFunctionMode):
         return func(*args, **named)
 
 
-def weights_are_hollow() -> bool:
+def weights_are_meta() -> bool:
     """Whether weights that are made now take no memory, so that none have to be read either."""
     return torch.empty(0).is_meta

@@ -167,7 +167,7 @@ def difference(
 ) -> str | None:
     """What eager ranking of the same rows without their padding says otherwise; None if nothing."""
     batch, excluded_BE = unpadded(job.signature, job.bucket, inputs)
-    eager = model.rank(batch, job.bucket.width, excluded_BE, job.bucket.width)
+    eager = model.recommend(batch, job.bucket.width, excluded_BE, job.bucket.width)
     there_B = torch.from_numpy(batch.lengths_B > 0)  # of other rows nothing is said
     compared = [each.cpu()[there_B] for each in (*ranked, *eager)]
     return first_difference(compared[0], compared[1], compared[2], compared[3], TOLERANCE)

@@ -1,4 +1,4 @@
-"""A model's `rank` as a function of tensors alone: weights first, then the inputs of a bucket."""
+"""A model's `recommend` as a function of tensors alone: weights first, then the inputs of a bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.models.compiled_ranking.inputs import Signature
-from rayrec.models.sequence.sequence_model import Ranking, SequenceModel
+from rayrec.models.sequence.sequence_model import SequenceModel, TopItems
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
@@ -54,7 +54,7 @@ class PaddedRanking(nn.Module):
         if catalog_ID is not None:
             asked.model.set_catalog(catalog_ID)
         try:
-            ranking: Ranking = torch.func.functional_call(
+            ranking: TopItems = torch.func.functional_call(
                 asked,
                 {f"model.{name}": each for name, each in by_name.items()},
                 (batch, self._bucket.width, excluded_BE),
@@ -65,14 +65,14 @@ class PaddedRanking(nn.Module):
 
 
 class _Asked(nn.Module):
-    """`rank` under the name by which modules are called with other weights."""
+    """`recommend` under the name by which modules are called with other weights."""
 
     def __init__(self, model: SequenceModel) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, batch: TensorBatch, width: int, excluded_BE: Tensor) -> Ranking:
-        return self.model.rank(batch, width, excluded_BE, width)
+    def forward(self, batch: TensorBatch, width: int, excluded_BE: Tensor) -> TopItems:
+        return self.model.recommend(batch, width, excluded_BE, width)
 
 
 def first_difference(

@@ -1,6 +1,6 @@
 """What the process that answers does with compiled programs: it pads, runs, and never compiles.
 
-    rank(batch) ─► bucket ─► its program, if it is here ─► answer
+    recommend(batch) ─► bucket ─► its program, if it is here ─► answer
                      └ not here: `order(bucket)`, once; None, and the caller ranks eagerly
 
     another thread: programs.add(bucket, program), when it has come
@@ -146,7 +146,7 @@ class CompiledRanking:
         """Batches by who ranked them: `compiled`, `eager`."""
         self._model = model
 
-    def rank(
+    def recommend(
         self,
         features: Features,
         rows: Rows,
@@ -154,7 +154,7 @@ class CompiledRanking:
         excluded_BE: np.ndarray | None,
         max_beams: int | None = None,
     ) -> RankedItems | None:
-        """As `RankingProgram.rank`; None for a batch that no program is here for, or whose program fails."""
+        """As `RecommendingProgram.recommend`; None for a batch without a program, or whose program fails."""
         found = self._rank(features, rows, k, excluded_BE, max_beams)
         self.answered["eager" if found is None else "compiled"] += 1
         return found

@@ -122,7 +122,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         return self._context(batch, rows, layout.last(hidden_MD))
 
     def read_on(self, batch: TensorBatch, past: Past) -> tuple[KeyValueContext, Sequence[KeysAndValues]]:
-        """As `kept_contexts.ReadsOn` has it."""
+        """As `prefix_cache.ReadsOn` has it."""
         layout, _ = _token_layout(batch.layout, len(self.level_sizes), 0)
         behind, places_M = layout.behind(past.lengths_B)
         grown = Grown(past, behind)

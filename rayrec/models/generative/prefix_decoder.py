@@ -148,7 +148,7 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         return VectorContext(last_contexts(self.backbone, self.embed_history(batch), batch))
 
     def read_on(self, batch: TensorBatch, past: Past) -> tuple[VectorContext, Sequence[KeysAndValues]]:
-        """As `kept_contexts.ReadsOn` has it."""
+        """As `prefix_cache.ReadsOn` has it."""
         last_BD, layers = read_on(self.backbone, self.embed_history(batch), batch, past)
         return VectorContext(last_BD), layers
 

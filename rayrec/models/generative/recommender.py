@@ -12,8 +12,8 @@ from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution, Step
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import Context, GenerativeBackbone
-from rayrec.models.generative.kept_contexts import KeptContexts, ReadsOn
-from rayrec.models.sequence.sequence_model import Ranking, SequenceModel
+from rayrec.models.generative.prefix_cache import PrefixCache, ReadsOn
+from rayrec.models.sequence.sequence_model import SequenceModel, TopItems
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.event_labels import UNKNOWN
 
@@ -30,7 +30,7 @@ class GenerativeRecommender(SequenceModel):
 
     codes_IL: Tensor
     behavior_weights: Tensor | None
-    kept_contexts: KeptContexts[Any] | None = None
+    prefix_cache: PrefixCache[Any] | None = None
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class GenerativeRecommender(SequenceModel):
         Args:
             codes_IL: [I, L] codes of every item of the catalog.
             num_learned_levels: levels that the backbone scores: all, or all but the last.
-            beam_width: beams of `rank`; never fewer than the items asked for.
+            beam_width: beams of `recommend`; never fewer than the items asked for.
             behavior_weights: how much a target counts in the loss, of each behavior's code; None: all alike.
         """
         super().__init__()
@@ -100,9 +100,9 @@ class GenerativeRecommender(SequenceModel):
 
         return step
 
-    def rank(
+    def recommend(
         self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
-    ) -> Ranking:
+    ) -> TopItems:
         context = self._context(batch)
         width = self.num_beams(k, max_beams)
         # A row is decoded alike whatever the rows beside it: all have one width, and rows do not mix.
@@ -112,18 +112,18 @@ class GenerativeRecommender(SequenceModel):
             for rows in (slice(first, first + size) for first in range(0, len(context), size))
         ]
         items_BW = torch.cat([part.items_BW for part in found])
-        return Ranking(items_BW[:, :k], torch.cat([part.log_probs_BW for part in found])[:, :k])
+        return TopItems(items_BW[:, :k], torch.cat([part.log_probs_BW for part in found])[:, :k])
 
     def _context(self, batch: TensorBatch) -> Context:
         # Rows of tables change beside the weights, and what is kept would not know.
-        if self.kept_contexts is None or batch.rows:
+        if self.prefix_cache is None or batch.rows:
             return self.backbone.encode_context(batch)
-        return self.kept_contexts.of(batch)
+        return self.prefix_cache.of(batch)
 
-    def keep_contexts(self, max_bytes: int) -> KeptContexts[Any] | None:
+    def use_prefix_cache(self, max_bytes: int) -> PrefixCache[Any] | None:
         if isinstance(self.backbone, ReadsOn):
-            self.kept_contexts = KeptContexts(self.backbone, max_bytes)
-        return self.kept_contexts
+            self.prefix_cache = PrefixCache(self.backbone, max_bytes)
+        return self.prefix_cache
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
         wanted = self.beam_width if max_beams is None else min(self.beam_width, max_beams)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.base.meta_device import weights_are_hollow
+from rayrec.models.base.meta_device import weights_are_meta
 from rayrec.models.generative.transformers_attention import ATTENTION, PackedRows, register
 from rayrec.platform.errors import InputError
 
@@ -87,7 +87,7 @@ def network_from_folder(folder: str | Path, num_codes: int, num_positions: int) 
         _without_dropout(config)
         as_ours = {"attn_implementation": ATTENTION, "dtype": torch.float32}
         network: Any
-        if weights_are_hollow():
+        if weights_are_meta():
             network = transformers.AutoModelForCausalLM.from_config(config, **as_ours)
         else:
             network = transformers.AutoModelForCausalLM.from_pretrained(

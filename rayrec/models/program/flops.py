@@ -5,8 +5,8 @@ What is computed twice to save memory, padding, and everything pointwise do not 
 (`rayrec.models.attention.counting`), everything else as PyTorch dispatches it, also inside of custom autograd
 functions.
 
-Counted is a hollow copy of the model, whose weights are one number each, seen in the shape of the weight: it
-takes no memory, and nothing that is trained comes near it.
+A copy of the model is counted. Each of its weights is one number, expanded to the shape of the weight: the
+copy takes no memory, and nothing that is trained is touched.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ModelFlops:
             build: (features, rows, training) -> the batch that the loss is of.
             size_of: features -> (rows, tokens).
         """
-        self._model = _hollow(model, device)
+        self._model = _stand_in(model, device)
         self._build = build
         self._size_of = size_of
         self._per_token: dict[ShapeClass, float] = {}
@@ -79,21 +79,21 @@ class ModelFlops:
         return int(counter.get_total_flops()) + attention.total
 
 
-def _hollow(model: nn.Module, device: torch.device) -> nn.Module:
+def _stand_in(model: nn.Module, device: torch.device) -> nn.Module:
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
-        memo[id(parameter)] = _hollow_weight(parameter, device)
+        memo[id(parameter)] = _weight_stand_in(parameter, device)
     for buffer in model.buffers():  # those are codes and rates of items, which data-dependent parts read
         memo[id(buffer)] = buffer.to(device)
     return copy.deepcopy(model, memo).to(device)
 
 
-def _hollow_weight(parameter: Tensor, device: torch.device) -> nn.Parameter:
+def _weight_stand_in(parameter: Tensor, device: torch.device) -> nn.Parameter:
     seen = torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
-    hollow = nn.Parameter(seen, requires_grad=parameter.requires_grad)
-    if hollow.requires_grad:
-        hollow.register_post_accumulate_grad_hook(_forget_gradient)
-    return hollow
+    weight = nn.Parameter(seen, requires_grad=parameter.requires_grad)
+    if weight.requires_grad:
+        weight.register_post_accumulate_grad_hook(_forget_gradient)
+    return weight
 
 
 def _forget_gradient(parameter: Tensor) -> None:

@@ -1,7 +1,7 @@
 """The dense stage behind small interfaces, so that nothing above it knows the framework.
 
 ProgramSpec ─ build(Placement), in a trainer's process ─► DenseProgram
-                                                           ├─ RankingProgram    which item comes next
+                                                           ├─ RecommendingProgram    which item comes next
                                                            └─ ScoringProgram    what comes of what is shown
 """
 
@@ -83,8 +83,10 @@ class DenseProgram(Protocol):
         """The trainers have met: weights that they shall hold in parts are split now."""
 
     def begin_inference(self) -> None:
-        """Before `rank` or `predict`, by all trainers at once: they need not do that equally often. Ends with
-        `backward`."""
+        """Prepare for `recommend` or `predict`, which trainers need not call equally often.
+
+        All trainers call this at once. Ends with `backward`.
+        """
 
     def weights(self) -> dict[str, np.ndarray]:
         """Every dense weight by name, whole, as copies.
@@ -106,20 +108,20 @@ class DenseProgram(Protocol):
 
 
 class RankedItems(NamedTuple):
-    """Best items of each row, best first; see `models.sequence_model.Ranking`."""
+    """Best items of each row, best first; see `models.sequence_model.TopItems`."""
 
     items_BK: np.ndarray
     scores_BK: np.ndarray
 
 
 @runtime_checkable
-class RankingProgram(DenseProgram, Protocol):
+class RecommendingProgram(DenseProgram, Protocol):
     """One that says which item comes next."""
 
     table_of_catalog: str | None
-    """Sparse table whose rows of every item `rank` needs, if any."""
+    """Sparse table whose rows of every item `recommend` needs, if any."""
 
-    def rank(self, features: Any, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
+    def recommend(self, features: Any, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
         """The k best next items of each row, none of them in `excluded_BE` (padded with -1).
 
         A row without history gives nothing to go by and gets no items.

@@ -23,7 +23,7 @@ BLOCKS = ("blocks", "layers")
 """Names of lists of blocks."""
 FURTHER_METHODS = "sharded_methods"
 """Class attribute of a block: methods besides `forward` that compute with its weights."""
-SHARDED_METHODS = ("loss", "rank", "predict")
+SHARDED_METHODS = ("loss", "recommend", "predict")
 """Methods of a model, as far as it has them, that compute with weights: gathered around these as around
 `forward`."""
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.sequence.backbones.history import HistoryReader, contexts, last_contexts
 from rayrec.models.sequence.item_losses import ItemLoss
-from rayrec.models.sequence.sequence_model import Ranking, SequenceModel, rank_by_scores
+from rayrec.models.sequence.sequence_model import SequenceModel, TopItems, top_items
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
@@ -39,11 +39,11 @@ class NextItemModel(SequenceModel):
         context_ND = self._over_temperature(contexts(self.backbone, self.embed_history(batch), batch))
         return self.item_loss(context_ND, self, batch)
 
-    def rank(
+    def recommend(
         self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
-    ) -> Ranking:
+    ) -> TopItems:
         context_BD = self._over_temperature(last_contexts(self.backbone, self.embed_history(batch), batch))
-        return rank_by_scores(context_BD @ self.catalog().T, k, excluded_BE)
+        return top_items(context_BD @ self.catalog().T, k, excluded_BE)
 
     def targets(self, batch: TensorBatch) -> Tensor:
         """[N, D] what the items that follow are scored by."""
@@ -131,7 +131,7 @@ class SparseNextItemModel(NextItemModel):
         return rows if batch.negatives_NK is None else rows.view(*batch.negatives_NK.shape, -1)
 
     def _catalog_rows(self) -> Tensor:
-        assert self.catalog_ID is not None, "set_catalog() comes before rank()"
+        assert self.catalog_ID is not None, "set_catalog() comes before recommend()"
         return self.catalog_ID
 
     @staticmethod

@@ -12,40 +12,40 @@ from torch.nn import functional
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
-class Ranking(NamedTuple):
+class TopItems(NamedTuple):
     """The best items of each row, best first."""
 
     items_BK: Tensor
-    """Catalog positions; -1 where fewer than K items could be ranked."""
+    """Catalog positions; -1 where there are fewer than K items."""
     scores_BK: Tensor
     """Log-probabilities or inner products, as the model has them; -inf at -1."""
 
 
-class ContextCache(Protocol):
-    """What a network has read of histories, kept for users who return."""
+class CacheMetrics(Protocol):
+    """A prefix cache, as metrics see it."""
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""
 
 
 class SequenceModel(nn.Module, ABC):
-    """A network that learns which item follows a history, and ranks items for one."""
+    """A network that learns which item follows a history, and recommends items for one."""
 
     table_of_catalog: str | None = None
-    """Sparse table whose rows for every item `rank` needs; see `set_catalog`."""
+    """Sparse table whose rows for every item `recommend` needs; see `set_catalog`."""
     catalog_ID: Tensor | None = None
     """Those rows, as they were last set."""
-    kept_contexts: ContextCache | None = None
-    """What `keep_contexts` has made."""
+    prefix_cache: CacheMetrics | None = None
+    """What `use_prefix_cache` has made."""
 
     @abstractmethod
     def loss(self, batch: TensorBatch) -> Tensor:
         """Scalar: the loss summed over the batch's targets."""
 
     @abstractmethod
-    def rank(
+    def recommend(
         self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
-    ) -> Ranking:
+    ) -> TopItems:
         """The k best next items of each row.
 
         Args:
@@ -53,21 +53,21 @@ class SequenceModel(nn.Module, ABC):
             max_beams: beams at most, as far as k allows; of no effect on a model without.
         """
 
-    def keep_contexts(self, max_bytes: int) -> ContextCache | None:
-        """Have `rank` keep what it has read of histories; None of a model that reads them anew each time."""
+    def use_prefix_cache(self, max_bytes: int) -> CacheMetrics | None:
+        """Let `recommend` cache what it reads of histories; None where a model cannot continue a prefix."""
         return None
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
-        """Beams of such a `rank`; 0 of a model that scores every item."""
+        """Beams of such a `recommend`; 0 of a model that scores every item."""
         return 0
 
     def set_catalog(self, rows_ID: Tensor) -> None:
         """Take the rows of every item; only models with a `table_of_catalog` need them."""
-        raise AssertionError(f"{type(self).__name__} ranks without the rows of the catalog")
+        raise AssertionError(f"{type(self).__name__} recommends without the rows of the catalog")
 
 
-def rank_by_scores(scores_BI: Tensor, k: int, excluded_BE: Tensor | None) -> Ranking:
-    """Exhaustive ranking of a score for every item; k columns, also where there are fewer items."""
+def top_items(scores_BI: Tensor, k: int, excluded_BE: Tensor | None) -> TopItems:
+    """Take the k best of a score for every item; k columns, also where there are fewer items."""
     if excluded_BE is not None:
         # Padding goes to an extra column that is cut off again.
         mask_BI = torch.zeros(
@@ -78,7 +78,7 @@ def rank_by_scores(scores_BI: Tensor, k: int, excluded_BE: Tensor | None) -> Ran
         scores_BI = scores_BI.masked_fill(mask_BI[:, :-1], -torch.inf)
     scores_BK, items_BK = scores_BI.topk(min(k, scores_BI.shape[1]), dim=1)
     missing = (0, k - scores_BK.shape[1])
-    return Ranking(
+    return TopItems(
         functional.pad(items_BK.masked_fill(scores_BK == -torch.inf, -1), missing, value=-1),
         functional.pad(scores_BK, missing, value=-torch.inf),
     )

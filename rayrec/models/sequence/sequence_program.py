@@ -45,7 +45,7 @@ def build_model(
 class CompiledRanker(Protocol):
     """Ranks with programs that were compiled elsewhere (`rayrec.models.compiled_ranking`)."""
 
-    def rank(
+    def recommend(
         self,
         features: Features,
         rows: Rows,
@@ -53,7 +53,7 @@ class CompiledRanker(Protocol):
         excluded_BE: np.ndarray | None,
         max_beams: int | None = None,
     ) -> RankedItems | None:
-        """As `SequenceProgram.rank`; None for a batch that has no program here."""
+        """As `SequenceProgram.recommend`; None for a batch that has no program here."""
 
 
 class SequenceProgram(TorchProgram):
@@ -79,7 +79,7 @@ class SequenceProgram(TorchProgram):
         return TensorBatch.build(features, rows, self._seed, self._device, training)
 
     @torch.inference_mode()
-    def rank(
+    def recommend(
         self,
         features: Features,
         rows: Rows,
@@ -87,20 +87,20 @@ class SequenceProgram(TorchProgram):
         excluded_BE: np.ndarray | None,
         max_beams: int | None = None,
     ) -> RankedItems:
-        """As `RankingProgram.rank`, with at most so many beams as far as k allows."""
+        """As `RecommendingProgram.recommend`, with at most so many beams as far as k allows."""
         empty_B = np.diff(features.offsets_B1) == 0
         if empty_B.all():
             shape = (len(empty_B), k)
             return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
         if self.compiled is not None:
-            ranked = self.compiled.rank(features, rows, k, excluded_BE, max_beams)
+            ranked = self.compiled.recommend(features, rows, k, excluded_BE, max_beams)
             if ranked is not None:
                 ranked.items_BK[empty_B], ranked.scores_BK[empty_B] = -1, -np.inf
                 return ranked
         batch = self._batch(features, rows, training=False)
         self._begin_inference()
         excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
-        ranking = self.model.rank(batch, k, excluded, max_beams)
+        ranking = self.model.recommend(batch, k, excluded, max_beams)
         items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
         items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
         return RankedItems(items_BK, scores_BK)
@@ -111,7 +111,7 @@ class SequenceProgram(TorchProgram):
         return self._device
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
-        """Beams of such a `rank`; 0 of a model that scores every item."""
+        """Beams of such a `recommend`; 0 of a model that scores every item."""
         return self.model.num_beams(k, max_beams)
 
     def set_catalog(self, rows_ID: np.ndarray) -> None:

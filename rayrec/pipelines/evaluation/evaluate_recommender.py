@@ -45,16 +45,20 @@ def evaluate_recommender(
     times_U, done = dataset.target_times(split), 0
     popularity = Popularity(dataset.items.train_counts_I)
     rankers: dict[str, Callable[[SampleBatch], RankedItems]] = {
-        MODEL: lambda samples: recommender.rank(samples, LIST_LENGTH, exclude_seen=True)
+        MODEL: lambda samples: recommender.recommend_samples(samples, LIST_LENGTH, exclude_seen=True)
     }
     if stage is not None:
-        rankers[HYBRID] = lambda samples: stage.rank(
+        rankers[HYBRID] = lambda samples: stage.rerank(
             samples, LIST_LENGTH, exclude_seen=True, times_B=times_U[done : done + samples.num_rows]
         )
     rankers |= {
-        MODEL_UNMASKED: lambda samples: recommender.rank(samples, LIST_LENGTH, exclude_seen=False),
-        POPULARITY: lambda samples: popularity.rank(recommender.seen(samples)),
-        POPULARITY_UNMASKED: lambda samples: popularity.rank(np.empty((samples.num_rows, 0), dtype=np.int64)),
+        MODEL_UNMASKED: lambda samples: recommender.recommend_samples(
+            samples, LIST_LENGTH, exclude_seen=False
+        ),
+        POPULARITY: lambda samples: popularity.recommend(recommender.seen(samples)),
+        POPULARITY_UNMASKED: lambda samples: popularity.recommend(
+            np.empty((samples.num_rows, 0), dtype=np.int64)
+        ),
     }
     places: dict[str, list[np.ndarray]] = {name: [] for name in rankers}
     num_users = len(times_U)
@@ -69,8 +73,8 @@ def evaluate_recommender(
         samples = uninstructed.instructed(recommender.evaluation_instruction)
         assert samples.targets_B is not None
         targets_B = dataset.item_positions(samples.targets_B)
-        for name, rank in rankers.items():
-            places[name].append(target_places(rank(samples).items_BK, targets_B))
+        for name, recommend in rankers.items():
+            places[name].append(target_places(recommend(samples).items_BK, targets_B))
         done += samples.num_rows
         if on_batch is not None:
             on_batch(done, num_users)
@@ -91,7 +95,7 @@ class Popularity:
         self._counts_I = train_counts_I
         self._order_I = np.argsort(-train_counts_I, kind="stable")
 
-    def rank(self, seen_BE: np.ndarray) -> RankedItems:
+    def recommend(self, seen_BE: np.ndarray) -> RankedItems:
         """The most frequent items that a row has not seen; `seen_BE` is padded with -1."""
         # No row can need more candidates than the list and all it has seen.
         candidates_C = self._order_I[: LIST_LENGTH + seen_BE.shape[1]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rayrec.models.program.program import RankedItems, Rows
-from rayrec.models.sequence.sequence_model import ContextCache
+from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.models.sequence.sequence_program import SequenceProgram, build_model
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.tasks.next_item import NextItemTask
@@ -23,7 +23,7 @@ from rayrec.samples.base.batches import FeatureBatch
 class ItemRanker(Protocol):
     """What a recommender asks of a network."""
 
-    def rank(
+    def recommend(
         self,
         features: FeatureBatch,
         rows: Rows,
@@ -31,11 +31,11 @@ class ItemRanker(Protocol):
         excluded_BE: Int64Array | None,
         max_beams: int | None = None,
     ) -> RankedItems:
-        """As `SequenceProgram.rank`."""
+        """As `SequenceProgram.recommend`."""
         ...
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
-        """Beams of such a `rank`; 0 where every item is scored."""
+        """Beams of such a `recommend`; 0 where every item is scored."""
         ...
 
 
@@ -59,14 +59,14 @@ def item_ranker_of(model: TrainedModel) -> SequenceProgram:
     return program
 
 
-def kept_contexts(program: SequenceProgram, model: TrainedModel, max_bytes: int) -> ContextCache:
+def use_prefix_cache(program: SequenceProgram, model: TrainedModel, max_bytes: int) -> CacheMetrics:
     """Have the network keep what it reads of histories, at most so much of it.
 
     Raises:
         InputError: it reads them anew each time, or reads rows of tables, which change beside it.
     """
     name = model.assembly.config.model.name
-    kept = program.model.keep_contexts(max_bytes)
+    kept = program.model.use_prefix_cache(max_bytes)
     if kept is None or model.assembly.tables:
         why = "reads each history as a whole" if kept is None else "reads rows of tables, which change"
         raise InputError(

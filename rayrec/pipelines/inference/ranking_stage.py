@@ -127,15 +127,15 @@ class RankingStage:
             for row, answer in enumerate(answers)
         ]
 
-    def rank(
+    def rerank(
         self, samples: SampleBatch, k: int, exclude_seen: bool, times_B: Int64Array | None = None
     ) -> RankedItems:
-        """As `Recommender.rank`; the scores are those of the objective.
+        """As `Recommender.recommend_samples`; the scores are those of the objective.
 
         Args:
             times_B: when each row asks, in UNIX seconds; None is now.
         """
-        found = self.recommender.rank(samples, max(k, self.config.candidates), exclude_seen)
+        found = self.recommender.recommend_samples(samples, max(k, self.config.candidates), exclude_seen)
         objective_BK = self._opinion(
             _queries_of(samples), found.items_BK, found.scores_BK, times_B
         ).objective_BK

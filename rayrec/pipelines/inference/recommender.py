@@ -14,10 +14,10 @@ import torch
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
 from rayrec.models.program.program import RankedItems
-from rayrec.models.sequence.sequence_model import ContextCache
+from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalog, item_ranker_of, kept_contexts
+from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalog, item_ranker_of, use_prefix_cache
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.tasks.instructions import instruction_of
 from rayrec.pipelines.tasks.next_item import NextItemTask
@@ -126,7 +126,7 @@ class Recommender:
         """What versions have in common that may be ranked by the same compiled programs."""
         self._ranker, self._model = ranker, model
         self._tables = model.tables
-        self.kept_contexts: ContextCache | None = None
+        self.prefix_cache: CacheMetrics | None = None
         """What the network has read of histories, where that is kept."""
 
     @classmethod
@@ -184,14 +184,14 @@ class Recommender:
     def device(self) -> torch.device:
         return get_device(self._task.config.device).torch
 
-    def keep_contexts(self, max_bytes: int) -> None:
+    def use_prefix_cache(self, max_bytes: int) -> None:
         """Keep what the network reads of histories, at most so much of it, for whoever returns.
 
         Raises:
             InputError: it reads them anew each time, or reads rows of tables, which change beside it.
         """
         assert isinstance(self._ranker, SequenceProgram), "contexts are kept where the network is"
-        self.kept_contexts = kept_contexts(self._ranker, self._model, max_bytes)
+        self.prefix_cache = use_prefix_cache(self._ranker, self._model, max_bytes)
 
     def rank_with(self, programs: CompiledPrograms) -> CompiledRanking:
         """Rank by compiled programs from now on, where there is one for a batch.
@@ -204,7 +204,7 @@ class Recommender:
         self._ranker.compiled = compiled
         return compiled
 
-    def rank(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
+    def recommend_samples(self, samples: SampleBatch, k: int, exclude_seen: bool) -> RankedItems:
         """Catalog positions of the k best next items of each row; -1 where there are fewer.
 
         A row without any known item gives the model nothing to go by and gets none.
@@ -216,7 +216,7 @@ class Recommender:
         self, features: FeatureBatch, k: int, seen_BE: Int64Array | None, max_beams: int | None = None
     ) -> RankedItems:
         rows = self._tables.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
-        return self._ranker.rank(features, rows, k, seen_BE, max_beams)
+        return self._ranker.recommend(features, rows, k, seen_BE, max_beams)
 
     def seen(self, samples: SampleBatch) -> Int64Array:
         """[B, E] catalog positions of each history's items, padded with -1."""

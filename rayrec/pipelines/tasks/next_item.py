@@ -11,7 +11,7 @@ import numpy as np
 from torch import nn
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.base.meta_device import HollowWeights
+from rayrec.models.base.meta_device import MetaWeights
 from rayrec.models.program.program import RankedItems
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.config import SequenceModelConfig
@@ -158,7 +158,7 @@ class NextItemTask(Task):
     def network(self) -> nn.Module:
         # An item matrix, vectors of prefixes or a language model may be what does not fit into memory. The
         # items' codes, from which other sizes follow, are there, and the tree of them while it is built.
-        with HollowWeights():
+        with MetaWeights():
             return build_model(self.model, self.catalog, self.config.seed)
 
     def notes(self) -> list[str]:
@@ -226,7 +226,7 @@ class NextItemValidation:
 
     def ask(self, worker: Any, trainer: Any, batch: SampleBatch) -> Any:
         prepared = worker.ranking.remote(batch.instructed(self.task.instruction))
-        return trainer.rank.remote(prepared, LIST_LENGTH, exclude_seen=True)
+        return trainer.recommend.remote(prepared, LIST_LENGTH, exclude_seen=True)
 
     def report(self, answers: Iterable[tuple[SampleBatch, RankedItems]]) -> dict[str, Estimate]:
         places = []

@@ -224,7 +224,7 @@ class _Builder:
         ranker = None if self._ranker_of is None else self._ranker_of(model)
         recommender, stage = Recommender(model, ranker), None
         if ranker is None and (max_bytes := self._config.max_context_bytes) is not None:
-            recommender.keep_contexts(max_bytes)
+            recommender.use_prefix_cache(max_bytes)
         if self._scorer is not None:
             assert self._config.ranking is not None
             stage = RankingStage(recommender, self._scorer, self._config.ranking)

@@ -268,7 +268,7 @@ class RecommendationService:
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""
-        kept = self._recommender.kept_contexts
+        kept = self._recommender.prefix_cache
         return {} if kept is None else kept.metrics()
 
     def compile(self, compilation: CompileService, waits: bool = True) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from rayrec.models.program.program import RankedItems, Rows
 from rayrec.models.sequence.sequence_program import SequenceProgram
-from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of, kept_contexts
+from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of, use_prefix_cache
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
@@ -79,12 +79,14 @@ class DensePart:
         """
         self._program(version)
 
-    def rank(self, packed: bytes) -> bytes:
+    def recommend(self, packed: bytes) -> bytes:
         """Best items of a packed `RankBatch`."""
         batch = RankBatch.unpacked(packed)
         program = self._program(batch.version)
         with self._streams, self._stream_of_thread(program.device):
-            ranked = program.rank(batch.features, batch.rows, batch.k, batch.excluded_BE, batch.max_beams)
+            ranked = program.recommend(
+                batch.features, batch.rows, batch.k, batch.excluded_BE, batch.max_beams
+            )
         return packed_items(ranked)
 
     def metrics(self) -> dict[str, float]:
@@ -93,7 +95,7 @@ class DensePart:
             programs = list(self._programs.values())
         metrics = {"dense_versions": float(len(programs))}
         for program in programs:
-            if (kept := program.model.kept_contexts) is not None:
+            if (kept := program.model.prefix_cache) is not None:
                 for name, value in kept.metrics().items():
                     metrics[name] = metrics.get(name, 0) + value
         return metrics
@@ -145,7 +147,7 @@ class _VersionLoader:
             self._with_rows = True
             loaded = load_version(self._store, manifest, self._device)
         give_catalog(program, loaded.model)
-        _keep_contexts(program, loaded.model, self._config)
+        _use_prefix_cache(program, loaded.model, self._config)
         self._held = loaded
         return program
 
@@ -161,17 +163,17 @@ def _of_run(run: str | Path, config: ServeConfig, version: int | None) -> Sequen
     if program.table_of_catalog is not None:
         model = load(with_rows=True)
     give_catalog(program, model)
-    _keep_contexts(program, model, config)
+    _use_prefix_cache(program, model, config)
     return program
 
 
-def _keep_contexts(program: SequenceProgram, model: TrainedModel, config: ServeConfig) -> None:
+def _use_prefix_cache(program: SequenceProgram, model: TrainedModel, config: ServeConfig) -> None:
     """
     Raises:
         InputError: it has to be, and the model cannot.
     """
     if (max_bytes := config.max_context_bytes) is not None:
-        kept_contexts(program, model, max_bytes)
+        use_prefix_cache(program, model, max_bytes)
 
 
 class RemoteRanker:
@@ -180,12 +182,12 @@ class RemoteRanker:
     def __init__(self, ask: Callable[[bytes], bytes], version: int | None, beam_width: int) -> None:
         """
         Args:
-            ask: `DensePart.rank`, wherever it runs.
+            ask: `DensePart.recommend`, wherever it runs.
             beam_width: of the model, 0 where it scores every item.
         """
         self._ask, self._version, self._beam_width = ask, version, beam_width
 
-    def rank(
+    def recommend(
         self,
         features: FeatureBatch,
         rows: Rows,
@@ -193,7 +195,7 @@ class RemoteRanker:
         excluded_BE: Int64Array | None,
         max_beams: int | None = None,
     ) -> RankedItems:
-        """As `SequenceProgram.rank`."""
+        """As `SequenceProgram.recommend`."""
         arrays = {name: np.asarray(rows[name]) for name in features.lookups}
         batch = RankBatch(self._version, features, arrays, k, excluded_BE, max_beams)
         return unpacked_items(self._ask(batch.packed()))

@@ -129,7 +129,7 @@ class SparseReplica:
         def ranker_of(model: TrainedModel) -> ItemRanker:
             def ask(packed: bytes) -> bytes:
                 with unanswered_by("the dense part"):
-                    ranked: bytes = call(dense, "rank", packed, timeout_s=timeout_s)
+                    ranked: bytes = call(dense, "recommend", packed, timeout_s=timeout_s)
                 return ranked
 
             return RemoteRanker(ask, model.version, beam_width)
@@ -186,8 +186,8 @@ class DenseReplica:
             self._follower = PointerFollower(VersionStore(run), self._part.hold)
             self._follower.start(config.follow_every_s)
 
-    async def rank(self, packed: bytes) -> bytes:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._part.rank, packed)
+    async def recommend(self, packed: bytes) -> bytes:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._part.recommend, packed)
 
     async def beam_width(self) -> int:
         return self._part.beam_width()

@@ -12,10 +12,10 @@
     rayrec_serving_refused                        requests so far that were too many
     rayrec_serving_answers_kept                   for the step that gives them again
     rayrec_serving_model_step                     training steps in the weights
-    rayrec_kept_contexts                          histories whose context is kept, with `--prefix-cache-mib`
-    rayrec_kept_contexts_bytes                    of them
-    rayrec_kept_contexts_events_read              so far, by the network
-    rayrec_kept_contexts_events_reused            so far, instead of being read again
+    rayrec_prefix_cache_histories                 histories whose context is kept, with `--prefix-cache-mib`
+    rayrec_prefix_cache_bytes                     of them
+    rayrec_prefix_cache_events_read               so far, by the network
+    rayrec_prefix_cache_events_reused             so far, instead of being read again
     rayrec_dense_versions                         networks that a dense part holds
 
 One process shows them at /metrics. Of replicas of Ray Serve, a proxy would ask any one: theirs go to Ray's

@@ -182,12 +182,12 @@ def test_a_shape_is_eager_until_its_program_comes_and_is_ordered_once(ranked):
     _, features = asked([[1, 2, 3], [4], []])
     excluded_BE = np.array([[1, 2, 3], [4, -1, -1], [-1, -1, -1]])
 
-    eager = program.rank(features, {}, 3, excluded_BE)
-    program.rank(features, {}, 3, excluded_BE)
+    eager = program.recommend(features, {}, 3, excluded_BE)
+    program.recommend(features, {}, 3, excluded_BE)
     assert programs.ordered == [Bucket(4, LENGTH, BEAMS)]
     programs.deliver(Bucket(4, LENGTH, BEAMS))
     programs.calls.clear()
-    compiled = program.rank(features, {}, 3, excluded_BE)
+    compiled = program.recommend(features, {}, 3, excluded_BE)
 
     assert programs.calls == [Bucket(4, LENGTH, BEAMS)]
     assert compiled.items_BK.tolist() == eager.items_BK.tolist()
@@ -199,7 +199,7 @@ def test_a_program_that_fails_at_a_batch_is_given_up_and_the_batch_is_ranked_eag
     program, programs = ranked
     _, features = asked([[1, 2, 3], [4], []])
     bucket, fails = Bucket(4, LENGTH, BEAMS), []
-    eager = program.rank(features, {}, 3, None)
+    eager = program.recommend(features, {}, 3, None)
     network = PaddedRanking(programs.model, programs.of.signature, bucket)
 
     def run(weights: Any, inputs: Any) -> Any:
@@ -208,11 +208,11 @@ def test_a_program_that_fails_at_a_batch_is_given_up_and_the_batch_is_ranked_eag
         return network(weights, inputs)
 
     programs.of.add(bucket, run)
-    program.rank(features, {}, 3, None)
+    program.recommend(features, {}, 3, None)
     assert program.compiled.answered["compiled"] == 1
     fails.append(True)
     for _ in range(2):
-        assert program.rank(features, {}, 3, None).items_BK.tolist() == eager.items_BK.tolist()
+        assert program.recommend(features, {}, 3, None).items_BK.tolist() == eager.items_BK.tolist()
 
     assert program.compiled.answered == {"compiled": 1, "eager": 3}
     assert caplog.text.count("run_func_ failed") == 1
@@ -224,7 +224,7 @@ def test_more_excluded_items_than_events_read_are_a_longer_bucket(ranked):
     program, programs = ranked
     _, features = asked([[1, 2]])
 
-    program.rank(features, {}, 3, np.arange(LENGTH + 1)[None])
+    program.recommend(features, {}, 3, np.arange(LENGTH + 1)[None])
 
     assert programs.ordered == [Bucket(1, 4 * LENGTH, BEAMS)]
 
@@ -233,7 +233,7 @@ def test_more_items_than_beams_are_ranked_eagerly_and_order_nothing(ranked):
     program, programs = ranked
     _, features = asked([[1, 2]])
 
-    found = program.rank(features, {}, BEAMS + 1, None)
+    found = program.recommend(features, {}, BEAMS + 1, None)
 
     assert found.items_BK.shape == (1, BEAMS + 1)
     assert not programs.ordered
@@ -243,7 +243,7 @@ def test_fewer_beams_are_a_program_of_their_own(ranked):
     program, programs = ranked
     _, features = asked([[1, 2]])
 
-    program.rank(features, {}, 1, None, max_beams=2)
+    program.recommend(features, {}, 1, None, max_beams=2)
 
     assert programs.ordered == [Bucket(1, LENGTH, 2)]
 
@@ -255,7 +255,7 @@ def test_there_are_as_many_orders_as_there_may_be():
     ranking = CompiledRanking(programs.of, model)
 
     for rows in ([[1]], [[1], [2]], [[1], [2], [3]]):
-        assert ranking.rank(asked(rows)[1], {}, 3, None) is None
+        assert ranking.recommend(asked(rows)[1], {}, 3, None) is None
 
     assert programs.ordered == [Bucket(1, LENGTH, 16), Bucket(2, LENGTH, 16)]
     assert ranking.answered == {"eager": 3}

@@ -76,7 +76,7 @@ def test_a_wide_beam_ranks_exhaustively(make):
     items_BW = torch.arange(NUM_ITEMS).expand(len(ROWS), -1)
 
     scores_BI = item_log_probs(ItemDistribution(network.start(context), model.trie, 3), items_BW)
-    ranking = model.rank(batch, NUM_ITEMS, None)
+    ranking = model.recommend(batch, NUM_ITEMS, None)
 
     torch.testing.assert_close(scores_BI.exp().sum(1), torch.ones(3))
     assert ranking.items_BK.tolist() == scores_BI.argsort(dim=1, descending=True).tolist()

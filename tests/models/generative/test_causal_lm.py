@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.base.meta_device import HollowWeights
+from rayrec.models.base.meta_device import MetaWeights
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.causal_lm_config import CausalLmConfig
@@ -150,7 +150,7 @@ def test_gradients_of_scored_sequences_reach_the_whole_network():
 def test_a_beam_as_wide_as_the_catalog_ranks_exhaustively(name):
     model = recommender(NETWORKS[name])
 
-    ranking = model.rank(ranking_batch(), NUM_ITEMS, None)
+    ranking = model.recommend(ranking_batch(), NUM_ITEMS, None)
 
     for row, items in enumerate(ROWS):
         scores = item_log_probs(model, items)
@@ -163,11 +163,11 @@ def test_a_beam_as_wide_as_the_catalog_ranks_exhaustively(name):
 def test_a_row_does_not_depend_on_the_rows_beside_it():
     """Rows without any history among them."""
     model, rows = recommender(), [[], *ROWS, []]
-    together = model.rank(ranking_batch(rows), 4, None)
+    together = model.recommend(ranking_batch(rows), 4, None)
 
     for row, items in enumerate(rows):
         if items:
-            alone = model.rank(ranking_batch([items]), 4, None)
+            alone = model.recommend(ranking_batch([items]), 4, None)
             assert together.items_BK[row].tolist() == alone.items_BK[0].tolist()
             torch.testing.assert_close(together.scores_BK[row], alone.scores_BK[0], rtol=1e-5, atol=1e-5)
 
@@ -223,7 +223,7 @@ def test_weights_travel_to_another_network():
     fresh.load(trained.weights(), trained.optimizer_state())
 
     assert not any("lm_head" in name for name in trained.weights())
-    expected, ranked = (program.rank(features, {}, 5, None) for program in (trained, fresh))
+    expected, ranked = (program.recommend(features, {}, 5, None) for program in (trained, fresh))
     np.testing.assert_array_equal(ranked.items_BK, expected.items_BK)
     np.testing.assert_array_equal(ranked.scores_BK, expected.scores_BK)
 
@@ -261,12 +261,12 @@ def test_codes_follow_the_words_of_a_saved_network(tmp_path):
 
 def test_generation_settings_of_a_folder_are_ignored(tmp_path, caplog):
     quiet, loud = (tmp_path / name for name in ("quiet", "loud"))
-    expected = recommender(saved(quiet)).rank(ranking_batch(), 4, None)
+    expected = recommender(saved(quiet)).recommend(ranking_batch(), 4, None)
     network = saved(loud, num_beams=1, temperature=0.1, forced_eos_token_id=2)
     (quiet / "model.safetensors").rename(loud / "model.safetensors")
 
     with caplog.at_level(logging.WARNING, logger="rayrec"):
-        ranking = recommender(network).rank(ranking_batch(), 4, None)
+        ranking = recommender(network).recommend(ranking_batch(), 4, None)
 
     # Every process that builds the network would say so: it is the driver's to say.
     assert not [record for record in caplog.records if "generation_config" in record.getMessage()]
@@ -305,13 +305,13 @@ def test_a_network_is_counted_without_its_weights(kind, tmp_path):
     config = CausalLmConfig.parse(
         {"name": "causal_lm", "backbone": {"max_length": 6, "network": network}, "beam_width": NUM_ITEMS}
     )
-    with HollowWeights():
-        hollow = build_model(config, CATALOG, 0)
+    with MetaWeights():
+        on_meta = build_model(config, CATALOG, 0)
 
-    shapes = {name: weight.shape for name, weight in hollow.named_parameters()}
+    shapes = {name: weight.shape for name, weight in on_meta.named_parameters()}
     assert shapes == {name: weight.shape for name, weight in expected.named_parameters()}
     # Norms are made of ones, which are few.
-    assert all(weight.is_meta for weight in hollow.parameters() if weight.ndim > 1)
+    assert all(weight.is_meta for weight in on_meta.parameters() if weight.ndim > 1)
 
 
 @pytest.mark.parametrize(
@@ -388,4 +388,8 @@ def test_ids_of_one_code_are_learned_and_ranked():
     assert model.loss(tensor_batch(features)).item() == pytest.approx(
         3 * functional.cross_entropy(torch.zeros(1, 3), torch.tensor([0])).item(), rel=0.2
     )
-    assert sorted(model.rank(tensor_batch(histories([[0, 1]], 3)), 3, None).items_BK[0].tolist()) == [0, 1, 2]
+    assert sorted(model.recommend(tensor_batch(histories([[0, 1]], 3)), 3, None).items_BK[0].tolist()) == [
+        0,
+        1,
+        2,
+    ]

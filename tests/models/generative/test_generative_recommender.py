@@ -105,7 +105,7 @@ def test_label_smoothing_mixes_in_the_mean_loss_over_all_codes():
 def test_a_beam_as_wide_as_the_catalog_ranks_exhaustively():
     model, batch = recommender(), tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL))
 
-    ranking = model.rank(batch, NUM_ITEMS, None)
+    ranking = model.recommend(batch, NUM_ITEMS, None)
 
     for row, context_D in enumerate(model.backbone.encode_context(batch).vectors_BD):
         scores = item_log_probs(model, context_D)
@@ -127,14 +127,16 @@ def test_a_call_may_have_fewer_beams_but_as_many_as_items_asked_for():
         NUM_ITEMS,
     ]
     for k in (1, 3):
-        assert model.rank(batch, k, None, max_beams=1).items_BK.equal(narrow.rank(batch, k, None).items_BK)
+        assert model.recommend(batch, k, None, max_beams=1).items_BK.equal(
+            narrow.recommend(batch, k, None).items_BK
+        )
 
 
 @pytest.mark.parametrize("beam_width", [1, 2, NUM_ITEMS])
 def test_only_real_items_come_out_each_once(beam_width):
     model = recommender(beam_width)
 
-    ranking = model.rank(tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), 4, None)
+    ranking = model.recommend(tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), 4, None)
 
     for items_K in ranking.items_BK.tolist():
         found = [item for item in items_K if item >= 0]
@@ -146,7 +148,7 @@ def test_only_real_items_come_out_each_once(beam_width):
 def test_excluded_items_never_come_out():
     excluded = [[0, 3, 5, 2], [6, 1, -1, -1], [4, 0, 1, -1]]
 
-    ranking = recommender().rank(
+    ranking = recommender().recommend(
         tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), NUM_ITEMS, torch.tensor(excluded)
     )
 
@@ -163,11 +165,11 @@ def test_a_rows_ranking_does_not_depend_on_the_rows_beside_it(monkeypatch):
     monkeypatch.setattr("rayrec.models.generative.recommender.MAX_LOGITS", 3)
     excluded_BE = torch.tensor([[0, 3, 5, 2, 4], [6, -1, -1, -1, -1], [-1, 4, 0, -1, -1]])
     model = recommender(beam_width=1)
-    together = model.rank(tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), 2, excluded_BE)
+    together = model.recommend(tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL)), 2, excluded_BE)
 
     for row, history in enumerate(ROWS):
         batch = tensor_batch(histories([history], NUM_ITEMS, TABLES, CODES_IL))
-        alone = model.rank(batch, 2, excluded_BE[row : row + 1])
+        alone = model.recommend(batch, 2, excluded_BE[row : row + 1])
         assert together.items_BK[row].tolist() == alone.items_BK[0].tolist()
         torch.testing.assert_close(together.scores_BK[row], alone.scores_BK[0])
 
@@ -203,12 +205,12 @@ def recommender_of_shared_tuples(codes_IL=SHARED_CODES_IL) -> GenerativeRecommen
 def test_items_that_share_a_tuple_share_its_probability():
     model = recommender_of_shared_tuples()
     batch = tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, SHARED_CODES_IL[:, :2]))
-    ranking = model.rank(batch, NUM_ITEMS, None)
+    ranking = model.recommend(batch, NUM_ITEMS, None)
     # The same model of the tuples alone.
     tuples = GenerativeRecommender(
         model.backbone, torch.tensor([[0, 1], [1, 1], [2, 0], [2, 2]]), beam_width=4, num_learned_levels=2
     ).eval()
-    of_tuples = tuples.rank(batch, 4, None)
+    of_tuples = tuples.recommend(batch, 4, None)
 
     for row in range(len(ROWS)):
         score = dict(zip(ranking.items_BK[row].tolist(), ranking.scores_BK[row].exp().tolist(), strict=True))
@@ -230,7 +232,7 @@ def test_items_that_share_a_tuple_share_its_probability():
 def test_what_a_shared_tuple_is_worth_goes_to_those_of_it_that_are_not_excluded():
     model = recommender_of_shared_tuples()
     batch = tensor_batch(histories(ROWS[:1], NUM_ITEMS, TABLES, SHARED_CODES_IL[:, :2]))
-    ranking = model.rank(batch, NUM_ITEMS, torch.tensor([[0, 2]]))
+    ranking = model.recommend(batch, NUM_ITEMS, torch.tensor([[0, 2]]))
     assert set(ranking.items_BK[0].tolist()) == {1, 3, 4, 5, 6, -1}
 
 
@@ -255,7 +257,7 @@ def test_a_catalog_that_has_grown_needs_no_other_weights():
     grown.load_state_dict(model.state_dict())
     batch = tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, SHARED_CODES_IL[:, :2]))
 
-    ranking = grown.rank(batch, NUM_ITEMS + 2, None)
+    ranking = grown.recommend(batch, NUM_ITEMS + 2, None)
 
     assert set(ranking.items_BK[0].tolist()) == set(range(NUM_ITEMS + 2))
     torch.testing.assert_close(ranking.scores_BK.exp().sum(1), torch.ones(len(ROWS)))

@@ -81,7 +81,7 @@ def test_a_wide_beam_ranks_by_the_trained_probabilities(gather_cost, monkeypatch
     model = GenerativeRecommender(network, torch.tensor(CODES_IL), NUM_ITEMS, 3)
     batch = tensor_batch(histories(ROWS, NUM_ITEMS))
 
-    ranking = model.rank(batch, NUM_ITEMS, None)
+    ranking = model.recommend(batch, NUM_ITEMS, None)
 
     for row, context_D in enumerate(network.encode_context(batch).vectors_BD):
         scores_I = torch.stack([item_log_prob(network, context_D, item) for item in range(NUM_ITEMS)])

@@ -52,7 +52,7 @@ def test_a_network_elsewhere_answers_to_the_bit_like_one_at_hand(tmp_path, kind)
     whole = Recommender.load(run)
     part = DensePart.open(run, ServeConfig())
     rowless = TrainedModel.load(run)
-    split = Recommender(rowless, RemoteRanker(part.rank, None, part.beam_width()))
+    split = Recommender(rowless, RemoteRanker(part.recommend, None, part.beam_width()))
     instruction = None
     if kind == "instructions":
         instruction = whole.instruction_of({"scenario": "search", "trigger_item": "i3"})
@@ -122,7 +122,7 @@ def test_every_version_is_ranked_by_its_own_network_also_one_that_was_not_held(p
     part = DensePart.open(str(store.url), ServeConfig())
     for number in (1, 3, 2, 1):
         loaded = load_version(store, store.version(number))
-        split = Recommender(loaded.model, RemoteRanker(part.rank, number, 0))
+        split = Recommender(loaded.model, RemoteRanker(part.recommend, number, 0))
 
         assert answers_of(split, Budget()) == answers_of(Recommender(loaded.model), Budget())
 
@@ -161,7 +161,7 @@ def test_no_more_batches_are_computed_at_a_time_than_there_are_streams(streams):
     inside, most, lock = [0], [0], threading.Lock()
     both = threading.Barrier(streams)
 
-    def rank(*arguments):
+    def recommend(*arguments):
         with lock:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
@@ -170,13 +170,13 @@ def test_no_more_batches_are_computed_at_a_time_than_there_are_streams(streams):
             inside[0] -= 1
         return RankedItems(np.zeros((1, 1), dtype=np.int64), np.zeros((1, 1), dtype=np.float32))
 
-    program = SimpleNamespace(device=torch.device("cpu"), rank=rank)
+    program = SimpleNamespace(device=torch.device("cpu"), recommend=recommend)
     part = DensePart(lambda version: program, streams)
     features = FeatureBatch(0, np.array([7]), np.array([0, 1]), np.array([4]), None, 0, {})
     packed = RankBatch(None, features, {}, 1, None, None).packed()
 
     with ThreadPoolExecutor(4) as threads:
-        assert len(list(threads.map(part.rank, [packed] * 8))) == 8
+        assert len(list(threads.map(part.recommend, [packed] * 8))) == 8
 
     assert most == [streams]
 
@@ -184,7 +184,9 @@ def test_no_more_batches_are_computed_at_a_time_than_there_are_streams(streams):
 def test_batches_beside_each_other_are_ranked_as_one_after_the_other(tmp_path):
     run = make_run(tmp_path, "generative")
     part = DensePart.open(run, ServeConfig(), streams=3)
-    recommenders = [Recommender(TrainedModel.load(run), RemoteRanker(part.rank, None, 40)) for _ in range(3)]
+    recommenders = [
+        Recommender(TrainedModel.load(run), RemoteRanker(part.recommend, None, 40)) for _ in range(3)
+    ]
     expected = answers_of(Recommender.load(run), Budget())
 
     with ThreadPoolExecutor(3) as threads:
@@ -199,11 +201,11 @@ def test_batches_beside_each_other_are_ranked_as_one_after_the_other(tmp_path):
 
 def test_a_dense_part_says_what_it_keeps_of_histories(tmp_path):
     part = DensePart.open(make_run(tmp_path, "prefix"), ServeConfig(prefix_cache_mib=1))
-    recommender = Recommender(TrainedModel.load(tmp_path / "run"), RemoteRanker(part.rank, None, 4))
-    assert part.metrics()["kept_contexts"] == 0
+    recommender = Recommender(TrainedModel.load(tmp_path / "run"), RemoteRanker(part.recommend, None, 4))
+    assert part.metrics()["prefix_cache_histories"] == 0
     for _ in range(2):
         recommender.recommend([recommender.query_of_user("u1")], 3)
 
     metrics = part.metrics()
-    assert metrics["dense_versions"] == metrics["kept_contexts"] == 1
-    assert metrics["kept_contexts_events_reused"] > 0
+    assert metrics["dense_versions"] == metrics["prefix_cache_histories"] == 1
+    assert metrics["prefix_cache_events_reused"] > 0

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.models import Catalog, Ranking, SequenceModel, SequenceModelConfig, TensorBatch, rank_by_scores
+from rayrec.models import Catalog, SequenceModel, SequenceModelConfig, TensorBatch, TopItems, top_items
 
 
 class GruConfig(SequenceModelConfig):
@@ -44,8 +44,8 @@ class GruModel(SequenceModel):
         scores_NI = self.states(batch) @ self.items_ID.T
         return functional.cross_entropy(scores_NI, batch.targets_N, reduction="sum")
 
-    def rank(
+    def recommend(
         self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
-    ) -> Ranking:
+    ) -> TopItems:
         scores_BI = batch.layout.last(self.states(batch)) @ self.items_ID.T
-        return rank_by_scores(scores_BI, k, excluded_BE)
+        return top_items(scores_BI, k, excluded_BE)

@@ -1,17 +1,17 @@
-"""Histories that were read are not read again: a returning user costs the events since the last time.
+"""Prefix cache: for a returning user, only the events since the last request are computed.
 
-    batch ─► longest beginning of each history that is kept ─► read_on: the events behind it ─► context
-                              └──────────── whole histories are kept in its place ◄──────────┘
+    batch ─► longest cached prefix of each history ─► read_on: the events after it ─► context
+                       └──────────── whole histories replace the prefix ◄────────┘
 
-What is kept are keys and values of a causal network's layers. They hang on the events of the history and on
-the weights, and on nothing else; so they are found by the events, whoever the user is, and the events are
-compared, so that no two histories are ever taken for each other. As in paged serving of language models
-(automatic prefix caching: Kwon et al., SOSP 2023, arXiv:2309.06180), but by events and not by blocks.
+The cache holds keys and values of a causal network's layers. They depend on the events of the history and on
+the weights alone, so they are looked up by the events, for any user, and the events are compared in full: no
+history is ever taken for another. As in paged serving of language models (automatic prefix caching: Kwon et
+al., SOSP 2023, arXiv:2309.06180), but by events and not by blocks.
 
-A history that is longer than a model reads loses its first event with each new one. Then every event stands
-at another place, and nothing of what was kept is right: it is read anew.
+A history that is longer than a model reads loses its first event with each new one. Then every event has
+another index, nothing in the cache fits, and the history is read from its start.
 
-Axes: as in `backbone`; P tokens of what is kept.
+Axes: as in `backbone`; P tokens of a cached history.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ C_co = TypeVar("C_co", bound=Context, covariant=True)
 
 @runtime_checkable
 class ReadsOn(Protocol[C_co]):
-    """A backbone that can begin where it stopped."""
+    """A backbone that can continue from cached keys and values."""
 
     tokens_per_event: int
 
@@ -50,20 +50,20 @@ class ReadsOn(Protocol[C_co]):
         ...
 
 
-class KeptContexts(Generic[C]):
-    """Encodes contexts. Safe to call from several threads."""
+class PrefixCache(Generic[C]):
+    """Encodes contexts, from cached prefixes where there are some. Safe to call from several threads."""
 
     def __init__(self, backbone: ReadsOn[C], max_bytes: int) -> None:
         """
         Args:
-            max_bytes: of keys and values; the history that was not asked for for the longest time goes first.
+            max_bytes: of keys and values; the least recently used history is evicted first.
         """
         self._backbone, self._max_bytes = backbone, max_bytes
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
         """Events -> [layers, 2, P, G, C] keys and values."""
         self._lock = threading.Lock()
         self.num_bytes = 0
-        """That are kept."""
+        """In the cache."""
         self.num_read = self.num_reused = 0
         """Events."""
 
@@ -74,10 +74,10 @@ class KeptContexts(Generic[C]):
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         return {
-            "kept_contexts": len(self._kept),
-            "kept_contexts_bytes": self.num_bytes,
-            "kept_contexts_events_read": self.num_read,
-            "kept_contexts_events_reused": self.num_reused,
+            "prefix_cache_histories": len(self._kept),
+            "prefix_cache_bytes": self.num_bytes,
+            "prefix_cache_events_read": self.num_read,
+            "prefix_cache_events_reused": self.num_reused,
         }
 
     def of(self, batch: TensorBatch) -> C:
@@ -99,7 +99,7 @@ class KeptContexts(Generic[C]):
         return context
 
     def _longest(self, history: np.ndarray) -> tuple[int, bytes | None, Tensor | None]:
-        """(Events that need not be read, what they are kept by, what is kept of them): not the last event."""
+        """(Number of cached events, their key, their tensors); never all events: the last one is read."""
         size = history.itemsize
         key = history.tobytes()
         for num_events in range(len(history), 0, -1):

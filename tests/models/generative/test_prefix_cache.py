@@ -50,7 +50,7 @@ def batch_of(rows):
 
 @torch.inference_mode()
 def assert_same(keeping, plain, rows):
-    found, expected = (network.rank(batch_of(rows), NUM_ITEMS, None) for network in (keeping, plain))
+    found, expected = (network.recommend(batch_of(rows), NUM_ITEMS, None) for network in (keeping, plain))
     # Items may change places where they are all but equal; whose score it is, is in the scores by item.
     torch.testing.assert_close(
         by_item(found)[lengths(rows) > 0], by_item(expected)[lengths(rows) > 0], rtol=1e-4, atol=1e-5
@@ -68,7 +68,7 @@ def lengths(rows):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_user_who_returns_costs_what_is_new(name):
     keeping, plain = model(name), model(name)
-    kept = keeping.keep_contexts(PLENTY)
+    kept = keeping.use_prefix_cache(PLENTY)
     assert_same(keeping, plain, [[0, 3, 5], [6]])
     assert (kept.num_read, kept.num_reused, len(kept)) == (4, 0, 2)
 
@@ -81,7 +81,7 @@ def test_a_user_who_returns_costs_what_is_new(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_history_again_costs_its_last_event(name):
     keeping, plain = model(name), model(name)
-    kept = keeping.keep_contexts(PLENTY)
+    kept = keeping.use_prefix_cache(PLENTY)
     for _ in range(3):
         assert_same(keeping, plain, [[0, 3, 5]])
     assert (kept.num_read, kept.num_reused, len(kept)) == (3 + 1 + 1, 2 + 2, 1)
@@ -90,7 +90,7 @@ def test_the_same_history_again_costs_its_last_event(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_without_events_or_alone_or_twice_are_ranked_as_ever(name):
     keeping, plain = model(name), model(name)
-    kept = keeping.keep_contexts(PLENTY)
+    kept = keeping.use_prefix_cache(PLENTY)
     assert_same(keeping, plain, [[], [1, 2], [], [1, 2]])
     assert_same(keeping, plain, [[1, 2, 3], [], [1, 2, 3]])
     assert len(kept) == 1
@@ -99,7 +99,7 @@ def test_rows_without_events_or_alone_or_twice_are_ranked_as_ever(name):
 def test_a_window_that_has_moved_is_read_anew():
     """Each event stands at another place than before, though all of them were seen."""
     keeping, plain = model(), model()
-    kept = keeping.keep_contexts(PLENTY)
+    kept = keeping.use_prefix_cache(PLENTY)
     assert_same(keeping, plain, [[0, 1, 2, 3, 4, 5]])
     assert_same(keeping, plain, [[1, 2, 3, 4, 5, 6]])
     assert (kept.num_read, kept.num_reused) == (12, 0)
@@ -108,7 +108,7 @@ def test_a_window_that_has_moved_is_read_anew():
 def test_no_more_is_kept_than_allowed_and_who_was_away_longest_goes():
     of_event = 2 * 2 * 8 * 4  # keys and values of two layers of eight float32
     keeping, plain = model(), model()
-    kept = keeping.keep_contexts(5 * of_event)
+    kept = keeping.use_prefix_cache(5 * of_event)
     for rows in ([[0, 1]], [[2, 3]], [[0, 1]], [[4, 5]]):
         assert_same(keeping, plain, rows)
         assert kept.num_bytes <= 5 * of_event
@@ -121,7 +121,7 @@ def test_no_more_is_kept_than_allowed_and_who_was_away_longest_goes():
 
 def test_a_model_that_reads_a_history_as_a_whole_says_so():
     lazy = LazyDecoderConfig.parse({"name": "lazy_decoder", "backbone": SMALL})
-    assert build_model(lazy, CATALOG, seed=0).keep_contexts(PLENTY) is None
+    assert build_model(lazy, CATALOG, seed=0).use_prefix_cache(PLENTY) is None
 
 
 requests = st.lists(
@@ -136,7 +136,7 @@ requests = st.lists(
 def test_whoever_comes_when_answers_are_those_of_reading_anew(requests, num_events):
     """Users whose histories grow, in batches, with little room."""
     keeping, plain = model(), model()
-    keeping.keep_contexts(num_events * 2 * 2 * 8 * 4)
+    keeping.use_prefix_cache(num_events * 2 * 2 * 8 * 4)
     of_user = {user: [user] for user in range(4)}
     for batch in requests:
         for user, item in batch:
