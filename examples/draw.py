@@ -1,6 +1,6 @@
 """Plots a generative recommender's predictions for one user.
 
-    python examples/draw.py RUN [--user USER] [--out picture.png]
+    python examples/draw.py RUN [--user USER] [--out PICTURE]
 
 RUN is the folder of a trained run (`make demo` leaves one in runs/demo). The picture shows the map of its
 semantic IDs, the user's history on it, and how the probability of the next item splits code by code down to
@@ -275,14 +275,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Draw what a generative run recommends, and how.")
     parser.add_argument("run", type=Path)
     parser.add_argument("--user", help="as the source of the data writes it; without, one is chosen")
-    parser.add_argument("--out", type=Path, default=Path("picture.png"))
+    parser.add_argument("--out", type=Path, help="picture to write; picture.png in RUN if not given")
     arguments = parser.parse_args()
     try:
         scene = load(arguments.run, arguments.user)
     except InputError as error:
         parser.exit(2, f"draw.py: {error}\n")
-    draw(scene, arguments.out)
-    print(f"wrote {arguments.out}")
+    picture = arguments.out or arguments.run / "picture.png"
+    draw(scene, picture)
+    print(f"wrote {picture}")
 
 
 if __name__ == "__main__":
