@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import signal
 import socket
 import sys
 import time
@@ -20,7 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from movielens import TERMS, fetch
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress
 from rich.table import Table
 
 from rayrec import prepare
@@ -35,7 +35,7 @@ from rayrec.pipelines import (
     tokenize,
     train,
 )
-from rayrec.platform import ClusterConfig, InputError, ray_cluster
+from rayrec.platform import ClusterConfig, InputError, progress_bar, ray_cluster
 from rayrec.samples import Dataset, PrepareConfig, run_partitions_on_ray
 from rayrec.serve import ServeConfig, serving
 
@@ -73,10 +73,9 @@ def main() -> None:
 
         chapter("3. Training", "Five stages on Ray, joined by one driver.")
         shutil.rmtree(RUN, ignore_errors=True)
-        with Progress(console=console, transient=True) as progress:
-            task = progress.add_task("  train", total=None)
+        with progress_bar("  train") as progress:
             result = train(
-                config, RUN, on_step=lambda done, total, _: progress.update(task, completed=done, total=total)
+                config, RUN, on_step=lambda done, total, loss: progress(done, total, f"loss {loss:.3f}")
             )
         show_training(result)
 
@@ -174,7 +173,10 @@ def free_port() -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as after Ctrl-C
     try:
         main()
     except InputError as error:
         sys.exit(f"demo: {error}")
+    except KeyboardInterrupt:
+        sys.exit("demo: interrupted; everything stopped")

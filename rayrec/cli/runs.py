@@ -145,13 +145,13 @@ def train_command(
             config,
             folder,
             "if_begun" if resume_if_begun else resume,
-            on_step=lambda done, total, loss: progress(done, total),
+            on_step=lambda done, total, loss: progress(done, total, f"loss {loss:.4f}"),
             snapshot=snapshot or "last",
             cluster=in_process if local else on_ray,
         )
     stages = result.stages
     print_rows(
-        f"Trained: {folder}",
+        f"Trained: {folder} (next: rayrec evaluate {folder})",
         [
             ("steps", f"{result.steps:,} ({result.epochs:g} epochs), {result.steps_per_s:.2f} a second"),
             ("loss of the last step", f"{result.final_loss:.6f}"),

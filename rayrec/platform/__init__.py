@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rayrec.platform.cluster import ClusterConfig as ClusterConfig
     from rayrec.platform.cluster import ray_cluster as ray_cluster
     from rayrec.platform.config import Config as Config
+    from rayrec.platform.console import progress_bar as progress_bar
     from rayrec.platform.devices import get_device as get_device
     from rayrec.platform.errors import InputError as InputError
     from rayrec.platform.registry import Registry as Registry

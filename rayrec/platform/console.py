@@ -8,14 +8,17 @@ import json
 import logging
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from datetime import timedelta
+from typing import Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.table import Table
 
 from rayrec.platform.errors import InputError
@@ -40,7 +43,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Ca
             logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
             logging.getLogger("rayrec").setLevel(logging.INFO)
             # Schedulers end jobs with SIGTERM: clean up as after Ctrl-C.
-            signal.signal(signal.SIGTERM, lambda *_: _interrupt())
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             try:
                 answer = function(*args, **kwargs)
             except KeyboardInterrupt:
@@ -70,10 +73,6 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Ca
     return register
 
 
-def _interrupt() -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def _report(error: Exception) -> int:
     """Print an error as the last line; returns the exit code."""
     cause: BaseException = error
@@ -87,13 +86,68 @@ def _report(error: Exception) -> int:
     return 2 if is_input else 1
 
 
+class Progress(Protocol):
+    """Takes how much is done, of how much (None if that is not known), and a note such as the loss."""
+
+    def __call__(self, done: int, total: int | None, note: str = "") -> None: ...
+
+
 @contextmanager
-def progress_bar(description: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar on the error stream, driven by calls with (done, total); None if the total is not known."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=log, transient=True) as progress:
-        task = progress.add_task(description, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+def progress_bar(description: str) -> Iterator[Progress]:
+    """Show progress on the error stream: a bar on a terminal, elsewhere lines, one every `LINE_EVERY_S` seconds."""
+    if not log.is_terminal:
+        yield ProgressLines(
+            description, lambda line: log.print(line, markup=False, highlight=False, soft_wrap=True)
+        )
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Bars(*columns, console=log, transient=True) as bars:
+        task = bars.add_task(description, total=None, note="")
+
+        def update(done: int, total: int | None, note: str = "") -> None:
+            bars.update(task, completed=done, total=total, note=note)
+
+        yield update
+
+
+LINE_EVERY_S = 30.0
+
+
+class ProgressLines:
+    """Progress as lines for logs of jobs, which have no terminal: done, rate and time left."""
+
+    def __init__(
+        self, description: str, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._description, self._write, self._clock = description, write, clock
+        self._last_s = clock()
+        self._first: tuple[float, int] | None = None
+        """When the first call came, and how much was done by then: a resumed run does not begin at 0."""
+
+    def __call__(self, done: int, total: int | None, note: str = "") -> None:
+        now_s = self._clock()
+        if self._first is None:
+            self._first = now_s, done
+        if now_s - self._last_s < LINE_EVERY_S:
+            return
+        self._last_s = now_s
+        began_s, began = self._first
+        share = f"{done:,}" if not total else f"{done:,} of {total:,} ({done / total:.0%})"
+        parts = [f"{self._description} {share}"]
+        if note:
+            parts.append(note)
+        if now_s > began_s and done > began:
+            rate = (done - began) / (now_s - began_s)
+            parts.append(f"{rate:,.3g} a second")
+            if total:
+                parts.append(f"{timedelta(seconds=round((total - done) / rate))} left")
+        self._write(", ".join(parts))
 
 
 def print_rows(title: str, rows: list[tuple[str, str]]) -> None:

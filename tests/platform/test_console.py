@@ -1,0 +1,34 @@
+"""Progress as a person sees it who reads the log of a job."""
+
+from __future__ import annotations
+
+from rayrec.platform.console import LINE_EVERY_S, ProgressLines
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_without_a_terminal_progress_is_a_line_every_half_minute() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    progress = ProgressLines("train", lines.append, clock)
+    for done in range(0, 181, 2):
+        progress(done, 1800, f"loss {done / 100:.2f}")
+        clock.now_s += LINE_EVERY_S / 15
+    assert len(lines) == 6
+    assert lines[0] == "train 30 of 1,800 (2%), loss 0.30, 1 a second, 0:29:30 left"
+    assert lines[-1] == "train 180 of 1,800 (10%), loss 1.80, 1 a second, 0:27:00 left"
+
+
+def test_a_resumed_run_reports_the_rate_since_it_resumed() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    progress = ProgressLines("train", lines.append, clock)
+    progress(1000, None)
+    clock.now_s += LINE_EVERY_S
+    progress(1015, None)
+    assert lines == ["train 1,015, 0.5 a second"]
