@@ -94,7 +94,7 @@ class Progress(Protocol):
 
 @contextmanager
 def progress_bar(description: str) -> Iterator[Progress]:
-    """Show progress on the error stream: a bar on a terminal, elsewhere lines, one every `LINE_EVERY_S` seconds."""
+    """Show progress on the error stream: a bar on a terminal, elsewhere a line every half minute."""
     if not log.is_terminal:
         yield ProgressLines(
             description, lambda line: log.print(line, markup=False, highlight=False, soft_wrap=True)
