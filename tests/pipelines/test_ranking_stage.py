@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.inference.ranking_objective import Objective
-from rayrec.pipelines.inference.ranking_stage import RankingStage
+from rayrec.pipelines.inference.ranking_stage import Objective, RankingStage
 from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.errors import InputError

@@ -12,10 +12,10 @@ from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.training.snapshot_writer import PublishedRun
 from rayrec.pipelines.training.train import train
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.manifest import ModelVersion
-from rayrec.pipelines.versions.published_run import PublishedRun
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import CURRENT, VersionStore
 from rayrec.platform.errors import InputError

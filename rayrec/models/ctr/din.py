@@ -26,13 +26,38 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.base.distinct_rows import rows_of_ids
-from rayrec.models.ctr.dice import Dice
 from rayrec.models.ctr.fields import concatenated, weighted_sum
 from rayrec.models.ctr.losses import LabelLoss
 from rayrec.models.ctr.mlp import MakeActivation, Mlp
 from rayrec.models.ctr.model import CtrModel
 from rayrec.models.ctr.tensors import ImpressionTensors
 from rayrec.platform.impression_schema import ImpressionSchema
+
+
+class Dice(nn.Module):
+    """Lets a unit's values through by how they stand to what is usual for it; [N, H] to [N, H].
+
+        f(s) = p(s) s + (1 - p(s)) α s        p(s) = sigmoid((s - c) k)
+
+    In the paper c and 1 / k are mean and standard deviation of s: of the mini-batch in training, of moving
+    averages in serving. Here both are learned, like α, so that the served function is the trained one, and
+    neither the number of trainers nor the size of a batch changes it. They begin at 0 and 1: the SiLU.
+
+    Source: Zhou et al., "Deep Interest Network", KDD 2018, arXiv:1706.06978, section 5.2.
+    """
+
+    compiled_methods = ("forward",)
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.center_H = nn.Parameter(torch.zeros(dim))
+        self.slope_H = nn.Parameter(torch.ones(dim))
+        self.alpha_H = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x_NH: Tensor) -> Tensor:
+        share_NH = ((x_NH - self.center_H) * self.slope_H).sigmoid()
+        return x_NH * torch.lerp(self.alpha_H, torch.ones_like(self.alpha_H), share_NH)
+
 
 Activation = Literal["dice", "prelu"]
 

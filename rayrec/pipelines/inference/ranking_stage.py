@@ -19,7 +19,6 @@ import pandas as pd
 
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.config.ranking import RankingConfig
-from rayrec.pipelines.inference.ranking_objective import Objective
 from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Ranking, Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.arrays import Int64Array
@@ -27,6 +26,51 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.impressions.query_rows import QueryRows
+
+_LEAST = 1e-12
+"""A probability of 0 in a product would make all that have one alike."""
+
+
+class Objective:
+    """A weighted sum or product of the labels' probabilities, and of the recommender's score."""
+
+    def __init__(self, config: RankingConfig, labels: tuple[str, ...], run: str) -> None:
+        """
+        Args:
+            run: of the ranking model, for messages.
+
+        Raises:
+            InputError: a label that there is not, or none of several.
+        """
+        weights = config.objective
+        if not weights:
+            if len(labels) > 1:
+                raise InputError(
+                    f"{run} predicts {', '.join(labels)}; say what counts with objective (--objective "
+                    f"{labels[0]}=1)"
+                )
+            weights = dict.fromkeys(labels, 1.0)
+        if unknown := [label for label in weights if label not in labels]:
+            raise InputError(
+                f"objective names the label {unknown[0]!r}, but {run} predicts {', '.join(labels)}"
+            )
+        self._weights_T = np.array([weights.get(label, 0.0) for label in labels])
+        self._is_product = config.combine == "product"
+        self._generator_weight = config.generator_weight
+
+    def __call__(self, probabilities_BKT: np.ndarray, scores_BK: np.ndarray) -> np.ndarray:
+        """[B, K] the larger the better; scores are those of the recommender."""
+        of_labels_BK = self.of_labels(probabilities_BKT)
+        if not self._generator_weight:  # zero times the -inf of a missing candidate is no number
+            return of_labels_BK
+        return of_labels_BK + self._generator_weight * scores_BK
+
+    def of_labels(self, probabilities_BKT: np.ndarray) -> np.ndarray:
+        """[B, K] the part that hangs on what the ranking model says."""
+        if self._is_product:
+            return np.log(np.maximum(probabilities_BKT, _LEAST)) @ self._weights_T
+        return probabilities_BKT @ self._weights_T
+
 
 _MOST_ROWS = 8192
 """Scored at once: each brings its history along, and an evaluation asks for thousands of users."""

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from rayrec.models.ctr.dcn_v2 import DcnV2
-from rayrec.models.ctr.dice import Dice
-from rayrec.models.ctr.din import Din
+from rayrec.models.ctr.din import Dice, Din
 from rayrec.models.ctr.dlrm import PairwiseProducts
 from rayrec.models.ctr.mlp import Mlp
 from tests.models.ctr.batches import SCHEMA, fields, impressions, list_rows, model
