@@ -22,7 +22,8 @@ class ReadAhead:
         self._shard_map = ShardMap(len(servers))
 
     def __call__(self, shares: Sequence[FeatureBatch | ImpressionBatch]) -> None:
-        """
+        """Start reading the rows of a step before they are asked for.
+
         Args:
             shares: of one global batch, one per trainer.
         """

@@ -132,7 +132,8 @@ def tokenize_command(
 
 
 def _settings(assignments: list[str]) -> dict[str, Any]:
-    """
+    """Parse KEY=VALUE assignments.
+
     Raises:
         InputError: one is not KEY=VALUE, with a value in YAML.
     """

@@ -124,7 +124,8 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
 
 
 def _read_yaml(content: str | bytes, source: str) -> Any:
-    """
+    """Parse YAML without accepting a key twice.
+
     Raises:
         InputError: a key stands twice in one section.
         yaml.YAMLError: it is no YAML.

@@ -63,7 +63,8 @@ class Registry(Generic[T]):
         return name in self._own or name in self._others
 
     def __getitem__(self, name: str) -> T:
-        """
+        """Look up, and if necessary import, what has a name.
+
         Raises:
             InputError: nothing has this name, or the package that brings it cannot be imported.
         """

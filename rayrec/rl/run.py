@@ -172,7 +172,8 @@ class _Run:
         )
 
     def _take_steps(self, training: PolicyTraining, controller: SingleController) -> None:
-        """
+        """Run steps until the last one or an alarm.
+
         Raises:
             CollapsedError: an alarm.
         """

@@ -66,7 +66,8 @@ class RewardInputs:
         )
 
     def _ranker(self, ranking: RankingConfig) -> Ranker:
-        """
+        """Load the ranking model that scores rollouts.
+
         Raises:
             InputError: the ranking model is of other items or impressions.
         """

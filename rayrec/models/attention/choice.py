@@ -59,7 +59,8 @@ Clock = Callable[[], float]
 
 class Choice(Protocol):
     def __call__(self, call: AttentionCall) -> Backend:
-        """
+        """Choose the backend that computes a call.
+
         Raises:
             ValueError: a backend was demanded that cannot compute the call.
         """

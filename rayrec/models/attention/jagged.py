@@ -40,7 +40,8 @@ class JaggedLayout:
     def from_offsets(
         offsets_B1: np.ndarray, device: torch.device, copied: Callable[[np.ndarray], Tensor] | None = None
     ) -> JaggedLayout:
-        """
+        """Build the layout of rows whose ends are known.
+
         Args:
             copied: how an array gets to the device, where it goes beside other work; see
                 `rayrec.platform.device_copies`.

@@ -58,7 +58,8 @@ class Mask(ABC):
 
     @abstractmethod
     def spans(self, queries: JaggedLayout, keys: JaggedLayout) -> Spans:
-        """
+        """Range of keys that each query sees.
+
         Raises:
             ValueError: the mask does not fit the layouts.
         """

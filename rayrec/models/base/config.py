@@ -37,7 +37,8 @@ class ModelConfig(Config):
         return {}
 
     def check_device(self, device: Device) -> None:
-        """
+        """Refuse settings that the device cannot train.
+
         Raises:
             ValueError: the settings ask for what cannot be trained on the device.
         """

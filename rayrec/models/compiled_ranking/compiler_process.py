@@ -62,7 +62,8 @@ def main(job_folder: Path, package: Path, parent: int) -> int:
 
 
 def compile_package(job: Job, package: Path) -> None:
-    """
+    """Compile a model's recommending program in a process of its own.
+
     Raises:
         NeverCompiledError: there is no compiler, the model cannot be traced, or it reads lengths of rows
             where padding cannot tell them.

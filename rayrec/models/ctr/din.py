@@ -134,7 +134,8 @@ class LocalActivation(nn.Module):
         self.head = nn.Linear(first_dim, 1)
 
     def forward(self, elements_ND: Tensor, target_BD: Tensor, row_N: Tensor) -> Tensor:
-        """
+        """Weigh each element of a history by how it relates to the target.
+
         Args:
             row_N: whose each element is.
 

@@ -37,7 +37,8 @@ class LabelLoss(nn.Module):
         return len(self.label_weights_T)
 
     def forward(self, logits_BT: Tensor, labels_BT: Tensor) -> Tensor:
-        """
+        """Sum of the losses of all known labels.
+
         Args:
             labels_BT: 0, 1, or NaN where it is not known; those add 0, and have no gradient.
 

@@ -48,7 +48,8 @@ class Mlp(nn.Module):
         )
 
     def forward(self, x_NW: Tensor, keys_N: Tensor) -> Tensor:
-        """
+        """Apply all layers to each vector.
+
         Args:
             keys_N: for the dropout, one for each vector.
         """

@@ -82,7 +82,8 @@ class ImpressionTensors:
         device: torch.device,
         training: bool,
     ) -> ImpressionTensors:
-        """
+        """Put the features and looked-up rows of a batch on the device.
+
         Args:
             rows: [M, D] by table; tensors on the device are taken as they are, without a copy.
         """

@@ -90,7 +90,8 @@ class Experts(nn.Module):
         return Gates(probs_NE, is_chosen_NE, best_NK)
 
     def forward(self, x_ND: Tensor, dropout: nn.Module, keys_N: Tensor | None = None) -> tuple[Tensor, Gates]:
-        """
+        """Send each vector to its experts and sum what they give.
+
         Args:
             dropout: of the hidden values, a `KeyedDropout`.
             keys_N: for it; only while training.

@@ -120,7 +120,8 @@ class PrefixCache(Generic[C]):
         whole: Sequence[KeysAndValues],
         offsets_B1: np.ndarray,
     ) -> None:
-        """
+        """Store the keys and values of each history.
+
         Args:
             whole: of each layer, rows one after the other.
         """

@@ -71,7 +71,8 @@ class HistoryRetrieval(nn.Module):
 
     @torch.no_grad()
     def choose(self, asked_R: Tensor, vectors_ED: Tensor, events: JaggedLayout) -> tuple[Tensor, np.ndarray]:
-        """
+        """Choose the events that each query attends to.
+
         Args:
             asked_R: of `asked`.
             vectors_ED: of all events.

@@ -122,7 +122,8 @@ class BuilderFolder:
             self._aside[name] = sys.modules.pop(name)
 
     def check_has(self, module_name: str) -> None:
-        """
+        """Refuse a module that the folder does not have.
+
         Raises:
             InputError: the folder has no such module, or its name is that of another one.
         """

@@ -33,7 +33,8 @@ INPUTS_FILE = "rayrec_inputs.json"
 
 
 def export_saved_model(model: TensorFlowModel, folder: Path) -> None:
-    """
+    """Write the model as a SavedModel.
+
     Args:
         folder: made here.
 
@@ -62,7 +63,8 @@ def export_saved_model(model: TensorFlowModel, folder: Path) -> None:
 
 
 def check_is_new(folder: Path) -> None:
-    """
+    """Refuse a folder that exists.
+
     Raises:
         InputError: there is such a folder.
     """
@@ -88,7 +90,8 @@ class SavedModelScorer:
 
     @classmethod
     def load(cls, folder: Path, num_threads: int | None = None) -> SavedModelScorer:
-        """
+        """Load an exported SavedModel.
+
         Args:
             num_threads: of TensorFlow; None: as many as PyTorch has.
 

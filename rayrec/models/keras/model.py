@@ -141,7 +141,8 @@ class KerasModel(CtrModel):
         return [scope.get_current_value(variable) for variable in self._weights]
 
     def _check_unchanged(self, scope: Any, before: Sequence[Any]) -> None:
-        """
+        """Refuse a model that changes its weights while it is called.
+
         Args:
             before: `_values_in` the scope, before the model was called.
 

@@ -42,7 +42,8 @@ class KerasProgramSpec:
     optimizer: DenseOptimizerSettings
 
     def build(self, placement: Placement) -> KerasProgram:
-        """
+        """Build the model on the device of a placement.
+
         Raises:
             InputError: as `build_keras_model`, or the run asks for what only PyTorch's own models can do.
         """
@@ -51,7 +52,8 @@ class KerasProgramSpec:
 
 
 def check_compute(compute: ComputeSettings, model: KerasModel) -> None:
-    """
+    """Refuse compute settings that Keras models do not have.
+
     Raises:
         InputError: what only PyTorch's own models can do, or this one cannot.
     """

@@ -26,7 +26,8 @@ QUIET = "2"
 
 
 def check_device(device: Device) -> None:
-    """
+    """Refuse devices that Keras models do not run on.
+
     Raises:
         InputError: no model of Keras has ever run on such a device.
     """

@@ -85,7 +85,8 @@ class TensorFlowModel(KerasModel):
         )
 
     def _function(self, training: bool, num_rows: int | None = None) -> Any:
-        """
+        """The traced function of forward and backward.
+
         Args:
             num_rows: for so many alone, compiled by XLA; None: for any number.
         """

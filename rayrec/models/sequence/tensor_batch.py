@@ -86,7 +86,8 @@ class TensorBatch:
         device: torch.device,
         training: bool,
     ) -> TensorBatch:
-        """
+        """Put the histories and looked-up rows of a batch on the device.
+
         Args:
             rows: [M, D] by table; tensors on the device are taken as they are, without a copy.
         """

@@ -82,7 +82,8 @@ class SavedPair:
             raise InputError(f"{tensors_path}: damaged ({error}); make the {self.what} again") from error
 
     def check_version(self, folder: str | Path, saved: str, found: str) -> None:
-        """
+        """Refuse a saved file that is not what was saved.
+
         Raises:
             InputError: the content's checksum is not the one that was saved.
         """

@@ -55,7 +55,8 @@ class BlockScaling:
     def fit(
         cls, blocks: Mapping[str, Float32Array], weights: Mapping[str, float] | None = None, seed: int = 0
     ) -> BlockScaling:
-        """
+        """Learn how to center, scale and reduce blocks of item vectors.
+
         Args:
             blocks: By name, [I, D] with NaN rows for unknown items.
             weights: By name of block; positive, 1 unless given.
@@ -81,7 +82,8 @@ class BlockScaling:
         return cls(means_D, lengths, {name: float(weights.get(name, 1.0)) for name in blocks}, seed)
 
     def apply(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> ItemVectors:
-        """
+        """Prepare blocks of vectors in the way that was fitted.
+
         Args:
             blocks: Some or all of those fitted; one that is not there knows no item.
 

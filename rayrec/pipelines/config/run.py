@@ -448,7 +448,8 @@ class RunConfig(Config):
         return num_actors * pipeline.cpus_per_actor + pipeline.num_trainers * pipeline.cpus_per_trainer
 
     def rate_schedule(self, total_steps: Callable[[], int | None]) -> RateSchedule:
-        """
+        """The learning rate of each step.
+
         Args:
             total_steps: of the run; asked only where the rates depend on it.
         """

@@ -74,7 +74,8 @@ class TrainedModel:
 
     @classmethod
     def of(cls, run: str, assembly: Assembly, snapshot: Snapshot, with_rows: bool = True) -> TrainedModel:
-        """
+        """Take the weights of a run's snapshot.
+
         Raises:
             InputError: the snapshot is one of other data.
         """

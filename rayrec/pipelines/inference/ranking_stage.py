@@ -113,7 +113,8 @@ class RankingStage:
 
     @classmethod
     def load(cls, recommender: Recommender, config: RankingConfig, device: str | None = None) -> RankingStage:
-        """
+        """Load the run that ranks again.
+
         Raises:
             InputError: the run cannot be loaded, or cannot rank for this recommender.
         """
@@ -241,7 +242,8 @@ class RankingStage:
         return np.full(num_queries, int(self._clock()))
 
     def check_evaluation(self) -> None:
-        """
+        """Refuse a ranking model that has seen what is to be predicted.
+
         Raises:
             InputError: the ranking model may have been trained on events that the recommender is tested on.
         """

@@ -203,7 +203,8 @@ def _state_in(manifest: dict[str, Any]) -> RunState:
 
 
 def _verified_manifest(path: Path, only: Collection[str] | None = None) -> dict[str, Any]:
-    """
+    """Read a snapshot's manifest and compare its files with their checksums.
+
     Args:
         only: files to verify; None is all.
     """

@@ -318,7 +318,8 @@ def _source(name: str, settings: Mapping[str, Any]) -> ItemVectorSource:
 
 
 def _item_data(dataset: Dataset, new_N: Int64Array | None = None) -> ItemData:
-    """
+    """What tokenizers and item vectors may read of the items.
+
     Args:
         new_N: catalog positions of items that were added after the tokenizer was fitted; None: all items.
     """

@@ -89,7 +89,8 @@ class HistoryRows:
 
 
 def row_source(config: RunConfig) -> RowSource:
-    """
+    """The training rows of a config.
+
     Raises:
         InputError: there is no such data set.
     """

@@ -50,7 +50,8 @@ class ImpressionRows:
 
 
 def impression_rows(config: RunConfig, model: ImpressionModelConfig) -> ImpressionRows:
-    """
+    """The rows of impressions that a config trains on.
+
     Raises:
         InputError: there is no such data set, or it lacks a column.
     """

@@ -52,7 +52,8 @@ class ImpressionTask(Task):
 
     @classmethod
     def open(cls, config: RunConfig, model: ImpressionModelConfig, checksums: bool = True) -> ImpressionTask:
-        """
+        """Open the data set of impressions and check it against the config.
+
         Raises:
             InputError: the data set is missing or damaged, or lacks a column that the settings name.
         """

@@ -15,7 +15,8 @@ MOST_NAMES = 20
 
 
 def check_labels(config: RunConfig, model: SequenceModelConfig, dataset: Dataset) -> None:
-    """
+    """Refuse settings that name labels of events which the data set lacks.
+
     Raises:
         InputError: the data set lacks a label of events that the model needs; or settings name a behavior or
             scenario that no event has.

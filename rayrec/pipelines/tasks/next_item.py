@@ -56,7 +56,8 @@ class NextItemTask(Task):
 
     @classmethod
     def open(cls, config: RunConfig, model: SequenceModelConfig, checksums: bool = True) -> NextItemTask:
-        """
+        """Open the data set and the semantic IDs and check them against the config.
+
         Raises:
             InputError: the data set or the semantic IDs are missing, damaged, or of each other's; or the
                 model needs times or labels that the data set does not have.
@@ -194,7 +195,8 @@ class NextItemTask(Task):
 
 
 def check_split(dataset: Dataset, split: Split) -> None:
-    """
+    """Refuse a split without targets.
+
     Raises:
         InputError: no user has a target in the split.
     """

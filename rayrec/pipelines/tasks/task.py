@@ -74,7 +74,8 @@ class Task(ABC):
         return None
 
     def check_validation(self) -> None:
-        """
+        """Refuse settings with which validation could not choose a snapshot.
+
         Raises:
             InputError: validation could not say which snapshot is the best.
         """
@@ -89,7 +90,8 @@ class Task(ABC):
         """
 
     def check_state(self, state: RunState, where: str) -> None:
-        """
+        """Refuse to go on from a state of another task.
+
         Args:
             state: of a run, at a snapshot or version of it.
             where: that is, for messages.

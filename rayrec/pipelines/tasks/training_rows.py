@@ -70,7 +70,8 @@ class RowSource(Protocol):
 def training_rows(
     config: RunConfig, data_set: RowSource, followed: dict[str, Any] | None = None, next_step: int = 0
 ) -> TrainingRows:
-    """
+    """The rows that training reads, from where a run goes on.
+
     Args:
         followed: `TrainingRows.state` of the snapshot that a run goes on from.
         next_step: the step it goes on with.

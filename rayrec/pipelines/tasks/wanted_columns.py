@@ -22,7 +22,8 @@ class WantedColumn(NamedTuple):
 
 
 def check_columns(program: FeatureProgram, wanted: Mapping[str, WantedColumn]) -> None:
-    """
+    """Refuse operations that do not make what the model needs.
+
     Raises:
         InputError: operations do not make a column that the model needs, or make another type of it.
     """

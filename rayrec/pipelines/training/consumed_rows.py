@@ -47,7 +47,8 @@ class ConsumedRows:
 
 
 def consumed_rows(run: Path, which: str = "last") -> ConsumedRows:
-    """
+    """List the rows that a run has trained on up to a snapshot.
+
     Args:
         which: snapshot, in words of `RunFolder.chosen_snapshot`.
 

@@ -152,7 +152,8 @@ class MemoryPlan:
         return max(self.shards, key=lambda shard: shard.peak_bytes)
 
     def check(self) -> None:
-        """
+        """Refuse a run that does not fit.
+
         Raises:
             InputError: a server, a trainer's accelerator, or all processes on this machine, need more than
                 there is; names what takes most of it and what to change. Or a table's folder on disk is in

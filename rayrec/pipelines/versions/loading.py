@@ -33,7 +33,8 @@ def load_version(
     held: LoadedVersion | None = None,
     with_rows: bool = True,
 ) -> LoadedVersion:
-    """
+    """Load a published version as a recommender.
+
     Args:
         device: overrides the device that the run was trained on.
         held: a version, loaded with rows or without like this one, that shares what it can with it. It stays

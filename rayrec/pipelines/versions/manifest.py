@@ -103,7 +103,8 @@ class ModelVersion(Config):
 
     @classmethod
     def from_bytes(cls, content: bytes, where: str) -> ModelVersion:
-        """
+        """Read a version's manifest.
+
         Args:
             where: it was read, for messages.
 

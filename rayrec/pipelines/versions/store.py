@@ -125,7 +125,8 @@ class VersionStore:
         return sorted(int(name.removesuffix(".json")) for name in names if _is_manifest(name))
 
     def version(self, number: int) -> ModelVersion:
-        """
+        """Read the manifest of a version.
+
         Raises:
             InputError: there is none of this number, or it is damaged.
         """

@@ -268,7 +268,8 @@ class AdmissionControl:
         return self._policy.update(self._load(num_before + 1))
 
     def _load(self, num_coming: int = 0) -> float:
-        """
+        """How loaded the replica is, as a share of what it can do in time.
+
         Args:
             num_coming: requests that are about to be admitted.
         """

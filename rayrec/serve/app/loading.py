@@ -214,7 +214,8 @@ class _Builder:
     def __call__(
         self, model: TrainedModel, before: RecommendationService | None = None
     ) -> RecommendationService:
-        """
+        """Make the service of a model.
+
         Args:
             before: as `RecommendationService` takes it.
 

@@ -20,7 +20,8 @@ class Circuit:
         """Until when nobody asks, and what was said last."""
 
     def __call__(self, ask: Callable[[], Answer]) -> Answer:
-        """
+        """Ask, unless the store failed a moment ago.
+
         Raises:
             UnavailableError: there was no answer, or none a moment ago.
         """

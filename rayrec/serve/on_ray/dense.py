@@ -168,7 +168,8 @@ def _of_run(run: str | Path, config: ServeConfig, version: int | None) -> Sequen
 
 
 def _use_prefix_cache(program: SequenceProgram, model: TrainedModel, config: ServeConfig) -> None:
-    """
+    """Whether this deployment keeps prefixes.
+
     Raises:
         InputError: it has to be, and the model cannot.
     """

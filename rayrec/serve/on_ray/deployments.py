@@ -279,7 +279,8 @@ def _deployed(
     claim: dict[str, Any] | None = None,
     by_user: bool = False,
 ) -> serve.Deployment:
-    """
+    """The deployment of one kind of replica.
+
     Args:
         claim: of an accelerator.
         by_user: whether it keeps what it has read of users.

@@ -95,7 +95,8 @@ class Gateway:
         return await self._admitted(http, self._events or self.main, has_rows=False)
 
     async def _admitted(self, http: Request, send: SendHttp, has_rows: bool) -> HttpAnswer:
-        """
+        """Admit a request, or answer that there is no capacity.
+
         Args:
             has_rows: whether a message counts as often as it has rows.
         """

@@ -158,7 +158,8 @@ class Hstu(nn.Module):
     def forward(
         self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor, times_N: Tensor | None = None
     ) -> Tensor:
-        """
+        """Encode the events of all histories.
+
         Args:
             times_N: UNIX seconds of each event; needed with `num_time_buckets`.
         """

@@ -112,7 +112,8 @@ class CausalTransformer(nn.Module):
     def forward(
         self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor, times_N: Tensor | None = None
     ) -> Tensor:
-        """
+        """Encode the events of all histories.
+
         Args:
             times_N: not read: of time it knows the order.
         """
