@@ -172,7 +172,7 @@ def _numbers(raw: RawTable, column: str) -> RewardArray:
     values = raw.table.column(column)
     kind = values.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)):
-        if not pa.types.is_null(kind):
+        if values.null_count < len(values):
             raise InputError(f"{raw.file}: the column {column!r} has {kind}; a reward needs numbers")
         return np.full(len(values), np.nan)
     value_R = np.asarray(

@@ -21,6 +21,7 @@ from rayrec.samples.importers.tables import (
     missing_columns,
     read_table,
     rename,
+    visible,
 )
 
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -54,12 +55,12 @@ class EventsImporter(Importer):
     def recognizes(cls, source: Path) -> bool:
         if source.is_file():
             return source.name.endswith(SUFFIXES)
-        return any(entry.name.endswith(SUFFIXES) for entry in source.iterdir() if entry.is_file())
+        return any(entry.name.endswith(SUFFIXES) for entry in visible(source) if entry.is_file())
 
     def read(self, source: Path, config: PrepareConfig) -> RawTables:
         if source.is_file():
             return RawTables(source.name.split(".")[0], _read(source, config, _REQUIRED))
-        files = sorted(file for file in source.iterdir() if file.is_file() and file.name.endswith(SUFFIXES))
+        files = [file for file in visible(source) if file.is_file() and file.name.endswith(SUFFIXES)]
         if not files:
             raise InputError(f"{source}: no Parquet or CSV file in it; found {files_of(source)}")
         roles = {file: set(roles_of(column_names(file), config)) for file in files}

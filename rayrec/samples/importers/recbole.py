@@ -13,9 +13,10 @@ import pyarrow.csv as pa_csv
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.importers.delimited import line_of, not_utf8
 from rayrec.samples.importers.events import ALIASES
 from rayrec.samples.importers.importer import Importer
-from rayrec.samples.importers.tables import RawTable, RawTables, files_of, line_of, not_utf8, rename
+from rayrec.samples.importers.tables import RawTable, RawTables, files_of, rename, visible
 
 _TYPES = ("token", "token_seq", "float", "float_seq")
 
@@ -43,7 +44,7 @@ class RecBoleImporter(Importer):
 
 
 def _only(source: Path, suffix: str) -> Path | None:
-    found = sorted(source.glob(f"*{suffix}")) if source.is_dir() else []
+    found = visible(source, f"*{suffix}") if source.is_dir() else []
     if len(found) > 1:
         raise InputError(
             f"{source}: {' and '.join(path.name for path in found)} are both there; keep one {suffix}"

@@ -18,7 +18,15 @@ import pyarrow as pa
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers.importer import Importer
-from rayrec.samples.importers.tables import RawTable, RawTables, files_of, read_table, read_text, rename
+from rayrec.samples.importers.tables import (
+    RawTable,
+    RawTables,
+    files_of,
+    read_table,
+    read_text,
+    rename,
+    visible,
+)
 
 _TIMES = "_time.txt"
 
@@ -33,7 +41,7 @@ class S3RecImporter(Importer):
         return source.is_dir() and any(source.glob(f"*{_TIMES}"))
 
     def read(self, source: Path, config: PrepareConfig) -> RawTables:
-        times = sorted(source.glob(f"*{_TIMES}")) if source.is_dir() else []
+        times = visible(source, f"*{_TIMES}") if source.is_dir() else []
         if len(times) != 1:
             raise InputError(
                 f"{source}: expected exactly one NAME{_TIMES}, found {len(times)} among {files_of(source)}; "

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
-
-_T = TypeVar("_T")
+from rayrec.samples.importers.column_types import ColumnTypes, joined, plain, typed
+from rayrec.samples.importers.delimited import DelimitedFile, first_line, not_utf8
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
@@ -28,6 +25,10 @@ class RawTable:
     file: str
     where: Callable[[int], str]
     """Where a row of the table is in the source, for messages: "events.csv line 7"."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Our name -> the source's, of columns that were renamed."""
+    notes: tuple[str, ...] = ()
+    """What was unusual about the files, for the report."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class RawTables:
     """item_id, perhaps title, and any further columns."""
     users: RawTable | None = None
     """user_id and any further columns."""
+    ignored: tuple[tuple[str, str], ...] = ()
+    """(file, why it was not read), for the report."""
+    order_is_time: bool = False
+    """Whether the source has no times: those of the table count the events of a user from 0."""
 
 
 def read_text(path: Path) -> str:
@@ -55,24 +60,14 @@ def read_text(path: Path) -> str:
         raise not_utf8(path) from error
 
 
-def not_utf8(path: Path) -> InputError:
-    return InputError(f"{path}: not in UTF-8; save it in this encoding")
+def is_hidden(name: str) -> bool:
+    """Whether a file or folder is some program's own: `._x` of macOS archives, `_SUCCESS` of Spark."""
+    return name.startswith((".", "_"))
 
 
-def line_of(path: Path, row: int, quoted: bool) -> int:
-    """Line, from 1, at which a row below the header begins: blank lines are no rows, and a quoted value
-    may have several. It reads the file up to there, which only a message is worth."""
-    opened = gzip.open if path.suffix == ".gz" else open
-    at, begins, inside = -2, 0, False
-    with opened(path, "rt", encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if not inside and line.strip("\n"):
-                at, begins = at + 1, number
-            if at == row:
-                break
-            if quoted:
-                inside ^= line.count('"') % 2 == 1
-    return begins
+def visible(folder: Path, pattern: str = "*") -> list[Path]:
+    """Entries of a folder in order of their names, hidden ones left out."""
+    return sorted(entry for entry in folder.glob(pattern) if not is_hidden(entry.name))
 
 
 def files_of(path: Path) -> str:
@@ -93,40 +88,73 @@ def find_table(folder: Path, stem: str) -> Path | None:
     return found[0] if found else None
 
 
-def column_names(path: Path) -> list[str]:
-    """Names of the columns of a table that `read_table` can read."""
-    first = _parts(path)[0]
-    if first.suffix == ".parquet":
-        return _guarded(first, lambda: list(pq.read_schema(first).names))
-    return _guarded(first, lambda: list(_open_text(first, {}).schema.names))
-
-
-def read_table(path: Path, as_text: Collection[str], quoted: bool = True) -> RawTable:
-    """A Parquet, CSV or TSV file, or a folder of such files in order of their names.
+def column_names(path: Path, names: Sequence[str] | None = None) -> list[str]:
+    """Names of the columns of a table that `read_table` can read.
 
     Args:
-        as_text: columns of a text file that are not to be guessed at: "007" stays what it is.
-        quoted: whether a double quote opens a quoted value in a text file.
+        names: of text files without a header.
+    """
+    root, files = path, table_files(path)
+    if files[0].suffix == ".parquet":
+        found = _open_parquet(files[0]).schema_arrow.names
+    else:
+        found = list(DelimitedFile.detect(files[0], names, quoted=True).columns)
+    return found + [key for key in _hive_values(root, files[0]) if key not in found]
+
+
+def read_table(
+    path: Path, as_text: Collection[str], quoted: bool | None = None, names: Sequence[str] | None = None
+) -> RawTable:
+    """A Parquet, CSV or TSV file, or a folder of such files in order of their names.
+
+    A folder may have folders `key=value`, as Spark and Hive write them; each key is a column.
+
+    Args:
+        as_text: columns of text files that are not to be guessed at: "007" stays what it is.
+        quoted: whether a double quote opens a quoted value in a text file; None: as the file has it.
+        names: of the columns of text files without a header.
 
     Raises:
         InputError: a file is not readable or its columns are not those of the first.
     """
-    files = _parts(path)
-    tables = [_read_file(file, as_text, quoted) for file in files]
-    for file, table in zip(files, tables, strict=True):
-        if table.schema.names != tables[0].schema.names:
+    files = table_files(path)
+    parts: list[pa.Table] = []
+    texts: dict[Path, DelimitedFile] = {}
+    notes: dict[str, None] = {}
+    types = ColumnTypes()
+    for file in files:
+        if file.suffix == ".parquet":
+            part = plain(_read_parquet(file))
+        else:
+            texts[file] = DelimitedFile.detect(file, names, quoted=quoted)
+            part = _read_texts(texts[file])
+            notes |= dict.fromkeys(f"{note} in {file.name}" for note in texts[file].notes)
+            types.add(part)
+        _check_names(part, file)
+        folders = _hive_values(path, file)
+        for key, value in folders.items():
+            if key not in part.schema.names:  # some writers keep it inside, too
+                part = part.append_column(key, pa.chunked_array([pa.repeat(value, len(part))]))
+                types.add(part.select([key]))
+        if parts and set(part.schema.names) != set(parts[0].schema.names):
             raise InputError(
-                f"{file}: its columns are {', '.join(table.schema.names)}, but those of {files[0].name} are "
-                f"{', '.join(tables[0].schema.names)}; all parts must have the same columns"
+                f"{file}: its columns are {', '.join(part.schema.names)}, but those of {files[0].name} are "
+                f"{', '.join(parts[0].schema.names)}; all parts must have the same columns"
             )
-    names = tables[0].schema.names
-    if len(set(names)) < len(names):
-        raise InputError(f"{path}: a column is there twice in {', '.join(names)}; rename one")
-    try:
-        table = pa.concat_tables(tables, promote_options="permissive")
-    except pa.ArrowException as error:
-        raise InputError(f"{path}: a column differs in type between the files ({error})") from error
-    return RawTable(table, str(path), _tracer(files, [len(part) for part in tables], quoted))
+        parts.append(part.select(parts[0].schema.names) if parts else part)
+    delimiters = [text.delimiter for text in texts.values()]
+    kinds = {name: None if name in as_text else types.kind_of(name, delimiters) for name in types.fitting}
+    if commas := [name for name, kind in kinds.items() if kind == "decimal comma"]:
+        notes[f"decimal commas in {', '.join(commas)}"] = None
+    for number, part in enumerate(parts):
+        for at, column in enumerate(part.schema):
+            if kinds.get(column.name) is not None and pa.types.is_string(column.type):
+                values = typed(part.column(at), kinds[column.name])
+                parts[number] = parts[number].set_column(at, column.name, values)
+    table = joined(parts, [file.name for file in files], str(path))
+    return RawTable(
+        table, str(path), _tracer(files, texts, [len(part) for part in parts]), notes=tuple(notes)
+    )
 
 
 def rename(raw: RawTable, names: dict[str, str], required: Iterable[str]) -> RawTable:
@@ -142,92 +170,86 @@ def rename(raw: RawTable, names: dict[str, str], required: Iterable[str]) -> Raw
         raw.table.rename_columns([names.get(name, name) for name in raw.table.schema.names]),
         raw.file,
         raw.where,
+        {**raw.names, **{ours: found for found, ours in names.items() if ours != found}},
+        raw.notes,
     )
 
 
 def missing_columns(file: str | Path, found: Sequence[str], missing: Sequence[str]) -> InputError:
     plural = "s" if len(missing) > 1 else ""
     return InputError(
-        f"{file}: no column{plural} {', '.join(missing)}; found {', '.join(found)}; rename them, "
-        "or say what they are called with columns in the layout events "
-        "(--layout events --column user_id=customer)"
+        f"{file}: no column{plural} {', '.join(missing)}; found {', '.join(found)}; rename them, or say what "
+        "they are called (--column user_id=customer)"
     )
 
 
-def _parts(path: Path) -> list[Path]:
+def table_files(path: Path) -> list[Path]:
+    """The files of a table: itself, or those of a folder and of its folders `key=value`.
+
+    Raises:
+        InputError: there is no table in the folder.
+    """
     if not path.is_dir():
         return [path]
-    files = sorted(file for file in path.iterdir() if file.name.endswith(SUFFIXES))
+    files = []
+    for entry in visible(path):
+        if entry.is_dir():
+            if "=" in entry.name:
+                files += table_files(entry)
+        elif entry.name.endswith(SUFFIXES):
+            files.append(entry)
     if not files:
         raise InputError(f"{path}: no Parquet or CSV file in this folder; found {files_of(path)}")
     return files
 
 
-def _read_file(path: Path, as_text: Collection[str], quoted: bool) -> pa.Table:
-    if path.suffix == ".parquet":
-        return _guarded(path, lambda: pq.ParquetFile(path).read())
-    types = {name: pa.string() for name in as_text}
-
-    def read_table() -> pa.Table:
-        try:
-            return _open_text(path, types, quoted).read_all()
-        except pa.ArrowInvalid as error:
-            if "conversion error" not in str(error):
-                raise
-            # A type guessed from the first rows did not hold: such a column is text.
-            names = _open_text(path, types, quoted).schema.names
-            return _open_text(path, dict.fromkeys(names, pa.string()), quoted).read_all()
-
-    table = _guarded(path, read_table)
-    if any(pa.types.is_binary(kind) for kind in table.schema.types):  # what Arrow makes of other encodings
-        raise not_utf8(path)
-    return table
+def _hive_values(root: Path, file: Path) -> dict[str, str]:
+    """The keys and values of the folders between a table's folder and one of its files."""
+    if not root.is_dir():
+        return {}
+    pairs = (part.partition("=") for part in file.relative_to(root).parts[:-1])
+    return {key: value for key, _, value in pairs}
 
 
-def _open_text(path: Path, types: dict[str, pa.DataType], quoted: bool = True) -> pa_csv.CSVStreamingReader:
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
-    return pa_csv.open_csv(
-        path,
-        read_options=pa_csv.ReadOptions(block_size=8 << 20),
-        parse_options=pa_csv.ParseOptions(
-            delimiter=delimiter,
-            quote_char='"' if quoted else False,
-            double_quote=quoted,
-            newlines_in_values=quoted,
-        ),
-        # Only an empty cell is missing: "NA" is Namibia, and "null" may be somebody's title.
-        convert_options=pa_csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
-    )
+def _check_names(part: pa.Table, file: Path) -> None:
+    names = part.schema.names
+    if len(set(names)) < len(names):
+        raise InputError(f"{file}: a column is there twice in {', '.join(names)}; rename one")
 
 
-def _guarded(path: Path, read: Callable[[], _T]) -> _T:
+def _read_texts(file: DelimitedFile) -> pa.Table:
+    first_line(file.path, file.delimiter, file.quoted)
+    schema = pa.schema([(name, pa.string()) for name in file.columns])
+    return pa.Table.from_batches(file.read(), schema)
+
+
+def _open_parquet(path: Path) -> pq.ParquetFile:
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     if path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty; expected a table with column names")
-    with path.open("rb") as file:
-        if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):  # the byte order marks of UTF-16
-            raise not_utf8(path)
     try:
-        return read()
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
-        if "invalid UTF8" in str(error):
-            raise not_utf8(path) from error
-        if "Empty CSV" in str(error):
-            raise InputError(
-                f"{path}: there is no table in it; expected a line with column names, and rows"
-            ) from error
+        return pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read as a table: {error}") from error
 
 
-def _tracer(files: Sequence[Path], rows: Sequence[int], quoted: bool) -> Callable[[int], str]:
+def _read_parquet(path: Path) -> pa.Table:
+    file = _open_parquet(path)
+    try:
+        return file.read()
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path}: cannot be read as a table: {error}") from error
+
+
+def _tracer(
+    files: Sequence[Path], texts: Mapping[Path, DelimitedFile], rows: Sequence[int]
+) -> Callable[[int], str]:
     starts = [sum(rows[:number]) for number in range(len(rows))]
 
     def where(row: int) -> str:
         number = bisect_right(starts, row) - 1
         file, index = files[number], row - starts[number]
-        if file.suffix == ".parquet":
-            return f"{file} row {index + 1}"
-        return f"{file} line {line_of(file, index, quoted)}"
+        return texts[file].where(index) if file in texts else f"{file} row {index + 1}"
 
     return where

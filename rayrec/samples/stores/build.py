@@ -32,7 +32,7 @@ from rayrec.samples.base.config import PrepareConfig, Role
 from rayrec.samples.dataset.dataset_folder import sha256_of
 from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.importers.events import roles_of
-from rayrec.samples.importers.tables import RawTable, files_of, missing_columns
+from rayrec.samples.importers.tables import RawTable, files_of, is_hidden, missing_columns
 from rayrec.samples.prepare.ids import ids_of_kind, is_integer_id
 from rayrec.samples.prepare.validation import check_ids, parse_times, refuse_nulls
 from rayrec.samples.stores import open_store
@@ -355,7 +355,13 @@ def _batches_of_users(table: pa.Table, manifest: StoreManifest) -> Iterator[Even
 def _files(source: Path) -> list[Path]:
     if source.is_file() and source.suffix == ".parquet":
         return [source]
-    files = sorted(source.rglob("*.parquet")) if source.is_dir() else []
+    files = []
+    if source.is_dir():
+        files = sorted(
+            file
+            for file in source.rglob("*.parquet")
+            if not any(is_hidden(part) for part in file.relative_to(source).parts)
+        )
     if not files:
         if not source.exists():
             raise InputError(f"{source}: no such file or folder; give the log of events")

@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.importers.delimited import DelimitedFile, first_line
 from rayrec.samples.impressions.config import ImpressionsConfig
-from rayrec.samples.impressions.delimited import DelimitedFile, first_line
 from rayrec.samples.impressions.layouts.split_files import split_files
 from rayrec.samples.impressions.source import ImpressionSource, SourcePart, SplitName
 
@@ -71,7 +71,7 @@ def _is_labeled(path: Path) -> bool:
 
 def _part(path: Path, split: SplitName | None) -> SourcePart:
     if "id" in first_line(path, ","):
-        file = DelimitedFile.with_header(path, ",")
+        file = DelimitedFile.detect(path, delimiter=",")
         missing = [name for name in COLUMNS if name not in file.columns]
         if missing:
             raise InputError(

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.importers.delimited import DelimitedFile, first_line
 from rayrec.samples.impressions.config import ImpressionsConfig
-from rayrec.samples.impressions.delimited import DelimitedFile, first_line
 from rayrec.samples.impressions.layouts.split_files import split_files
 from rayrec.samples.impressions.source import ImpressionSource, SourcePart, SplitName
 

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.importers.tables import SUFFIXES, files_of
+from rayrec.samples.importers.delimited import DelimitedFile
+from rayrec.samples.importers.tables import SUFFIXES, table_files
 from rayrec.samples.impressions.config import ImpressionsConfig
-from rayrec.samples.impressions.delimited import DelimitedFile
 from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.impressions.layouts.logs import column_of
 from rayrec.samples.impressions.layouts.query_columns import Columns, QueryColumns
@@ -81,18 +81,9 @@ def _files(source: Path) -> list[tuple[Path, SplitName | None]]:
         return [
             (file, split if len(found) > 1 else None)
             for split, path in found.items()
-            for file in _parts(path)
+            for file in table_files(path)
         ]
-    return [(file, None) for file in _parts(source)]
-
-
-def _parts(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    files = sorted(file for file in path.iterdir() if file.is_file() and file.name.endswith(SUFFIXES))
-    if not files:
-        raise InputError(f"{path}: no Parquet or CSV file in this folder; found {files_of(path)}")
-    return files
+    return [(file, None) for file in table_files(source)]
 
 
 def _part(path: Path, split: SplitName | None, needed: tuple[str, ...]) -> SourcePart:
@@ -100,7 +91,7 @@ def _part(path: Path, split: SplitName | None, needed: tuple[str, ...]) -> Sourc
         return _parquet(path, split, needed)
     if not path.name.endswith(SUFFIXES):
         raise InputError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
-    file = DelimitedFile.with_header(path, "\t" if ".tsv" in path.suffixes else ",")
+    file = DelimitedFile.detect(path)
     _check_columns(path, file.columns, needed)
     return SourcePart(file.read, file.where, split)
 
