@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +34,10 @@ class Allow(StrEnum):
     duplicates = "duplicates"
     short_users = "short-users"
     cold_items = "cold-items"
+    missing_ids = "missing-ids"
+    bad_times = "bad-times"
+    repeated_descriptions = "repeated-descriptions"
+    unmatched_ids = "unmatched-ids"
 
 
 @command(app, "prepare")
@@ -42,8 +47,8 @@ def prepare_command(
     layout: Annotated[
         str,
         typer.Option(
-            help="Layout of the source: folder, movielens, recbole, s3rec, events, or one that an installed "
-            "package adds; `auto` looks at its files."
+            help="Layout of the source: folder, movielens, recbole, splits, s3rec, events, or one that an "
+            "installed package adds; `auto` looks at its files."
         ),
     ] = "auto",
     layout_setting: Annotated[
@@ -58,6 +63,7 @@ def prepare_command(
     allow: Annotated[
         list[Allow] | None, typer.Option(help="Accept these rows and count them; may be repeated.")
     ] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Accept and count all of them.")] = False,
     valid_start: Annotated[
         str | None,
         typer.Option(help="Split by time: where validation begins, ISO date or UNIX seconds."),
@@ -72,7 +78,14 @@ def prepare_command(
         float | None, typer.Option(help="Split by time: part of the events that is for testing [0.1].")
     ] = None,
     column: Annotated[
-        list[str] | None, typer.Option(help="ROLE=NAME of a column in an event log; may be repeated.")
+        list[str] | None, typer.Option(help="ROLE=NAME of a column that is not recognized; may be repeated.")
+    ] = None,
+    names: Annotated[
+        str | None,
+        typer.Option(help="Names of the columns of a text file that has no line of names: NAME,NAME,..."),
+    ] = None,
+    time_format: Annotated[
+        str | None, typer.Option(help="How dates are written, if not in ISO 8601: %d/%m/%Y.")
     ] = None,
     text_column: Annotated[
         list[str] | None,
@@ -82,8 +95,13 @@ def prepare_command(
     ] = None,
     time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
     use_ray: Annotated[
-        bool, typer.Option("--ray/--no-ray", help="Build the sequences with Ray Data, or in this process.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--ray/--no-ray",
+            help="Build the sequences with Ray Data, or in this process; if not given, with Ray for large "
+            "logs and where RAY_ADDRESS names a cluster.",
+        ),
+    ] = None,
     overwrite: Annotated[
         bool, typer.Option(help="Replace an existing data set and its semantic IDs.")
     ] = False,
@@ -108,6 +126,9 @@ def prepare_command(
             "test_fraction": test_fraction,
             "columns": dict(role_of(entry) for entry in column or ()),
             "text_columns": tuple(text_column or ()),
+            "names": None if names is None else tuple(name.strip() for name in names.split(",")),
+            "time_format": time_format,
+            "clean": clean,
             "time_unit": time_unit,
             "overwrite": overwrite,
         },
@@ -118,10 +139,22 @@ def prepare_command(
         def progress(phase: str, done: int, total: int) -> None:
             update(done, total)
 
-        run_partitions = _run_partitions_on_cluster if use_ray else run_partitions_locally
+        def run_partitions(
+            table: pa.Table, key: str, num_partitions: int, function: PartitionFunction
+        ) -> Iterator[pa.Table]:
+            on_ray = use_ray
+            if on_ray is None:
+                on_ray = len(table) >= _LARGE_LOG or "RAY_ADDRESS" in os.environ
+            run = _run_partitions_on_cluster if on_ray else run_partitions_locally
+            return run(table, key, num_partitions, function)
+
         report = prepare(source, out_folder, config, run_partitions, progress)
     print_rows("Prepared", report.rows())
     return report.to_json()
+
+
+_LARGE_LOG = 5_000_000
+"""Events above which Ray pays: starting it takes as long as one process needs for some two million."""
 
 
 def _run_partitions_on_cluster(

@@ -81,7 +81,7 @@ def test_only_empty_cells_of_a_csv_are_missing(tmp_path):
 def test_renamed_columns_are_refused_with_what_was_found(tmp_path):
     source = write(tmp_path / "s", interactions__csv="userid,item_id,when\n1,2,3\n")
     with pytest.raises(
-        InputError, match=r"interactions.csv: no columns user_id, timestamp; found userid, item_id, when"
+        InputError, match=r"interactions.csv: no column timestamp; found userid, item_id, when"
     ):
         load(source)
 
@@ -170,7 +170,12 @@ def test_columns_of_an_event_log_can_be_configured(tmp_path):
     source = write(tmp_path, log__csv="who,user_id,what,at\n1,9,2,3\n")
     columns = {"user_id": "who", "item_id": "what", "timestamp": "at"}
     raw, _ = load(source / "log.csv", columns=columns)
-    assert raw.interactions.table.to_pydict() == {"user_id": ["1"], "item_id": ["2"], "timestamp": ["3"]}
+    assert raw.interactions.table.to_pydict() == {
+        "user_id": ["1"],
+        "user_id_of_source": [9],
+        "item_id": ["2"],
+        "timestamp": ["3"],
+    }
 
 
 def test_a_folder_with_a_log_and_descriptions(tmp_path):

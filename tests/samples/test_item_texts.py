@@ -46,7 +46,7 @@ def test_items_may_have_no_text(tmp_path):
 def test_other_columns_can_be_named(tmp_path):
     items = {"item_id": ["x", "y"], "ingredients": ["salt", "oil"], "shelf": [3, None], "name": ["X", "Y"]}
     report = prepared(tmp_path, items, ("shelf", "ingredients"))
-    assert texts(report) == {"x": "salt. 3. X", "y": "oil. Y"}
+    assert texts(report) == {"x": "X. salt. 3", "y": "Y. oil"}  # a name is a title
 
 
 def test_lists_of_words_are_text(tmp_path):

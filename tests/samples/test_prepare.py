@@ -14,7 +14,7 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.prepare.partitions import run_partitions_locally
 from rayrec.samples.prepare.prepare import prepare
-from rayrec.samples.prepare.validation import parse_times
+from rayrec.samples.prepare.times import parse_times
 from tests.helpers.data import random_events, real_data, small_dataset, write_source
 
 EVENTS = [(1, 10, 5), (1, 30, 7), (1, 20, 6), (1, 40, 8), (2, 20, 5), (2, 10, 9), (2, 40, 6)]
@@ -386,7 +386,7 @@ def test_times_that_are_none_are_refused(tmp_path, times, message):
 @pytest.mark.parametrize(
     ("users", "message"),
     [
-        ([1, None, 1], "row 2: user_id is missing (1 rows have none)"),
+        ([1, None, 1], "row 2: user_id is missing (1 rows without an id)"),
         (["a", "", "a"], "row 2: user_id is empty"),
         ([1.5, 2.5, 3.5], "column user_id has the type double; expected integers or strings"),
         (["1", str(2**70), "1"], f"user id {2**70} is outside 64 bits"),
@@ -417,9 +417,15 @@ def test_a_boundary_that_leaves_nothing_to_test_on_is_refused(tmp_path):
     assert "move test_start (--test-start)" in message
 
 
-def test_columns_with_a_name_of_ours_are_refused(tmp_path):
-    message = refusal(tmp_path, EVENTS, source={"items": {"item_id": [10], "train_count": [3]}})
-    assert "the column train_count has a name that the data set uses itself" in message
+def test_columns_with_a_name_of_ours_are_kept_under_another(tmp_path):
+    items = {"item_id": [10, 20, 30, 40], "train_count": [3, 4, 5, 6]}
+    dataset, report = prepared(tmp_path, EVENTS, source={"items": items, "item_ids": list("abcdefg")})
+    assert items_by_key(dataset, "train_count_of_source") == {"10": 3, "20": 4, "30": 5, "40": 6}
+    assert items_by_key(dataset, "train_count")["10"] == 1
+    assert "item_ids_of_source" in training_rows(dataset).schema.names
+    uses = {(use.file, use.column): use.use for use in report.uses}
+    assert uses["items.parquet", "train_count"] == "kept as train_count_of_source"
+    assert uses["interactions.parquet", "item_ids"] == "kept as item_ids_of_source"
 
 
 @pytest.mark.parametrize(

@@ -109,4 +109,4 @@ def test_lines_are_counted_as_an_editor_does(tmp_path, compress):
     raw, _ = load_source(write(tmp_path / "s", {name: compress(content)}), PrepareConfig())
     assert raw.interactions.where(0).endswith(f"{name} line 3")
     with pytest.raises(InputError, match=f"{name} line 5: timestamp is -4"):
-        validate(raw, PrepareConfig())
+        validate(raw, PrepareConfig()).findings.refuse(())

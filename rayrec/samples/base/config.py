@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from rayrec.platform.config import Config
 
 Role = Literal["user_id", "item_id", "timestamp", "behavior", "scenario", "title"]
-Allowance = Literal["duplicates", "short-users", "cold-items"]
+Allowance = Literal[
+    "duplicates",
+    "short-users",
+    "cold-items",
+    "missing-ids",
+    "bad-times",
+    "repeated-descriptions",
+    "unmatched-ids",
+]
 
 _DEFAULT_FRACTION = 0.1
 
@@ -48,12 +56,16 @@ class PrepareConfig(Config):
     """How a source becomes a data set."""
 
     layout: str = "auto"
-    """Layout of the source: `folder`, `movielens`, `recbole`, `s3rec`, `events` or one that an installed
-    package adds; `auto` looks at the names of the files."""
+    """Layout of the source: `folder`, `movielens`, `recbole`, `splits`, `s3rec`, `events` or one that an
+    installed package adds; `auto` looks at the names of the files."""
     layout_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the layout's importer, where it has any."""
     columns: dict[Role, str] = Field(default_factory=dict)
-    """What the columns are called in a log of events, where the usual names do not tell."""
+    """What the columns are called, where the usual names do not tell."""
+    names: tuple[str, ...] | None = None
+    """Names of the columns of a log in text files that have no line of names."""
+    time_format: str | None = None
+    """How dates are written that are not in ISO 8601, in the words of `strptime`: `%d/%m/%Y`."""
     time_unit: Literal["s", "ms", "us", "ns"] = "s"
     """Unit of numbers in the timestamp column, counted from 1970."""
     split: Literal["leave_one_out", "time"] = "leave_one_out"
@@ -78,6 +90,8 @@ class PrepareConfig(Config):
     """Columns of `items` that are part of an item's text besides those with a usual name."""
     allow: frozenset[Allowance] = frozenset()
     """What is accepted and counted instead of refused."""
+    clean: bool = False
+    """Accept and count all of it."""
     num_partitions: int = Field(16, ge=1)
     """Parts the users are divided into to build their sequences; does not change the result."""
     rows_per_group: int = Field(1024, ge=1)
@@ -125,6 +139,11 @@ class PrepareConfig(Config):
                 f"rows_per_file ({self.rows_per_file}) is less than rows_per_group ({self.rows_per_group})"
             )
         return self
+
+    @property
+    def allowed(self) -> frozenset[Allowance]:
+        """Kinds of rows that are accepted and counted."""
+        return frozenset(get_args(Allowance)) if self.clean else self.allow
 
     @property
     def fractions(self) -> tuple[float, float]:

@@ -24,7 +24,7 @@ IdKind = Literal["integer", "string"]
 class SplitInfo(Config):
     """How events were divided; boundaries in UNIX seconds, for a split by time."""
 
-    kind: Literal["leave_one_out", "time"]
+    kind: Literal["leave_one_out", "time", "given"]
     valid_start: float | None = None
     test_start: float | None = None
 

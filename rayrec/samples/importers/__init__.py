@@ -11,8 +11,9 @@ from pathlib import Path
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.registry import Registry
-from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.base.config import PrepareConfig, option
 from rayrec.samples.importers.importer import Importer
+from rayrec.samples.importers.roles import check_columns, keep_apart
 from rayrec.samples.importers.tables import RawTables, files_of
 
 IMPORTERS: Registry[type[Importer]] = Registry(
@@ -22,6 +23,7 @@ IMPORTERS: Registry[type[Importer]] = Registry(
         "recbole": "rayrec.samples.importers.recbole:RecBoleImporter",
         "movielens": "rayrec.samples.importers.movielens:MovieLensImporter",
         "folder": "rayrec.samples.importers.folder:FolderImporter",
+        "splits": "rayrec.samples.importers.given_splits:GivenSplitsImporter",
         "s3rec": "rayrec.samples.importers.s3rec:S3RecImporter",
         "events": "rayrec.samples.importers.events:EventsImporter",
     },
@@ -49,7 +51,15 @@ def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, s
     for layout, importer in layouts:
         if config.layout == layout or importer.recognizes(path):
             settings = importer.parse(config.layout_settings, source=f"layout_settings of {layout}")
-            return settings.read(path, config), layout
+            if config.columns and not importer.NAMES_COLUMNS:
+                raise InputError(
+                    f"{option('columns', '--column')} has no effect on the layout {layout}, whose columns "
+                    "have no names; leave it out"
+                )
+            tables = settings.read(path, config)
+            if config.columns:
+                check_columns(tables, config)
+            return keep_apart(tables), layout
         expected.append(importer.EXPECTS)
     raise InputError(f"{path}: no known layout; expected {', '.join(expected)}; found {files_of(path)}")
 

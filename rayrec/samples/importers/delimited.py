@@ -225,8 +225,8 @@ def _quoting(path: Path, delimiter: str, num_columns: int) -> tuple[bool, int | 
         if not fault:
             raise InputError(
                 f"{path} line {first_long}: a value in double quotes reaches over the end of the line, but "
-                "every line by itself has all columns, so rows may be lost; write the table as Parquet, or without "
-                "line ends inside values"
+                "every line by itself has all columns, so rows may be lost; write the table as Parquet, or "
+                "without line ends inside values"
             )
         raise InputError(
             f"{path} line {opened_at}: {fault}; write a quote inside a value twice and put such a value in "

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.base.config import PrepareConfig, Role
 from rayrec.samples.importers.importer import Importer
-from rayrec.samples.importers.tables import RawTable, RawTables, files_of, find_table, read_table, rename
+from rayrec.samples.importers.roles import read_log, read_side
+from rayrec.samples.importers.tables import RawTable, RawTables, files_of, find_table, visible
 
-_AS_TEXT = ("user_id", "item_id", "timestamp", "behavior", "scenario", "title")
+_TABLES = ("interactions", "items", "users")
 
 
 class FolderImporter(Importer):
-    """Reads tables that already have our column names."""
+    """Reads tables by the names of their files."""
 
     EXPECTS = "interactions.parquet or .csv"
 
@@ -29,12 +30,17 @@ class FolderImporter(Importer):
             )
         return RawTables(
             name=source.resolve().name,
-            interactions=rename(read_table(interactions, _AS_TEXT), {}, ("user_id", "item_id", "timestamp")),
-            items=_optional(source, "items", "item_id"),
-            users=_optional(source, "users", "user_id"),
+            interactions=read_log(interactions, config),
+            items=_optional(source, "items", config, "item_id"),
+            users=_optional(source, "users", config, "user_id"),
+            ignored=tuple(
+                (entry.name, "only interactions, items and users are read")
+                for entry in visible(source)
+                if entry.name.split(".")[0] not in _TABLES
+            ),
         )
 
 
-def _optional(source: Path, stem: str, key: str) -> RawTable | None:
+def _optional(source: Path, stem: str, config: PrepareConfig, key: Role) -> RawTable | None:
     path = find_table(source, stem)
-    return None if path is None else rename(read_table(path, _AS_TEXT), {}, (key,))
+    return None if path is None else read_side(path, config, key)

@@ -16,6 +16,8 @@ class Importer(Config, ABC):
 
     EXPECTS: ClassVar[str]
     """The files that make a source of this layout, for messages: "RecBole's *.inter"."""
+    NAMES_COLUMNS: ClassVar[bool] = True
+    """Whether `PrepareConfig.columns` can say what columns are called; where not, it is refused."""
 
     @classmethod
     @abstractmethod

@@ -1,7 +1,7 @@
 """The layout `movielens`: the archives as GroupLens publishes them.
 
     ml-100k                  u.data (tabs), u.item and u.user (bars, Latin-1)
-    ml-1m, ml-10m            ratings.dat, movies.dat (double colons, Latin-1)
+    ml-1m, ml-10m            ratings.dat, movies.dat (double colons; Latin-1, of ml-10m UTF-8)
 
 The newer ones (ratings.csv) are ordinary event logs: see `events`.
 Source: the README of each archive, https://grouplens.org/datasets/movielens/
@@ -9,6 +9,7 @@ Source: the README of each archive, https://grouplens.org/datasets/movielens/
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,10 +44,6 @@ _GENRES_100K = (
 )
 
 
-_BYTE_ORDER_MARK = "\xef\xbb\xbf"
-"""What some editors put before a text, in the encoding of these archives."""
-
-
 @dataclass(frozen=True)
 class _Archive:
     """How one generation of archives writes its tables."""
@@ -67,6 +64,7 @@ class MovieLensImporter(Importer):
     """Reads the archives that GroupLens publishes."""
 
     EXPECTS = "MovieLens' u.data or ratings.dat"
+    NAMES_COLUMNS = False
 
     @classmethod
     def recognizes(cls, source: Path) -> bool:
@@ -137,10 +135,13 @@ def _users(path: Path, archive: _Archive) -> RawTable:
 def _rows(path: Path, separator: str, num_columns: int) -> Iterator[list[str]]:
     if path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty; expected rows of {num_columns} values")
-    with path.open(encoding="latin-1") as file:
+    content = path.read_bytes()
+    try:
+        text = content.decode("utf-8-sig")  # since ml-10m
+    except UnicodeDecodeError:
+        text = content.decode("latin-1")
+    with io.StringIO(text) as file:
         for number, line in enumerate(file, start=1):
-            if number == 1:
-                line = line.removeprefix(_BYTE_ORDER_MARK)
             row = line.rstrip("\r\n").split(separator)
             if len(row) != num_columns:
                 raise InputError(

@@ -14,9 +14,9 @@ import pyarrow.csv as pa_csv
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers.delimited import line_of, not_utf8
-from rayrec.samples.importers.events import ALIASES
 from rayrec.samples.importers.importer import Importer
-from rayrec.samples.importers.tables import RawTable, RawTables, files_of, rename, visible
+from rayrec.samples.importers.roles import REQUIRED, under_roles
+from rayrec.samples.importers.tables import RawTable, RawTables, files_of, visible
 
 _TYPES = ("token", "token_seq", "float", "float_seq")
 
@@ -37,9 +37,9 @@ class RecBoleImporter(Importer):
         items, users = _only(source, ".item"), _only(source, ".user")
         return RawTables(
             name=interactions.stem,
-            interactions=_read(interactions, ("user_id", "item_id", "timestamp")),
-            items=None if items is None else _read(items, ("item_id",)),
-            users=None if users is None else _read(users, ("user_id",)),
+            interactions=under_roles(_read(interactions, config), config, REQUIRED),
+            items=None if items is None else under_roles(_read(items, config), config, ("item_id",)),
+            users=None if users is None else under_roles(_read(users, config), config, ("user_id",)),
         )
 
 
@@ -52,7 +52,7 @@ def _only(source: Path, suffix: str) -> Path | None:
     return found[0] if found else None
 
 
-def _read(path: Path, required: tuple[str, ...]) -> RawTable:
+def _read(path: Path, config: PrepareConfig) -> RawTable:
     if path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty; expected a header such as user_id:token")
     try:
@@ -71,15 +71,16 @@ def _read(path: Path, required: tuple[str, ...]) -> RawTable:
             )
         names.append(name)
         types.append(kind)
+    if len(set(names)) < len(names):
+        raise InputError(f"{path} line 1: a column is there twice in {', '.join(names)}; rename one")
+    times = {"timestamp", config.columns.get("timestamp")}  # read as text, exactly
     # Everything as text first: a number that is none is then reported with its row.
     schema = pa.schema([(name, pa.string()) for name in names])
     table = _rows(path, schema) if has_rows else schema.empty_table()
     for name, kind in zip(names, types, strict=True):
-        if kind == "float" and name != "timestamp":
+        if kind == "float" and name not in times:
             table = table.set_column(names.index(name), name, _floats(path, name, table[name]))
-    titles = [name for name in names if name.lower().replace("_", "") in ALIASES["title"]]
-    raw = RawTable(table, str(path), lambda row: f"{path} line {line_of(path, row, quoted=False)}")
-    return rename(raw, {titles[0]: "title"} if titles and "title" not in names else {}, required)
+    return RawTable(table, str(path), lambda row: f"{path} line {line_of(path, row, quoted=False)}")
 
 
 def _rows(path: Path, schema: pa.Schema) -> pa.Table:

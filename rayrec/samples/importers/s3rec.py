@@ -1,6 +1,9 @@
-"""The layout `s3rec`: one line per user in `NAME.txt`, the times of its events in `NAME_time.txt`.
+"""The layout `s3rec`: lines of a user and its items in `NAME.txt`, times of the events in `NAME_time.txt`.
 
-Both files start a line with the user id, then one entry per event. `items.tsv` (tab-separated, no
+SASRec, S3-Rec and TIGER publish such files without times: then the order of the file is believed, and the
+data set says so. A user may have several lines, as in SASRec's, which have one item each.
+
+With times, both files start a line with the user id, then one entry per event. `items.tsv` (tab-separated, no
 quoting) and `NAME_item2attributes.json` describe the items. The times have whole days, and within a
 day the lines stand in the order of the item number: nothing but the time may order these events.
 
@@ -10,6 +13,7 @@ Source: Zhou et al., "S3-Rec", CIKM 2020, https://github.com/aHuiWang/CIKM2020-S
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -35,17 +39,25 @@ class S3RecImporter(Importer):
     """Reads the files of S3-Rec."""
 
     EXPECTS = "S3-Rec's NAME.txt with NAME_time.txt"
+    NAMES_COLUMNS = False
 
     @classmethod
     def recognizes(cls, source: Path) -> bool:
-        return source.is_dir() and any(source.glob(f"*{_TIMES}"))
+        return _sequences(source) is not None or (source.is_dir() and any(visible(source, f"*{_TIMES}")))
 
     def read(self, source: Path, config: PrepareConfig) -> RawTables:
         times = visible(source, f"*{_TIMES}") if source.is_dir() else []
+        if not times and (sequences := _sequences(source)) is not None:
+            folder, name = sequences.parent, sequences.stem
+            return RawTables(
+                name=name,
+                interactions=_ordered(sequences),
+                items=_items(folder / "items.tsv", folder / f"{name}_item2attributes.json"),
+                order_is_time=True,
+            )
         if len(times) != 1:
             raise InputError(
-                f"{source}: expected exactly one NAME{_TIMES}, found {len(times)} among {files_of(source)}; "
-                "without times the order within a line would have to be believed"
+                f"{source}: expected exactly one NAME{_TIMES}, found {len(times)} among {files_of(source)}"
             )
         name = times[0].name.removesuffix(_TIMES)
         return RawTables(
@@ -53,6 +65,43 @@ class S3RecImporter(Importer):
             interactions=_interactions(source / f"{name}.txt", times[0]),
             items=_items(source / "items.tsv", source / f"{name}_item2attributes.json"),
         )
+
+
+def _sequences(source: Path) -> Path | None:
+    """The only text file of lines of ids, if there is just one: the source itself, or a file of it."""
+    files = [source] if source.is_file() else visible(source, "*.txt")
+    files = [file for file in files if file.suffix == ".txt" and _has_ids(file)]
+    return files[0] if len(files) == 1 else None
+
+
+def _has_ids(file: Path) -> bool:
+    with file.open("rb") as opened:
+        words = opened.readline(1 << 20).removeprefix(b"\xef\xbb\xbf").split()
+    return len(words) > 1 and all(word.isdigit() for word in words)
+
+
+def _ordered(file: Path) -> RawTable:
+    """The events of lines `user item item ...`; their times count the events of a user from 0."""
+    users: list[str] = []
+    items: list[str] = []
+    times: list[int] = []
+    lines: list[int] = []
+    seen: Counter[str] = Counter()
+    for number, line in enumerate(read_text(file).splitlines(), start=1):
+        user, *of_user = line.split() or [""]
+        users += [user] * len(of_user)
+        items += of_user
+        times += range(seen[user], seen[user] + len(of_user))
+        lines += [number] * len(of_user)
+        seen[user] += len(of_user)
+    table = pa.table(
+        {
+            "user_id": pa.array(users, pa.string()),
+            "item_id": pa.array(items, pa.string()),
+            "timestamp": pa.array(times, pa.int64()),
+        }
+    )
+    return RawTable(table, str(file), lambda row: f"{file} line {lines[row]}")
 
 
 def _interactions(items_file: Path, times_file: Path) -> RawTable:

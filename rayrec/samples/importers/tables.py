@@ -17,6 +17,10 @@ from rayrec.samples.importers.delimited import DelimitedFile, first_line, not_ut
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
 
+PART = "__part"
+"""Column of a log that is split already: 0 is for training, 1 for validation, 2 for test."""
+
+
 @dataclass(frozen=True)
 class RawTable:
     """A table as the source has it, under our column names."""
@@ -88,7 +92,7 @@ def find_table(folder: Path, stem: str) -> Path | None:
     return found[0] if found else None
 
 
-def column_names(path: Path, names: Sequence[str] | None = None) -> list[str]:
+def column_names(path: Path | Sequence[Path], names: Sequence[str] | None = None) -> list[str]:
     """Names of the columns of a table that `read_table` can read.
 
     Args:
@@ -103,9 +107,12 @@ def column_names(path: Path, names: Sequence[str] | None = None) -> list[str]:
 
 
 def read_table(
-    path: Path, as_text: Collection[str], quoted: bool | None = None, names: Sequence[str] | None = None
+    path: Path | Sequence[Path],
+    as_text: Collection[str],
+    quoted: bool | None = None,
+    names: Sequence[str] | None = None,
 ) -> RawTable:
-    """A Parquet, CSV or TSV file, or a folder of such files in order of their names.
+    """A Parquet, CSV or TSV file, several, or a folder of such files in order of their names.
 
     A folder may have folders `key=value`, as Spark and Hive write them; each key is a column.
 
@@ -183,12 +190,14 @@ def missing_columns(file: str | Path, found: Sequence[str], missing: Sequence[st
     )
 
 
-def table_files(path: Path) -> list[Path]:
+def table_files(path: Path | Sequence[Path]) -> list[Path]:
     """The files of a table: itself, or those of a folder and of its folders `key=value`.
 
     Raises:
         InputError: there is no table in the folder.
     """
+    if not isinstance(path, Path):
+        return list(path)
     if not path.is_dir():
         return [path]
     files = []
@@ -203,9 +212,9 @@ def table_files(path: Path) -> list[Path]:
     return files
 
 
-def _hive_values(root: Path, file: Path) -> dict[str, str]:
+def _hive_values(root: Path | Sequence[Path], file: Path) -> dict[str, str]:
     """The keys and values of the folders between a table's folder and one of its files."""
-    if not root.is_dir():
+    if not isinstance(root, Path) or not root.is_dir():
         return {}
     pairs = (part.partition("=") for part in file.relative_to(root).parts[:-1])
     return {key: value for key, _, value in pairs}

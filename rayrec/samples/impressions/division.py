@@ -22,7 +22,7 @@ from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.manifest import ImpressionSplit
 from rayrec.samples.impressions.source import SPLITS, ImpressionSource, SourcePart
 from rayrec.samples.prepare.time_split import time_boundaries
-from rayrec.samples.prepare.validation import parse_times
+from rayrec.samples.prepare.times import parse_times
 
 SplitCodes = NDArray[np.int8]
 """[R] index in `SPLITS`."""

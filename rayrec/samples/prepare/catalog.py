@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +17,7 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
 from rayrec.samples.base.config import option
-from rayrec.samples.importers.tables import RawTable
+from rayrec.samples.importers.tables import RawTable, RawTables
 from rayrec.samples.prepare.ids import IdTable
 
 # An item's number must never reach a model, and a column of strings may well be one (a SKU, a code, a link).
@@ -69,12 +70,36 @@ def text_columns(described: RawTable | None, named: Sequence[str] = ()) -> tuple
                 f"{described.file}: {setting} names {name!r}, which has the type {kinds[name]}; "
                 "expected strings, lists of strings or integers"
             )
+    if "title" in kinds and pa.types.is_nested(kinds["title"]) and not _holds_text(kinds["title"]):
+        raise InputError(f"{described.file}: column title has the type {kinds['title']}; expected strings")
     chosen = [
         name
         for name, kind in kinds.items()
         if name in named or (name != "item_id" and _plain(name) in _TEXTUAL and _holds_text(kind))
     ]
     return tuple(sorted(chosen, key=lambda name: name != "title"))
+
+
+def with_titles_of_log(raw: RawTables) -> RawTables:
+    """A source whose log has a title beside every event, as a source with a table of items.
+
+    An item's title is the last one in the log. Where a table describes the items, the log's are left out.
+
+    Raises:
+        InputError: titles are of a type that cannot be text.
+    """
+    log = raw.interactions
+    if "title" not in log.table.schema.names:
+        return raw
+    table = log.table.drop_columns(["title"])
+    items = raw.items
+    if items is None:
+        rows = log.table.select(["item_id", "title"]).to_pandas()
+        rows_I = rows.dropna().drop_duplicates("item_id", keep="last").index.to_numpy()
+        titles = log.table.select(["item_id", "title"]).take(pa.array(rows_I))
+        names = {name: log.names[name] for name in ("item_id", "title") if name in log.names}
+        items = RawTable(titles, log.file, lambda row: log.where(int(rows_I[row])), names)
+    return replace(raw, interactions=replace(log, table=table), items=items)
 
 
 def _plain(name: str) -> str:
@@ -102,13 +127,9 @@ def item_table(
 
     Args:
         textual: what `text_columns` chose.
-
-    Raises:
-        InputError: the source has a column with the name of one of ours.
     """
     indices_I = _shuffled(items, kept_K)
     attributes = _attributes(items, indices_I, described, described_ids, "item_id")
-    _refuse_own(attributes, ("item_key", "train_count"), described)
     nothing = pa.chunked_array([pa.nulls(len(indices_I), pa.string())])
     titles = nothing
     if "title" in attributes.schema.names:
@@ -134,7 +155,6 @@ def user_table(
     """One row per user that is kept, in order of `mix64(user_id)`: user_id, user_key, then the source's."""
     indices_U = _shuffled(users, kept_K)
     attributes = _attributes(users, indices_U, described, described_ids, "user_id")
-    _refuse_own(attributes, ("user_key",), described)
     table = pa.table(
         {
             "user_id": pa.array(users.ids_K[indices_U]),
@@ -188,11 +208,3 @@ def _texts(column: pa.ChunkedArray) -> pa.ChunkedArray:
         )
     stripped = pc.utf8_trim_whitespace(column.cast(pa.string()))
     return pc.if_else(pc.equal(stripped, ""), pa.scalar(None, pa.string()), stripped)
-
-
-def _refuse_own(attributes: pa.Table, own: tuple[str, ...], described: RawTable | None) -> None:
-    clash = [name for name in own if name in attributes.schema.names]
-    if clash and described is not None:
-        raise InputError(
-            f"{described.file}: the column {clash[0]} has a name that the data set uses itself; rename it"
-        )

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.config import Allowance, PrepareConfig
+from rayrec.samples.base.config import PrepareConfig, option
 from rayrec.samples.dataset.dataset_folder import HISTORIES, TRAIN_FOLDER, FileEntry
 from rayrec.samples.dataset.manifest import (
     EVALUATION_FILES,
@@ -32,10 +32,10 @@ from rayrec.samples.dataset.manifest import (
     fingerprint_of,
 )
 from rayrec.samples.importers import load_source
-from rayrec.samples.importers.tables import RawTables
-from rayrec.samples.prepare.catalog import item_table, text_columns, user_table
+from rayrec.samples.importers.tables import PART, RawTables
+from rayrec.samples.prepare.catalog import item_table, text_columns, user_table, with_titles_of_log
 from rayrec.samples.prepare.partitions import RunPartitions, run_partitions_locally
-from rayrec.samples.prepare.report import PrepareReport
+from rayrec.samples.prepare.report import PrepareReport, uses_of
 from rayrec.samples.prepare.sequences import SequenceBuilder
 from rayrec.samples.prepare.splits import SplitWriter
 from rayrec.samples.prepare.time_split import time_boundaries
@@ -70,13 +70,15 @@ def prepare(
     check_target(out, HISTORIES, config.overwrite)
     progress("reading", 0, 1)
     raw, layout = load_source(source, config)
-    events = validate(raw, config)
+    events = validate(with_titles_of_log(raw), config)
+    raw = events.raw
     progress("reading", 1, 1)
-    split = _split_of(events, config)
+    split = _split_of(events, raw, config)
     textual = text_columns(raw.items, config.text_columns)
     with whole_folder(out) as folder:
         totals = _write_splits(folder, events, split, config, run_partitions, progress)
-        _refuse_what_is_not_allowed(raw, events, totals, config)
+        _find_after_all(events, totals)
+        events.findings.refuse(config.allowed)
         files = totals.files
         kept_items_K = totals.events_of_item_K > 0
         if events.item_rows is not None:
@@ -105,7 +107,7 @@ def prepare(
             fingerprint=fingerprint_of(files, behaviors, scenarios),
         )
         manifest.write(folder)
-    return PrepareReport(out, manifest)
+    return PrepareReport(out, manifest, uses_of(raw, textual))
 
 
 @dataclass
@@ -177,8 +179,15 @@ def _write_splits(
     return totals
 
 
-def _split_of(events: Events, config: PrepareConfig) -> SplitInfo:
+def _split_of(events: Events, raw: RawTables, config: PrepareConfig) -> SplitInfo:
     """The split with its boundaries; fractions are of the source's events, duplicates included."""
+    if config.split == "time" and raw.order_is_time:
+        raise InputError(
+            f"{raw.interactions.file}: the source has no times, only an order of each user's events; split "
+            f"it by leaving one out ({option('split')} leave_one_out)"
+        )
+    if PART in events.table.schema.names:
+        return SplitInfo(kind="given")
     if config.split == "leave_one_out":
         return SplitInfo(kind="leave_one_out")
     times_E = events.table["timestamp"].to_numpy()
@@ -190,48 +199,26 @@ def _split_of(events: Events, config: PrepareConfig) -> SplitInfo:
     return SplitInfo(kind="time", valid_start=valid_start, test_start=test_start)
 
 
-def _refuse_what_is_not_allowed(
-    raw: RawTables, events: Events, totals: _Totals, config: PrepareConfig
-) -> None:
-    """One sentence for each kind of row that needs a decision of the caller's."""
-    log = raw.interactions
-    problems: list[tuple[Allowance, str]] = []
-    if totals.duplicates:
-        row = totals.first_duplicate
+def _find_after_all(events: Events, totals: _Totals) -> None:
+    """Add to the findings what only shows once the sequences of all users are there."""
+    log, findings = events.raw.interactions, events.findings
+
+    def duplicate(row: int) -> str:
         user, item, time = (log.table[name][row].as_py() for name in ("user_id", "item_id", "timestamp"))
-        problems.append(
-            (
-                "duplicates",
-                f"{log.where(row)}: user {user!r} has item {item!r} at {time} a second time "
-                f"({totals.duplicates} duplicate events in all); remove them, or allow duplicates "
-                "(--allow duplicates) to keep the first of each",
-            )
-        )
-    if totals.short_users:
-        row = totals.first_short
-        problems.append(
-            (
-                "short-users",
-                f"{log.where(row)}: user {log.table['user_id'][row].as_py()!r} has only this event "
-                f"({totals.short_users} such users); remove them, or allow short-users (--allow short-users) "
-                "to only train on them",
-            )
-        )
-    cold_rows = _cold_rows(events, totals)
-    if raw.items is not None and len(cold_rows):
-        row = int(cold_rows[0])
-        item = raw.items.table["item_id"][row].as_py()
-        problems.append(
-            (
-                "cold-items",
-                f"{raw.items.where(row)}: item {item!r} has no interactions "
-                f"({len(cold_rows)} such items); remove them, or allow cold-items (--allow cold-items) "
-                "to keep them in the catalog",
-            )
-        )
-    refused = [sentence for name, sentence in problems if name not in config.allow]
-    if refused:
-        raise InputError(". ".join(refused))
+        return f"{log.where(row)}: user {user!r} has item {item!r} at {time} a second time"
+
+    def short(row: int) -> str:
+        return f"{log.where(row)}: user {log.table['user_id'][row].as_py()!r} has only this event"
+
+    findings.add("duplicates", totals.duplicates, totals.first_duplicate, duplicate)
+    findings.add("short-users", totals.short_users, totals.first_short, short)
+    items, cold_rows = events.raw.items, _cold_rows(events, totals)
+    if items is not None and len(cold_rows):
+
+        def cold(row: int) -> str:
+            return f"{items.where(row)}: item {items.table['item_id'][row].as_py()!r} has no interactions"
+
+        findings.add("cold-items", len(cold_rows), int(cold_rows[0]), cold)
 
 
 def _cold_rows(events: Events, totals: _Totals) -> Int64Array:
@@ -245,6 +232,7 @@ def _counts(events: Events, totals: _Totals, items: pa.Table, users: pa.Table) -
     described_items = 0 if events.item_rows is None else len(events.item_rows)
     described_users = np.zeros(0, dtype=np.int64) if events.user_rows is None else events.user_rows
     rows = {name: entry.rows for name, entry in totals.files.items()}
+    times_E = events.table["timestamp"].to_numpy()
     return {
         "users": len(users),
         "items": len(items),
@@ -258,4 +246,11 @@ def _counts(events: Events, totals: _Totals, items: pa.Table, users: pa.Table) -
         "undescribed_items": len(items) - described_items,
         "users_without_events": int((~totals.seen_user_K[events.users.positions(described_users)]).sum()),
         "events_filtered": events.num_filtered,
+        "trimmed_ids": events.num_trimmed,
+        "missing_ids": events.findings.count("missing-ids"),
+        "bad_times": events.findings.count("bad-times"),
+        "repeated_descriptions": events.findings.count("repeated-descriptions"),
+        "earliest": int(times_E.min()) // 1_000_000,
+        "latest": int(times_E.max()) // 1_000_000,
+        "ordered_without_times": len(events.table) if events.raw.order_is_time else 0,
     }

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rayrec.platform.event_labels import LABELS
 from rayrec.samples.dataset.dataset_folder import DatasetReport
 from rayrec.samples.dataset.manifest import Manifest
+from rayrec.samples.importers.tables import RawTables
 
 _LABELS = {
     "users": "users",
@@ -19,22 +27,75 @@ _LABELS = {
     "undescribed_items": "items without a description",
     "users_without_events": "described users without events, left out",
     "events_filtered": "events of other behaviors, left out",
+    "missing_ids": "rows without an id, left out",
+    "bad_times": "events without a usable time, left out",
+    "repeated_descriptions": "descriptions of one item or user after the first, left out",
+    "trimmed_ids": "ids without the blanks around them",
 }
+_SPLITS = {"leave_one_out": "leave-one-out", "time": "by time", "given": "as the files of the source"}
 _ALWAYS = {"users", "items", "events", "train_rows", "train_events", "valid_rows", "test_rows"}
 
 
+@dataclass(frozen=True)
+class Use:
+    """What became of a file of the source, or of one of its columns."""
+
+    file: str
+    column: str | None
+    use: str
+
+
+def uses_of(raw: RawTables, textual: Sequence[str]) -> tuple[Use, ...]:
+    """What became of every file and column of a source."""
+    uses = []
+    log = raw.interactions
+    parts = {"events": log, "items": raw.items, "users": raw.users}
+    for what, part in parts.items():
+        if part is None or (what == "items" and part.file == log.file):
+            continue
+        file = Path(part.file).name
+        uses += [Use(file, None, note) for note in part.notes]
+        for name in part.table.schema.names:
+            column = part.names.get(name, name)
+            uses.append(Use(file, column, _use_of(what, name, column, textual)))
+    if raw.items is not None and raw.items.file == log.file:  # see `with_titles_of_log`
+        uses.append(
+            Use(Path(log.file).name, raw.items.names.get("title", "title"), "title and text of the items")
+        )
+    uses += [Use(file, None, f"ignored: {why}") for file, why in raw.ignored]
+    return tuple(uses)
+
+
+def _use_of(what: str, name: str, column: str, textual: Sequence[str]) -> str:
+    if name in ("user_id", "item_id", "timestamp", *LABELS):
+        return name
+    if what == "items" and name == "title":
+        return "title and text"
+    if what == "items" and name in textual:
+        return "text"
+    return "kept" if name == column else f"kept as {name}"
+
+
+@dataclass(frozen=True)
 class PrepareReport(DatasetReport[Manifest]):
     """What `rayrec prepare` wrote."""
+
+    uses: tuple[Use, ...] = ()
+    """What became of every file and column of the source."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, ready for `json.dumps`."""
+        return {**super().to_json(), "uses": [asdict(use) for use in self.uses]}
 
     def rows(self) -> list[tuple[str, str]]:
         """(label, value) in the order to print; what did not happen is left out."""
         manifest = self.manifest
         split = manifest.split
-        shown = {"leave_one_out": "leave-one-out", "time": "by time"}[split.kind]
+        shown = _SPLITS[split.kind]
         counts = [
             (label, f"{manifest.counts[name]:,}")
             for name, label in _LABELS.items()
-            if name in _ALWAYS or manifest.counts[name]
+            if name in _ALWAYS or manifest.counts.get(name)
         ]
         rule = {"shuffle": f"shuffled by seed {manifest.seed}", "file": "in the order of the source"}
         ties = manifest.ties
@@ -46,5 +107,30 @@ class PrepareReport(DatasetReport[Manifest]):
                 "neighboring events at the same time",
                 f"{ties.neighbors:,} of {ties.users:,} users, {rule[ties.rule]}",
             ),
+            ("times", self._times()),
+            *((file, "; ".join(texts)) for file, texts in self._uses_by_file().items()),
             ("fingerprint", manifest.fingerprint[:16]),
         ]
+
+    def _times(self) -> str:
+        counts = self.manifest.counts
+        if counts.get("ordered_without_times"):
+            return "none in the source: the order of its events is believed"
+        if "earliest" not in counts:  # of 0.1
+            return "unknown"
+        first, last = (datetime.fromtimestamp(counts[name], UTC) for name in ("earliest", "latest"))
+        return f"from {first:%Y-%m-%d %H:%M:%S} to {last:%Y-%m-%d %H:%M:%S} UTC"
+
+    def _uses_by_file(self) -> dict[str, list[str]]:
+        """For each file what became of it and its columns, those of one use together."""
+        found: dict[str, dict[str, list[str]]] = {}
+        for use in self.uses:
+            columns = found.setdefault(use.file, {}).setdefault(use.use, [])
+            columns += [use.column] if use.column is not None else []
+        return {
+            file: [
+                use if not columns else columns[0] if columns == [use] else f"{', '.join(columns)}: {use}"
+                for use, columns in uses.items()
+            ]
+            for file, uses in found.items()
+        }

@@ -18,6 +18,7 @@ from rayrec.platform.hashing import combine64, mix64
 from rayrec.samples.base.event_labels import LABEL_COLUMNS, LABEL_TYPE
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.dataset.manifest import SplitInfo
+from rayrec.samples.importers.tables import PART
 from rayrec.samples.prepare.validation import EVENT_COLUMNS, SOURCE_ROW
 
 PER_USER = ("num_train", "valid_at", "test_at", "duplicates", "first_duplicate", "first_row", "ties")
@@ -52,7 +53,7 @@ class SequenceBuilder:
         starts_U = np.flatnonzero(first_E)
         lengths_U = np.diff(starts_U, append=len(user_E))
         tied_E = (np.diff(time_E, prepend=-1) == 0) & ~first_E
-        num_train_U, valid_at_U, test_at_U = self._split(time_E, starts_U, lengths_U)
+        num_train_U, valid_at_U, test_at_U = self._split(kept, starts_U, lengths_U)
         duplicates_U, first_duplicate_U = _duplicates_of_users(events, duplicate_E, user_E[starts_U])
 
         columns = {
@@ -63,7 +64,7 @@ class SequenceBuilder:
         for label in self.labels:
             columns[LABEL_COLUMNS[label]] = _lists(kept[label].cast(LABEL_TYPE), lengths_U)
         for name in kept.schema.names:
-            if name not in (*EVENT_COLUMNS, *LABELS, SOURCE_ROW):
+            if name not in (*EVENT_COLUMNS, *LABELS, SOURCE_ROW, PART):
                 columns[name] = _lists(kept[name], lengths_U)
         columns |= {
             "num_train": pa.array(num_train_U),
@@ -85,10 +86,11 @@ class SequenceBuilder:
         else:
             item_E, behavior_E = events["item_id"].to_numpy(), events["behavior"].to_numpy()
             tie_E = combine64(self.seed, user_E, item_E, time_E, behavior_E)
-        return np.lexsort((tie_E, time_E, mix64(user_E)))
+        part_E = events[PART].to_numpy() if self.split.kind == "given" else np.zeros(len(user_E), np.int8)
+        return np.lexsort((tie_E, time_E, part_E, mix64(user_E)))
 
     def _split(
-        self, time_E: Int64Array, starts_U: Int64Array, lengths_U: Int64Array
+        self, events: pa.Table, starts_U: Int64Array, lengths_U: Int64Array
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
         """(num_train_U, valid_at_U, test_at_U)."""
         if self.split.kind == "leave_one_out":
@@ -98,10 +100,16 @@ class SequenceBuilder:
                 np.where(long_enough_U, lengths_U - 2, -1),
                 np.where(long_enough_U, lengths_U - 1, -1),
             )
-        assert self.split.valid_start is not None, "a split by time has boundaries"
-        assert self.split.test_start is not None, "a split by time has boundaries"
-        before_valid_U = _count_before(time_E, self.split.valid_start, starts_U)
-        before_test_U = _count_before(time_E, self.split.test_start, starts_U)
+        if self.split.kind == "given":
+            part_E = events[PART].to_numpy()
+            before_valid_U = np.add.reduceat((part_E < 1).astype(np.int64), starts_U)
+            before_test_U = np.add.reduceat((part_E < 2).astype(np.int64), starts_U)
+        else:
+            assert self.split.valid_start is not None, "a split by time has boundaries"
+            assert self.split.test_start is not None, "a split by time has boundaries"
+            time_E = events["timestamp"].to_numpy()
+            before_valid_U = _count_before(time_E, self.split.valid_start, starts_U)
+            before_test_U = _count_before(time_E, self.split.test_start, starts_U)
         # A target without a history before it cannot be recommended for.
         has_valid_U = (before_valid_U > 0) & (before_valid_U < before_test_U)
         has_test_U = (before_test_U > 0) & (before_test_U < lengths_U)

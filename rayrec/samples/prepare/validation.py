@@ -5,7 +5,7 @@ Every refusal names the file, the row and the value, and says what to do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -18,14 +18,12 @@ from rayrec.platform.event_labels import LABELS, UNKNOWN, Label
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.base.event_labels import LABEL_TYPE
 from rayrec.samples.importers.tables import RawTable, RawTables
+from rayrec.samples.prepare.findings import Findings
 from rayrec.samples.prepare.ids import IdTable, assign_ids
+from rayrec.samples.prepare.times import described, times_of
 
 EVENT_COLUMNS = ("user_id", "item_id", "timestamp", "behavior")
 SOURCE_ROW = "__row"
-
-_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
-_LATEST_S = 100_000_000_000
-"""The year 5138. In another unit than the configured one, times of today lie beyond it."""
 
 
 @dataclass(frozen=True)
@@ -44,112 +42,81 @@ class Events:
     """Names of the codes, sorted, of each label that the source has."""
     num_filtered: int
     """Events left out because their behavior was not asked for."""
+    num_trimmed: int
+    """Ids that had blanks around them."""
+    findings: Findings
+    """Rows that need a decision; those of `table` and `raw` do without them."""
+    raw: RawTables
+    """The source: all rows of the log, as `SOURCE_ROW` counts them; one row for each item and user."""
 
 
 def validate(raw: RawTables, config: PrepareConfig) -> Events:
-    """Check the source.
+    """Check the source, row by row and as a whole.
 
     Raises:
-        InputError: no events, a missing id, an id or time of a wrong type, a NaN or negative time, an item
-            or user described twice, a behavior that does not occur, or none where some are chosen by it.
+        InputError: no events, an id or time of a wrong type, labels that cannot be, a behavior that does not
+            occur, or none where some are chosen by it. What single rows lack is found, not refused.
     """
-    log = raw.interactions
+    log, findings = raw.interactions, Findings()
     if not len(log.table):
         raise InputError(f"{log.file}: no events in it; expected one row per interaction")
+    trimmed = 0
+    wrong_R = np.zeros(len(log.table), dtype=bool)
     for name in ("user_id", "item_id"):
-        check_ids(log, name)
-    times_R = parse_times(log, config.time_unit)
+        log, count = _trimmed(log, name)
+        trimmed += count
+        wrong_R |= _without_ids(log, name, findings)
+    times_R, faults = times_of(log, config.time_unit, config.time_format)
+    for fault in faults:
+        rows_R = fault.rows_R & ~wrong_R
+
+        def describe(row: int, why: str = fault.why) -> str:
+            return f"{log.where(row)}: {described(log, row, why)}"
+
+        findings.add("bad-times", int(rows_R.sum()), int(np.argmax(rows_R)), describe)
+        wrong_R |= rows_R
+    if wrong_R.all():
+        findings.refuse(())
     codes = {label: _codes(log, label) for label in LABELS if label in log.table.schema.names}
-    rows_R = np.arange(len(times_R))
     if config.behaviors is not None:
         codes_R, names = codes.get("behavior", (np.full(len(times_R), UNKNOWN), ()))
         if "behavior" in codes:  # which of these would be kept?
             refuse_nulls(log, "behavior", log.table["behavior"])
-        rows_R = np.flatnonzero(np.isin(codes_R, _codes_of(config.behaviors, names, log)))
-    labels = {label: _renumbered(codes_R[rows_R], names) for label, (codes_R, names) in codes.items()}
-    source = log.table.take(rows_R) if len(rows_R) < len(times_R) else log.table
-    items, item_columns = _ids(source["item_id"], raw.items, "item")
-    users, user_columns = _ids(source["user_id"], raw.users, "user")
+        chosen_R = np.isin(codes_R, _codes_of(config.behaviors, names, log))
+    else:
+        chosen_R = np.ones(len(times_R), dtype=bool)
+    kept_R = np.flatnonzero(chosen_R & ~wrong_R)
+    if not len(kept_R):
+        raise InputError(f"{log.file}: no event is left of {len(times_R):,}; keep other behaviors")
+    labels = {label: _renumbered(codes_R[kept_R], names) for label, (codes_R, names) in codes.items()}
+    source = log.table.take(pa.array(kept_R)) if len(kept_R) < len(times_R) else log.table
+    items, trimmed_items = _described(raw.items, "item", findings)
+    users, trimmed_users = _described(raw.users, "user", findings)
+    _find_unmatched(log, source, items, "item", findings)
+    _find_unmatched(log, source, users, "user", findings)
+    item_ids, item_columns = _ids(source, items, "item")
+    user_ids, user_columns = _ids(source, users, "user")
     columns = {
         "user_id": pa.array(user_columns[0]),
         "item_id": pa.array(item_columns[0]),
-        "timestamp": pa.array(times_R[rows_R]),
-        "behavior": pa.array(np.full(len(rows_R), UNKNOWN)),
-        SOURCE_ROW: pa.array(rows_R),
+        "timestamp": pa.array(times_R[kept_R]),
+        "behavior": pa.array(np.full(len(kept_R), UNKNOWN)),
+        SOURCE_ROW: pa.array(kept_R),
     } | {label: pa.array(codes_E) for label, (codes_E, _) in labels.items()}
+    # `PART` goes along, and ends with the sequences.
     further = [name for name in source.schema.names if name not in (*EVENT_COLUMNS, *LABELS)]
     return Events(
         table=pa.table(columns | {name: source[name] for name in further}),
-        users=users,
-        items=items,
-        item_rows=item_columns[1] if raw.items is not None else None,
-        user_rows=user_columns[1] if raw.users is not None else None,
+        raw=replace(raw, interactions=log, items=items, users=users),
+        users=user_ids,
+        items=item_ids,
+        item_rows=None if items is None else item_columns[1],
+        user_rows=None if users is None else user_columns[1],
         labels={label: names for label, (_, names) in labels.items()},
-        num_filtered=len(times_R) - len(rows_R),
+        num_filtered=int((~chosen_R & ~wrong_R).sum()),
+        num_trimmed=trimmed + trimmed_items + trimmed_users,
+        findings=findings,
     )
-
-
-def parse_times(raw: RawTable, unit: str) -> Int64Array:
-    """[R] microseconds since 1970 of the column `timestamp`: numbers in `unit`, or dates.
-
-    Dates without an offset are in UTC; what lies below the microsecond is cut off.
-
-    Raises:
-        InputError: a missing, NaN, infinite or negative time, one that is neither number nor date, or one
-            beyond the year 5138.
-    """
-    column = _plain(raw.table["timestamp"])
-    refuse_nulls(raw, "timestamp", column)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = _parse_text(raw, column)
-    kind, unit_is_given = column.type, False
-    if pa.types.is_date(kind):
-        column = column.cast(pa.timestamp("ms"))
-        kind = column.type
-    if pa.types.is_timestamp(kind):
-        times_R = column.cast(pa.int64()).to_numpy()
-        unit, unit_is_given = kind.unit, True
-    elif pa.types.is_integer(kind):
-        times_R = column.to_numpy()
-    elif pa.types.is_floating(kind):
-        times_R = column.cast(pa.float64()).to_numpy()
-        _refuse_times(raw, ~np.isfinite(times_R), "expected a number of seconds since 1970")
-    else:
-        raise InputError(
-            f"{raw.file}: column timestamp has the type {kind}; expected numbers ({unit} since 1970) or dates"
-        )
-    _refuse_times(raw, times_R < 0, "expected a time since 1970, which is not negative")
-    _refuse_times(
-        raw,
-        times_R > _LATEST_S * _PER_SECOND[unit],
-        "which lies beyond the year 5138"
-        if unit_is_given
-        else f"which in {unit} lies beyond the year 5138; set time_unit (--time-unit) to ms, us or ns",
-    )
-    if times_R.dtype.kind == "f":
-        return np.rint(times_R * (1_000_000 / _PER_SECOND[unit])).astype(np.int64)
-    times_R = times_R.astype(np.int64)
-    return times_R // 1000 if unit == "ns" else times_R * (1_000_000 // _PER_SECOND[unit])
-
-
-def _parse_text(raw: RawTable, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Texts as integers, floats or timestamps: whichever most of them are."""
-    for kind in (pa.int64(), pa.float64(), pa.timestamp("us")):
-        try:
-            return column.cast(kind)
-        except pa.ArrowInvalid:
-            continue
-    # Arrow wants all dates of a column alike; pandas reads offsets, fractions of any length and mixtures.
-    texts_R = column.to_pandas()
-    numbers_R = pd.to_numeric(texts_R, errors="coerce")
-    dates_R = pd.to_datetime(texts_R, errors="coerce", format="ISO8601", utc=True)
-    are_dates = dates_R.notna().sum() > numbers_R.notna().sum()
-    values_R = dates_R if are_dates else numbers_R
-    expected = (
-        "a date such as 2020-01-31T12:00:00Z" if are_dates else "a number of seconds since 1970 or a date"
-    )
-    _refuse_times(raw, values_R.isna().to_numpy(), f"expected {expected}")
-    return pa.chunked_array([pa.Array.from_pandas(values_R)])
 
 
 def check_ids(raw: RawTable, name: str) -> None:
@@ -187,43 +154,93 @@ def refuse_nulls(raw: RawTable, name: str, column: pa.ChunkedArray) -> None:
         )
 
 
-def _refuse_times(raw: RawTable, wrong_R: np.ndarray, expected: str) -> None:
-    if wrong_R.any():
-        row = int(np.argmax(wrong_R))
-        more = int(wrong_R.sum()) - 1
-        others = f" (and {more} more rows)" if more else ""
-        # Arrow's words for it: Python has none for a date beyond the year 9999.
-        value = pc.cast(_plain(raw.table["timestamp"])[row], pa.string()).as_py()
-        raise InputError(f"{raw.where(row)}: timestamp is {value}, {expected}{others}")
+def _ids(log: pa.Table, described: RawTable | None, entity: str) -> tuple[IdTable, list[Int64Array]]:
+    tables = [log] if described is None else [log, described.table]
+    return assign_ids([table[f"{entity}_id"] for table in tables], entity)
 
 
-def _ids(
-    column: pa.ChunkedArray, described: RawTable | None, entity: str
-) -> tuple[IdTable, list[Int64Array]]:
-    if described is None:
-        return assign_ids([column], entity)
+def _trimmed(raw: RawTable, name: str) -> tuple[RawTable, int]:
+    """A table without blanks around its ids, and how many ids had some."""
+    column = raw.table[name]
+    if not pa.types.is_string(column.type):
+        return raw, 0
+    trimmed = pc.utf8_trim_whitespace(column)
+    count = pc.sum(pc.not_equal(trimmed, column)).as_py() or 0
+    if not count:
+        return raw, 0
+    at = raw.table.schema.get_field_index(name)
+    return replace(raw, table=raw.table.set_column(at, name, trimmed)), count
+
+
+def _without_ids(raw: RawTable, name: str, findings: Findings) -> np.ndarray:
+    """[R] whether a row has no id; such rows are found."""
+    column = raw.table[name]
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
+        raise InputError(f"{raw.file}: column {name} has the type {kind}; expected integers or strings")
+    none_R = column.is_null().to_numpy()
+    empty_R = np.zeros(len(none_R), dtype=bool)
+    if pa.types.is_string(kind):
+        empty_R = pc.fill_null(pc.equal(column, ""), False).to_numpy()
+
+    def describe(row: int) -> str:
+        return f"{raw.where(row)}: {name} is {'missing' if none_R[row] else 'empty'}"
+
+    lacks_R = none_R | empty_R
+    findings.add("missing-ids", int(lacks_R.sum()), int(np.argmax(lacks_R)), describe)
+    return lacks_R
+
+
+def _described(raw: RawTable | None, entity: str, findings: Findings) -> tuple[RawTable | None, int]:
+    """The table of items or users with one row for each id that it has, and the number of blanks trimmed."""
+    if raw is None:
+        return None, 0
     name = f"{entity}_id"
-    check_ids(described, name)
-    table, ids = assign_ids([_plain(column), _plain(described.table[name])], entity)
-    repeated_R = pd.Series(ids[1]).duplicated().to_numpy()
-    if repeated_R.any():
-        row = int(np.argmax(repeated_R))
-        key = described.table[name][row].as_py()
-        raise InputError(
-            f"{described.where(row)}: {entity} {key!r} is described a second time "
-            f"({repeated_R.sum()} such rows); keep one row for each {entity}"
-        )
-    return table, ids
+    raw, trimmed = _trimmed(raw, name)
+    lacks_R = _without_ids(raw, name, findings)
+    keys_R = raw.table[name].to_pandas()
+    repeated_R = keys_R.duplicated().to_numpy() & ~lacks_R
+
+    def describe(row: int) -> str:
+        return f"{raw.where(row)}: {entity} {raw.table[name][row].as_py()!r} is described a second time"
+
+    findings.add("repeated-descriptions", int(repeated_R.sum()), int(np.argmax(repeated_R)), describe)
+    return _of_rows(raw, np.flatnonzero(~(lacks_R | repeated_R))), trimmed
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+def _of_rows(raw: RawTable, rows: Int64Array) -> RawTable:
+    """Some rows of a table, which are traced to where they were."""
+    if len(rows) == len(raw.table):
+        return raw
+    where = raw.where
+    return replace(raw, table=raw.table.take(pa.array(rows)), where=lambda row: where(int(rows[row])))
+
+
+def _find_unmatched(
+    log: RawTable, source: pa.Table, described: RawTable | None, entity: str, findings: Findings
+) -> None:
+    """Find a table of items or users with none of the log's ids: they are written in two ways."""
+    name = f"{entity}_id"
+    if described is None or not len(described.table) or not len(source):
+        return
+    here, there = (table[name].cast(pa.string()) for table in (source, described.table))
+    if pc.any(pc.is_in(there, value_set=pc.unique(here))).as_py():
+        return
+    text = (
+        f"{described.file}: none of its {len(there):,} {entity} ids is in the log: {there[0].as_py()!r} "
+        f"there, {here[0].as_py()!r} in {log.file}"
+    )
+    findings.add("unmatched-ids", 1, 0, lambda row: text)
 
 
 def _codes(raw: RawTable, label: Label) -> tuple[Int64Array, tuple[str, ...]]:
     """Code of each row, unknown where it says nothing, and the names of the codes, sorted: they do not depend
     on the order of rows."""
     column = raw.table[label]
+    if pa.types.is_nested(column.type):
+        raise InputError(
+            f"{raw.file}: column {label} has the type {column.type}; expected strings or integers"
+        )
     codes_R, names = pd.factorize(column.cast(pa.string()).to_pandas(), sort=True)
     if len(names) > np.iinfo(LABEL_TYPE.to_pandas_dtype()).max:
         expected = "kind of the event, such as view or buy"

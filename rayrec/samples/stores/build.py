@@ -31,10 +31,11 @@ from rayrec.platform.hashing import mix64
 from rayrec.samples.base.config import PrepareConfig, Role
 from rayrec.samples.dataset.dataset_folder import sha256_of
 from rayrec.samples.dataset.manifest import IdKind
-from rayrec.samples.importers.events import roles_of
+from rayrec.samples.importers.roles import roles_of
 from rayrec.samples.importers.tables import RawTable, files_of, is_hidden, missing_columns
 from rayrec.samples.prepare.ids import ids_of_kind, is_integer_id
-from rayrec.samples.prepare.validation import check_ids, parse_times, refuse_nulls
+from rayrec.samples.prepare.times import parse_times
+from rayrec.samples.prepare.validation import check_ids, refuse_nulls
 from rayrec.samples.stores import open_store
 from rayrec.samples.stores.errors import NoStoreError
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, ColumnType, StoreManifest, TimeUnit
@@ -224,7 +225,7 @@ class _Scan:
                 for entity, name in of_text.items():
                     if not is_integer_id(batch.column(name)):
                         scan.kinds[entity] = "string"
-                if "behavior" in roles:
+                if "behavior" in roles and not pt.is_nested(batch.column(roles["behavior"]).type):
                     values = pc.unique(batch.column(roles["behavior"]).cast(pa.string())).drop_null()
                     scan.behaviors.update(values.to_pylist())
         return scan
@@ -272,6 +273,11 @@ class _EventReader:
         kinds = self._manifest.types
         events = {"key": pa.array(ids["user"]), TIMES: pa.array(times_R), ITEMS: pa.array(ids["item"])}
         if BEHAVIORS in kinds:
+            if pt.is_nested(raw.table["behavior"].type):
+                raise InputError(
+                    f"{file}: column {self._roles['behavior']} has the type {raw.table['behavior'].type}; "
+                    "expected strings or integers"
+                )
             refuse_nulls(raw, "behavior", raw.table["behavior"])
             codes = pc.index_in(raw.table["behavior"].cast(pa.string()), self._codes).combine_chunks()
             events[BEHAVIORS] = codes.cast(pa.from_numpy_dtype(kinds[BEHAVIORS]))

@@ -23,7 +23,8 @@ from rayrec.samples.impressions.held_out import split_codes_like
 from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.impressions.source import SPLITS, ImpressionSource, rows_as_part
 from rayrec.samples.prepare.time_split import time_boundaries
-from rayrec.samples.prepare.validation import check_ids, parse_times
+from rayrec.samples.prepare.times import parse_times
+from rayrec.samples.prepare.validation import check_ids
 
 
 def checked_log(raw: RawTable, config: ImpressionsConfig) -> tuple[pa.Array, pa.Array, Int64Array]:

@@ -1,0 +1,92 @@
+"""What is wrong with rows of a source: counted by kind with the first example, over batches, and merged.
+
+Rows of a kind that is allowed are left out of the data set, or kept where that is what allowing it means, and
+counted. All kinds that are not allowed are refused together, in one sentence each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import Allowance
+
+_KINDS: dict[Allowance, tuple[str, str]] = {
+    "missing-ids": ("rows without an id", "leave the rows out"),
+    "bad-times": ("rows without a usable time", "leave the rows out"),
+    "repeated-descriptions": ("such rows", "keep the first of each"),
+    "unmatched-ids": ("", "prepare it nevertheless"),
+    "duplicates": ("duplicate events in all", "keep the first of each"),
+    "short-users": ("such users", "only train on them"),
+    "cold-items": ("such items", "keep them in the catalog"),
+}
+"""What is counted, and what allowing it does; in the order of messages."""
+_ADVICE: dict[Allowance, str] = {
+    "missing-ids": "fill it in or remove the rows",
+    "bad-times": "mend or remove the rows",
+    "repeated-descriptions": "keep one row for each",
+    "unmatched-ids": "write the ids alike in both",
+    "duplicates": "remove them",
+    "short-users": "remove them",
+    "cold-items": "remove them",
+}
+
+
+@dataclass
+class Finding:
+    """Rows of one kind."""
+
+    count: int
+    row: int
+    """The first of them, in its table."""
+    describe: Callable[[int], str]
+    """A row as a clause: where it is and what is wrong with it."""
+
+
+@dataclass
+class Findings:
+    """Rows that need a decision, by kind."""
+
+    found: dict[Allowance, Finding] = field(default_factory=dict)
+
+    def add(self, kind: Allowance, count: int, row: int, describe: Callable[[int], str]) -> None:
+        """Count rows of a kind; among several calls, the first row is the example."""
+        if not count:
+            return
+        before = self.found.get(kind)
+        if before is None:
+            self.found[kind] = Finding(count, row, describe)
+            return
+        before.count += count
+        if row < before.row:
+            before.row, before.describe = row, describe
+
+    def merge(self, other: Findings) -> None:
+        """Take the findings of another part of the source into account."""
+        for kind, one in other.found.items():
+            self.add(kind, one.count, one.row, one.describe)
+
+    def count(self, kind: Allowance) -> int:
+        """Rows of a kind."""
+        return self.found[kind].count if kind in self.found else 0
+
+    def refuse(self, allowed: Collection[Allowance]) -> None:
+        """Refuse what was found and is not allowed.
+
+        Raises:
+            InputError: a sentence for each kind.
+        """
+        sentences = []
+        for kind, (counted, effect) in _KINDS.items():
+            if kind in self.found and kind not in allowed:
+                one = self.found[kind]
+                number = f" ({one.count:,} {counted})" if counted else ""
+                sentences.append(
+                    f"{one.describe(one.row)}{number}; {_ADVICE[kind]}, or allow {kind} (--allow {kind}) to "
+                    f"{effect}"
+                )
+        if len(sentences) > 1:
+            sentences.append("--clean allows all of it")
+        if sentences:
+            raise InputError(". ".join(sentences))

@@ -1,0 +1,339 @@
+"""Sources as people have them: what is recognized and refused, and what became of every row and column."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.prepare.prepare import prepare
+
+ROWS = [
+    (f"u{user}", f"i{(user + step) % 5}", 1_700_000_000 + 100 * user + step)
+    for user in range(3)
+    for step in range(4)
+]
+
+
+TABLE = {name: [row[at] for row in ROWS] for at, name in enumerate(("user_id", "item_id", "timestamp"))}
+
+
+def write(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        path = folder / name.replace("__", ".")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def text(rows, header="user_id,item_id,timestamp", delimiter=","):
+    lines = [header, *(delimiter.join(map(str, row)) for row in rows)]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def prepared(source, **settings):
+    out = source.parent / f"{source.name}.data{len(list(source.parent.iterdir()))}"
+    return prepare(source, out, PrepareConfig.parse(settings))
+
+
+def refusal(source, **settings):
+    with pytest.raises(InputError) as caught:
+        prepared(source, **settings)
+    return str(caught.value)
+
+
+def uses(report):
+    return {(use.file, use.column): use.use for use in report.uses}
+
+
+FINGERPRINT_OF = {
+    "csv": {"interactions__csv": text(ROWS)},
+    "semicolons": {"interactions__csv": text(ROWS, "user_id;item_id;timestamp", ";")},
+    "tabs": {"interactions__tsv": text(ROWS, "user_id\titem_id\ttimestamp", "\t")},
+    "other names": {"log__csv": text(ROWS, "customer_id,sku,event_time")},
+    "blanks": {"interactions__csv": text(ROWS, "user_id, item_id, timestamp", ", ")},
+    "recbole": {"s__inter": text(ROWS, "user_id:token\titem_id:token\ttimestamp:float", "\t")},
+    "dates": {
+        "log__csv": text(
+            [(user, item, np.datetime64(time, "s")) for user, item, time in ROWS], "user,item,date"
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("files", FINGERPRINT_OF.values(), ids=FINGERPRINT_OF)
+def test_the_same_content_in_any_dialect_is_the_same_data_set(tmp_path, files):
+    expected = prepared(write(tmp_path / "a", **FINGERPRINT_OF["csv"])).manifest.fingerprint
+    assert prepared(write(tmp_path / "b", **files)).manifest.fingerprint == expected
+
+
+def test_a_log_without_a_header_needs_names(tmp_path):
+    source = write(tmp_path / "s", interactions__csv=text(ROWS, ""))
+    plain = prepared(write(tmp_path / "t", interactions__csv=text(ROWS)))
+    assert "first line looks like values" in refusal(
+        write(tmp_path / "n", log__csv="1,2,3\n1,3,4\n") / "log.csv"
+    )
+    report = prepared(source, names=["user_id", "item_id", "timestamp"])
+    assert report.manifest.fingerprint == plain.manifest.fingerprint
+
+
+def test_several_files_with_the_same_columns_are_one_log(tmp_path):
+    source = write(tmp_path / "s", a__csv=text(ROWS[:5]), b__csv=text(ROWS[5:]), _hidden__csv="nothing")
+    plain = prepared(write(tmp_path / "t", interactions__csv=text(ROWS)))
+    assert prepared(source).manifest.fingerprint == plain.manifest.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("files", "columns"),
+    [
+        ({"interactions__csv": text(ROWS, "session,item_id,timestamp")}, {"user_id": "session"}),
+        (
+            {"a__inter": text(ROWS, "session:token\titem_id:token\ttimestamp:float", "\t")},
+            {"user_id": "session"},
+        ),
+        (
+            {"log__csv": text(ROWS, "session,artikel,t"), "items__csv": "item_id,title\ni1,One\n"},
+            {"user_id": "session", "item_id": "artikel", "timestamp": "t"},
+        ),
+    ],
+    ids=["folder", "recbole", "events"],
+)
+def test_columns_can_be_named_in_every_layout(tmp_path, files, columns):
+    report = prepared(write(tmp_path / "s", **files), columns=columns)
+    assert report.manifest.counts["events"] == 12
+    if "items__csv" in files:
+        assert report.manifest.counts["undescribed_items"] == 4
+
+
+def test_names_that_have_no_effect_are_refused(tmp_path):
+    source = write(tmp_path / "s", interactions__csv=text(ROWS))
+    message = refusal(source, columns={"behavior": "kind"})
+    assert "says that behavior is called 'kind', but there is no such column; found user_id" in message
+    movies = write(tmp_path / "m", ratings__dat="1::2::5::3\n1::3::5::4\n1::4::5::5\n")
+    assert "has no effect on the layout movielens" in refusal(movies, columns={"user_id": "who"})
+
+
+def test_the_title_of_a_log_is_the_title_of_its_items(tmp_path):
+    rows = [(*row, f"Title of {row[1]}", 9.5) for row in ROWS]
+    source = write(tmp_path / "s", log__csv=text(rows, "user_id,item_id,timestamp,product_name,price"))
+    report = prepared(source)
+    items = Dataset.open(report.path).items
+    assert items.label(0) == f"Title of {pq.read_table(report.path / 'items.parquet')['item_key'][0].as_py()}"
+    assert uses(report)["log.csv", "product_name"] == "title and text of the items"
+    assert uses(report)["log.csv", "price"] == "kept"
+
+
+def test_what_became_of_every_file_and_column_is_said(tmp_path):
+    source = write(
+        tmp_path / "s",
+        interactions__csv=text([(*row, 4) for row in ROWS], "user_id,sku,timestamp,stars"),
+        items__csv="sku;name;color\ni1;One;red\n",
+        notes__txt="hello",
+    )
+    report = prepared(source)
+    assert uses(report) == {
+        ("interactions.csv", "user_id"): "user_id",
+        ("interactions.csv", "sku"): "item_id",
+        ("interactions.csv", "timestamp"): "timestamp",
+        ("interactions.csv", "stars"): "kept",
+        ("items.csv", None): "values separated by ';' in items.csv",
+        ("items.csv", "sku"): "item_id",
+        ("items.csv", "name"): "title and text",
+        ("items.csv", "color"): "kept",
+        ("notes.txt", None): "ignored: only interactions, items and users are read",
+    }
+    shown = dict(report.rows())
+    assert shown["interactions.csv"] == "user_id; sku: item_id; timestamp; stars: kept"
+    assert shown["times"] == "from 2023-11-14 22:13:20 to 2023-11-14 22:16:43 UTC"
+    assert json.loads(json.dumps(report.to_json()))["uses"][0]["use"] == "user_id"
+
+
+def test_all_that_is_wrong_is_said_at_once_and_can_be_accepted(tmp_path):
+    rows = [*ROWS, ROWS[0], ("", "i1", 5), ("u9", "i1", "soon"), ("u8", "i1", -1), ("u7", "i1", 6)]
+    items = "item_id,title\ni1,One\ni1,Again\ni77,Never\n"
+    source = write(tmp_path / "s", interactions__csv=text(rows), items__csv=items)
+    message = refusal(source)
+    for part in (
+        "interactions.csv line 15: user_id is missing (1 rows without an id)",
+        "allow missing-ids",
+        "line 16: timestamp is soon",
+        "(2 rows without a usable time)",
+        "items.csv line 3: item 'i1' is described a second time",
+        "a second time (1 duplicate events in all)",
+        "'u7' has only this event",
+        "item 'i77' has no interactions",
+        "--clean allows all of it",
+    ):
+        assert part in message
+    allow = ["missing-ids", "bad-times", "repeated-descriptions", "duplicates", "short-users", "cold-items"]
+    counts = prepared(source, allow=allow).manifest.counts
+    assert counts == prepared(source, clean=True).manifest.counts
+    assert [counts[name] for name in ("events", "missing_ids", "bad_times", "repeated_descriptions")] == [
+        13,
+        1,
+        2,
+        1,
+    ]
+    assert len(rows) == counts["events"] + counts["duplicates"] + counts["missing_ids"] + counts["bad_times"]
+
+
+@pytest.mark.parametrize(
+    ("key", "example"),
+    [
+        (lambda item: f"0{item[1:]}", "'0' there, '00' in"),
+        (lambda item: f"{item[1:]}.0", "'0' there, '0.0' in"),
+    ],
+)
+def test_ids_that_never_meet_are_refused_with_an_example_of_each(tmp_path, key, example):
+    rows = [(user, key(item), time) for user, item, time in ROWS]
+    items = "item_id,title\n" + "".join(f"{number},Thing\n" for number in range(5))
+    source = write(tmp_path / "s", interactions__csv=text(rows), items__csv=items)
+    message = refusal(source, allow=["cold-items"])
+    assert f"none of its 5 item ids is in the log: {example}" in message
+    assert prepared(source, allow=["cold-items", "unmatched-ids"]).manifest.counts["items"] == 10
+
+
+def test_blanks_around_ids_are_cut_off_and_counted(tmp_path):
+    rows = [(user, f" {item} ", time) for user, item, time in ROWS]
+    source = write(tmp_path / "s", interactions__csv=text(rows), items__csv="item_id,title\ni1,One\n")
+    counts = prepared(source).manifest.counts
+    assert (counts["trimmed_ids"], counts["undescribed_items"]) == (12, 4)
+
+
+@pytest.mark.parametrize(
+    ("times", "settings", "message"),
+    [
+        (pa.array([20240101 + n for n in range(12)]), {}, "dates written as numbers, such as 20240101"),
+        (pa.array([float(row[2]) for row in ROWS], pa.float32()), {}, "holds such times to 128 s only"),
+        (pa.array(["31/01/2024"] * 12), {}, "needs time_format"),
+        (
+            pa.array(["31/01/2024"] * 12),
+            {"time_format": "%Y/%m/%d"},
+            r"timestamp is 31/01/2024, expected a date like",
+        ),
+    ],
+)
+def test_times_that_would_be_misread_are_refused(tmp_path, times, settings, message):
+    source = tmp_path / "s"
+    source.mkdir()
+    pq.write_table(pa.table(TABLE | {"timestamp": times}), source / "interactions.parquet")
+    assert message in refusal(source, **settings)
+
+
+@pytest.mark.parametrize(
+    ("written", "settings"),
+    [
+        ("31/01/2024 12:00", {"time_format": "%d/%m/%Y %H:%M"}),
+        ("2024-01-31 12:00:00 UTC", {}),
+        ("2024-01-31 13:00:00 Europe/Berlin", {}),
+        ("2024-01-31T13:00:00[Europe/Berlin]", {}),
+        ("202401311200", {"time_format": "%Y%m%d%H%M"}),
+    ],
+)
+def test_dates_in_other_forms(tmp_path, written, settings):
+    rows = [("u", f"i{number}", written) for number in range(3)]
+    source = write(tmp_path / "s", interactions__csv=text(rows))
+    counts = prepared(source, **settings).manifest.counts
+    assert (counts["earliest"], counts["latest"]) == (1_706_702_400, 1_706_702_400)
+
+
+@pytest.mark.parametrize(
+    "lines", ["1 5 6 7\n2 6 5 8\n", "1 5\n1 6\n2 6\n1 7\n2 5\n2 8\n"], ids=["users", "events"]
+)
+def test_sequences_without_times_keep_their_order_and_say_so(tmp_path, lines):
+    source = write(tmp_path / "s", Beauty__txt=lines)
+    report = prepared(source)
+    dataset = Dataset.open(report.path)
+    assert [dataset.history_of(user).tolist() for user in ("1", "2")] == [[5, 6, 7], [6, 5, 8]]
+    assert report.manifest.counts["ordered_without_times"] == 6
+    assert dict(report.rows())["times"] == "none in the source: the order of its events is believed"
+    assert "the source has no times" in refusal(source, split="time")
+
+
+def test_files_for_training_validation_and_test_are_the_split(tmp_path):
+    by_step = [
+        [row for number, row in enumerate(ROWS) if number % 4 in steps] for steps in ((0, 1), (2,), (3,))
+    ]
+    files = {f"{name}__csv": text(rows) for name, rows in zip(("train", "val", "test"), by_step, strict=True)}
+    report = prepared(write(tmp_path / "s", **files))
+    usual = prepared(write(tmp_path / "t", interactions__csv=text(ROWS)))
+    assert report.manifest.split.kind == "given"
+    assert report.manifest.fingerprint == usual.manifest.fingerprint
+    assert "its files are split already" in refusal(tmp_path / "s", split="time")
+
+
+def test_a_given_split_goes_before_the_times(tmp_path):
+    """Somebody else's test events may be older than training events of the user."""
+    files = {
+        "train__csv": text([("u", "a", 50), ("u", "b", 60)]),
+        "test__csv": text([("u", "c", 10)]),
+    }
+    dataset = Dataset.open(prepared(write(tmp_path / "s", **files)).path)
+    rows = dataset.evaluation_rows("test")
+    items = pq.read_table(dataset.root / "items.parquet")
+    keys = dict(zip(items["item_id"].to_pylist(), items["item_key"].to_pylist(), strict=True))
+    assert [keys[item] for item in rows.history_ids_N.tolist()] == ["a", "b"]
+    assert [keys[item] for item in rows.targets_B.tolist()] == ["c"]
+
+
+def test_titles_of_movielens_in_both_encodings(tmp_path):
+    rows = "".join(f"1::{movie}::4::{movie}\n" for movie in range(1, 4))
+    movies = "".join(f"{movie}::Les Misérables {movie}::Drama\n" for movie in range(1, 4))
+    for encoding in ("utf-8", "latin-1"):
+        source = write(tmp_path / encoding, ratings__dat=rows, movies__dat=movies.encode(encoding))
+        titles = pq.read_table(prepared(source).path / "items.parquet")["title"].to_pylist()
+        assert sorted(titles) == [f"Les Misérables {movie}" for movie in range(1, 4)]
+
+
+@pytest.mark.parametrize("name", ["title", "behavior"])
+@pytest.mark.parametrize("value", [[1, 2], {"a": 1}], ids=["list", "struct"])
+def test_types_that_cannot_be_what_a_column_is_called_are_refused(tmp_path, name, value):
+    source = tmp_path / "s"
+    source.mkdir()
+    table = {
+        "user_id": [row[0] for row in ROWS],
+        "item_id": [row[1] for row in ROWS],
+        "timestamp": [row[2] for row in ROWS],
+    }
+    pq.write_table(pa.table(table | {name: [value] * 12}), source / "interactions.parquet")
+    assert f"column {name} has the type" in refusal(source)
+
+
+NOTES = st.sampled_from(["", "view", "1,5", '"'])
+KEYS = st.sampled_from(["a", "b", "7", "007", "x y", "ü", "", ' "', "long;one", "t\tab"])
+TIMES = st.one_of(
+    st.integers(0, 2_000_000_000).map(str), st.sampled_from(["", "soon", "-5", "2024-01-31", "1e9"])
+)
+
+
+@given(
+    rows=st.lists(st.tuples(KEYS, KEYS, TIMES, NOTES), min_size=1, max_size=25),
+    delimiter=st.sampled_from([",", ";", "\t"]),
+    order=st.permutations(["user_id", "item_id", "timestamp", "note"]),
+)
+def test_every_row_is_in_the_data_set_or_counted(tmp_path_factory, rows, delimiter, order):
+    columns = ("user_id", "item_id", "timestamp", "note")
+    buffer = io.StringIO(newline="")
+    writer = csv.DictWriter(buffer, order, delimiter=delimiter, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dict(zip(columns, row, strict=True)) for row in rows)
+    folder = tmp_path_factory.mktemp("source")
+    source = write(folder / "s", interactions__csv=buffer.getvalue())
+    try:
+        counts = prepared(source, clean=True).manifest.counts
+    except InputError as error:
+        # Every row lacks something: there is no data set without events.
+        event(str(error).partition(": ")[2][:40])
+        wrong = ("", "soon", "-5", "2024-01-31")  # a date among numbers, that is
+        assert all(not (row[0].strip() and row[1].strip()) or row[2] in wrong for row in rows)
+        return
+    lost = counts["duplicates"] + counts["missing_ids"] + counts["bad_times"]
+    assert counts["events"] + lost == len(rows)
