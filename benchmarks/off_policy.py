@@ -35,7 +35,7 @@ from rayrec.rl.off_policy.estimators import (
     inverse_propensity,
     self_normalized,
 )
-from rayrec.rl.off_policy.logs import BanditLog, read_open_bandit
+from rayrec.rl.off_policy.logs import BanditLog, read_log
 from rayrec.rl.off_policy.policies import logged_frequencies, uniform
 from rayrec.rl.off_policy.reward_model import cross_fitted
 
@@ -104,7 +104,7 @@ def _coverage(
 
 
 def _open_bandit(folder: Path) -> None:
-    logs = {name: read_open_bandit(folder / name / "all") for name in ("bts", "random")}
+    logs = {name: read_log(folder / name / "all") for name in ("bts", "random")}
     for name, log_of in (("random", "bts"), ("bts", "random")):
         own, log = logs[name], logs[log_of]
         earned = Terms(own.rewards_N).estimate()

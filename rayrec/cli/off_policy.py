@@ -22,7 +22,9 @@ def off_policy_command(
     log_folder: Annotated[
         Path,
         typer.Argument(
-            metavar="LOG", help="Folder of a policy and campaign of the Open Bandit Dataset, as bts/all."
+            metavar="LOG",
+            help="Table of shown items with reward and propensity, or a folder with one, as the Open Bandit "
+            "Dataset's bts/all.",
         ),
     ],
     policy: Annotated[
@@ -41,12 +43,12 @@ def off_policy_command(
     """Estimate the reward of a policy from the log of another one (off-policy evaluation)."""
     from dataclasses import asdict
 
-    from rayrec.rl.off_policy.estimators import diagnostics, estimates
-    from rayrec.rl.off_policy.logs import read_open_bandit
+    from rayrec.rl.off_policy.estimators import DIRECT_METHOD, diagnostics, estimates
+    from rayrec.rl.off_policy.logs import read_log
     from rayrec.rl.off_policy.policies import softmax_of, uniform
     from rayrec.rl.off_policy.reward_model import cross_fitted
 
-    log = read_open_bandit(log_folder)
+    log = read_log(log_folder)
     model_NA = cross_fitted(log, seed=seed)
     # The model of a row has not seen the row's reward, so a policy derived from it can be evaluated there.
     target_NA = uniform(log) if policy is TargetPolicy.uniform else softmax_of(model_NA, temperature)
@@ -58,7 +60,13 @@ def off_policy_command(
             ("rows, of which with a reward", f"{len(log):,}, {int(log.rewards_N.sum()):,}"),
             ("mean reward of the policy that logged", f"{log.rewards_N.mean():.5f}"),
             *(
-                (name, f"{estimate.value:.5f} ({estimate.low:.5f} to {estimate.high:.5f})")
+                (
+                    name,
+                    # Its interval is that of the model's mean, and says nothing of the model's bias.
+                    f"{estimate.value:.5f} (no interval: it would not cover the bias of the model)"
+                    if name == DIRECT_METHOD
+                    else f"{estimate.value:.5f} ({estimate.low:.5f} to {estimate.high:.5f})",
+                )
                 for name, estimate in found.items()
             ),
             ("effective number of rows", f"{trust.effective_rows:,.0f}"),

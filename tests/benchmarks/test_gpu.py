@@ -138,4 +138,4 @@ def test_it_runs_where_torch_numpy_and_transformers_are_all_there_is(tmp_path, m
     assert done.returncode == 0, done.stdout + done.stderr + out.read_text()
     pieces = json.loads(out.read_text())["pieces"]
     assert [figures["context_tokens"] for figures in pieces["decode"]["figures"]] == [99, 498]
-    assert pieces["attention-sdpa"]["skipped"] > 80
+    assert pieces["attention-sdpa"]["skipped"] > 40

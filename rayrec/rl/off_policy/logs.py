@@ -5,6 +5,7 @@ Axes: N rows, A actions, F features of a context.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,20 @@ from numpy.typing import NDArray
 
 from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.errors import InputError
+from rayrec.samples.importers.tables import (
+    SUFFIXES,
+    RawTable,
+    column_names,
+    files_of,
+    find_table,
+    read_table,
+    visible,
+)
+from rayrec.samples.prepare.validation import refuse_nulls
 
-LOG_FILE, ITEMS_FILE = "all.csv.gz", "item_context.csv"
-_COLUMNS = ("item_id", "position", "click", "propensity_score")
+ITEMS_FILE = "item_context"
+_REWARDS = ("click", "reward")
+_PROPENSITIES = ("propensity_score", "propensity", "pscore")
 
 
 @dataclass(frozen=True)
@@ -69,35 +81,119 @@ class BanditLog:
         )
 
 
-def read_open_bandit(folder: str | Path) -> BanditLog:
-    """Read a campaign of the Open Bandit Dataset (Saito et al., NeurIPS 2021 Datasets, arXiv:2008.07146).
+def read_log(source: str | Path) -> BanditLog:
+    """Read a log of shown items, as the Open Bandit Dataset has them (Saito et al., NeurIPS 2021 Datasets,
+    arXiv:2008.07146).
 
-    Contexts are the four features of the user, one column for each value that they have.
+    A table with `item_id`, the reward (`click` or `reward`, 0 or 1), the propensity (`propensity_score`,
+    `propensity` or `pscore`), perhaps `position` (from 1) and `user_feature_*`, whose values are the context.
+    `item_context` beside it lists all items; without it, they are those of the log.
 
     Args:
-        folder: of one policy and campaign, with all.csv.gz and item_context.csv.
+        source: the table, or a folder with it and no other of this kind.
 
     Raises:
-        InputError: a file or a column is missing, or a propensity cannot be used.
+        InputError: naming the file, the row and the value that cannot be used.
     """
-    path, items = Path(folder) / LOG_FILE, Path(folder) / ITEMS_FILE
-    for file in (path, items):
-        if not file.is_file():
-            raise InputError(f"{file}: missing; expected a folder of the Open Bandit Dataset, as bts/all")
-    rows = pd.read_csv(path)
-    users = sorted(name for name in rows.columns if name.startswith("user_feature_"))
-    if missing := [name for name in _COLUMNS if name not in rows.columns]:
-        raise InputError(f"{path}: has no column {missing[0]!r}; a log has {', '.join(_COLUMNS)}")
-    contexts = (
-        pd.get_dummies(rows[users].astype(str), dtype=float) if users else pd.DataFrame(index=rows.index)
+    path, raw = _find_log(Path(source))
+    names = raw.table.schema.names
+    if not len(raw.table):
+        raise InputError(f"{path}: no rows in it; expected one for each item that was shown")
+    users = sorted(name for name in names if name.startswith("user_feature_"))
+    contexts = raw.table.select(users).to_pandas().astype(str)
+    items, item_N = _ids_of_items(path), raw.table["item_id"]
+    refuse_nulls(raw, "item_id", item_N)
+    keys_A = sorted(set(item_N.to_pylist())) if items is None else items
+    try:
+        actions_N = pd.Index(keys_A).get_indexer(item_N.to_pandas())
+    except TypeError:  # texts among numbers
+        actions_N = np.full(len(item_N), -1)
+    if (actions_N < 0).any():
+        row = int(np.argmax(actions_N < 0))
+        raise InputError(
+            f"{raw.where(row)}: item {item_N[row].as_py()!r} is not in {ITEMS_FILE}, whose ids are like "
+            f"{keys_A[0]!r}"
+        )
+    rewards_N = _checked(raw, _named(names, _REWARDS), lambda x_N: (x_N == 0) | (x_N == 1), "0 or 1")
+    propensities_N = _checked(
+        raw,
+        _named(names, _PROPENSITIES),
+        lambda x_N: (x_N > 0) & (x_N <= 1),
+        "a number above 0 and at most 1",
     )
+    positions_N = None
+    if "position" in names:
+        from_1_N = _checked(
+            raw, "position", lambda x_N: (x_N >= 1) & (x_N == np.floor(x_N)), "an integer from 1"
+        )
+        positions_N = from_1_N.astype(np.int64) - 1
     return BanditLog(
-        contexts.to_numpy(dtype=np.float64),
-        rows["item_id"].to_numpy(dtype=np.int64),
-        rows["click"].to_numpy(dtype=np.float64),
-        rows["propensity_score"].to_numpy(dtype=np.float64),
-        num_actions=len(pd.read_csv(items)),
-        # The data set counts positions from 1.
-        positions_N=rows["position"].to_numpy(dtype=np.int64) - 1,
+        pd.get_dummies(contexts, dtype=float).to_numpy(dtype=np.float64)
+        if users
+        else np.empty((len(raw.table), 0)),
+        actions_N.astype(np.int64),
+        rewards_N,
+        propensities_N,
+        num_actions=len(keys_A),
+        positions_N=positions_N,
         name=str(path),
     )
+
+
+def _find_log(source: Path) -> tuple[Path, RawTable]:
+    """The table of a log.
+
+    Raises:
+        InputError: there is none, or several.
+    """
+    if source.is_dir():
+        files = [file for file in visible(source) if file.is_file() and file.name.endswith(SUFFIXES)]
+        files = [file for file in files if file.name.split(".")[0] != ITEMS_FILE]
+        logs = [file for file in files if {"item_id"} < set(column_names(file))] if len(files) > 1 else files
+        if len(logs) != 1:
+            raise InputError(
+                f"{source}: expected one table of shown items, found {len(logs)} among {files_of(source)}; "
+                "give the file itself"
+            )
+        source = logs[0]
+    raw = read_table(source, as_text=())
+    names = raw.table.schema.names
+    for wanted in (("item_id",), _REWARDS, _PROPENSITIES):
+        if not set(wanted) & set(names):
+            raise InputError(f"{source}: has no column {' or '.join(wanted)}; found {', '.join(names)}")
+    return source, raw
+
+
+def _ids_of_items(log: Path) -> list[int] | list[str] | None:
+    """All ids of the table of items beside a log, sorted; None where there is none."""
+    path = find_table(log.parent, ITEMS_FILE)
+    if path is None or path == log:
+        return None
+    raw = read_table(path, as_text=())
+    if "item_id" not in raw.table.schema.names:
+        raise InputError(f"{path}: has no column item_id; found {', '.join(raw.table.schema.names)}")
+    return sorted(set(raw.table["item_id"].drop_null().to_pylist()))
+
+
+def _named(names: Sequence[str], wanted: Sequence[str]) -> str:
+    return next(name for name in wanted if name in names)
+
+
+def _checked(
+    raw: RawTable, name: str, is_good: Callable[[Float64Array], NDArray[np.bool_]], expected: str
+) -> Float64Array:
+    """A column of numbers, each of which is good.
+
+    Raises:
+        InputError: naming the first row that is not, or has none.
+    """
+    column = raw.table[name]
+    values_N = pd.to_numeric(column.to_pandas(), errors="coerce").to_numpy(dtype=np.float64)
+    bad_N = ~is_good(values_N)  # NaN compares with nothing
+    if bad_N.any():
+        row = int(np.argmax(bad_N))
+        raise InputError(
+            f"{raw.where(row)}: {name} is {column[row].as_py()!r}, expected {expected} "
+            f"({int(bad_N.sum())} such rows)"
+        )
+    return values_N

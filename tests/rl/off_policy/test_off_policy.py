@@ -7,6 +7,7 @@ import gzip
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -22,7 +23,7 @@ from rayrec.rl.off_policy.estimators import (
     inverse_propensity,
     self_normalized,
 )
-from rayrec.rl.off_policy.logs import BanditLog, read_open_bandit
+from rayrec.rl.off_policy.logs import BanditLog, read_log
 from rayrec.rl.off_policy.policies import logged_frequencies, softmax_of, uniform
 from rayrec.rl.off_policy.reward_model import cross_fitted
 from tests.helpers.data import real_data
@@ -175,7 +176,7 @@ def test_policies_are_distributions():
 
 def test_the_open_bandit_dataset_is_read_and_estimated():
     folder = real_data("open-bandit")
-    logs = {name: read_open_bandit(folder / name / "all") for name in ("bts", "random")}
+    logs = {name: read_log(folder / name / "all") for name in ("bts", "random")}
     assert {name: int(log.rewards_N.sum()) for name, log in logs.items()} == {"bts": 42, "random": 38}
     assert logs["random"].num_actions == 80
     np.testing.assert_allclose(logs["random"].propensities_N, 1 / 80)
@@ -201,13 +202,66 @@ def test_the_command_shows_every_estimate():
         assert estimate["low"] <= estimate["value"] <= estimate["high"]
 
 
+def table_of_shown(**changes):
+    rows = {
+        "item_id": [0, 1, 2, 0],
+        "position": [1, 2, 3, 1],
+        "click": [0, 1, 0, 0],
+        "propensity_score": [0.25] * 4,
+        "user_feature_0": list("abab"),
+    }
+    return pd.DataFrame(rows | changes)
+
+
+def test_a_log_may_have_any_name_and_form(tmp_path):
+    table_of_shown().to_csv(tmp_path / "shown.tsv", sep="\t", index=False)
+    table_of_shown().rename(columns={"click": "reward"}).to_parquet(tmp_path / "log.parquet")
+    first, second = read_log(tmp_path / "shown.tsv"), read_log(tmp_path / "log.parquet")
+    assert (first.num_actions, first.contexts_NF.shape) == (3, (4, 2))
+    np.testing.assert_array_equal(first.rewards_N, second.rewards_N)
+    np.testing.assert_array_equal(first.positions_N, [0, 1, 2, 0])
+    with pytest.raises(InputError, match="expected one table of shown items, found 2"):
+        read_log(tmp_path)
+
+
+def test_ids_of_items_may_be_texts(tmp_path):
+    table_of_shown(item_id=["b", "a", "b", "c"]).to_csv(tmp_path / "all.csv.gz", index=False)
+    assert read_log(tmp_path).actions_N.tolist() == [1, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"click": [0, None, 0, 0]}, r"line 3: click is None, expected 0 or 1 \(1 such rows\)"),
+        ({"click": ["no", "yes", "no", "no"]}, r"line 2: click is 'no', expected 0 or 1 \(4 such rows\)"),
+        ({"position": [0, 1, 2, 0]}, "line 2: position is 0, expected an integer from 1"),
+        ({"position": [1, None, 2, 1]}, "line 3: position is None"),
+        ({"propensity_score": [0.5, 0.5, 0, 2]}, r"line 4: propensity_score is 0.0, .* \(2 such rows\)"),
+        ({"item_id": [0, 9, 1, 1]}, "line 3: item 9 is not in item_context, whose ids are like 0"),
+        ({"item_id": ["i0", "i1", "i1", "i1"]}, "line 2: item 'i0' is not in item_context"),
+    ],
+)
+def test_every_column_is_checked_row_by_row(tmp_path, changes, message):
+    table_of_shown(**changes).to_csv(tmp_path / "all.csv", index=False)
+    pd.DataFrame({"item_id": range(3)}).to_csv(tmp_path / "item_context.csv", index=False)
+    with pytest.raises(InputError, match=message):
+        read_log(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"item_id,click\n", gzip.compress(b"item_id,click,pscore\n0,1,0.5\n" * 99)[:60], gzip.compress(b"\xe9")],
+)
+def test_files_that_cannot_be_read_are_refused_by_name(tmp_path, content):
+    (tmp_path / "all.csv.gz").write_bytes(content)
+    with pytest.raises(InputError, match=r"all.csv.gz: "):
+        read_log(tmp_path)
+
+
 def test_a_folder_that_is_no_log_is_refused_by_name(tmp_path):
     result = CliRunner().invoke(app, ["off-policy", str(tmp_path)])
     assert result.exit_code == 2
-    assert "all.csv.gz: missing" in " ".join(result.output.split())
-    (tmp_path / "all.csv.gz").write_bytes(b"")
-    (tmp_path / "item_context.csv").write_text("item_id\n0\n")
-    with gzip.open(tmp_path / "all.csv.gz", "wt") as file:
-        file.write("item_id,position,click\n0,1,0\n")
-    with pytest.raises(InputError, match="no column 'propensity_score'"):
-        read_open_bandit(tmp_path)
+    assert "found 0 among an empty folder" in " ".join(result.output.split())
+    (tmp_path / "all.csv").write_text("item_id,position,click\n0,1,0\n")
+    with pytest.raises(InputError, match="has no column propensity_score or propensity or pscore"):
+        read_log(tmp_path)
