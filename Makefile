@@ -52,25 +52,23 @@ image: ## Build the container image for CPUs.
 demo: env ## Train, evaluate and serve a recommender on MovieLens 100K.
 	$(BIN)/python examples/demo.py
 
-# Tests talk to a real server of event stores, and look at the page of the service in a browser; without them, these
-# tests are skipped. Prometheus brings the program that checks its rules.
-packages: ## Install Debian's redis-server, chromium and prometheus for the tests, where that is allowed.
+# Some tests talk to a real server of event stores, look at the page of the service in a browser, or let Prometheus'
+# own program check its rules; without these packages they are skipped.
+packages: ## Install Debian's redis-server, chromium and prometheus for the tests that use them; asks for root.
 	@for package in redis-server chromium prometheus; do \
 	command -v $$package >/dev/null \
-	|| { command -v apt-get >/dev/null && { test "$$(id -u)" = 0 || sudo -n true 2>/dev/null; } \
-	&& { test "$$(id -u)" = 0 || as_root=sudo; $$as_root apt-get update -qq; \
-	     DEBIAN_FRONTEND=noninteractive $$as_root apt-get install -y -qq --no-install-recommends $$package; } \
-	     >/dev/null 2>&1; } \
+	|| { test "$$(id -u)" = 0 || as_root=sudo; $$as_root apt-get update -qq && \
+	     $$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$package; } \
 	|| echo "$$package is missing and cannot be installed here: the tests that need it are skipped"; done
 
 # A file's tests stay together, since they share what its fixtures made; tests/conftest.py orders the files.
 # Not loadgroup: with pytest 9.2, pytest-xdist 3.8 finds no groups and divides every file.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test: env packages ## Run the tests that show the main paths, in some eight minutes on two cores.
+test: env ## Run the tests that show the main paths, in some eight minutes on two cores.
 	$(PYTEST) -m 'not slow' --hypothesis-profile quick
 
-test-all: env packages ## Run all tests, the slow ones too, in some half an hour.
+test-all: env ## Run all tests, the slow ones too, in some half an hour.
 	$(PYTEST)
 
 chaos: env ## Kill 50 processes of training runs, and compare with runs left alone.

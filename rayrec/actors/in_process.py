@@ -10,33 +10,43 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 from rayrec.actors.collective import Meeting
 from rayrec.actors.spawning import ActorRole
 
 
+class ReleasedError(RuntimeError):
+    """A call that was let go because an actor of the same run has failed; that one's error says why."""
+
+
 class InProcessActor:
     """The handle of an actor; stands where Ray's `ActorHandle` does."""
 
-    def __init__(self, instance: Any, thread: ThreadPoolExecutor | None) -> None:
+    def __init__(self, instance: Any, host: InProcessHost, thread: ThreadPoolExecutor | None) -> None:
         self.instance = instance
+        self._host = host
         self._thread = thread
 
     def __getattr__(self, name: str) -> _Method:
-        return _Method(getattr(self.instance, name), self._thread)
+        return _Method(getattr(self.instance, name), self._host, self._thread)
 
 
 class _Method:
     def __init__(
-        self, method: Callable[..., Any], thread: ThreadPoolExecutor | None, num_returns: int = 1
+        self,
+        method: Callable[..., Any],
+        host: InProcessHost,
+        thread: ThreadPoolExecutor | None,
+        num_returns: int = 1,
     ) -> None:
         self._method = method
+        self._host = host
         self._thread = thread
         self._num_returns = num_returns
 
     def options(self, num_returns: int = 1) -> _Method:
-        return _Method(self._method, self._thread, num_returns)
+        return _Method(self._method, self._host, self._thread, num_returns)
 
     def remote(self, *arguments: Any, **named: Any) -> Any:
         """The promise of the answer, or so many promises as `num_returns` says of a tuple's items."""
@@ -44,7 +54,7 @@ class _Method:
         if self._thread is None:
             self._keep(promises, arguments, named)
         else:
-            self._thread.submit(self._keep, promises, arguments, named)
+            self._thread.submit(self._keep_in_thread, promises, arguments, named)
         return promises if len(promises) > 1 else promises[0]
 
     def _keep(
@@ -61,9 +71,40 @@ class _Method:
             for promise, part in zip(promises, parts, strict=True):
                 promise.set_result(part)
 
+    def _keep_in_thread(
+        self, promises: Sequence[Future[Any]], arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> None:
+        error: BaseException
+        if self._host.has_failed:  # this call may wait for what will never come
+            error = ReleasedError("another actor of this run has failed")
+        else:
+            try:
+                self._keep(promises, arguments, named)
+                if promises[0].exception() is None:
+                    return
+                error = cast(BaseException, promises[0].exception())
+            except BaseException as stop:  # nobody but the promise hears of it: SystemExit, too
+                error = stop
+        # First the reason, then those that are let go by it: the driver is to see the reason.
+        for promise in promises:
+            if not promise.done():
+                promise.set_exception(error)
+        self._host.fail(error)
+
     def _call(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        kept = [value.result() if isinstance(value, Future) else value for value in arguments]
-        return self._method(*kept, **named)
+        return self._method(*map(_kept, arguments), **{name: _kept(value) for name, value in named.items()})
+
+
+def _kept(value: Any) -> Any:
+    return value.result() if isinstance(value, Future) else value
+
+
+@runtime_checkable
+class _HasWaiters(Protocol):
+    """An actor in which calls of others wait."""
+
+    def abort(self, error: BaseException) -> None:
+        """Let them go with an error."""
 
 
 class InProcessHost:
@@ -77,6 +118,9 @@ class InProcessHost:
         self._run = run
         self._meetings = {stage: Meeting(members) for stage, members in (threads_of or {}).items()}
         self._threads: list[ThreadPoolExecutor] = []
+        self._with_waiters: list[_HasWaiters] = []
+        self.has_failed = False
+        """Whether an actor with a thread has failed: others may wait for it, in a meeting or in a server."""
 
     def spawn(
         self,
@@ -91,7 +135,19 @@ class InProcessHost:
         if stage in self._meetings:
             thread = ThreadPoolExecutor(1, role.actor_name)
             self._threads.append(thread)
-        return InProcessActor(cls(role, *arguments), thread)
+        instance = cls(role, *arguments)
+        if isinstance(instance, _HasWaiters):
+            self._with_waiters.append(instance)
+        return InProcessActor(instance, self, thread)
+
+    def fail(self, error: BaseException) -> None:
+        """Let all go that wait for an actor that has failed."""
+        if not self.has_failed:
+            self.has_failed = True
+            for meeting in self._meetings.values():
+                meeting.abort()
+            for actor in self._with_waiters:
+                actor.abort(error)
 
     def put(self, value: Any) -> Any:
         return value
@@ -100,11 +156,12 @@ class InProcessHost:
         return self._meetings.get(stage)
 
     def close(self) -> None:
-        # Those that wait for one that failed are let go first.
-        for meeting in self._meetings.values():
-            meeting.abort()
+        self.fail(ReleasedError("the run has ended"))
         for thread in self._threads:
             thread.shutdown()
+
+
+_LET_GO = (threading.BrokenBarrierError, ReleasedError)
 
 
 class InProcessCalls:
@@ -119,6 +176,6 @@ class InProcessCalls:
         """What was promised; the first error ends the wait for the others."""
         done, _ = wait(promises, return_when=FIRST_EXCEPTION)
         failed = [promise for promise in promises if promise in done and promise.exception() is not None]
-        # A member that another one's failure has freed says so; the failure itself says why.
-        failed.sort(key=lambda promise: isinstance(promise.exception(), threading.BrokenBarrierError))
+        # Those that a failure has let go say so; the failure itself says why.
+        failed.sort(key=lambda promise: isinstance(promise.exception(), _LET_GO))
         return [promise.result() for promise in failed or promises]

@@ -88,6 +88,10 @@ class ParameterServer:
                 self._call_server = CallServer(self._role.actor_name, self.answer)
         return ServerPlace(self._role.actor_name, node, self._call_server.endpoint, None)
 
+    def abort(self, error: BaseException) -> None:
+        """Let go the calls that wait for a trainer which has failed; only where both are in one process."""
+        self._shard.abort(error)
+
     def check_sees(self, file: str) -> None:
         """Before a run begins whose snapshots this server is to write.
 

@@ -1,7 +1,7 @@
 """Named implementations of one kind: our own, and those that other packages bring.
 
-    MODELS = Registry("rayrec.models", "model", {"sasrec": "rayrec.models.sequence.sasrec:SasRecConfig"})
-    MODELS["sasrec"]        imports the module when it is first asked for
+    MODELS = Registry("rayrec.models", "model", {"sasrec": "rayrec.models.sequence.config:SasRecConfig"})
+    MODELS["sasrec"]        imports the module when it is first asked for; `settings_union` asks for all
 
 Another package adds one by an entry point of the registry's group:
 
@@ -15,18 +15,18 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, Generic, TypeVar, Union, cast, get_args
+from typing import Annotated, Any, TypeVar, Union, cast, get_args
 
 from pydantic import Field
 
 from rayrec.platform.errors import InputError
 
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 
 
-class Registry(Generic[T]):
+class Registry(Mapping[str, T]):
     """A mapping from names to implementations, which are imported when they are first asked for."""
 
     def __init__(self, group: str, what: str, own: Mapping[str, str]) -> None:
@@ -58,6 +58,12 @@ class Registry(Generic[T]):
     def names(self) -> tuple[str, ...]:
         """All names: our own in their order, then those of other packages."""
         return (*self._own, *sorted(self._others))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
 
     def __contains__(self, name: object) -> bool:
         return name in self._own or name in self._others

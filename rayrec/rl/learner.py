@@ -31,7 +31,7 @@ from rayrec.platform.schedule import RateSchedule
 from rayrec.rl.config import LearnerConfig, RlConfig
 from rayrec.rl.losses.base import LossInputs, PolicyLoss, SampledGroups
 from rayrec.rl.losses.terms import has_spread, kl_to_reference
-from rayrec.rl.policy import Policy, Weights, distribution
+from rayrec.rl.policy import Policy, Weights, distribution, views_of
 from rayrec.rl.rollouts import ReferenceLogProbs, ScoredRollouts
 from rayrec.samples.base.batches import SampleBatch
 
@@ -315,8 +315,13 @@ class PolicyLearner:
         return batch, inputs.rows
 
     def weights(self) -> Weights:
-        """Return the weights of this moment; they change with the network unless they are copied or sent."""
-        return Weights.of(self.version, self._policy.network)
+        """Return the weights of this moment.
+
+        They are copied: where actors share a process, nothing is sent, and a worker that loads them later
+        would find those of another step under this version.
+        """
+        arrays = {name: array.copy() for name, array in views_of(self._policy.network).items()}
+        return Weights.of(self.version, arrays)
 
     def optimizer_state(self) -> dict[str, np.ndarray]:
         return self._program.optimizer_state()

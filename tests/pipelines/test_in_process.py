@@ -88,6 +88,27 @@ def test_a_trainer_that_fails_frees_the_others_and_its_error_is_the_runs(dataset
     assert RunFolder.open(tmp_path / "run").state["error"] == "RuntimeError: no more"
 
 
+@pytest.mark.parametrize("error", [RuntimeError("no more"), SystemExit("no more")], ids=["error", "exit"])
+def test_a_trainer_that_fails_before_others_wait_for_its_part_ends_the_run(
+    dataset, tmp_path, monkeypatch, error
+):
+    """The survivor waits in a server for rows of a step that never comes whole, with further calls queued."""
+    backward, calls = TorchProgram.backward, []
+
+    def fails_once(self: TorchProgram, *arguments: Any, **named: Any) -> Any:
+        calls.append(self)
+        if len(calls) == 3:
+            raise error
+        return backward(self, *arguments, **named)
+
+    monkeypatch.setattr(TorchProgram, "backward", fails_once)
+    config = settings(dataset, num_trainers=2)
+    patient = config.sparse.model_copy(update={"wait_timeout_s": 10_000.0})  # beyond the test's own limit
+
+    with pytest.raises(type(error), match="no more"):
+        train(config.model_copy(update={"sparse": patient}), tmp_path / "run", cluster=in_process)
+
+
 def test_an_interrupted_run_goes_on_to_the_same_bits(dataset, tmp_path):
     config = settings(dataset)
     every_step = config.model_copy(

@@ -131,7 +131,7 @@ class EmbeddingShard:
         self._incarnation = incarnation
         self._committed_step = -1
         self._pending: dict[int, StepContributions] = {}
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._snapshot: _ShardSnapshot | None = None
         self._is_restored = False
         """Whether the rows are those of a snapshot, and no incarnation has begun with them."""
@@ -502,8 +502,15 @@ class EmbeddingShard:
         self._lock.lend()
         self._update_s -= self._clock() - started  # it is the reads' time
 
+    def abort(self, error: BaseException) -> None:
+        """Let go those that wait for a step: a trainer that it needs has failed."""
+        with self._lock.changed:
+            if self._failure is None:
+                self._failure = error
+            self._lock.changed.notify_all()
+
     def _wait_until_committed(self, step: int) -> None:
-        """Returns between two steps."""
+        """Wait until a step is committed and no later one is half applied."""
         self._wait_for(step, lambda: self._committed_step >= step)
         self._lock.wait_until_whole()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import time
@@ -119,8 +118,10 @@ class Attempt:
             self._writer.wait()
         except BaseException:
             # A snapshot that is being written need not be lost with the attempt.
-            with contextlib.suppress(Exception):
+            try:
                 self._writer.wait()
+            except Exception as lost:
+                logger.warning("the snapshot that was being written is lost, too: %s", lost)
             raise
         return self._result(step)
 
