@@ -155,6 +155,7 @@ def train_command(
         [
             ("steps", f"{result.steps:,} ({result.epochs:g} epochs), {result.steps_per_s:.2f} a second"),
             ("loss of the last step", f"{result.final_loss:.6f}"),
+            ("not trained on", result.described_drops),
             (
                 f"best {result.best_metric} (validation)",
                 f"{result.best_value:.4f} after step {result.best_step:,}",

@@ -21,6 +21,7 @@ if "tensorflow" in sys.modules:
 
 if TYPE_CHECKING:
     from rayrec.models.attention.uni_attention import attend as attend
+    from rayrec.models.base.keyed_random import KeyedDropout as KeyedDropout
     from rayrec.models.ctr.config import ImpressionModelConfig as ImpressionModelConfig
     from rayrec.models.ctr.losses import LabelLoss as LabelLoss
     from rayrec.models.ctr.model import CtrModel as CtrModel
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from rayrec.models.decoding.trie import CodeTrie as CodeTrie
     from rayrec.models.program.program import DenseProgram as DenseProgram
     from rayrec.models.sequence.catalog import Catalog as Catalog
+    from rayrec.models.sequence.config import Negatives as Negatives
     from rayrec.models.sequence.config import SequenceModelConfig as SequenceModelConfig
     from rayrec.models.sequence.sequence_model import SequenceModel as SequenceModel
     from rayrec.models.sequence.sequence_model import TopItems as TopItems

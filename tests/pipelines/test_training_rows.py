@@ -218,7 +218,13 @@ def test_null_and_empty_lists_are_rows_without_targets(ring, tmp_path):
         )
         assert rows.num_rows == 4
         assert made.num_targets == 2
-        assert made.counts == {"unknown_items": 0, "unread_events": 0, "rows_without_target": 3}
+        assert made.counts == {
+            "rows": 4,
+            "events": 4,
+            "unknown_items": 0,
+            "unread_events": 0,
+            "rows_without_target": 3,
+        }
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,13 @@ def test_unknown_items_are_skipped_and_counted():
     assert features.items_N.tolist() == [1]
     assert features.targets_N.tolist() == [3]
     assert features.offsets_B1.tolist() == [0, 1, 1, 1, 1]
-    assert features.counts == {"unknown_items": 3, "unread_events": 0, "rows_without_target": 3}
+    assert features.counts == {
+        "rows": 4,
+        "events": 6,
+        "unknown_items": 3,
+        "unread_events": 0,
+        "rows_without_target": 3,
+    }
 
 
 def test_ranking_reads_the_whole_history_and_knows_no_target():

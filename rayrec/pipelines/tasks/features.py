@@ -5,6 +5,7 @@ Imports no torch: feature workers make their features with this, and start withi
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +27,13 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.features.features import SequenceFeatures
 from rayrec.samples.features.row_features import HistoryColumns, RowFeatures
 from rayrec.samples.impressions.features import ImpressionFeatures
+from rayrec.samples.operations.join_history import JoinHistory
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.reading.read_plan import ReadPlan
+from rayrec.samples.stores.manifest import ITEMS
 
 SEMANTIC_IDS_FOLDER = "semantic_ids"
+logger = logging.getLogger(__name__)
 
 
 def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures | ImpressionFeatures:
@@ -116,6 +120,27 @@ def row_features(
     return RowFeatures(
         sequences, program, config.seed, config.data.cache is not None, histories, config.data.redraw_ties
     )
+
+
+def compare_stores(program: FeatureProgram, dataset: Dataset) -> None:
+    """Warn of event stores whose ids are of another kind than those of the data set.
+
+    They are not refused: a log may have the data set's 64-bit ids in place of its own. Where it has not, no
+    item is known, and training ends with an error as soon as it has found nothing to learn from.
+    """
+    for operation in program.operations:
+        if isinstance(operation, JoinHistory) and ITEMS in operation.config.outputs.values():
+            store, data = operation.manifest.id_kinds, dataset.manifest.id_kinds
+            if store != data:
+                logger.warning(
+                    "%s: ids of this event store are %s, those of the data set %s %s: ids are strings as "
+                    "soon as one id of the log, or of a table of items or users, is no integer; if both are of "
+                    "one log, make all of its ids texts and build both again",
+                    operation.config.store,
+                    store,
+                    dataset.root,
+                    data,
+                )
 
 
 def sequence_features(

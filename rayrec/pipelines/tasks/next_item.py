@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarize, target_places
 from rayrec.pipelines.tasks.features import (
     HistoryRows,
+    compare_stores,
     registry_of,
     row_features,
     sequence_features,
@@ -33,7 +34,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.dataset import Dataset
-from rayrec.samples.dataset.manifest import Split
+from rayrec.samples.dataset.manifest import Entity, IdKind, Split
 from rayrec.samples.features.features import SequenceFeatures, code_ids
 from rayrec.samples.features.row_features import RowFeatures
 from rayrec.samples.operations.program import FeatureProgram
@@ -118,7 +119,12 @@ class NextItemTask(Task):
         if registry is not None:
             registry.check_matches(state.semantic_ids_version or "none", where)
 
+    @property
+    def id_kinds(self) -> Mapping[Entity, IdKind]:
+        return self.dataset.manifest.id_kinds
+
     def features(self, program: FeatureProgram) -> RowFeatures:
+        compare_stores(program, self.dataset)
         return row_features(self.config, self.model, self.dataset, self.sequences, program)
 
     def program(self, optimizer: DenseOptimizerSettings) -> SequenceProgramSpec:

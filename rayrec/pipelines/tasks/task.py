@@ -8,7 +8,7 @@ The pipeline, its snapshots, recovery and memory plan know nothing else of the m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
@@ -21,7 +21,7 @@ from rayrec.pipelines.tasks.training_rows import RowSource
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
-from rayrec.samples.dataset.manifest import Split
+from rayrec.samples.dataset.manifest import Entity, IdKind, Split
 from rayrec.samples.operations.program import FeatureProgram
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ class Task(ABC):
     @property
     def labels(self) -> dict[str, list[str]] | None:
         """Names of the codes that weights stand for; None where there are none."""
+        return None
+
+    @property
+    def id_kinds(self) -> Mapping[Entity, IdKind] | None:
+        """How ids of users and items are stored, `integer` or `string`; None where rows have no such ids."""
         return None
 
     def check_validation(self) -> None:

@@ -7,6 +7,15 @@ from dataclasses import dataclass, field, replace
 
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.training.pipeline import StepResult
+from rayrec.samples.features.features import READ
+
+_REASONS = {
+    "rows_without_target": "had fewer than two known items",
+    "unreadable_rows": "could not be decoded",
+    "unknown_items": "were of items that the data set does not have",
+    "unread_events": "were older than the model's window (max_length)",
+}
+_OF_ROWS = ("rows_without_target", "unreadable_rows")
 
 
 @dataclass(frozen=True)
@@ -20,8 +29,12 @@ class Progress:
     loss: float | None = None
     """Of the last step."""
     training_s: float = 0.0
+    read: dict[str, int] = field(default_factory=dict)
+    """Rows and events that were read, where the task counts them."""
     dropped: dict[str, int] = field(default_factory=dict)
     """Dropped work, by reason."""
+    all_targets: int = 0
+    """Targets of the whole run."""
     loss_sum: float = 0.0
     """Over all targets since the last validation."""
     num_targets: int = 0
@@ -37,17 +50,38 @@ class Progress:
 
     def trained(self, result: StepResult, seconds: float) -> Progress:
         """After another step."""
-        dropped = dict(self.dropped)
-        for reason, count in result.counts.items():
-            dropped[reason] = dropped.get(reason, 0) + count
+        read, dropped = dict(self.read), dict(self.dropped)
+        for name, count in result.counts.items():
+            counts = read if name in READ else dropped
+            counts[name] = counts.get(name, 0) + count
         return replace(
             self,
             loss=result.loss,
             training_s=self.training_s + seconds,
+            read=read,
             dropped=dropped,
+            all_targets=self.all_targets + result.num_targets,
             loss_sum=self.loss_sum + result.loss * result.num_targets,
             num_targets=self.num_targets + result.num_targets,
         )
+
+    @property
+    def dropped_shares(self) -> dict[str, float]:
+        """What was dropped as a share of what was read, by reason; without what did not happen."""
+        shares = {}
+        for reason, count in self.dropped.items():
+            of = self.read.get("rows" if reason in _OF_ROWS else "events", 0)
+            if count and of:
+                shares[reason] = count / of
+        return shares
+
+    def described_drops(self) -> str:
+        """The shares in words."""
+        parts = []
+        for reason, share in self.dropped_shares.items():
+            name = "rows" if reason in _OF_ROWS else "events"
+            parts.append(f"{share:.1%} of {self.read[name]:,} {name} {_REASONS.get(reason, reason)}")
+        return ", ".join(parts) or "nothing"
 
     @property
     def mean_loss(self) -> float:
@@ -73,6 +107,10 @@ class TrainingResult:
     Of a run that was resumed, steps that were lost after a snapshot and trained again count once.
     """
     steps_per_s: float
+    dropped: dict[str, float]
+    """Shares of rows or events that were read and not trained on, by reason."""
+    described_drops: str
+    """The same in words."""
     stages: dict[str, float]
     """Where the time of the actors went since they were last started."""
 

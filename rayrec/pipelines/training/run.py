@@ -27,6 +27,10 @@ from rayrec.samples.reading.followed_plan import FollowedPlan
 
 logger = logging.getLogger(__name__)
 
+_STEPS_WITHOUT_TARGET = 200
+"""After so many steps without a single target, none is expected any more."""
+_KINDS = {"integer": "integers", "string": "hashes of texts, since not all of them are integers"}
+
 OnStep = Callable[[int, int, float], None]
 """Called with (steps done, steps of the whole run, loss) after every step."""
 
@@ -149,12 +153,31 @@ class Attempt:
     def _validate(self, step: int) -> None:
         """Validate the model as it is after the steps before this one, and keep it in a snapshot."""
         loss = self._progress.mean_loss
+        self._refuse_to_learn_nothing()
+        if self._progress.best_value is None and self._progress.dropped_shares:
+            logger.info("not trained on so far: %s", self._progress.described_drops())
         summary = validate(self._stages, self._assembly.task.validation(self._assembly.features))
         self._progress = self._progress.validated(summary[self._metric].value, step)
         # First the record: a run that goes on after the snapshot does not validate there again, and one that
         # goes on before it forgets the record.
         self._record(step, loss, summary)
         self._snapshot_now(step)
+
+    def _refuse_to_learn_nothing(self) -> None:
+        """End a run that has read rows and found nothing to learn from: its loss would be 0 for ever.
+
+        Raises:
+            InputError: no row had a target.
+        """
+        progress = self._progress
+        if progress.loss is None or progress.all_targets:
+            return
+        kinds = self._assembly.task.id_kinds
+        ids = "" if kinds is None else f" (there, item ids are {_KINDS[kinds['item']]})"
+        raise InputError(
+            f"nothing to learn from: no training row has a target; {progress.described_drops()}{ids}; train "
+            "on rows of the log that the data set was prepared from, with at least two known items each"
+        )
 
     def _result(self, step: int) -> TrainingResult:
         progress = self._progress
@@ -170,6 +193,8 @@ class Attempt:
             best_step=progress.best_step,
             training_s=progress.training_s,
             steps_per_s=step / max(progress.training_s, 1e-9),
+            dropped=progress.dropped_shares,
+            described_drops=progress.described_drops(),
             stages=self._stages.stats().summary(),
         )
 
@@ -211,6 +236,8 @@ class Attempt:
             self._schedule.taken()
         self._writer.check()
         done = result.step + 1
+        if done == _STEPS_WITHOUT_TARGET:
+            self._refuse_to_learn_nothing()
         if self._on_step is not None:
             self._on_step(done, self._known_steps, result.loss)
         if done % METRICS_EVERY_STEPS == 0:
@@ -267,6 +294,7 @@ class Attempt:
                 "mfu": mfu,
                 "valid": figures,
                 "stages": stages,
+                "read": self._progress.read,
                 "dropped": self._progress.dropped,
             }
         )

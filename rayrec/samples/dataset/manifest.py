@@ -19,6 +19,7 @@ Split = Literal["valid", "test"]
 EVALUATION_FILES: dict[Split, str] = {"valid": "valid.parquet", "test": "test.parquet"}
 
 IdKind = Literal["integer", "string"]
+Entity = Literal["user", "item"]
 
 
 class SplitInfo(Config):
@@ -54,7 +55,7 @@ class Manifest(FolderManifest):
     split: SplitInfo
     seed: int
     ties: TiesInfo
-    id_kinds: dict[Literal["user", "item"], IdKind]
+    id_kinds: dict[Entity, IdKind]
     behaviors: tuple[str, ...]
     """Names of the behavior codes; empty when the source has none."""
     scenarios: tuple[str, ...] = ()

@@ -23,6 +23,8 @@ from rayrec.platform.shares import balanced_bounds
 from rayrec.samples.base.batches import FeatureBatch, SampleBatch, TableLookup
 from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
 
+READ = ("rows", "events")
+"""Counts of a batch that say what was read; the others say what was dropped of it."""
 NegativeDistribution = Literal["uniform", "popularity"]
 
 _NEGATIVES_STREAM = 2
@@ -124,7 +126,8 @@ class SequenceFeatures:
     def __call__(self, batch: SampleBatch) -> list[FeatureBatch]:
         """Training features; trainer r gets the r-th contiguous share of the rows.
 
-        `counts` of the shares add up to those of the batch.
+        `counts` of the shares add up to those of the batch: the rows and events that were read (`READ`), and
+        what was dropped of them.
 
         Raises:
             InputError: a row has every item of the catalog, so that no negative is left for its events.
@@ -171,6 +174,8 @@ class SequenceFeatures:
                 labels=_at(labels, inputs_N[held]),
                 target_labels=_at(labels, targets_at_N[held]),
                 counts={
+                    "rows": len(unknown_B[mine]),
+                    "events": int(np.diff(batch.offsets_B1)[mine].sum()),
                     "unknown_items": int(unknown_B[mine].sum()),
                     "unread_events": int(unread_B[mine].sum()),
                     "rows_without_target": int((num_targets_B[mine] == 0).sum()),

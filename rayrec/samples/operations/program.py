@@ -103,6 +103,11 @@ class FeatureProgram:
         return tuple(step.label for step, is_used in zip(self._steps, used, strict=True) if not is_used)
 
     @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations, bound to their columns, in order."""
+        return tuple(step.operation for step in self._steps)
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is no operation: columns pass unchanged."""
         return not self._steps
