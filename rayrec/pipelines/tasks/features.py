@@ -134,8 +134,8 @@ def compare_stores(program: FeatureProgram, dataset: Dataset) -> None:
             if store != data:
                 logger.warning(
                     "%s: ids of this event store are %s, those of the data set %s %s: ids are strings as "
-                    "soon as one id of the log, or of a table of items or users, is no integer; if both are of "
-                    "one log, make all of its ids texts and build both again",
+                    "soon as one id of the log, or of a table of items or users, is no integer; if both are "
+                    "of one log, make all of its ids texts and build both again",
                     operation.config.store,
                     store,
                     dataset.root,
