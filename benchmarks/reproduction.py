@@ -104,7 +104,7 @@ def is_measured(row: Row) -> bool:
 def _config(row: Row, data: Sequence[str] = ()) -> RunConfig:
     return RunConfig.load(
         CHECKOUT / "configs" / f"{METHODS[row.method].config}.yaml",
-        [f"seed={row.seed}", "cluster.dashboard=false", *data],
+        [f"seed={row.seed}", "cluster.dashboard=false", *METHODS[row.method].settings, *data],
     )
 
 

@@ -28,7 +28,7 @@ _TEXTUAL = frozenset(
         *("description", "text", "summary", "abstract", "overview", "plot", "synopsis", "features"),
         *("category", "categories", "subcategory", "genre", "genres", "topic", "topics", "tags", "keywords"),
         *("brand", "author", "authors", "artist", "director", "publisher", "maker"),
-        "textualid",  # S3-Rec's: the title in plain words
+        "textualid",  # IDGenRec's: keywords that a language model wrote of title and description
         "class",  # RecBole's MovieLens: the genres
         *("year", "releaseyear"),
     }
