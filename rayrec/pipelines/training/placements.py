@@ -2,9 +2,9 @@
 
     train ─► placement.connected ─► for each attempt: placement.running ─► Stages
 
-Both start the same actors and give the same bits; from three trainers on, the cluster's collective chooses the
-order in which dense gradients are summed, and results agree up to rounding. On a cluster, room is reserved for
-all actors at once, they are ended together, and an actor that dies or hangs is named.
+Both start the same actors and give the same bits; from three trainers on, the cluster's collective chooses
+the order in which dense gradients are summed, and results agree up to rounding. On a cluster, room is
+reserved for all actors at once, they are ended together, and an actor that dies or hangs is named.
 """
 
 from __future__ import annotations
