@@ -203,20 +203,22 @@ class MemoryPlan:
 
     def log(self) -> None:
         """One line for the run's log."""
-        largest = self.fullest
-        logger.info(
-            "memory: %d servers hold up to %s each (%s while %s), %d trainers need up to %s each, dense "
-            "activations aside%s",
-            len(self.shards),
-            human_size(largest.num_bytes),
-            human_size(largest.peak_bytes),
-            largest.peak_phase,
-            self.trainer.num_trainers,
-            human_size(self.trainer.peak_bytes),
-            ""
-            if self.machine_limit is None
-            else f"; {human_size(self.machine_bytes)} of this machine's {human_size(self.machine_limit)}",
+        largest, trainer = self.fullest, self.trainer
+        parts = []
+        if largest.num_rows:
+            parts.append(
+                f"{len(self.shards)} servers hold up to {human_size(largest.num_bytes)} each "
+                f"({human_size(largest.peak_bytes)} while {largest.peak_phase})"
+            )
+        parts.append(
+            f"{trainer.num_trainers} trainers need up to {human_size(trainer.peak_bytes)} each, dense "
+            "activations aside"
         )
+        if self.machine_limit is not None:
+            parts.append(
+                f"in all {human_size(self.machine_bytes)} of this machine's {human_size(self.machine_limit)}"
+            )
+        logger.info("memory: %s", ", ".join(parts))
 
     def to_json(self) -> dict[str, Any]:
         return {
