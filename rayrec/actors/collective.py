@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # servers and readers import this module's users, and start w
     import torch
 
 
+Address = tuple[str, int]
+"""Host and port of the store where processes meet."""
+
+
 class _Link(Protocol):
     def all_reduce(self, flat: torch.Tensor) -> None: ...
 
@@ -31,18 +35,35 @@ class TrainerGroup:
         self.num_trainers = num_trainers
         self._rank = rank
         self._link: _Link | None = None
+        self._store: Any = None
 
-    def join(self, where: str | Meeting, backend: str) -> None:
+    def open(self) -> Address:
+        """Open the store at which the processes of the group meet; asked of the first one.
+
+        It keeps the port from here on: one that was only looked up might be taken before it is used.
+        """
+        import ray
+        from torch.distributed import TCPStore
+
+        host = ray.util.get_node_ip_address()
+        self._store = TCPStore(host, 0, self.num_trainers, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def join(self, where: Address | Meeting, backend: str) -> None:
         """Meet the others.
 
         Args:
-            where: the address of the first one, or where threads of one process meet.
+            where: what the first one's `open` returned, or where threads of one process meet.
             backend: carries the sums of dense gradients between processes.
         """
         if isinstance(where, Meeting):
             self._link = _Seat(where, self._rank)
-        else:
-            self._link = _ProcessGroups(where, backend, self.num_trainers, self._rank)
+            return
+        if self._store is None:
+            from torch.distributed import TCPStore
+
+            self._store = TCPStore(*where, self.num_trainers, is_master=False)
+        self._link = _ProcessGroups(self._store, backend, self.num_trainers, self._rank)
 
     def all_reduce(self, flat: torch.Tensor) -> None:
         """Replace a tensor by its sum over the trainers."""
@@ -58,10 +79,10 @@ class TrainerGroup:
 class _ProcessGroups:
     """Trainers are processes."""
 
-    def __init__(self, address: str, backend: str, num_trainers: int, rank: int) -> None:
+    def __init__(self, store: Any, backend: str, num_trainers: int, rank: int) -> None:
         import torch
 
-        torch.distributed.init_process_group(backend, init_method=address, world_size=num_trainers, rank=rank)
+        torch.distributed.init_process_group(backend, store=store, world_size=num_trainers, rank=rank)
         # A group of its own: rows lie in host memory, and are exchanged while gradients are summed.
         self._host_group: Any = torch.distributed.new_group(backend=HOST_COLLECTIVE_BACKEND)
 

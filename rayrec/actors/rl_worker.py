@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from rayrec.actors.collective import Meeting, TrainerGroup
+from rayrec.actors.collective import Address, Meeting, TrainerGroup
 from rayrec.actors.spawning import ActorRole, Calls, Host
 from rayrec.models.program.program import SumOverTrainers
 from rayrec.platform.devices import get_device, ray_claim
@@ -45,15 +44,12 @@ class RlProcess:
         """Sums tensors over the group; None for a process that is alone."""
         return None if self._group is None else self._group.all_reduce
 
-    def address(self) -> str:
-        """Return where the processes of the group can meet."""
-        import ray
+    def open_group(self) -> Address:
+        """Return where the processes of the group can meet; asked of the first one."""
+        assert self._group is not None, "it is alone"
+        return self._group.open()
 
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
-
-    def join(self, where: str | Meeting, backend: str) -> None:
+    def join(self, where: Address | Meeting, backend: str) -> None:
         """Meet the others."""
         assert self._group is not None, "it is alone"
         self._group.join(where, backend)
@@ -104,7 +100,7 @@ class RlProcesses:
             self._host.spawn(cls, stage, member, given, options, restarts) for member in range(num_workers)
         ]
         if meets and num_workers > 1:
-            where: Any = self._host.meeting(stage) or workers[0].address.remote()
+            where: Any = self._host.meeting(stage) or workers[0].open_group.remote()
             backend = get_device(device).collective_backend
             self.get([worker.join.remote(where, backend) for worker in workers])
         return workers

@@ -9,7 +9,6 @@ The arithmetic is in the lookup modes of `rayrec.embeddings` and `rayrec.models.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.actors.collective import Meeting, TrainerGroup
+from rayrec.actors.collective import Address, Meeting, TrainerGroup
 from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
 from rayrec.actors.spawning import ActorRole, Host
 from rayrec.actors.transport import TransportChoice, connect
@@ -145,16 +144,11 @@ class Trainer:
     def __repr__(self) -> str:
         return self._role.actor_name
 
-    def address(self) -> str:
-        """Where the process group of the trainers can meet; asked of the first one."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
-        import ray
+    def open_group(self) -> Address:
+        """Where the trainers can meet; asked of the first one."""
+        return self._group.open()
 
-        return f"tcp://{ray.util.get_node_ip_address()}:{port}"
-
-    def join(self, where: str | Meeting) -> None:
+    def join(self, where: Address | Meeting) -> None:
         """Form the group over which dense gradients are summed and rows reach their owners."""
         self._group.join(where, self._device.collective_backend)
         self._program.join()
@@ -296,5 +290,5 @@ def spawn_trainers(host: Host, spec: TrainerSpec, servers: Sequence[Any], num_cp
 
 def connect_trainers(host: Host, trainers: Sequence[Any]) -> list[Any]:
     """Let several trainers meet, so that they can sum their dense gradients; promises of it."""
-    where: Any = host.meeting(TRAINER_STAGE) or trainers[0].address.remote()
+    where: Any = host.meeting(TRAINER_STAGE) or trainers[0].open_group.remote()
     return [trainer.join.remote(where) for trainer in trainers]
