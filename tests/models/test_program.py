@@ -18,10 +18,12 @@ SETTINGS = DenseOptimizerSettings(
 )
 
 
-def program(sum_over_trainers=None, dropout: float = 0.3, num_layers: int = 1) -> SequenceProgram:
+def program(
+    sum_over_trainers=None, dropout: float = 0.3, num_layers: int = 1, settings=SETTINGS
+) -> SequenceProgram:
     torch.manual_seed(0)
     model = DenseNextItemModel(backbone(dropout, num_layers), CrossEntropy(), NUM_ITEMS, DIM)
-    return SequenceProgram(model, SETTINGS, CPU, seed=5, sum_over_trainers=sum_over_trainers)
+    return SequenceProgram(model, settings, CPU, seed=5, sum_over_trainers=sum_over_trainers)
 
 
 def train(trained: SequenceProgram, steps: range) -> list[float]:
@@ -290,3 +292,25 @@ def test_a_gradient_norm_limit_bounds_the_step():
 
     assert moved(unbounded / 2) == pytest.approx(unbounded / 2, rel=1e-3)
     assert moved(2 * unbounded) == pytest.approx(unbounded, rel=1e-3)
+
+
+@pytest.mark.parametrize("decayed", ["all", "matrices", "linear"])
+def test_weight_decay_reaches_the_weights_that_it_is_meant_for(decayed):
+    """Without gradients, a weight shrinks by the decay alone."""
+    tested = program(settings=dataclasses.replace(SETTINGS, weight_decay=0.5, decayed=decayed))
+    module = tested._module
+    module.rows = torch.nn.Embedding(4, DIM)
+    tested._parameters, tested._optimizer = tested._parameters_and_optimizer()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(1.0)
+            parameter.grad = torch.zeros_like(parameter)
+    before = tested.weights()
+
+    tested.update()
+
+    after = tested.weights()
+    shrunk = {name for name in before if not np.array_equal(before[name], after[name])}
+    matrices = {name for name, parameter in module.named_parameters() if parameter.ndim > 1}
+    expected = {"all": set(before), "matrices": matrices, "linear": matrices - {"rows.weight"}}
+    assert shrunk == expected[decayed]

@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
+from rayrec.models.base.dense_optimizer import Decayed
 from rayrec.platform.config import Config
 from rayrec.platform.devices import Device
 
@@ -57,4 +58,7 @@ class DenseOptimizerConfig(Config):
 
     learning_rate: float = Field(1e-3, gt=0.0)
     weight_decay: float = Field(0.0, ge=0.0)
+    decayed: Decayed = "all"
+    """What the weight decay reaches: `all` weights, `matrices` (no norms and biases), or `linear` (neither
+    those nor rows of embeddings: words of a pretrained language model would shrink in every step)."""
     max_grad_norm: float | None = Field(None, gt=0.0)

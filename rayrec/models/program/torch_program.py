@@ -111,9 +111,8 @@ class TorchProgram(ABC):
             parameters = self._masters.by_name
         settings = self._settings
         optimizer = torch.optim.AdamW(
-            parameters.values(),
+            _groups(self._module, parameters, settings),
             lr=settings.learning_rate,
-            weight_decay=settings.weight_decay,
             fused=settings.fused,
             foreach=not settings.fused,
         )
@@ -313,6 +312,29 @@ class TorchProgram(ABC):
     def _as_held(self, saved: np.ndarray) -> Tensor:
         """A whole weight, or its like, as this trainer holds it."""
         return torch.tensor(saved) if self._sharded is None else self._sharded.shard_of(saved)
+
+
+def _groups(
+    module: nn.Module, parameters: Mapping[str, Tensor], settings: DenseOptimizerSettings
+) -> list[dict[str, Any]]:
+    """The parameters that decay and those that do not, each in their order."""
+    rows = {
+        f"{name}.weight" if name else "weight"
+        for name, part in module.named_modules()
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag)
+    }
+
+    def decays(name: str, parameter: Tensor) -> bool:
+        if settings.decayed == "all":
+            return True
+        return parameter.ndim > 1 and not (settings.decayed == "linear" and name in rows)
+
+    groups = []
+    for is_decayed, decay in ((True, settings.weight_decay), (False, 0.0)):
+        members = [one for name, one in parameters.items() if decays(name, one) == is_decayed]
+        if members:
+            groups.append({"params": members, "weight_decay": decay})
+    return groups
 
 
 def _or_zeros(tensor: Tensor) -> Tensor:

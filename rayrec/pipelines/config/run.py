@@ -481,6 +481,7 @@ class RunConfig(Config):
         return DenseOptimizerSettings(
             learning_rate=optimizer.learning_rate,
             weight_decay=optimizer.weight_decay,
+            decayed=optimizer.decayed,
             schedule=schedule,
             max_grad_norm=optimizer.max_grad_norm,
             fused=fused,
