@@ -37,7 +37,7 @@ def test_seeds_are_averaged_and_what_is_missing_is_said():
     (hstu,) = [line for line in text.splitlines() if line.startswith(f"| {METHODS['hstu'].title} (2 seeds)")]
     assert "| 0.0850 ± 0.0100 [0.0800, 0.0900] |" in hstu
     # Each of the other methods of this table, and a sentence in place of every other table.
-    assert text.count("| not measured yet |") == len(METHODS) - 2
+    assert text.count("| not measured yet |") == len(METHODS) - 2 - 1  # one was measured by hand
     assert text.count("Not measured yet.") == 2 * len(DATASETS) - 1
 
 

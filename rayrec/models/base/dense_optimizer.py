@@ -8,8 +8,8 @@ from typing import Literal
 from rayrec.platform.schedule import RateSchedule
 
 Decayed = Literal["all", "matrices", "linear"]
-"""Which weights decay: all; those with two dimensions or more, so no norms and biases; or of these, those that
-are no rows of an embedding, which would shrink where no batch touches them."""
+"""Which weights decay: all; those with two dimensions or more, so no norms and biases; or of these, those
+that are no rows of an embedding, which would shrink where no batch touches them."""
 
 
 @dataclass(frozen=True)
