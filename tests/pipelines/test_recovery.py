@@ -24,6 +24,7 @@ import ray
 from benchmarks.chaos import differences
 from rayrec.actors.heartbeats import Account, ProcessId, kill_process
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshot_requests import request_snapshot
 from rayrec.pipelines.runs.snapshots import read_snapshot
@@ -270,3 +271,17 @@ def test_a_run_whose_folder_is_gone_goes_on_from_its_copy(alone, data, tmp_path)
     train(config, run, resume="if_begun", cluster=in_process)
 
     assert differences(run, alone[0], EPOCHS) == []
+
+
+def test_a_second_run_with_the_settings_of_the_first_is_refused_its_copy(data, tmp_path):
+    url = (tmp_path / "other disk" / "mine").as_uri()
+    config = settings(data, snapshots__copy_to=url)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "first", on_step=at({2: interrupt}), cluster=in_process)
+    assert not (tmp_path / "other disk" / "mine" / "copy.json").exists()  # it had nothing to copy yet
+    RunCopy(url).claim(tmp_path / "first")
+
+    for resume in (False, "if_begun"):
+        with pytest.raises(InputError, match=r"this is the copy of the run 'first', not of .*second"):
+            train(config, tmp_path / "second", resume=resume, cluster=in_process)
+    assert not (tmp_path / "second").exists()

@@ -21,7 +21,9 @@ def test_a_new_run_has_settings_and_a_state(tmp_path):
     folder = RunFolder.create(tmp_path / "deep" / "run", config(seed=4))
 
     assert RunFolder.open(folder.path).config == config(seed=4)
-    assert folder.state == {"state": "running", "error": None, "best": None, "last": None}
+    state = folder.state
+    assert state.pop("id")
+    assert state == {"state": "running", "error": None, "best": None, "last": None}
     assert folder.name == "run"
 
 
@@ -171,7 +173,7 @@ def test_a_run_goes_on_with_its_work_laid_out_differently(tmp_path, changes):
     assert folder.state["state"] == "failed"  # so far it may still be refused
     folder.begin(config(**changes))
 
-    assert folder.state == {"state": "running", "error": None, "best": None, "last": "step-000000003"}
+    assert folder.state.items() >= {"state": "running", "error": None, "last": "step-000000003"}.items()
     assert folder.config == config(**changes)
 
 
@@ -277,3 +279,25 @@ def test_a_new_run_forgets_what_another_one_read(tmp_path):
 
     assert RunFolder.create(tmp_path, config(seed=1)).columns is None
     assert not (tmp_path / "accepted.jsonl").exists()
+
+
+def test_a_snapshot_that_made_room_for_another_comes_back_where_that_did_not_arrive(tmp_path):
+    """The process died between the two renames; run.json names the step."""
+    folder = RunFolder.create(tmp_path / "run", config())
+    for name in (".step-000000005.replaced", ".step-000000009.replaced", "step-000000009"):
+        (folder.snapshots / name).mkdir(parents=True)
+
+    RunFolder.resume(folder.path, config())
+
+    assert folder.snapshot_names() == ["step-000000005", "step-000000009"]
+
+
+def test_a_run_keeps_its_id_and_every_start_has_one_of_its_own(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", config())
+    folder.mark_start()
+    first = folder.state
+
+    folder.mark_start()
+
+    assert folder.state["id"] == first["id"] != RunFolder.create(tmp_path / "other", config()).state["id"]
+    assert folder.state["start"] != first["start"]

@@ -23,6 +23,7 @@ import os
 import shutil
 import socket
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,6 +166,7 @@ class RunFolder:
                 f"{path}: holds another run: it differs from this config in {', '.join(changed)}; "
                 f"use what it was begun with ({path / 'config.yaml'}), or choose another folder with --run"
             )
+        folder._put_back_replaced()
         return folder
 
     @classmethod
@@ -187,6 +189,11 @@ class RunFolder:
         values: dict[str, Any] = json.loads((self.path / "run.json").read_text())
         return values
 
+    def mark_start(self) -> None:
+        """From now on the run is the one that this process has started: its copy knows it by that."""
+        state = self.state
+        self.update(start=uuid.uuid4().hex, id=state.get("id") or uuid.uuid4().hex)
+
     def begin(self, config: RunConfig) -> None:
         """From now on the run is running, with these settings."""
         write_atomically(self.path / "config.yaml", config.to_yaml().encode())
@@ -208,7 +215,8 @@ class RunFolder:
     def update(self, **values: Any) -> None:
         """Change fields of run.json; from any thread."""
         with self._updates:
-            state = self.state if (self.path / "run.json").exists() else {}
+            # The id is made with the file, and names the run wherever its folder is moved or copied to.
+            state = self.state if (self.path / "run.json").exists() else {"id": uuid.uuid4().hex}
             write_json(self.path / "run.json", {**state, **values})
 
     @property
@@ -267,6 +275,13 @@ class RunFolder:
         if not self.snapshots.is_dir():
             return []
         return sorted(entry.name for entry in self.snapshots.iterdir() if not entry.name.startswith("."))
+
+    def _put_back_replaced(self) -> None:
+        """Bring back a snapshot that made room for another of its step, where that one did not arrive."""
+        for replaced in self.snapshots.glob(".*.replaced"):
+            path = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
+            if not path.exists():
+                replaced.rename(path)
 
     def keep_only(self, names: set[str]) -> None:
         """Delete every snapshot that is not named."""

@@ -164,7 +164,7 @@ class SnapshotWriter:
         if self._copy is not None:
             try:
                 self._copy.update(self._folder.path, kept)
-            except OSError as error:
+            except (OSError, InputError) as error:
                 # Its own folder is whole, and the next copy brings what this one lacks.
                 logger.warning("%s was not copied to %s: %s", path.name, self._config.copy_to, error)
                 self._folder.update(failed_copies=self._folder.state.get("failed_copies", 0) + 1)
