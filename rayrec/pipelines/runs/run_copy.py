@@ -21,6 +21,7 @@ from pyarrow import fs
 from rayrec.pipelines.runs.run_folder import ACCEPTED_FILE, ATTENTION_FILES, COLUMNS_FILE
 from rayrec.pipelines.runs.snapshots import MANIFEST
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import is_plain_name
 from rayrec.platform.remote_files import remote_folder
 
 COPY, SNAPSHOTS = "copy.json", "snapshots"
@@ -225,7 +226,9 @@ class RunCopy:
             return None
         try:
             copy: dict[str, Any] = json.loads(content)
-            _ = copy["run"], copy["start"], copy["name"], copy["folders"].items()
+            _ = copy["run"], copy["start"], copy["name"]
+            if not all(is_plain_name(name) for pair in copy["folders"].items() for name in pair):
+                raise ValueError("it names folders outside of the copy")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"{self._there.shown(COPY)}: not what a copy of a run says of itself; the file was changed"

@@ -178,6 +178,7 @@ class SnapshotWriter:
         if base is not None and base.num_increments >= self._config.increments:
             base = None
         assert base is None or base.step < pending.step, "it would take the place of what it builds on"
+        self._folder.check_own()
         write_snapshot(
             path,
             state,

@@ -29,6 +29,7 @@ from rayrec.pipelines.training.progress import Progress, TrainingResult, is_over
 from rayrec.pipelines.training.run import Attempt, OnStep
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import no_room
 from rayrec.platform.ray_errors import ActorDeathError, StageHungError, root_cause
 from rayrec.samples.reading.reader import SampleReader
 
@@ -219,7 +220,10 @@ def supervise(
                 f"Rows of the batch: {rows_of_step(assembly.going_on_from(None, folder.path), cause.step)}"
             )
             folder.update(refused_steps=folder.state.get("refused_steps", 0) + 1)
-        folder.update(state="failed", error=f"{type(cause).__name__}: {cause}")
+        if (full := no_room(cause, folder.path, then=", and continue with --resume")) is not None:
+            cause = full
+        with contextlib.suppress(OSError, InputError):  # what ended the run is said in any case
+            folder.update(state="failed", error=f"{type(cause).__name__}: {cause}")
         if cause is error:
             raise
         raise cause from error
