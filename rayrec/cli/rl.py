@@ -31,11 +31,12 @@ def rl_command(
     """Fine-tune a generative model with rewards; compares it with the supervised model on test users."""
     from dataclasses import asdict
 
-    from rayrec.pipelines.training.placements import in_process, on_ray
     from rayrec.rl.config import RlConfig
-    from rayrec.rl.run import train_policy
 
     config = RlConfig.load(config_file, overrides or ())
+    from rayrec.pipelines.training.placements import in_process, on_ray
+    from rayrec.rl.run import train_policy
+
     folder = run or Path("runs") / config_file.stem
     with progress_bar("rl") as progress:
         result = train_policy(

@@ -103,6 +103,18 @@ def ranking_of(
     )
 
 
+def check_run(run: Path) -> None:
+    """Refuse a folder that holds no run before torch is imported, which takes seconds.
+
+    Raises:
+        InputError: names the folder.
+    """
+    if not (run / "run.json").is_file():
+        from rayrec.pipelines.runs.run_folder import RunFolder
+
+        RunFolder.open(run)
+
+
 @command(app, "train")
 def train_command(
     config_file: ConfigArgument,
@@ -132,13 +144,15 @@ def train_command(
     """Train a model with the five-stage pipeline."""
     from dataclasses import asdict
 
+    if snapshot is not None and not (resume or resume_if_begun):
+        raise InputError("--snapshot says where to resume; it goes with --resume or --resume-if-begun")
     from rayrec.pipelines.config.run import RunConfig
+
+    config = RunConfig.load(config_file, overrides or ())
+    # What is wrong with the arguments is said before these take seconds to import.
     from rayrec.pipelines.training.placements import in_process, on_ray
     from rayrec.pipelines.training.train import train
 
-    if snapshot is not None and not (resume or resume_if_begun):
-        raise InputError("--snapshot says where to resume; it goes with --resume or --resume-if-begun")
-    config = RunConfig.load(config_file, overrides or ())
     folder = run or Path("runs") / config_file.stem
     with progress_bar("train") as progress:
         result = train(
@@ -253,10 +267,12 @@ def plan_command(
 ) -> Answer:
     """Say what each process of a run will hold in memory, and whether it fits; starts nothing."""
     from rayrec.pipelines.config.run import RunConfig
+
+    config = RunConfig.load(config_file, overrides or ())
     from rayrec.pipelines.tasks.assembly import assemble
     from rayrec.pipelines.training.memory_plan import plan_memory
 
-    plan = plan_memory(assemble(RunConfig.load(config_file, overrides or ()), checksums=False))
+    plan = plan_memory(assemble(config, checksums=False))
     _print_servers(plan.shards, plan.fullest)
     trainer = plan.trainer
     print_rows(
@@ -344,9 +360,10 @@ def evaluate_command(
     generator_weight: GeneratorWeightOption = 0.0,
 ) -> Answer:
     """Rank the whole catalog for every user; popularity beside it. Of ranking models: score impressions."""
+    check_run(run)
+    ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
     from rayrec.pipelines.evaluation.evaluate import evaluate
 
-    ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
     with progress_bar("evaluate") as progress:
         report = evaluate(run, split.value, snapshot, on_batch=progress, data=data, ranking=ranking)
     table = Table(title=f"{report.count:,} {report.unit}, {split.value} split, step {report.snapshot_step:,}")
@@ -368,6 +385,7 @@ def export_command(
     data: DataOption = None,
 ) -> Answer:
     """Write a ranking model of Keras on TensorFlow as a SavedModel."""
+    check_run(run)
     from rayrec.pipelines.inference.scorer import export_run
 
     scorer = export_run(run, folder, snapshot, data)
@@ -406,10 +424,11 @@ def recommend_command(
     """Recommend items to one user of the data set."""
     from dataclasses import asdict, replace
 
+    check_run(run)
+    ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
     from rayrec.pipelines.inference.ranking_stage import RankingStage
     from rayrec.pipelines.inference.recommender import Recommender
 
-    ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
     recommender = Recommender.load(run, snapshot, data=data)
     stage = None if ranking is None else RankingStage.load(recommender, ranking)
     dataset = recommender.dataset

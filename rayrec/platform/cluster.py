@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +19,9 @@ from rayrec.platform.errors import InputError
 
 logger = logging.getLogger(__name__)
 
+_HOST_AND_PORT = re.compile(r"(ray://)?(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d+)")
+ADDRESS_TRIES, ADDRESS_PATIENCE_S, ADDRESS_PAUSE_S = 3, 5.0, 2.0
+"""Seconds to wait for a connection, and between two tries: a cluster may be coming up."""
 START_TRIES = 3
 TIMED_OUT = "timed out during startup"
 """In the message of Ray's exception for it, which has no class of its own."""
@@ -55,6 +61,8 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
         yield
         return
     address = _address(config)
+    if address is not None:
+        _check_answers(address, "cluster.address" if config.address else "RAY_ADDRESS")
     logging.getLogger("ray").setLevel(logging.ERROR)  # before init, which logs
     try:
         if address is not None:
@@ -70,7 +78,7 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
             )
     except ConnectionError as error:
         raise InputError(
-            f"cluster.address: no Ray cluster answers at {address!r}; start one with "
+            f"cluster.address or RAY_ADDRESS: no Ray cluster answers at {address!r}; start one with "
             "'ray start --head', or leave the address out to start one for this run"
         ) from error
     try:
@@ -78,6 +86,29 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_answers(address: str, setting: str) -> None:
+    """Refuse an address at which nothing listens: Ray would try it for a quarter of an hour.
+
+    Raises:
+        InputError: names the setting that has it.
+    """
+    at = _HOST_AND_PORT.fullmatch(address)
+    if at is None:  # `auto`, `local`, a name of Ray's: it looks for itself
+        return
+    for left in reversed(range(ADDRESS_TRIES)):
+        try:
+            socket.create_connection((at["host"].strip("[]"), int(at["port"])), ADDRESS_PATIENCE_S).close()
+            return
+        except OSError as error:
+            if left:
+                time.sleep(ADDRESS_PAUSE_S)
+                continue
+            raise InputError(
+                f"{setting}: no Ray cluster answers at {address!r} ({error}); start one with "
+                "'ray start --head', or leave the address out (unset RAY_ADDRESS) to start one for this run"
+            ) from error
 
 
 def start_on_this_machine(**options: Any) -> None:
@@ -94,15 +125,22 @@ def start_on_this_machine(**options: Any) -> None:
     """
     import ray
 
-    for left in reversed(range(START_TRIES)):
+    left = START_TRIES
+    while True:
         try:
             # Never a cluster that happens to run on this machine.
             ray.init(address="local", **options)
             return
         except Exception as error:
+            if options.get("include_dashboard") and "dashboard" in str(error).lower():
+                ray.shutdown()
+                options["include_dashboard"] = False
+                logger.warning("Ray's dashboard did not start, the run goes on without it: %s", error)
+                continue
             if TIMED_OUT not in str(error):
                 raise
             ray.shutdown()
+            left -= 1
             if left == 0:
                 raise InputError(
                     "Ray did not start on this machine in time, which happens where others keep it busy or "
@@ -145,6 +183,12 @@ def _check_capacity(cpus_needed: float) -> None:
     import ray
 
     available = ray.cluster_resources().get(HOST.ray_resource, 0.0)
+    if not available:
+        raise InputError(
+            f"the run's actors need {cpus_needed:g} CPUs and the Ray cluster has none: its head takes no "
+            "work (--num-cpus 0), and no other node has joined it; start a node with "
+            "'ray start --address HOST:PORT'"
+        )
     if available < cpus_needed:
         raise InputError(
             f"the run's actors need {cpus_needed:g} CPUs and the Ray cluster has {available:g}; "

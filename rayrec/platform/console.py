@@ -21,7 +21,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, NoRoomError
+from rayrec.platform.files import no_room
 
 out = Console()
 log = Console(stderr=True)
@@ -81,7 +82,8 @@ def _report(error: Exception) -> int:
 
         cause = root_cause(error)
     is_input = isinstance(cause, InputError)
-    text = str(cause) if is_input else f"{type(cause).__name__}: {cause}"
+    cause = no_room(cause) or cause
+    text = str(cause) if isinstance(cause, InputError | NoRoomError) else f"{type(cause).__name__}: {cause}"
     log.print(f"rayrec: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
     return 2 if is_input else 1
 

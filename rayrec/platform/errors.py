@@ -1,6 +1,10 @@
 """Exceptions whose messages are written for users."""
 
 
+class NoRoomError(RuntimeError):
+    """A disk is full or read-only; the message is for users, as an `InputError`'s is."""
+
+
 class InputError(ValueError):
     """Something the caller gave cannot be used.
 

@@ -3,16 +3,64 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, NoRoomError
 
 MEMORY_FILE_SYSTEMS = {0x01021994: "tmpfs", 0x858458F6: "ramfs"}
 """By the type that Linux's `statfs` returns."""
+
+
+_FULL = {errno.ENOSPC: "is full", errno.EDQUOT: "has no quota left", errno.EROFS: "is read-only"}
+
+
+def no_room(error: BaseException, folder: Path | None = None, then: str = "") -> NoRoomError | None:
+    """The sentence for an error of a disk that is full or read-only; None for any other error.
+
+    Args:
+        folder: which the error is about, where it does not say so itself.
+        then: what to do when there is room.
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None:  # libraries in other languages give the system's words alone
+        number = next((each for each in _FULL if f"(os error {each})" in str(error)), None)
+    if number not in _FULL:
+        return None
+    where = folder or getattr(error, "filename", None)
+    place = "a disk" if where is None else f"{where}: its disk"
+    remedy = "name a folder on another one" if number == errno.EROFS else "make room there, or name another"
+    return NoRoomError(f"{place} {_FULL[number]} ({error}); {remedy}{then}")
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether this is the name of something directly in a folder, and of nothing outside of it."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def append_line(path: Path, content: bytes) -> None:
+    """Add a line to a file; on disk when this returns.
+
+    Of an append that fails nothing stays. What a power cut has left of one becomes a line of its own.
+    """
+    with open(path, "a+b", buffering=0) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                content = b"\n" + content
+        try:
+            left = memoryview(content + b"\n")
+            while left:
+                left = left[file.write(left) :]
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
 
 
 def write_atomically(path: Path, content: bytes) -> None:

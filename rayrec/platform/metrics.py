@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -72,7 +73,7 @@ class StageClock:
 
 
 class MeterClock:
-    """A `StageClock` for a stage of many threads, whose busy time is measured by the stage itself.
+    """A `StageClock` for a stage of many threads, which measures its busy time itself. Thread-safe.
 
     Args:
         meter_s: returns the busy seconds so far, overlapping work counted once.
@@ -85,16 +86,20 @@ class MeterClock:
         self._running_s = 0.0
         self._started: tuple[float, float] | None = None
         """(time, meter) of the last start; None while it is stopped."""
+        self._lock = threading.Lock()
 
     def start(self) -> None:
-        self._started = self._clock(), self._meter_s()
+        with self._lock:
+            self._started = self._clock(), self._meter_s()
 
     def stop(self) -> None:
-        self._running_s, self._busy_s = self._totals()
-        self._started = None
+        with self._lock:  # else times between the two lines would count what passed twice
+            self._running_s, self._busy_s = self._totals()
+            self._started = None
 
     def times(self, num_batches: int) -> StageTimes:
-        running_s, busy_s = self._totals()
+        with self._lock:
+            running_s, busy_s = self._totals()
         return StageTimes(busy_s, running_s - busy_s, num_batches)
 
     def _totals(self) -> tuple[float, float]:
@@ -107,21 +112,23 @@ class MeterClock:
 class RayMetrics:
     """Publishes metrics where the Ray dashboard and Prometheus find them, under `rayrec_` and their names.
 
-    In a process that is not connected to Ray it does nothing.
+    In a process that is not connected to Ray it does nothing. Thread-safe: a server's calls publish.
     """
 
     def __init__(self, tags: dict[str, str]) -> None:
         self._tags = tags
         self._gauges: dict[str, Any] = {}
+        self._lock = threading.Lock()
 
     def publish(self, metrics: Mapping[str, float]) -> None:
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized():
             return
         for name, value in metrics.items():
-            if name not in self._gauges:
-                gauge = importlib.import_module("ray.util.metrics").Gauge
-                self._gauges[name] = gauge(f"rayrec_{name}", name.replace("_", " "), tuple(self._tags))
+            with self._lock:  # two gauges of one name would both be exported
+                if name not in self._gauges:
+                    gauge = importlib.import_module("ray.util.metrics").Gauge
+                    self._gauges[name] = gauge(f"rayrec_{name}", name.replace("_", " "), tuple(self._tags))
             self._gauges[name].set(value, self._tags)
 
 

@@ -245,7 +245,7 @@ def test_threads_read_while_one_writes_and_compacts(tmp_path, way, monkeypatch):
 
 @pytest.fixture
 def queued_log(tmp_path):
-    log = RecordLog(tmp_path, 1024)  # a record a page
+    log = RecordLog(tmp_path, 1023)  # a record a page, with its checksum
     if not log._reader._asynchronous:
         pytest.skip("no asynchronous I/O here")
     return log
@@ -258,27 +258,27 @@ def test_a_queue_that_is_full_is_emptied_before_more_is_put_in(queued_log, monke
     ring = reader._idle.pop()
     narrow = setup(1, page_reads.ALIGNMENT)
     reader._idle = [page_reads._Ring(narrow.calls, narrow.context, depth, page_reads.ALIGNMENT)]
-    addresses_M = queued_log.write(records(0, depth, 1024))
+    addresses_M = queued_log.write(records(0, depth, 1023))
     assert (queued_log.read(addresses_M, 2) == records(0, depth, 2)).all()
     ring.close()
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls differ")
 def test_a_queue_that_takes_nothing_is_done_without(queued_log):
-    addresses_M = queued_log.write(records(0, 50, 1024))
+    addresses_M = queued_log.write(records(0, 50, 1023))
     (ring,) = queued_log._reader._idle
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     queue = ring.context
     ring.context, ring.calls = reading, ring.calls._replace(submit=READ_CALL)  # from a pipe: try again
-    assert (queued_log.read(addresses_M) == records(0, 50, 1024)).all()
+    assert (queued_log.read(addresses_M) == records(0, 50, 1023)).all()
     ring.context = queue
     os.close(reading)
     os.close(writing)
 
 
 def test_a_queue_that_breaks_is_not_used_again_while_reads_may_still_arrive(queued_log):
-    addresses_M = queued_log.write(records(0, 500, 1024))
+    addresses_M = queued_log.write(records(0, 500, 1023))
     reader = queued_log._reader
     (ring,) = reader._idle
     ring.calls = ring.calls._replace(wait=NO_CALL)
@@ -287,7 +287,7 @@ def test_a_queue_that_breaks_is_not_used_again_while_reads_may_still_arrive(queu
         queued_log.read(addresses_M)
     assert reader._idle == []
     assert reader.num_bytes < before
-    assert (queued_log.read(addresses_M) == records(0, 500, 1024)).all()
+    assert (queued_log.read(addresses_M) == records(0, 500, 1023)).all()
     assert ring not in reader._idle
 
 
@@ -298,3 +298,47 @@ def test_a_file_that_is_cut_off_is_an_error_not_zeros(tmp_path, way):
     with pytest.raises(OSError, match="cannot read embedding rows back") as caught:
         log.read(addresses_M)
     assert caught.value.filename == str(tmp_path)
+
+
+def spoil(log: RecordLog, offset: int, content: bytes) -> None:
+    """Change the file as a failing disk does."""
+    descriptor = os.open(f"/proc/self/fd/{log._descriptor}", os.O_RDWR)
+    os.pwrite(descriptor, content, offset)
+    os.fsync(descriptor)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(("offset", "content"), [(0, bytes(1024)), (4 * 100, b"\x01")])
+def test_a_block_that_the_disk_lost_or_changed_is_named(tmp_path, way, offset, content):
+    """It was trained on, and went into the next snapshot under a valid checksum."""
+    words = 100
+    log = RecordLog(tmp_path, words)
+    addresses_M = log.write(records(0, 1000, words))
+    spoil(log, 2 * page_reads.ALIGNMENT + offset, content)
+    is_spoiled_M = addresses_M // (1024 // (words + 1)) == 2
+
+    assert (log.read(addresses_M[~is_spoiled_M]) == records(0, 1000, words)[~is_spoiled_M]).all()
+    for num_words in (None, 1):
+        with pytest.raises(
+            OSError, match=r"block 2 of embedding rows on disk, at byte 8,192, is not as"
+        ) as caught:
+            log.read(addresses_M, num_words)
+        assert caught.value.filename == str(tmp_path)
+
+
+def test_what_a_lost_write_leaves_of_an_earlier_use_is_not_taken_for_new(tmp_path, monkeypatch):
+    monkeypatch.setattr(record_log, "_SEGMENT_BYTES", SMALL_SEGMENT)
+    log = RecordLog(tmp_path, 250)
+    before_M = log.write(records(0, 8, 250))  # a segment
+    other_M = log.write(records(100, 8, 250))
+    with open(f"/proc/self/fd/{log._descriptor}", "rb") as file:
+        earlier = file.read(page_reads.ALIGNMENT)
+    log.free(before_M)
+    after_M = log.write(records(200, 8, 250))
+    assert set(after_M.tolist()) == set(before_M.tolist())
+
+    spoil(log, 0, earlier)
+
+    with pytest.raises(OSError, match="block 0 of embedding rows"):
+        log.read(after_M)
+    assert (log.read(other_M) == records(100, 8, 250)).all()

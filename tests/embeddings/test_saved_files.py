@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import os
+import shutil
 
 import pytest
 
@@ -67,7 +68,32 @@ def test_a_disk_that_is_full_names_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(saved_files.os, "write", full)
     file = WrittenFile(tmp_path / "a")
     file.write(b"some")
-    with pytest.raises(OSError, match=r"No space left on device.*a\.part"):
+    with pytest.raises(OSError, match=r"No space left on device.*a\..*part"):
         file.finish(since=None)
     file.remove_unfinished()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_writer_that_was_given_up_does_not_end_the_file_of_the_next(tmp_path):
+    folder = tmp_path / "snapshot"
+    folder.mkdir()
+    old = WrittenFile(folder / "a")
+    old.write(b"old")
+    shutil.rmtree(folder)
+    folder.mkdir()
+    new = WrittenFile(folder / "a")
+    new.write(b"half of ")
+
+    with pytest.raises(OSError, match="belongs to another attempt"):
+        old.finish(since=None)
+    old.remove_unfinished()
+    assert not (folder / "a").exists()
+    new.write(b"the new one")
+    assert new.finish(since=None).checksum == checksum_file(folder / "a")
+    assert (folder / "a").read_bytes() == b"half of the new one"
+
+    late = WrittenFile(folder / "a")
+    with pytest.raises(OSError, match="belongs to another attempt"):
+        late.finish(since=None)
+    late.remove_unfinished()
+    assert [path.name for path in folder.iterdir()] == ["a"]

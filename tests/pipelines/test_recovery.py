@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -24,12 +25,13 @@ import ray
 from benchmarks.chaos import differences
 from rayrec.actors.heartbeats import Account, ProcessId, kill_process
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshot_requests import request_snapshot
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, NoRoomError
 from rayrec.platform.ray_errors import ActorDeathError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
@@ -270,3 +272,33 @@ def test_a_run_whose_folder_is_gone_goes_on_from_its_copy(alone, data, tmp_path)
     train(config, run, resume="if_begun", cluster=in_process)
 
     assert differences(run, alone[0], EPOCHS) == []
+
+
+def test_a_second_run_with_the_settings_of_the_first_is_refused_its_copy(data, tmp_path):
+    url = (tmp_path / "other disk" / "mine").as_uri()
+    config = settings(data, snapshots__copy_to=url)
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "first", on_step=at({2: interrupt}), cluster=in_process)
+    assert not (tmp_path / "other disk" / "mine" / "copy.json").exists()  # it had nothing to copy yet
+    RunCopy(url).claim(tmp_path / "first")
+
+    for resume in (False, "if_begun"):
+        with pytest.raises(InputError, match=r"this is the copy of the run 'first', not of .*second"):
+            train(config, tmp_path / "second", resume=resume, cluster=in_process)
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_full_disk_ends_a_run_with_the_folder_and_what_to_do(data, tmp_path, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "run" / "snapshots"))
+
+    monkeypatch.setattr("rayrec.pipelines.training.snapshot_writer.write_snapshot", full)
+
+    with pytest.raises(
+        NoRoomError, match=r"run: its disk is full .*make room there.*continue with --resume$"
+    ):
+        train(settings(data), tmp_path / "run", cluster=in_process)
+
+    state = RunFolder.open(tmp_path / "run").state
+    assert state["state"] == "failed"
+    assert "its disk is full" in state["error"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -21,14 +24,18 @@ def _empty_memory() -> Iterator[None]:
     fsspec.filesystem("memory").rm("/bucket", recursive=True) if there() else None
 
 
+ID = "7f3a"
+
+
 def there() -> list[str]:
     memory = fsspec.filesystem("memory")
     return sorted(memory.find("/bucket")) if memory.exists("/bucket") else []
 
 
-def run_with(folder: Path, *snapshots: str) -> Path:
+def run_with(folder: Path, *snapshots: str, run: str = ID, start: str = "first") -> Path:
     (folder / "run.json").parent.mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(f'{{"last": "{snapshots[-1]}"}}')
+    last = snapshots[-1] if snapshots else None
+    (folder / "run.json").write_text(json.dumps({"id": run, "start": start, "last": last}))
     (folder / "config.yaml").write_text("seed: 0\n")
     for name in snapshots:
         (folder / "snapshots" / name).mkdir(parents=True, exist_ok=True)
@@ -143,8 +150,151 @@ def test_a_file_that_is_on_its_way_to_a_disk_does_not_show(tmp_path, monkeypatch
 
     shown = {name: content for name, content in contents(tmp_path / "other disk").items() if "/." not in name}
     assert shown == before
+    del before["copy.json"]  # is of the copy, not of the run
     RunCopy(url).restore(tmp_path / "elsewhere")
     assert contents(tmp_path / "elsewhere") == before
     RunCopy(url).update(run, {"step-5", "step-9"})
     RunCopy(url).restore(tmp_path / "again")
     assert contents(tmp_path / "again") == contents(run)
+
+
+def write_again(run: Path, name: str) -> None:
+    (run / "snapshots" / name / "item-00000.parquet").write_bytes(b"of three servers now")
+    (run / "snapshots" / name / "manifest.json").write_text('{"checksums": {"item-00000.parquet": "other"}}')
+
+
+@pytest.mark.parametrize("url", [URL, "a disk"])
+def test_the_copy_of_one_run_is_refused_to_another(tmp_path, url):
+    """Two runs were begun with one YAML; the second deleted the snapshots of the first."""
+    url = (tmp_path / "disk").as_uri() if url == "a disk" else url
+    first = run_with(tmp_path / "first", "step-5")
+    RunCopy(url).update(first, {"step-5"})
+    second = run_with(tmp_path / "second", "step-9", run="another")
+
+    for refused in (RunCopy(url).check_free, RunCopy(url).claim):
+        with pytest.raises(InputError, match=r"this is the copy of the run 'first', not of .*/second"):
+            refused(second)
+    with pytest.raises(InputError, match="copy of the run 'first'"):
+        RunCopy(url).update(second, {"step-9"})
+    with pytest.raises(InputError, match="copy of the run 'first'"):
+        RunCopy(url).check_free(tmp_path / "not begun")
+
+    RunCopy(url).restore(tmp_path / "elsewhere")
+    assert contents(tmp_path / "elsewhere") == contents(first)
+
+
+def test_a_run_that_has_copied_nothing_yet_holds_its_copy_until_it_ends(tmp_path):
+    first, second = run_with(tmp_path / "first"), run_with(tmp_path / "second", run="another")
+    RunCopy(URL).claim(first)
+    with pytest.raises(InputError, match="copy of the run 'first'"):
+        RunCopy(URL).claim(second)
+
+    RunCopy(URL).release(second)
+    RunCopy(URL).check_free(first)
+    RunCopy(URL).release(first)
+
+    RunCopy(URL).claim(second)
+
+
+def test_a_job_whose_folder_is_gone_before_its_first_snapshot_begins_again(tmp_path):
+    RunCopy(URL).claim(run_with(tmp_path / "a machine" / "mine"))
+    again = run_with(tmp_path / "another machine" / "mine", run="begun again")
+    with pytest.raises(InputError, match="copy of the run 'mine'"):
+        RunCopy(URL).claim(again)
+
+    RunCopy(URL).claim(again, takes_empty=True)
+
+    RunCopy(URL).check_free(again)
+
+
+def test_a_process_that_was_given_up_does_not_overwrite_what_the_next_one_copies(tmp_path):
+    old = run_with(tmp_path / "a machine" / "mine", "step-5")
+    copy_of_old = RunCopy(URL)
+    copy_of_old.update(old, {"step-5"})
+    RunCopy(URL).restore(tmp_path / "another machine" / "mine")
+    new = run_with(tmp_path / "another machine" / "mine", "step-5", start="second")
+    RunCopy(URL).claim(new)
+    RunCopy(URL).update(new, {"step-5"})
+
+    with pytest.raises(InputError, match="was started again elsewhere"):
+        copy_of_old.update(run_with(old, "step-5", "step-9"), {"step-9"})
+
+    RunCopy(URL).restore(tmp_path / "third")
+    assert contents(tmp_path / "third") == contents(new)
+
+
+def test_a_job_does_not_bring_back_the_run_of_another_name(tmp_path):
+    RunCopy(URL).update(run_with(tmp_path / "first", "step-5"), {"step-5"})
+
+    RunCopy(URL).check_brings_back(tmp_path / "another machine" / "first")
+    with pytest.raises(InputError, match="this is the copy of the run 'first'"):
+        RunCopy(URL).check_brings_back(tmp_path / "second")
+
+
+def test_a_copy_of_an_earlier_version_goes_on_with_a_run_that_has_snapshots(tmp_path):
+    """It does not say whose it is."""
+    run = run_with(tmp_path / "run", "step-5")
+    RunCopy(URL).update(run, {"step-5"})
+    fsspec.filesystem("memory").rm("/bucket/runs/mine/copy.json")
+    with fsspec.filesystem("memory").open("/bucket/runs/mine/run.json", "w") as file:
+        file.write('{"last": "step-5"}')
+
+    with pytest.raises(InputError, match="copy of another run"):
+        RunCopy(URL).check_free(tmp_path / "new")
+    RunCopy(URL).update(run_with(run, "step-5", "step-9"), {"step-9"})
+
+    assert not any("step-5" in path for path in there())
+
+
+def test_a_step_that_is_sent_again_leaves_a_whole_snapshot_wherever_it_stops(tmp_path, monkeypatch):
+    """What run.json names is whole, before the other file system fails and after."""
+    send = RunCopy._send
+
+    for num_files in itertools.count():
+        run = run_with(tmp_path / str(num_files), "step-5", "step-9")
+        url = f"memory://bucket/runs/{num_files}"
+        copy = RunCopy(url)
+        copy.update(run, {"step-5", "step-9"})
+        before = contents(run)
+        write_again(run, "step-9")
+        left = iter(range(num_files))
+
+        def fails(self: RunCopy, *arguments: Any, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise OSError("the other file system fails")
+            send(self, *arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RunCopy, "_send", fails)
+            try:
+                copy.update(run, {"step-9"})
+            except OSError:
+                pass
+            else:
+                break
+
+        RunCopy(url).restore(tmp_path / f"{num_files} again")
+        name = "snapshots/step-9/item-00000.parquet"
+        found = contents(tmp_path / f"{num_files} again")
+        assert found[name] in (before[name], contents(run)[name])
+        assert set(found) == set(before)
+        copy.update(run, {"step-9"})
+        RunCopy(url).restore(tmp_path / f"{num_files} at last")
+        assert contents(tmp_path / f"{num_files} at last")[name] == contents(run)[name]
+    assert num_files > 3
+
+
+def test_what_a_snapshot_says_of_its_run_is_sent_without_its_rows(tmp_path, monkeypatch):
+    run = run_with(tmp_path / "run", "step-5")
+    manifest = run / "snapshots" / "step-5" / "manifest.json"
+    manifest.write_text('{"checksums": {"item-00000.parquet": "a"}, "progress": 1}')
+    copy, sent, send = RunCopy(URL), [], RunCopy._send
+    copy.update(run, {"step-5"})
+    manifest.write_text('{"checksums": {"item-00000.parquet": "a"}, "progress": 2}')
+
+    monkeypatch.setattr(RunCopy, "_send", lambda self, *names: (sent.append(names[1]), send(self, *names)))
+    copy.update(run, {"step-5"})
+
+    assert [name for name in sent if "snapshots" in name] == ["snapshots/step-5/manifest.json"]
+    RunCopy(URL).restore(tmp_path / "elsewhere")
+    assert contents(tmp_path / "elsewhere") == contents(run)

@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs import run_folder
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.platform.errors import InputError
 
@@ -21,7 +24,9 @@ def test_a_new_run_has_settings_and_a_state(tmp_path):
     folder = RunFolder.create(tmp_path / "deep" / "run", config(seed=4))
 
     assert RunFolder.open(folder.path).config == config(seed=4)
-    assert folder.state == {"state": "running", "error": None, "best": None, "last": None}
+    state = folder.state
+    assert state.pop("id")
+    assert state == {"state": "running", "error": None, "best": None, "last": None}
     assert folder.name == "run"
 
 
@@ -171,7 +176,7 @@ def test_a_run_goes_on_with_its_work_laid_out_differently(tmp_path, changes):
     assert folder.state["state"] == "failed"  # so far it may still be refused
     folder.begin(config(**changes))
 
-    assert folder.state == {"state": "running", "error": None, "best": None, "last": "step-000000003"}
+    assert folder.state.items() >= {"state": "running", "error": None, "last": "step-000000003"}.items()
     assert folder.config == config(**changes)
 
 
@@ -277,3 +282,101 @@ def test_a_new_run_forgets_what_another_one_read(tmp_path):
 
     assert RunFolder.create(tmp_path, config(seed=1)).columns is None
     assert not (tmp_path / "accepted.jsonl").exists()
+
+
+def test_a_snapshot_that_made_room_for_another_comes_back_where_that_did_not_arrive(tmp_path):
+    """The process died between the two renames; run.json names the step."""
+    folder = RunFolder.create(tmp_path / "run", config())
+    for name in (".step-000000005.replaced", ".step-000000009.replaced", "step-000000009"):
+        (folder.snapshots / name).mkdir(parents=True)
+
+    RunFolder.resume(folder.path, config())
+
+    assert folder.snapshot_names() == ["step-000000005", "step-000000009"]
+
+
+def test_a_run_keeps_its_id_and_every_start_has_one_of_its_own(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", config())
+    folder.mark_start()
+    first = folder.state
+
+    folder.mark_start()
+
+    assert folder.state["id"] == first["id"] != RunFolder.create(tmp_path / "other", config()).state["id"]
+    assert folder.state["start"] != first["start"]
+
+
+@pytest.mark.parametrize("torn", ['{"step": 120, "los', "12", '{"step": "x"}', "\0\0"])
+def test_a_torn_line_of_the_log_costs_that_line_alone(tmp_path, torn, caplog):
+    folder = RunFolder.create(tmp_path / "run", config())
+    for step in (60, 90):
+        folder.log({"step": step, "loss": 1.0})
+    with open(folder.path / "metrics.jsonl", "a") as file:
+        file.write(torn)
+    folder.log({"step": 100, "loss": 1.0})  # not glued to what is torn
+
+    folder.forget_after(95)
+
+    lines = (folder.path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [60, 90]
+    assert "metrics.jsonl: line 3 was cut short and is left out" in caplog.text
+
+
+def test_an_append_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path / "run", config())
+    folder.log({"step": 60})
+    before = (folder.path / "metrics.jsonl").read_bytes()
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            folder.log({"step": 90})
+
+    assert (folder.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_how_a_run_ended_is_said_on_a_full_disk_too(tmp_path, monkeypatch):
+    folder = RunFolder.create(tmp_path / "run", config())
+    folder.mark_start()
+    reserve = folder.path / ".reserve"
+    assert reserve.stat().st_size == 64 * 1024
+
+    def full(path: Path, values: object) -> None:
+        if reserve.exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_json(path, values)
+
+    write_json = run_folder.write_json
+    monkeypatch.setattr(run_folder, "write_json", full)
+    folder.update(state="failed")
+
+    assert folder.state["state"] == "failed"
+
+
+def test_a_look_at_a_folder_does_not_refuse_a_start(tmp_path, monkeypatch):
+    """`is_alive` holds the lock for a moment."""
+    folder = RunFolder.create(tmp_path / "run", config())
+    with open(folder.path / ".lock", "w+") as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        monkeypatch.setattr(run_folder.time, "sleep", lambda seconds: looking.close())
+
+        with RunFolder.locked(folder.path, "run"):
+            assert looking.closed
+            assert folder.is_alive
+
+
+def test_a_process_whose_run_was_started_again_changes_nothing_any_more(tmp_path):
+    """It was cut off, and a network file system let go of its lock."""
+    old = RunFolder.create(tmp_path / "run", config())
+    old.mark_start()
+    new = RunFolder.open(old.path)
+    new.mark_start()
+
+    for refused in (old.check_own, lambda: old.update(last="step-000000005")):
+        with pytest.raises(InputError, match="another process has started this run again"):
+            refused()
+    new.check_own()
+    assert new.state["last"] is None

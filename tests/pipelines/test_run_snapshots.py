@@ -1,12 +1,14 @@
+import errno
 import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
 
 from rayrec.embeddings.snapshot.saved_files import SavedFile, checksum_file
-from rayrec.pipelines.runs.snapshots import RunState, base_of, read_snapshot, write_snapshot
+from rayrec.pipelines.runs.snapshots import RunState, base_of, checksum_of, read_snapshot, write_snapshot
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.intervals import Interval
 from rayrec.samples.reading.cursor import Cursor
@@ -117,7 +119,9 @@ def test_everything_is_on_disk_before_it_is_named(tmp_path, monkeypatch):
     # Of its rows whoever saves them sees to it.
     assert events[:3] == ["dense.safetensors", "optimizer.safetensors", "cursor.parquet"]
     assert events[3].startswith(".manifest.json")
-    assert events[4:] == ["name manifest.json", ".step-7.unfinished", "name step-7", tmp_path.name]
+    assert events[4] == "name manifest.json"
+    assert events[5].startswith(".step-7.")
+    assert events[6:] == ["name step-7", tmp_path.name]
 
 
 FILES = ["dense.safetensors", "optimizer.safetensors", "cursor.parquet", "item-00001.parquet"]
@@ -212,7 +216,7 @@ def test_a_snapshot_that_fails_half_way_is_not_seen(tmp_path):
 
 def test_a_snapshot_that_was_killed_half_way_is_not_seen_and_written_over(tmp_path):
     path = tmp_path / "step-7"
-    unfinished = tmp_path / ".step-7.unfinished"
+    unfinished = tmp_path / ".step-7.0a1b2c3d.unfinished"
     unfinished.mkdir()
     (unfinished / "leftover").write_bytes(b"half")
 
@@ -238,3 +242,67 @@ def test_a_snapshot_that_builds_on_itself_is_refused(tmp_path):
 
     with pytest.raises(InputError, match="builds on itself"):
         read_snapshot(tmp_path / "step-2")
+
+
+def change_manifest(path: Path, **changes: object) -> None:
+    """As somebody does who wants to be believed: with the right checksum."""
+    manifest = json.loads((path / "manifest.json").read_text()) | changes
+    del manifest["checksum"]
+    manifest["checksum"] = checksum_of(manifest)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"sparse_files": ["../other/item-00001.parquet"]},
+            "names '../other/item-00001.parquet', which is not",
+        ),
+        ({"sparse_files": ["/etc/passwd"]}, "names '/etc/passwd', which is not directly in the folder"),
+        ({"base": ".."}, r"names '\.\.', which is not directly"),
+        ({"base": "../other/step-1"}, "names '../other/step-1', which is not directly"),
+        ({"sparse_files": [7]}, "names 7, which is not"),
+        ({"sparse_files": ["item-00002.parquet"]}, "has no checksum of item-00002.parquet"),
+        ({"checksums": {}}, "has no checksum of dense.safetensors"),
+        ({"checksums": None}, "does not say which files"),
+    ],
+)
+def test_a_manifest_of_files_elsewhere_or_without_checksums_is_refused(tmp_path, changes, said):
+    path = tmp_path / "step-7"
+    write(path)
+    change_manifest(path, **changes)
+
+    with pytest.raises(InputError, match=f"^{path / 'manifest.json'}: {said}"):
+        read_snapshot(path)
+
+
+def test_two_attempts_at_one_snapshot_do_not_write_to_one_folder(tmp_path):
+    """A server of the attempt before, cut off from the driver and not from the disk, goes on writing."""
+    path, folders = tmp_path / "step-7", []
+
+    def save_and_be_replaced(folder: str) -> list[SavedFile]:
+        folders.append(Path(folder))
+        if len(folders) == 1:
+            write(path, save=save_and_be_replaced)
+            assert not Path(folder).exists()
+            raise OSError("the folder is gone")
+        return save_sparse(folder)
+
+    with pytest.raises(OSError, match="the folder is gone"):
+        write(path, save=save_and_be_replaced)
+
+    assert folders[0] != folders[1]
+    assert read_snapshot(path).committed_step == 6
+
+
+def test_a_full_disk_is_said_with_the_file_also_where_weights_are_written(tmp_path, monkeypatch):
+    def full(arrays: object, path: Path) -> None:
+        raise safetensors.SafetensorError("Error while serializing: I/O error: No space left (os error 28)")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+
+    with pytest.raises(OSError, match="No space left") as caught:
+        write(tmp_path / "step-7")
+    assert caught.value.errno == errno.ENOSPC
+    assert Path(caught.value.filename).name == "dense.safetensors"

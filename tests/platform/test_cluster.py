@@ -1,3 +1,5 @@
+import socket
+
 import pytest
 
 from rayrec.platform import cluster
@@ -90,3 +92,56 @@ def test_other_errors_of_a_start_are_not_tried_again(monkeypatch):
 
     with pytest.raises(ValueError, match="num_cpus"):
         cluster.start_on_this_machine(num_cpus=-1)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "localhost:1"])
+def test_an_address_at_which_nothing_listens_is_refused_at_once(monkeypatch, address):
+    """Ray would go on trying for a quarter of an hour."""
+    monkeypatch.setattr(cluster, "ADDRESS_PAUSE_S", 0.0)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", lambda **options: pytest.fail("is not asked"))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+
+    with (
+        pytest.raises(
+            InputError, match=f"^RAY_ADDRESS: no Ray cluster answers at '{address}'.*unset RAY_ADDRESS"
+        ),
+        cluster.ray_cluster(cluster.ClusterConfig(), 1.0),
+    ):
+        pass
+    with (
+        pytest.raises(InputError, match=r"^cluster\.address: no Ray cluster answers"),
+        cluster.ray_cluster(cluster.ClusterConfig(address=address), 1.0),
+    ):
+        pass
+
+
+def test_an_address_that_answers_and_names_that_ray_knows_are_left_to_ray():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cluster._check_answers(f"127.0.0.1:{server.getsockname()[1]}", "cluster.address")
+    for name in ("auto", "local", "anyscale://mine"):
+        cluster._check_answers(name, "cluster.address")
+
+
+def test_a_dashboard_that_does_not_come_up_does_not_end_the_run(monkeypatch, caplog):
+    calls = []
+
+    def init(address: str, include_dashboard: bool) -> None:
+        calls.append(include_dashboard)
+        if include_dashboard:
+            raise Exception("Failed to start the dashboard; it did not come up in time")
+
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.setattr("ray.shutdown", lambda: calls.append("shutdown"))
+
+    cluster.start_on_this_machine(include_dashboard=True)
+
+    assert calls == [True, "shutdown", False]
+    assert "the run goes on without it" in caplog.text
+
+
+def test_a_cluster_without_cpus_is_told_to_get_a_node(monkeypatch):
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"memory": 1.0})
+
+    with pytest.raises(InputError, match=r"need 3 CPUs and the Ray cluster has none.*ray start --address"):
+        cluster._check_capacity(3.0)

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from pathlib import Path
@@ -5,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.platform import files
-from rayrec.platform.files import write_atomically, write_json
+from rayrec.platform.files import append_line, is_plain_name, no_room, write_atomically, write_json
 
 
 def test_content_is_replaced_and_nothing_else_left(tmp_path):
@@ -38,3 +39,38 @@ def test_a_file_system_in_memory_is_told_from_one_on_disk(tmp_path, monkeypatch)
     assert files.memory_file_system(Path("/dev/shm")) == "tmpfs"
     assert files.memory_file_system(Path("/proc")) is None
     assert files.memory_file_system(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/data/a"), "/data/a: its disk is full"),
+        (OSError(errno.EROFS, "Read-only file system"), "/runs/mine: its disk is read-only"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "/runs/mine: its disk is full"),
+        (OSError(errno.EACCES, "Permission denied"), None),
+        (ValueError("os error"), None),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_said_in_a_sentence(error, said):
+    folder = None if said is None or "/data" in said else Path("/runs/mine")
+
+    found = no_room(error, folder)
+
+    assert (found is None) if said is None else str(found).startswith(said)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../a", "/a", "a/b", "a\\b", "a\0b", None, 7])
+def test_what_is_no_plain_name_is_known(name):
+    assert is_plain_name("step-000000005")
+    assert not is_plain_name(name)
+
+
+def test_an_appended_line_never_continues_a_torn_one(tmp_path):
+    path = tmp_path / "log"
+    append_line(path, b"one")
+    with open(path, "ab") as file:
+        file.write(b"tor")
+
+    append_line(path, b"two")
+
+    assert path.read_bytes() == b"one\ntor\ntwo\n"

@@ -48,13 +48,13 @@ class ThreadedLookups:
         return replace(self._mode.stats, rows_wait_s=self._rows_wait_s, update_wait_s=self._update_wait_s)
 
     def prefetch(self, step: int, lookups: Lookups) -> None:
+        self._rows[step] = Future()  # before the thread hears of the step: it looks here for whom to tell
         if step - 1 in self._rows:
             # Behind the rows of that batch, which dense compute is waiting for, or will be.
             self._put_off.append((step, lookups))
         else:
             # Not received: it may take the update of a batch before that nobody has announced.
             self._submit(partial(self._mode.prefetch, step, lookups))
-        self._rows[step] = Future()
 
     def receive(self, step: int) -> None:
         """Nothing: that is done already, beside other work."""

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import mmap
 import os
+import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +45,9 @@ class WrittenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._unfinished = path.with_name(path.name + ".part")
+        # No two writers have one name: what a writer that was given up goes on to write is never taken for
+        # the file of the next one, and is gone with the folder that it was told to write to.
+        self._unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
         self._block = mmap.mmap(-1, _BLOCK_BYTES)  # aligned, as O_DIRECT wants it
         self._descriptor, self._is_direct = _open_past_cache(self._unfinished)
         self._num_waiting = 0
@@ -77,10 +80,20 @@ class WrittenFile:
         """Of Arrow's writer; the file is not over."""
 
     def finish(self, since: int | None) -> SavedFile:
-        """Wait until the file is on disk, and give it its name."""
+        """Wait until the file is on disk, and give it its name.
+
+        Raises:
+            OSError: the disk fails; or the folder was deleted or taken by another writer meanwhile.
+        """
         self._write_waiting()
         os.fsync(self._descriptor)
         self._close()
+        if self._path.exists() or not self._unfinished.exists():
+            raise OSError(
+                errno.ESTALE,
+                "the folder belongs to another attempt to write the snapshot; this one was given up",
+                str(self._path),
+            )
         os.replace(self._unfinished, self._path)
         sync(self._path.parent)
         return SavedFile(self._path.name, self._num_bytes, self._hash.hexdigest(), since)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,7 +36,7 @@ ASK_EVERY_S = 5.0
 
 
 class Watch:
-    """Waits for objects of Ray's; looks after the actors when none comes for a long time."""
+    """Waits for objects of Ray's; looks after the actors when none comes for a long time. Thread-safe."""
 
     def __init__(
         self,
@@ -54,8 +55,10 @@ class Watch:
         self._monitor = monitor
         self._stateful = list(stateful)
         self._ask_every_s = ask_every_s
+        self._asking = threading.Lock()
+        """The training loop and the thread that writes snapshots wait at once."""
         self._asked: dict[int, Any] = {}
-        """By place among `stateful`: a call that is not answered yet."""
+        """By position among `stateful`: a call that is not answered yet."""
         self._stateless = stateless
         self._hang_timeout_s = hang_timeout_s
 
@@ -88,18 +91,22 @@ class Watch:
         return []
 
     def _ask_stateful(self) -> None:
-        """Raises what the dead answer with; the others answer when they are done with what they are at."""
-        for place, actor in enumerate(self._stateful):
-            if place not in self._asked:
-                self._asked[place] = actor.stats.remote()
-        if not self._asked:
-            return
-        ready, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
-        for place, ref in list(self._asked.items()):
-            if ref in ready:
-                del self._asked[place]
-                with contextlib.suppress(ActorUnavailableError):  # of one that is dead, Ray knows it soon
-                    ray.get(ref)
+        """Raises what the dead answer with; the others answer when they are done with what they are at.
+
+        Of two threads that wait, one hears of a death: the other one asks again, and hears of it then.
+        """
+        with self._asking:
+            for position, actor in enumerate(self._stateful):
+                if position not in self._asked:
+                    self._asked[position] = actor.stats.remote()
+            if not self._asked:
+                return
+            ready, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
+            answered = [position for position, ref in self._asked.items() if ref in ready]
+            refs = [self._asked.pop(position) for position in answered]
+        for ref in refs:  # without the lock: what is there may lie on a node that is gone
+            with contextlib.suppress(ActorUnavailableError):  # of one that is dead, Ray knows it soon
+                ray.get(ref)
 
     def get(self, refs: Sequence[Any], may_take_long: bool = False) -> list[Any]:
         """The objects' values; the first error among them ends the wait for the others."""

@@ -1,58 +1,148 @@
 """A second home of a run: its folder, copied to another file system as it goes, and back.
 
-A snapshot's manifest is copied last, and run.json after that: what run.json names is whole.
+COPY/copy.json             the run that the copy is of, and the folder below that each snapshot lies in
+COPY/snapshots/step-N/     a snapshot; `step-N.K` where the run went back and wrote the step again
+COPY/run.json, ...         what the run's folder says of the run
+
+A snapshot's manifest is copied last, copy.json after it, and then run.json: what run.json names is whole.
+What is replaced is deleted after that. So at every moment there is a whole snapshot, once there was one.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from pyarrow import fs
 
 from rayrec.pipelines.runs.run_folder import ACCEPTED_FILE, ATTENTION_FILES, COLUMNS_FILE
 from rayrec.pipelines.runs.snapshots import MANIFEST
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import is_plain_name
 from rayrec.platform.remote_files import remote_folder
 
-SNAPSHOTS = "snapshots"
+COPY, SNAPSHOTS = "copy.json", "snapshots"
 _DESCRIPTIONS = ("config.yaml", COLUMNS_FILE, ACCEPTED_FILE, "metrics.jsonl", "run.json")
 """In the order in which they are copied."""
 
 
 class RunCopy:
-    """The copy of one run."""
+    """The copy of one run, which it belongs to. Not thread-safe."""
 
     def __init__(self, url: str) -> None:
         self._there = remote_folder(url)
         self._here = fs.LocalFileSystem()
 
     def holds_run(self) -> bool:
+        """Whether a run can be brought back from here."""
         return self._exists("run.json")
+
+    def check_free(self, run: Path, takes_empty: bool = False) -> None:
+        """Refuse the copy of another run to the one in a folder, or to one that will begin there.
+
+        Args:
+            takes_empty: a run of the same name that was begun, and left nothing here, does not count: a job
+                that is started again, and whose folder is gone.
+
+        Raises:
+            InputError: it is the copy of another run.
+        """
+        mine = _read_json(run / "run.json") or {}
+        copy = self._index()
+        if copy is None:
+            held = self._state() or {}
+            # A copy of an earlier version does not say whose it is: a run with snapshots may go on with it.
+            is_free = not held or ("id" in held and held["id"] == mine.get("id"))
+            is_free = is_free or ("id" not in held and mine.get("last") is not None)
+            name = "another run"
+        else:
+            is_free = copy["run"] == mine.get("id")
+            name = f"the run {copy['name']!r}"
+            if takes_empty and copy["name"] == run.resolve().name and not self.holds_run():
+                is_free = True
+        if not is_free:
+            raise InputError(
+                f"{self._there.url}: this is the copy of {name}, not of {run}; give each run its own folder "
+                "(snapshots.copy_to), or delete this one if nobody needs it"
+            )
+
+    def check_brings_back(self, run: Path) -> None:
+        """Refuse to bring a run back under another name where nobody asked for that run.
+
+        Raises:
+            InputError: it is the copy of a run whose folder has another name.
+        """
+        copy = self._index()
+        if copy is not None and copy["name"] != run.resolve().name:
+            raise InputError(
+                f"{self._there.url}: this is the copy of the run {copy['name']!r}, not of {run}; give each "
+                "run its own folder (snapshots.copy_to), or bring that run back here with --resume"
+            )
+
+    def claim(self, run: Path, takes_empty: bool = False) -> None:
+        """Let the copy belong to the run in a folder, as it was started last, and to no other.
+
+        A process of the same run that was started before, on a machine that was given up, is refused from
+        now on. File systems know no locks: of two runs that claim within the same moment, the first is
+        refused at its first update.
+
+        Args:
+            takes_empty: as in `check_free`.
+
+        Raises:
+            InputError: it is the copy of another run.
+            OSError: the other file system fails.
+        """
+        self.check_free(run, takes_empty)
+        mine = _read_json(run / "run.json") or {}
+        folders = (self._index() or {}).get("folders")
+        if folders is None:
+            folders = {name: name for name in self._whole()}
+        self._write_index(
+            {
+                "run": mine.get("id"),
+                "start": mine.get("start"),
+                "name": run.resolve().name,
+                "folders": folders,
+            }
+        )
+
+    def release(self, run: Path) -> None:
+        """Let go of a copy that has nothing, when the run ends."""
+        copy, mine = self._index(), _read_json(run / "run.json") or {}
+        if (
+            copy is not None
+            and copy["run"] == mine.get("id")
+            and not copy["folders"]
+            and not self.holds_run()
+        ):
+            self._there.filesystem.delete_file(self._there.path_of(COPY))
 
     def update(self, run: Path, snapshots: set[str]) -> None:
         """Let the copy have these snapshots and no others, and what the folder says of the run.
 
         Raises:
+            InputError: the copy belongs to another run, or to this one as it was started elsewhere since.
             OSError: the other file system fails; what it had before is still whole.
         """
-        there = self._there
+        copy = self._own_index(run)
+        before: dict[str, str] = copy["folders"]
+        folders = dict(before)
         for name in sorted(snapshots):
-            manifest = f"{SNAPSHOTS}/{name}/{MANIFEST}"
-            if not self._is_same(run, manifest):
-                if self._exists(manifest):  # of the same step, before the run went back behind it
-                    there.filesystem.delete_file(there.path_of(manifest))
-                files = [entry.name for entry in (run / SNAPSHOTS / name).iterdir()]
-                for file in sorted(files, key=lambda file: file == MANIFEST):
-                    self._send(run, f"{SNAPSHOTS}/{name}/{file}")
+            folders[name] = self._send_snapshot(run, name, before.get(name))
+        if folders != before:
+            self._write_index(copy | {"folders": folders})
         measured = sorted(path.name for path in run.glob(ATTENTION_FILES))
         for name in (*measured, *_DESCRIPTIONS):
             if (run / name).exists():
                 self._send(run, name)
-        for name in self._snapshots() - snapshots:
-            # Its manifest first: half a snapshot must not look like one.
-            there.filesystem.delete_file(there.path_of(f"{SNAPSHOTS}/{name}/{MANIFEST}"))
-            there.filesystem.delete_dir(there.path_of(f"{SNAPSHOTS}/{name}"))
+        kept = {name: folders[name] for name in sorted(snapshots)}
+        if kept != folders:
+            self._write_index(copy | {"folders": kept})
+        self._delete_all_but(set(kept.values()))
 
     def restore(self, run: Path) -> None:
         """Make the run's folder out of the copy; run.json comes last: what it names is whole here, too.
@@ -62,38 +152,126 @@ class RunCopy:
         """
         if not self.holds_run():
             raise InputError(f"{self._there.url}: there is no copy of a run here (snapshots.copy_to)")
-        for name in sorted(self._snapshots()):
-            folder = fs.FileSelector(self._there.path_of(f"{SNAPSHOTS}/{name}"))
+        copy = self._index()
+        whole = self._whole()
+        folders = {name: name for name in whole} if copy is None else copy["folders"]
+        for name, there in sorted(folders.items()):
+            if there not in whole:
+                continue
+            folder = fs.FileSelector(self._there.path_of(f"{SNAPSHOTS}/{there}"))
             for file in self._there.filesystem.get_file_info(folder):
                 if not file.base_name.startswith("."):  # never arrived whole
-                    self._fetch(run, f"{SNAPSHOTS}/{name}/{file.base_name}")
+                    self._fetch(
+                        f"{SNAPSHOTS}/{there}/{file.base_name}", run / SNAPSHOTS / name / file.base_name
+                    )
         for name in (*self._measured(), *_DESCRIPTIONS):
             if self._exists(name):
-                self._fetch(run, name)
+                self._fetch(name, run / name)
+
+    def _send_snapshot(self, run: Path, name: str, before: str | None) -> str:
+        """Name of the folder in the copy that has the snapshot as it is now.
+
+        Args:
+            before: the folder that has it as it was when it was copied last.
+        """
+        mine = (run / SNAPSHOTS / name / MANIFEST).read_bytes()
+        if before is not None:
+            theirs = self._read(f"{SNAPSHOTS}/{before}/{MANIFEST}")
+            if theirs == mine:
+                return before
+            if theirs is not None and _files_in(theirs) == _files_in(mine):
+                self._send(run, f"{SNAPSHOTS}/{name}/{MANIFEST}", f"{SNAPSHOTS}/{before}/{MANIFEST}")
+                return before  # weights and rows are the same: it only says something else of its run
+        # Never over what is there: that stays whole until run.json is the new one.
+        taken = self._whole()
+        free = (f"{name}.{number}" if number else name for number in itertools.count())
+        folder = next(each for each in free if each not in taken)
+        self._delete_folder(folder)  # what is left of it arrived in part
+        files = [entry.name for entry in (run / SNAPSHOTS / name).iterdir()]
+        for file in sorted(files, key=lambda file: file == MANIFEST):
+            self._send(run, f"{SNAPSHOTS}/{name}/{file}", f"{SNAPSHOTS}/{folder}/{file}")
+        return folder
+
+    def _delete_all_but(self, kept: set[str]) -> None:
+        selector = fs.FileSelector(self._there.path_of(SNAPSHOTS), allow_not_found=True)
+        for info in self._there.filesystem.get_file_info(selector):
+            if info.base_name not in kept:
+                self._delete_folder(info.base_name)
+
+    def _delete_folder(self, name: str) -> None:
+        there, manifest = self._there, f"{SNAPSHOTS}/{name}/{MANIFEST}"
+        if self._exists(manifest):  # first: half a snapshot must not look like one
+            there.filesystem.delete_file(there.path_of(manifest))
+        (info,) = there.filesystem.get_file_info([there.path_of(f"{SNAPSHOTS}/{name}")])
+        if info.type == fs.FileType.Directory:
+            there.filesystem.delete_dir(info.path)
+
+    def _own_index(self, run: Path) -> dict[str, Any]:
+        copy, mine = self._index(), _read_json(run / "run.json") or {}
+        if copy is None or copy["run"] != mine.get("id"):
+            self.claim(run)
+            copy = self._index()
+            assert copy is not None, "it has just been written"
+        if copy["start"] != mine.get("start"):
+            raise InputError(
+                f"{self._there.url}: this run was started again elsewhere, and the copy belongs to that "
+                f"process; stop one of the two: this one, in {run}, copies nothing"
+            )
+        return copy
+
+    def _index(self) -> dict[str, Any] | None:
+        """What copy.json says; None where there is none: nothing was copied, or by an earlier version."""
+        content = self._read(COPY)
+        if content is None:
+            return None
+        try:
+            copy: dict[str, Any] = json.loads(content)
+            _ = copy["run"], copy["start"], copy["name"]
+            if not all(is_plain_name(name) for pair in copy["folders"].items() for name in pair):
+                raise ValueError("it names folders outside of the copy")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{self._there.shown(COPY)}: not what a copy of a run says of itself; the file was changed"
+            ) from error
+        return copy
+
+    def _write_index(self, copy: dict[str, Any]) -> None:
+        there, target = self._there.filesystem, self._there.path_of(COPY)
+        there.create_dir(target.rpartition("/")[0], recursive=True)
+        is_disk = isinstance(there, fs.LocalFileSystem)
+        written = self._there.path_of(f".{COPY}.unfinished") if is_disk else target
+        with there.open_output_stream(written) as file:
+            file.write((json.dumps(copy, indent=2) + "\n").encode())
+        if is_disk:
+            there.move(written, target)
+
+    def _state(self) -> dict[str, Any] | None:
+        content = self._read("run.json")
+        return None if content is None else dict(json.loads(content))
 
     def _exists(self, name: str) -> bool:
         (info,) = self._there.filesystem.get_file_info([self._there.path_of(name)])
         return bool(info.type == fs.FileType.File)
 
-    def _is_same(self, run: Path, name: str) -> bool:
+    def _read(self, name: str) -> bytes | None:
         if not self._exists(name):
-            return False
+            return None
         with self._there.filesystem.open_input_file(self._there.path_of(name)) as file:
-            return bool(file.read() == (run / name).read_bytes())
+            return bytes(file.read())
 
     def _measured(self) -> list[str]:
         there = self._there
         infos = there.filesystem.get_file_info(fs.FileSelector(there.path_of("")))
         return [info.base_name for info in infos if fnmatch(info.base_name, ATTENTION_FILES)]
 
-    def _snapshots(self) -> set[str]:
-        """Those that are whole."""
+    def _whole(self) -> set[str]:
+        """Folders of snapshots that have their manifest."""
         selector = fs.FileSelector(self._there.path_of(SNAPSHOTS), allow_not_found=True)
         names = {info.base_name for info in self._there.filesystem.get_file_info(selector)}
         return {name for name in names if self._exists(f"{SNAPSHOTS}/{name}/{MANIFEST}")}
 
-    def _send(self, run: Path, name: str) -> None:
-        there, target = self._there.filesystem, self._there.path_of(name)
+    def _send(self, run: Path, name: str, to: str | None = None) -> None:
+        there, target = self._there.filesystem, self._there.path_of(to or name)
         folder, _, file = target.rpartition("/")
         there.create_dir(folder, recursive=True)
         # Object stores show a file when all of it has arrived; a disk shows what is there of it.
@@ -103,9 +281,23 @@ class RunCopy:
         if is_disk:
             there.move(sent, target)
 
-    def _fetch(self, run: Path, name: str) -> None:
-        path = run / name
+    def _fetch(self, name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.unfinished")
         fs.copy_files(self._there.path_of(name), str(unfinished), self._there.filesystem, self._here)
         unfinished.replace(path)
+
+
+def _files_in(manifest: bytes) -> object:
+    """Names and checksums of the files of a snapshot, which do not depend on what it says of its run."""
+    try:
+        return json.loads(manifest)["checksums"]
+    except (ValueError, KeyError):
+        return manifest  # damaged: it is the same as nothing else
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None

@@ -5,6 +5,7 @@ RUN/columns.arrow          names and types of the columns that training rows hav
 RUN/accepted.jsonl         of a growing folder, the files that were accepted (see `accepted_files`)
 RUN/attention-N.json       where attention is measured, which backends trainer N has taken (see `choice`)
 RUN/.lock                  held by the process that trains; names it
+RUN/.reserve               room on the disk to say how the run ended
 RUN/run.json               state, the error that ended it, best and last snapshot
 RUN/metrics.jsonl          one line per validation
 RUN/recoveries.jsonl       one line per return to a snapshot, with the reason
@@ -18,22 +19,27 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import math
 import os
 import shutil
 import socket
 import threading
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import pyarrow as pa
 
 from rayrec.pipelines.config.run import TABLE_SEEDS, RunConfig
 from rayrec.platform.config import differing_keys
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import write_atomically, write_json
+from rayrec.platform.files import append_line, no_room, write_atomically, write_json
+
+logger = logging.getLogger(__name__)
 
 FREE_TO_CHANGE = (
     "cluster.",
@@ -72,6 +78,9 @@ fingerprint of the one and the version of the other, and its cursor that of the 
 """
 
 LOCK_FILE = ".lock"
+LOCK_TRIES, LOCK_PAUSE_S = 25, 0.02
+RESERVE_FILE, RESERVED_BYTES = ".reserve", 64 * 1024
+"""Room on the disk that is given up to write how a run ended, if there is no other."""
 COLUMNS_FILE, ACCEPTED_FILE = "columns.arrow", "accepted.jsonl"
 ATTENTION_FILES = "attention-*.json"
 
@@ -82,6 +91,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._updates = threading.Lock()
+        self._start: str | None = None
+        """Of `mark_start`; None in a folder that is only looked at."""
 
     @classmethod
     @contextmanager
@@ -112,14 +123,12 @@ class RunFolder:
                 ) from error
         # Never deleted: another process may be about to lock the file that would be gone.
         with open(path / LOCK_FILE, "a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+            if not _take(lock):
                 lock.seek(0)
                 raise InputError(
                     f"{path}: a run is alive in this folder ({lock.read() or 'just started'}); "
                     "wait until it ends, or choose another folder with --run"
-                ) from error
+                )
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {socket.gethostname()}")
             lock.flush()
@@ -165,6 +174,7 @@ class RunFolder:
                 f"{path}: holds another run: it differs from this config in {', '.join(changed)}; "
                 f"use what it was begun with ({path / 'config.yaml'}), or choose another folder with --run"
             )
+        folder._put_back_replaced()
         return folder
 
     @classmethod
@@ -187,6 +197,30 @@ class RunFolder:
         values: dict[str, Any] = json.loads((self.path / "run.json").read_text())
         return values
 
+    def mark_start(self) -> None:
+        """From now on the run is the one that this process has started: its copy knows it by that."""
+        self._start = None
+        start = uuid.uuid4().hex
+        self.update(start=start, id=self.state.get("id") or uuid.uuid4().hex)
+        self._start = start
+        write_atomically(self.path / RESERVE_FILE, bytes(RESERVED_BYTES))
+
+    def check_own(self) -> None:
+        """Before something of the folder is replaced.
+
+        Raises:
+            InputError: another process has started the run since: the lock was lost, as some network file
+                systems lose them when a machine is cut off.
+        """
+        self._check_start(self.state)
+
+    def _check_start(self, state: dict[str, Any]) -> None:
+        if self._start is not None and state.get("start") != self._start:
+            raise InputError(
+                f"{self.path}: another process has started this run again; this one ends, and changes "
+                "nothing in the folder any more"
+            )
+
     def begin(self, config: RunConfig) -> None:
         """From now on the run is running, with these settings."""
         write_atomically(self.path / "config.yaml", config.to_yaml().encode())
@@ -208,8 +242,17 @@ class RunFolder:
     def update(self, **values: Any) -> None:
         """Change fields of run.json; from any thread."""
         with self._updates:
-            state = self.state if (self.path / "run.json").exists() else {}
-            write_json(self.path / "run.json", {**state, **values})
+            # The id is made with the file, and names the run wherever its folder is moved or copied to.
+            state = self.state if (self.path / "run.json").exists() else {"id": uuid.uuid4().hex}
+            self._check_start(state)
+            try:
+                write_json(self.path / "run.json", {**state, **values})
+            except OSError as error:
+                reserve = self.path / RESERVE_FILE
+                if no_room(error) is None or not reserve.exists():
+                    raise
+                reserve.unlink()  # how the run ended is said also on a disk that is full
+                write_json(self.path / "run.json", {**state, **values})
 
     @property
     def is_alive(self) -> bool:
@@ -268,6 +311,13 @@ class RunFolder:
             return []
         return sorted(entry.name for entry in self.snapshots.iterdir() if not entry.name.startswith("."))
 
+    def _put_back_replaced(self) -> None:
+        """Bring back a snapshot that made room for another of its step, where that one did not arrive."""
+        for replaced in self.snapshots.glob(".*.replaced"):
+            path = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
+            if not path.exists():
+                replaced.rename(path)
+
     def keep_only(self, names: set[str]) -> None:
         """Delete every snapshot that is not named."""
         for folder in sorted(self.snapshots.iterdir()):  # leftovers, which are hidden, first
@@ -287,13 +337,39 @@ class RunFolder:
         """Drop the records of validations behind a step, to which the run goes back."""
         log = self.path / "metrics.jsonl"
         if log.exists():
-            lines = log.read_text().splitlines(keepends=True)
-            kept = [line for line in lines if json.loads(line)["step"] <= step]
-            write_atomically(log, "".join(kept).encode())
+            kept = [line for line, record in _records(log) if record["step"] <= step]
+            write_atomically(log, b"".join(line + b"\n" for line in kept))
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        with open(self.path / name, "a") as file:
-            file.write(json.dumps(_without_nan(record), allow_nan=False) + "\n")
+        append_line(self.path / name, json.dumps(_without_nan(record), allow_nan=False).encode())
+
+
+def _take(lock: TextIO) -> bool:
+    """Lock a file, unless a process has it.
+
+    `RunFolder.is_alive` has it for a moment, too, which is no run: hence the tries.
+    """
+    for left in reversed(range(LOCK_TRIES)):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if left:
+                time.sleep(LOCK_PAUSE_S)
+    return False
+
+
+def _records(log: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Lines of a log and what they say, without those that a full disk or a power cut has cut short."""
+    for number, line in enumerate(log.read_bytes().split(b"\n"), start=1):
+        try:
+            record = json.loads(line) if line else None
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            yield line, record
+        elif line:
+            logger.warning("%s: line %d was cut short and is left out", log, number)
 
 
 def read_columns(path: Path) -> pa.Schema | None:

@@ -10,8 +10,11 @@ it builds on, and is nothing without it; everything else in it is whole. Nothing
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import re
+import secrets
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,7 +28,7 @@ import safetensors.numpy
 
 from rayrec.embeddings.snapshot.saved_files import SavedFile, checksum_file
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import sync, write_json
+from rayrec.platform.files import is_plain_name, sync, write_json
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.read_plan import ReadPosition
 
@@ -113,12 +116,14 @@ def write_snapshot(
     Args:
         base: name of the snapshot beside it that `save_sparse` writes the changes since.
     """
-    unfinished = path.with_name(f".{path.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    # A server of an attempt that was given up may still write, to the folder that it was told: not to ours.
+    for left in path.parent.glob(f".{path.name}.*unfinished"):
+        shutil.rmtree(left, ignore_errors=True)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
     unfinished.mkdir(parents=True)
     try:
-        safetensors.numpy.save_file(weights, unfinished / WEIGHTS)
-        safetensors.numpy.save_file(optimizer_state, unfinished / OPTIMIZER)
+        for name, arrays in ((WEIGHTS, weights), (OPTIMIZER, optimizer_state)):
+            _save_arrays(arrays, unfinished / name)
         pq.write_table(cursor, unfinished / CURSOR)
         checksums = {}
         for name in (WEIGHTS, OPTIMIZER, CURSOR):
@@ -143,6 +148,14 @@ def write_snapshot(
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def _save_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
+    try:
+        safetensors.numpy.save_file(arrays, path)
+    except safetensors.SafetensorError as error:  # has the system's words, and neither number nor file
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        raise OSError(int(number[1]) if number else errno.EIO, str(error), str(path)) from error
 
 
 def restate_snapshot(path: Path, state: RunState) -> None:
@@ -234,7 +247,24 @@ def _manifest(path: Path) -> dict[str, Any]:
         )
     if manifest.pop("checksum", None) != checksum_of(manifest):
         raise InputError(f"{manifest_path}: its own checksum differs: the file was changed")
+    _check_names(manifest_path, manifest)
     return manifest
+
+
+def _check_names(path: Path, manifest: dict[str, Any]) -> None:
+    """Refuse a manifest of files outside of the snapshot, or of files that it has no checksum of."""
+    base, checksums, sparse_files = (manifest.get(key) for key in ("base", "checksums", "sparse_files"))
+    if not isinstance(checksums, dict) or not isinstance(sparse_files, list):
+        raise InputError(f"{path}: does not say which files the snapshot has; the file was changed")
+    for name in [*checksums, *sparse_files, *([] if base is None else [base])]:
+        if not is_plain_name(name):
+            raise InputError(
+                f"{path}: names {name!r}, which is not directly in the folder; do not use a snapshot that "
+                "somebody else has changed"
+            )
+    for name in (WEIGHTS, OPTIMIZER, CURSOR, *sparse_files):
+        if not isinstance(checksums.get(name), str):
+            raise InputError(f"{path}: has no checksum of {name}; the file was changed")
 
 
 def checksum_of(manifest: dict[str, Any]) -> str:

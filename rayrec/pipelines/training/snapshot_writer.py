@@ -164,7 +164,7 @@ class SnapshotWriter:
         if self._copy is not None:
             try:
                 self._copy.update(self._folder.path, kept)
-            except OSError as error:
+            except (OSError, InputError) as error:
                 # Its own folder is whole, and the next copy brings what this one lacks.
                 logger.warning("%s was not copied to %s: %s", path.name, self._config.copy_to, error)
                 self._folder.update(failed_copies=self._folder.state.get("failed_copies", 0) + 1)
@@ -178,6 +178,7 @@ class SnapshotWriter:
         if base is not None and base.num_increments >= self._config.increments:
             base = None
         assert base is None or base.step < pending.step, "it would take the place of what it builds on"
+        self._folder.check_own()
         write_snapshot(
             path,
             state,

@@ -7,7 +7,9 @@ train ─► supervise ─► Attempt.run ─► TrainingPipeline.run
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from rayrec.pipelines.training.progress import Progress, TrainingResult, is_over
 from rayrec.pipelines.training.run import Attempt, OnStep
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import no_room
 from rayrec.platform.ray_errors import ActorDeathError, StageHungError, root_cause
 from rayrec.samples.reading.reader import SampleReader
 
@@ -76,7 +79,17 @@ def train(
     if is_here:
         get_device(config.device)  # elsewhere there may be what this machine lacks
     path = Path(run)
-    copy = _copy_to_bring_back(path, config) if resume else None
+    takes_empty = resume == "if_begun"
+    copy_to = None if config.snapshots.copy_to is None else RunCopy(config.snapshots.copy_to)
+    copy = None  # of a run whose folder is gone, and which is brought back
+    if copy_to is not None:
+        with _copy_at_hand(config):
+            if resume and not (path / "run.json").exists() and copy_to.holds_run():
+                copy = copy_to
+                if resume == "if_begun":
+                    copy.check_brings_back(path)
+            else:
+                copy_to.check_free(path, takes_empty)
     if resume == "if_begun":
         resume = copy is not None or (path / "run.json").exists()
     memory = plan_memory(assembly, is_here)
@@ -93,17 +106,34 @@ def train(
             logger.info("%s: is finished already", folder.path)
             return replace(TrainingResult(**folder.state["result"]), run=str(folder.path))
         _log_beginning(folder, assembly, begins_with)
+        folder.mark_start()
+        if copy_to is not None:
+            try:
+                with _copy_at_hand(config):
+                    copy_to.claim(path, takes_empty)
+            except InputError as error:
+                if not resume:
+                    folder.update(state="failed", error=str(error))
+                raise
         folder.begin(config)
         folder.keep_columns(assembly.rows.columns)
-        return supervise(folder, assembly, begins_with, cluster, on_step)
+        try:
+            return supervise(folder, assembly, begins_with, cluster, on_step)
+        finally:
+            if copy_to is not None:
+                with contextlib.suppress(OSError, InputError):
+                    copy_to.release(path)
 
 
-def _copy_to_bring_back(path: Path, config: RunConfig) -> RunCopy | None:
-    """Where a run is whose folder is gone, if there is one."""
-    if config.snapshots.copy_to is None or (path / "run.json").exists():
-        return None
-    copy = RunCopy(config.snapshots.copy_to)
-    return copy if copy.holds_run() else None
+@contextlib.contextmanager
+def _copy_at_hand(config: RunConfig) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{config.snapshots.copy_to}: cannot be used ({error}); mend it, or choose another "
+            "snapshots.copy_to"
+        ) from error
 
 
 def _snapshot_to_resume(folder: RunFolder, assembly: Assembly, which: str = "last") -> Snapshot | None:
@@ -190,7 +220,10 @@ def supervise(
                 f"Rows of the batch: {rows_of_step(assembly.going_on_from(None, folder.path), cause.step)}"
             )
             folder.update(refused_steps=folder.state.get("refused_steps", 0) + 1)
-        folder.update(state="failed", error=f"{type(cause).__name__}: {cause}")
+        if (full := no_room(cause, folder.path, then=", and continue with --resume")) is not None:
+            cause = full
+        with contextlib.suppress(OSError, InputError):  # what ended the run is said in any case
+            folder.update(state="failed", error=f"{type(cause).__name__}: {cause}")
         if cause is error:
             raise
         raise cause from error

@@ -4,6 +4,10 @@ A disk answers random reads fast only when it has many of them to choose from. L
 (`io_submit`) keeps a hundred in flight from one thread, at half of the processor time that a pool of
 blocking threads takes; it needs a file opened with O_DIRECT. Elsewhere such a pool does it.
 
+Every record ends with a checksum of itself, of the slot that it was written to and of the mark that its
+writer gave it. A disk that loses a write gives back what was there before, and one that misplaces it gives
+back another record: both are whole, and have another mark or slot.
+
 Axes: M records of one call, W words that are wanted of each, Q reads in flight.
 """
 
@@ -58,7 +62,7 @@ class Pages(NamedTuple):
     """How records lie in a file: record s is number `s mod records` of page `s // records`."""
 
     words: int
-    """4-byte words of a record."""
+    """4-byte words of a record; the last is its checksum."""
     records: int
     """Records in a page; none straddles two."""
     num_bytes: int
@@ -101,18 +105,31 @@ class PageReader:
         buffers = self._num_rings * self._depth if self._asynchronous else _NUM_THREADS
         return buffers * self._pages.num_bytes
 
-    def read(self, slots_M: Int64Array, num_words: int) -> Int32Array:
+    def read(self, slots_M: Int64Array, marks_M: Int64Array, num_words: int) -> Int32Array:
         """[M, num_words] of each record; one read for all that are wanted of a page.
 
+        Args:
+            marks_M: those that the records were written with.
+
         Raises:
-            OSError: the file cannot be read at some offset.
+            OSError: the file cannot be read at some offset, or a record is not as it was written.
         """
         words_MW = np.empty((len(slots_M), num_words), dtype=np.int32)
-        slots_M = kernel_input(slots_M, np.int64)
+        slots_M, marks_M = kernel_input(slots_M, np.int64), kernel_input(marks_M, np.int64)
         # Sorted, so that records of one page follow each other and the page is read once.
         order_M = kernel_input(np.argsort(slots_M), np.int64)
         failed = self._read_asynchronously if self._asynchronous else self._read_on_threads
-        code = failed(slots_M, order_M, words_MW)
+        spoiled_1 = np.full(1, -1, dtype=np.int64)
+        code = failed(slots_M, marks_M, order_M, words_MW, spoiled_1)
+        if code == _SPOILED:
+            block = spoiled_1[0] // self._pages.records
+            raise OSError(
+                errno.EIO,
+                f"block {block:,} of embedding rows on disk, at byte {block * self._pages.num_bytes:,}, is "
+                "not as it was written: the disk lost or changed it. Check the disk, or name a folder "
+                "on another one (disk.folder), and resume the run from its last snapshot",
+                self._path,
+            )
         if code:
             reason = os.strerror(code)
             raise OSError(code, f"cannot read embedding rows back from disk ({reason})", self._path)
@@ -127,10 +144,17 @@ class PageReader:
             self._threads.shutdown()
             self._threads = None
 
-    def _read_asynchronously(self, slots_M: Int64Array, order_M: Int64Array, words_MW: Int32Array) -> int:
+    def _read_asynchronously(
+        self,
+        slots_M: Int64Array,
+        marks_M: Int64Array,
+        order_M: Int64Array,
+        words_MW: Int32Array,
+        spoiled_1: Int64Array,
+    ) -> int:
         ring = self._take_ring()
         if ring is None:  # more callers than the system has queues for
-            return self._read_on_threads(slots_M, order_M, words_MW)
+            return self._read_on_threads(slots_M, marks_M, order_M, words_MW, spoiled_1)
         code = _QUEUE_BROKE
         try:
             code = _read_queued(
@@ -140,8 +164,10 @@ class PageReader:
                 self._descriptor,
                 self._pages,
                 slots_M,
+                marks_M,
                 order_M,
                 words_MW,
+                spoiled_1,
                 ring.scratch_address,
                 ring.requests_Q8,
                 ring.pointers_Q,
@@ -155,7 +181,7 @@ class PageReader:
             else:
                 self._give_up(ring)
         if code == _EAGAIN:  # the system takes no more reads now
-            return self._read_on_threads(slots_M, order_M, words_MW)
+            return self._read_on_threads(slots_M, marks_M, order_M, words_MW, spoiled_1)
         return _EIO if code == _QUEUE_BROKE else code
 
     def _give_up(self, ring: _Ring) -> None:
@@ -176,7 +202,14 @@ class PageReader:
                 self._num_rings += 1
         return ring
 
-    def _read_on_threads(self, slots_M: Int64Array, order_M: Int64Array, words_MW: Int32Array) -> int:
+    def _read_on_threads(
+        self,
+        slots_M: Int64Array,
+        marks_M: Int64Array,
+        order_M: Int64Array,
+        words_MW: Int32Array,
+        spoiled_1: Int64Array,
+    ) -> int:
         with self._lock:
             if self._threads is None:
                 self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="page-reads")
@@ -185,10 +218,13 @@ class PageReader:
         def read_part(order: Int64Array) -> int:
             scratch = mmap.mmap(-1, self._pages.num_bytes)
             address = np.uint64(np.frombuffer(scratch, dtype=np.uint8).ctypes.data)
-            return _read_blocking(self._descriptor, self._pages, slots_M, order, words_MW, address)
+            return _read_blocking(
+                self._descriptor, self._pages, slots_M, marks_M, order, words_MW, spoiled_1, address
+            )
 
         # By parts of the sorted order: at most one page is read by two threads at each border.
-        return max(threads.map(read_part, np.array_split(order_M, _NUM_THREADS)))
+        codes = list(threads.map(read_part, np.array_split(order_M, _NUM_THREADS)))
+        return next((code for code in codes if code), 0)
 
 
 class _Ring:
@@ -219,7 +255,7 @@ class _Ring:
 
 
 _EINTR, _EAGAIN, _EIO = errno.EINTR, errno.EAGAIN, errno.EIO
-_QUEUE_BROKE = -1
+_QUEUE_BROKE, _SPOILED = -1, -2
 
 
 @njit(nogil=True, cache=True)
@@ -230,8 +266,10 @@ def _read_queued(
     descriptor: int,
     pages: Pages,
     slots_M: Int64Array,
+    marks_M: Int64Array,
     order_M: Int64Array,
     words_MW: Int32Array,
+    spoiled_1: Int64Array,
     scratch: np.uint64,
     requests_Q8: Int64Array,
     pointers_Q: Int64Array,
@@ -239,7 +277,8 @@ def _read_queued(
 ) -> int:
     """Fill words_MW, with as many reads in flight as the queue takes; 0, or the number of an error.
 
-    That is EAGAIN where the queue takes none at all, and _QUEUE_BROKE where reads are left in flight.
+    That is EAGAIN where the queue takes none at all, _QUEUE_BROKE where reads are left in flight, and
+    _SPOILED where a record, whose slot is put into spoiled_1, is not as it was written.
 
     requests_Q8 are `struct iocb`, events_Q4 `struct io_event` of linux/aio_abi.h.
     """
@@ -299,7 +338,10 @@ def _read_queued(
                 failed = -events_Q4[e, 2] if events_Q4[e, 2] < 0 else _EIO
             else:
                 address = scratch + np.uint64(q * pages.num_bytes)
-                _copy_records(pages, address, slots_M, order_M[starts_Q[q] : ends_Q[q]], words_MW)
+                part = order_M[starts_Q[q] : ends_Q[q]]
+                spoiled = _copy_records(pages, address, slots_M, marks_M, part, words_MW)
+                if spoiled >= 0:
+                    failed, spoiled_1[0] = _SPOILED, spoiled
             idle_Q[num_idle] = q
             num_idle += 1
     return failed
@@ -310,8 +352,10 @@ def _read_blocking(
     descriptor: int,
     pages: Pages,
     slots_M: Int64Array,
+    marks_M: Int64Array,
     order: Int64Array,
     words_MW: Int32Array,
+    spoiled_1: Int64Array,
     scratch: np.uint64,
 ) -> int:
     """The records of `order`, one page after the other; 0, or the number of an error."""
@@ -326,17 +370,54 @@ def _read_blocking(
         )
         if found != pages.num_bytes:
             return _EIO
-        _copy_records(pages, scratch, slots_M, order[start:end], words_MW)
+        spoiled = _copy_records(pages, scratch, slots_M, marks_M, order[start:end], words_MW)
+        if spoiled >= 0:
+            spoiled_1[0] = spoiled
+            return _SPOILED
         start = end
     return 0
 
 
 @njit(nogil=True, cache=True)
 def _copy_records(
-    pages: Pages, address: np.uint64, slots_M: Int64Array, order: Int64Array, words_MW: Int32Array
-) -> None:
+    pages: Pages,
+    address: np.uint64,
+    slots_M: Int64Array,
+    marks_M: Int64Array,
+    order: Int64Array,
+    words_MW: Int32Array,
+) -> int:
+    """The slot of a record that is not as it was written; -1 if there is none."""
     page_words = carray(int32_at(address), pages.num_bytes // 4)
     for m in order:
         first = (slots_M[m] % pages.records) * pages.words
+        last = first + pages.words - 1
+        if page_words[last] != record_checksum(page_words[first:last], slots_M[m], marks_M[m]):
+            return int(slots_M[m])
         for w in range(words_MW.shape[1]):
             words_MW[m, w] = page_words[first + w]
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def record_checksum(words: Int32Array, slot: int, mark: int) -> np.int32:
+    """32 bits of a record's words, where it lies, and the mark of its writer.
+
+    Every word is multiplied into one of four sums, since one sum would wait for each product. An odd
+    multiplier loses nothing, so a change of one word always shows before the last fold.
+    """
+    factor = np.uint64(0x9E3779B97F4A7C15)
+    a, b = np.uint64(slot) + factor, np.uint64(mark) ^ np.uint64(0xC2B2AE3D27D4EB4F)
+    c, d = np.uint64(len(words)) * factor, np.uint64(0x165667B19E3779F9)
+    whole = len(words) - len(words) % 4
+    for w in range(0, whole, 4):
+        a = (a ^ np.uint64(np.uint32(words[w]))) * factor
+        b = (b ^ np.uint64(np.uint32(words[w + 1]))) * factor
+        c = (c ^ np.uint64(np.uint32(words[w + 2]))) * factor
+        d = (d ^ np.uint64(np.uint32(words[w + 3]))) * factor
+    for w in range(whole, len(words)):
+        a = (a ^ np.uint64(np.uint32(words[w]))) * factor
+    for part in (b, c, d):
+        a = ((a ^ (a >> np.uint64(29))) * factor) ^ part
+    a = (a ^ (a >> np.uint64(32))) * factor
+    return np.int32(np.uint32(a >> np.uint64(32)))

@@ -12,6 +12,9 @@ however that ends, and nothing can be read back afterwards.
 Why a log: a record is a tenth of a page, so that writing it back in place would be a random write for every
 random read. `docs/benchmarks/embeddings.md` has the figures, and those of other stores.
 
+What the disk gives back is compared with a checksum (`page_reads`). It has a mark in it which is another one
+every time that a segment is begun: what an earlier use of the segment left is not taken for its records.
+
 Axes: M records of one call, W words of a record, G segments, B bytes of a segment's bitmap.
 """
 
@@ -32,7 +35,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.storage.disk.page_reads import PageReader, Pages
+from rayrec.embeddings.storage.disk.page_reads import PageReader, Pages, record_checksum
 from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.files import check_on_disk
@@ -72,7 +75,8 @@ class RecordLog:
         """
         if not may_be_memory:
             check_on_disk(Path(folder))
-        self._pages = Pages.of(words)
+        self._words = words
+        self._pages = Pages.of(words + 1)  # the checksum is one more
         self._segment_pages = max(2, _SEGMENT_BYTES // self._pages.num_bytes)
         self._segment_slots = self._segment_pages * self._pages.records
         self._path = str(folder)
@@ -86,6 +90,8 @@ class RecordLog:
         self._lock = threading.Lock()
         self._live_GB = np.zeros((0, -(-self._segment_slots // 8)), dtype=np.uint8)  # a bit per slot
         self._num_live_G = np.zeros(0, dtype=np.int64)
+        self._marks_G = np.zeros(0, dtype=np.int64)
+        self._num_begun = 0  # segments, so far; also those of writes that failed
         self._num_segments = 0
         self._empty: list[int] = []
         self._open = -1  # the segment that is being filled; -1 for none
@@ -102,7 +108,8 @@ class RecordLog:
     @property
     def num_bytes(self) -> int:
         """Memory: buffers, and a bit per slot."""
-        return len(self._buffer) + self._live_GB.nbytes + self._num_live_G.nbytes + self._reader.num_bytes
+        of_segments = self._live_GB.nbytes + self._num_live_G.nbytes + self._marks_G.nbytes
+        return len(self._buffer) + of_segments + self._reader.num_bytes
 
     @property
     def disk_bytes(self) -> int:
@@ -116,8 +123,8 @@ class RecordLog:
                 the disk's error. Nothing has changed then.
         """
         words_MW = kernel_input(words_MW, np.int32)
-        if words_MW.ndim != 2 or words_MW.shape[1] != self._pages.words:
-            raise ValueError(f"expected records of {self._pages.words} words, got shape {words_MW.shape}")
+        if words_MW.ndim != 2 or words_MW.shape[1] != self._words:
+            raise ValueError(f"expected records of {self._words} words, got shape {words_MW.shape}")
         with self._lock:
             return self._write(words_MW)
 
@@ -141,9 +148,9 @@ class RecordLog:
         """[M, W] the records at these addresses, or their first `num_words` words.
 
         Raises:
-            OSError: the disk's error, with the folder's name.
+            OSError: the disk's error, with the folder's name; or a record is not as it was written.
         """
-        words_MW = self._reader.read(addresses_M, num_words or self._pages.words)
+        words_MW = self._read(addresses_M, num_words or self._words)
         self._drop_cache(0, 0)
         return words_MW
 
@@ -167,7 +174,7 @@ class RecordLog:
             if victim is None:
                 return None
             old_K = self._live(victim)
-            words_KW = self._reader.read(old_K, self._pages.words)
+            words_KW = self._read(old_K, self._words)
             # Written before they are freed: the records are somewhere on disk at every moment.
             try:
                 new_K = self._write(kernel_input(words_KW, np.int32))
@@ -206,6 +213,11 @@ class RecordLog:
         if getattr(self, "_descriptor", -1) >= 0:
             self.close()
 
+    def _read(self, addresses_M: Int64Array, num_words: int) -> Int32Array:
+        # A segment has one mark as long as something in it can be asked for.
+        marks_M = self._marks_G[addresses_M // self._segment_slots]
+        return self._reader.read(addresses_M, marks_M, num_words)
+
     def _write(self, words_MW: Int32Array) -> Int64Array:
         records, num_pages = self._pages.records, -(-len(words_MW) // self._pages.records)
         # All of it is decided on copies, which replace the originals when the pages are on disk: an error of
@@ -216,7 +228,8 @@ class RecordLog:
             self._open,
             self._next_page,
         )
-        filled = []
+        filled: list[int] = []
+        marks = {} if segment < 0 else {segment: int(self._marks_G[segment])}
         addresses_M = np.empty(len(words_MW), dtype=np.int64)
         written = 0
         try:
@@ -227,10 +240,12 @@ class RecordLog:
                     if not empty:
                         empty, num_segments = [num_segments], num_segments + 1
                     segment, page = empty.pop(), 0
+                    self._num_begun += 1
+                    marks[segment] = self._num_begun
                 num = min(num_pages - written, self._chunk_pages, self._segment_pages - page)
                 part = slice(written * records, (written + num) * records)
                 first = segment * self._segment_pages + page
-                self._write_pages(first, num, words_MW[part])
+                self._write_pages(first, num, words_MW[part], marks[segment])
                 addresses_M[part] = first * records + np.arange(len(addresses_M[part]))
                 written, page = written + num, page + num
         except OSError as error:
@@ -239,6 +254,8 @@ class RecordLog:
             raise self._described(error, num_pages * self._pages.num_bytes) from error
         self._empty, self._open, self._next_page = empty, segment, page
         self._grow(num_segments)
+        for begun, mark in marks.items():
+            self._marks_G[begun] = mark
         _mark(self._live_GB, self._num_live_G, self._segment_slots, kernel_input(addresses_M, np.int64), True)
         # `_free` does not release the open segment, since pages are still to come. If all its records are
         # gone by the time it is full, it is released here.
@@ -277,8 +294,8 @@ class RecordLog:
             self._path,
         )
 
-    def _write_pages(self, first_page: int, num_pages: int, words_MW: Int32Array) -> None:
-        _pack(self._pages.records, words_MW, self._buffer_words)
+    def _write_pages(self, first_page: int, num_pages: int, words_MW: Int32Array, mark: int) -> None:
+        _pack(first_page * self._pages.records, self._pages.records, mark, words_MW, self._buffer_words)
         offset, num_bytes = first_page * self._pages.num_bytes, num_pages * self._pages.num_bytes
         done = 0
         with memoryview(self._buffer) as buffer:
@@ -331,6 +348,7 @@ class RecordLog:
             added = num_segments - len(self._num_live_G) + _GROWTH
             self._live_GB = np.pad(self._live_GB, ((0, added), (0, 0)))
             self._num_live_G = np.pad(self._num_live_G, (0, added))
+            self._marks_G = np.pad(self._marks_G, (0, added))
         self._num_segments = num_segments
 
     def _drop_cache(self, offset: int, num_bytes: int) -> None:
@@ -365,12 +383,14 @@ def _open_unnamed(folder: str) -> tuple[int, bool]:
 
 
 @njit(nogil=True, cache=True)
-def _pack(records: int, words_MW: Int32Array, pages_PB: Int32Array) -> None:
-    """Lay records out in pages; what is behind them in a page stays as it was."""
+def _pack(first_slot: int, records: int, mark: int, words_MW: Int32Array, pages_PB: Int32Array) -> None:
+    """Lay records out in pages, each before its checksum; what is behind them in a page stays as it was."""
+    num_words = words_MW.shape[1]
     for m in range(len(words_MW)):
-        first = (m % records) * words_MW.shape[1]
-        for w in range(words_MW.shape[1]):
+        first = (m % records) * (num_words + 1)
+        for w in range(num_words):
             pages_PB[m // records, first + w] = words_MW[m, w]
+        pages_PB[m // records, first + num_words] = record_checksum(words_MW[m], first_slot + m, mark)
 
 
 @njit(nogil=True, cache=True)
