@@ -12,6 +12,7 @@ from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.runs.run_folder import COLUMNS_FILE, read_columns
 from rayrec.pipelines.runs.snapshots import WEIGHTS
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
+from rayrec.pipelines.versions.gate import check_weights
 from rayrec.pipelines.versions.manifest import ModelVersion
 from rayrec.pipelines.versions.publisher import SETTINGS
 from rayrec.pipelines.versions.store import VersionStore
@@ -42,7 +43,8 @@ def load_version(
         with_rows: False leaves the tables empty, for who reads none of them.
 
     Raises:
-        InputError: a file of the version is missing or damaged, or what it holds does not fit together.
+        InputError: a file of the version is missing or damaged, what it holds does not fit together, or its
+            weights are not finite.
         OSError: the store does not answer.
     """
     where = f"{store.url}: version {manifest.number}"
@@ -50,6 +52,7 @@ def load_version(
     assembly.task.check_state(manifest.run_state, where)
     tables = _tables(store, manifest, assembly, held) if with_rows else LayeredTables({}, None)
     weights = safetensors.numpy.load_file(store.fetch(manifest.weights) / WEIGHTS)
+    check_weights(weights, where)
     model = TrainedModel(manifest.run, assembly, manifest.run_state, weights, tables, manifest.number)
     return LoadedVersion(manifest, model, tables)
 

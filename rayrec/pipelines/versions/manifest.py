@@ -49,6 +49,15 @@ class Segment(Config):
     """Fingerprint of the run's snapshot that it was made of."""
 
 
+class Probe(Config):
+    """What a version answers to a user of its data."""
+
+    user: str
+    """The user's key."""
+    items: tuple[str, ...]
+    """Keys of the items, best first; those of the history are among them."""
+
+
 class ModelVersion(Config):
     """A version of a model: its weights, rows, catalog and semantic IDs, which move together."""
 
@@ -78,6 +87,10 @@ class ModelVersion(Config):
     catalog: Bundle
     """What recommending needs of the data set."""
     semantic_ids: Bundle | None = None
+    probes: tuple[Probe, ...] = ()
+    """Answers to a few users as they were at publication; none where they were not asked."""
+    overlap: float | None = None
+    """Mean share of these items that the version before gave to the same users."""
 
     @property
     def step(self) -> int:
