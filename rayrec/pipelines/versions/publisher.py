@@ -83,6 +83,8 @@ class Publisher:
             )
         self._config, self._task = config, assembly.task
         self._assembly, self._tables = assembly, assembly.tables
+        self._found_whole: set[str] = set()
+        """Names of bundles."""
         self._of_run: tuple[Bundle, Bundle, Bundle | None] | None = None
 
     def publish(self, snapshot: Snapshot) -> ModelVersion:
@@ -93,7 +95,7 @@ class Publisher:
             InputError: somebody else publishes to the store.
             OSError: the place does not answer; what was published before is whole.
         """
-        before = self._store.newest()
+        before, number = self._before()
         where = f"{self._run.path}: {snapshot.path.name} is not published"
         check_weights(snapshot.weights, where)
         probes = self._probes(snapshot, where)
@@ -108,7 +110,7 @@ class Publisher:
             self._check_catalog(catalog, before, where)
         now = self._clock()
         version = ModelVersion(
-            number=1 if before is None else before.number + 1,
+            number=number,
             published_at=now,
             run=self._run.name,
             device=self._config.device,
@@ -123,6 +125,17 @@ class Publisher:
         )
         self._store.add(version)
         return version
+
+    def _before(self) -> tuple[ModelVersion | None, int]:
+        """The newest version, if it can be read, and the number of the next."""
+        numbers = self._store.numbers()
+        if not numbers:
+            return None, 1
+        try:
+            return self._store.version(numbers[-1]), numbers[-1] + 1
+        except InputError as error:
+            logger.warning("the version before is not compared, and all of this one is published: %s", error)
+            return None, numbers[-1] + 1
 
     def _probes(self, snapshot: Snapshot, where: str) -> tuple[Probe, ...]:
         """Answers to a few users, which are sane; none of a model that is too large to be asked here."""
@@ -168,6 +181,8 @@ class Publisher:
         num_done = 0
         fingerprints = [rows.fingerprint for rows in snapshot.chain]
         for place, segment in enumerate(() if before is None else before.segments):
+            if not self._is_whole(segment):
+                break
             if segment.snapshot in fingerprints:
                 assert before is not None
                 segments = list(before.segments[: place + 1])
@@ -183,6 +198,18 @@ class Publisher:
                 chain = snapshot.sparse_chain[: number + 1]
                 segments = [self._segment(rows, self._everything(chain), None)]
         return tuple(segments)
+
+    def _is_whole(self, segment: Segment) -> bool:
+        """Whether rows that are not written again are as they were published; each is read once."""
+        if segment.bundle.name in self._found_whole:
+            return True
+        if not self._store.is_whole(segment.bundle):
+            logger.warning(
+                "%s: rows of step %d are damaged, and published again", self._store.url, segment.step
+            )
+            return False
+        self._found_whole.add(segment.bundle.name)
+        return True
 
     def _everything(self, chain: Sequence[Sequence[Path]]) -> Mapping[str, Iterable[TableRows]]:
         """All rows, none of them as a change."""
@@ -209,6 +236,7 @@ class Publisher:
                 written = write_table(Path(folder), config, ShardMap(1), 0, source.step, parts)
                 paths += [Path(folder) / file.name for file in written]
             bundle = self._store.put("rows", paths)
+            self._found_whole.add(bundle.name)
         return Segment(bundle=bundle, step=source.step, since=since, snapshot=source.fingerprint)
 
     def _bundles_of_run(self) -> tuple[Bundle, Bundle, Bundle | None]:

@@ -84,6 +84,7 @@ class VersionFollower:
         before, self._serving = self._serving, number
         self._current.flip(service)
         self._loaded = {each: self._loaded[each] for each in (before, number)}
+        self._store.clean_cache(each.manifest for each in self._loaded.values())
         logger.info(
             "version %d answers, published %.1f s ago", number, self.metrics()["serving_version_age_s"]
         )
