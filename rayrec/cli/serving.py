@@ -34,6 +34,13 @@ def serve_command(
     single_process: Annotated[
         bool, typer.Option("--single-process", help="Serve from this process, without Ray.")
     ] = False,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name that a proxy in front, or a page of yours, asks for; may be given several times "
+            "\\[only names of this machine, on a loopback address]."
+        ),
+    ] = None,
     page: Annotated[
         bool | None,
         typer.Option(help="Serve a web page with users' histories at / \\[only on a loopback address]."),
@@ -110,6 +117,7 @@ def serve_command(
         "token_sha256": token_digest(token_file),
         "num_replicas": replicas,
         "single_process": single_process,
+        "allowed_hosts": allowed_host or [],
         "page": page,
         "snapshot": snapshot,
         "device": device,

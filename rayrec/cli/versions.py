@@ -27,6 +27,15 @@ def publish_command(
         str, typer.Option(help="Of the run: best, last, previous, or the name of one.")
     ] = "best",
     keep: Annotated[int, typer.Option(min=1, help="Newest versions that stay in the store.")] = 10,
+    min_overlap: Annotated[
+        float,
+        typer.Option(
+            min=0, max=1, help="Share of a few users' items that the version before gave, at least."
+        ),
+    ] = 0.0,
+    other_catalog: Annotated[
+        bool, typer.Option("--other-catalog", help="The catalog is meant to be another than the store's.")
+    ] = False,
 ) -> Answer:
     """Publish a run's model; services that follow the store answer with it at once."""
     from rayrec.pipelines.runs.run_folder import RunFolder
@@ -35,10 +44,15 @@ def publish_command(
     from rayrec.pipelines.versions.store import VersionStore
 
     folder, versions = RunFolder.open(run), VersionStore(store)
-    version = Publisher(folder, versions).publish(read_snapshot(folder.chosen_snapshot(snapshot)))
+    publisher = Publisher(folder, versions, min_overlap=min_overlap, other_catalog=other_catalog)
+    version = publisher.publish(read_snapshot(folder.chosen_snapshot(snapshot)))
     versions.keep_newest(keep)
     size = human_size(sum(bundle.num_bytes for bundle in version.bundles))
     out.print(f"Version {version.number}: {version.run} after {version.step + 1:,} steps, {size}")
+    if version.overlap is not None:
+        out.print(
+            f"{version.overlap:.0%} of what {len(version.probes)} users get, the version before gave them too"
+        )
     pointer = versions.current()
     assert pointer is not None
     if pointer.version != version.number:

@@ -112,24 +112,40 @@ class MeterClock:
 class RayMetrics:
     """Publishes metrics where the Ray dashboard and Prometheus find them, under `rayrec_` and their names.
 
+    Names that end in `_total` are counters, the others are gauges.
+
     In a process that is not connected to Ray it does nothing. Thread-safe: a server's calls publish.
     """
 
     def __init__(self, tags: dict[str, str]) -> None:
         self._tags = tags
         self._gauges: dict[str, Any] = {}
+        self._counters: dict[str, Any] = {}
+        self._counted: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def publish(self, metrics: Mapping[str, float]) -> None:
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized():
             return
-        for name, value in metrics.items():
-            with self._lock:  # two gauges of one name would both be exported
+        with self._lock:  # two gauges of one name would both be exported, and one count be added twice
+            for name, value in metrics.items():
+                if name.endswith("_total"):
+                    self._count(name.removesuffix("_total"), value)
+                    continue
                 if name not in self._gauges:
                     gauge = importlib.import_module("ray.util.metrics").Gauge
                     self._gauges[name] = gauge(f"rayrec_{name}", name.replace("_", " "), tuple(self._tags))
-            self._gauges[name].set(value, self._tags)
+                self._gauges[name].set(value, self._tags)
+
+    def _count(self, name: str, value: float) -> None:
+        """Ray's counters are told what has come, and it adds `_total` to their names."""
+        if name not in self._counters:
+            counter = importlib.import_module("ray.util.metrics").Counter
+            self._counters[name] = counter(f"rayrec_{name}", name.replace("_", " "), tuple(self._tags))
+        if (more := value - self._counted.get(name, 0.0)) > 0:
+            self._counters[name].inc(more, self._tags)
+            self._counted[name] = value
 
 
 class RayStageMetrics:

@@ -3,8 +3,10 @@
 import json
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
+from pyarrow import fs
 
 from rayrec.pipelines.config.run import PublishConfig, RunConfig
 from rayrec.pipelines.inference.loading import TrainedModel
@@ -15,10 +17,11 @@ from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.snapshot_writer import PublishedRun
 from rayrec.pipelines.training.train import train
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
-from rayrec.pipelines.versions.manifest import ModelVersion
+from rayrec.pipelines.versions.manifest import ModelVersion, _checksum_of
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import CURRENT, VersionStore
 from rayrec.platform.errors import InputError
+from rayrec.platform.remote_files import RemoteFolder
 from tests.helpers.runs import SPARSE_SASREC, make_run
 
 MODELS = {
@@ -280,3 +283,142 @@ def test_a_run_publishes_as_it_trains_and_after_it_was_resumed(tmp_path):
         assert recommendations(version.model) == recommendations(expected)
     kinds = [len(store.version(number).segments) for number in store.numbers()]
     assert {1, 2, 3, 4} <= set(kinds)
+
+
+@pytest.mark.parametrize("name", ["../../evil.py", "/etc/evil", "a/b", "..", ".bashrc", "a\\b", "", "a\0b"])
+@pytest.mark.parametrize("place", ["bundle", "file"])
+def test_a_manifest_cannot_name_what_is_elsewhere(run_with_rows, tmp_path, name, place):
+    store = VersionStore(tmp_path)
+    (version,) = publish(run_with_rows, store, run_with_rows.snapshot_names()[:1])
+    values = version.model_dump(mode="json")
+    target = values["catalog"] if place == "bundle" else values["catalog"]["files"][0]
+    target["name"] = name
+    content = json.dumps(values | {"checksum": _checksum_of(values)}).encode()
+
+    with pytest.raises(InputError, match="is no plain name"):
+        ModelVersion.from_bytes(content, "here")
+
+
+@pytest.mark.parametrize("kind", ["weights", "rows", "catalogue", "run"])
+@pytest.mark.parametrize("url", ["folder", "memory"])
+def test_publishing_again_repairs_what_was_damaged(run_with_rows, tmp_path, kind, url):
+    store = VersionStore(tmp_path if url == "folder" else f"memory://{tmp_path.name}", tmp_path / "cache")
+    names = run_with_rows.snapshot_names()[:2]
+    (version,) = publish(run_with_rows, store, names[1:])
+    bundle = next(each for each in version.bundles if each.name.startswith(kind))
+    path = store._there.path_of(f"bundles/{bundle.name}/{bundle.files[0].name}")
+    with store._there.filesystem.open_input_stream(path) as file:
+        content = file.read()
+    with store._there.filesystem.open_output_stream(path) as file:
+        file.write(bytes([content[0] ^ 1]) + content[1:])
+    with pytest.raises(InputError, match="its checksum differs"):
+        load_version(store, version)
+
+    (again,) = publish(run_with_rows, store, names[1:])
+
+    assert again.bundles == version.bundles
+    assert load_version(store, version).tables.num_rows
+
+
+def test_a_damaged_manifest_is_no_reason_not_to_publish(run_with_rows, tmp_path):
+    store = VersionStore(tmp_path)
+    names = run_with_rows.snapshot_names()[:1]
+    publish(run_with_rows, store, names)
+    (tmp_path / "versions" / "000001.json").write_text("{")
+
+    (version,) = publish(run_with_rows, store, names)
+
+    assert version.number == 2
+    assert load_version(store, store.serving()).manifest == version
+
+
+def test_of_two_who_publish_at_once_one_is_refused(run_with_rows, tmp_path):
+    store = VersionStore(tmp_path)
+    (version,) = publish(run_with_rows, store, run_with_rows.snapshot_names()[:1])
+
+    class Blind(VersionStore):
+        """Looks before the other one writes."""
+
+        def _exists(self, name):
+            return False if name.startswith("versions/") else super()._exists(name)
+
+    before = (tmp_path / "versions" / "000001.json").read_bytes()
+    with pytest.raises(InputError, match="published by somebody else"):
+        Blind(tmp_path).add(version.model_copy(update={"run": "another"}))
+    assert (tmp_path / "versions" / "000001.json").read_bytes() == before
+    assert [path.name for path in (tmp_path / "versions").iterdir()] == ["000001.json"]
+
+
+def test_a_pointer_is_replaced_whole_where_files_grow_before_ones_eyes(tmp_path):
+    """As on HDFS or SFTP; fsspec's local files stand for them."""
+    files, moved = fsspec.filesystem("file", skip_instance_cache=True), []
+    move = files.mv
+
+    def noted(source, target, **more):
+        moved.append(target)
+        move(source, target, **more)
+
+    files.mv = noted
+    store = VersionStore("memory://anything")
+    store._there = RemoteFolder("sftp://there", fs.PyFileSystem(fs.FSSpecHandler(files)), f"{tmp_path}/store")
+
+    store._point(CURRENT, 3)
+    store._point(CURRENT, 4)
+
+    assert moved == [f"{tmp_path}/store/{CURRENT}"] * 2
+    pointer = store.current()
+    assert pointer is not None
+    assert pointer.version == 4
+    assert [path.name for path in (tmp_path / "store").iterdir()] == [CURRENT]
+
+
+def test_copies_that_no_version_needs_are_deleted_when_nobody_asked_for_them_of_late(run_with_rows, tmp_path):
+    store = VersionStore(f"memory://{tmp_path.name}", cache=tmp_path / "cache")
+    first, second = publish(run_with_rows, store, run_with_rows.snapshot_names()[:2])
+    load_version(store, first)
+    load_version(store, second)
+
+    store.clean_cache([second])
+    assert store.fetch(first.weights).is_dir()
+    store.clean_cache([second], after_s=-1)
+
+    names = {path.name for folder in (tmp_path / "cache").iterdir() for path in folder.iterdir()}
+    assert names == {bundle.name for bundle in second.bundles}
+    other = VersionStore(f"memory://{tmp_path.name}-other", cache=tmp_path / "cache")
+    other.clean_cache([], after_s=-1)
+    assert load_version(store, second).tables.num_rows
+
+
+def test_a_cache_that_somebody_else_may_have_filled_is_refused(run_with_rows, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    store = VersionStore(f"memory://{tmp_path.name}")
+    (version,) = publish(run_with_rows, store, run_with_rows.snapshot_names()[:1])
+    folder = tmp_path / "rayrec" / "versions"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+
+    with pytest.raises(InputError, match="others may write to it"):
+        store.fetch(version.weights)
+    folder.chmod(0o700)
+    assert store.fetch(version.weights).is_relative_to(folder)
+
+
+def test_functions_that_a_version_calls_are_allowed_by_the_host(tmp_path, monkeypatch):
+    module = tmp_path / "functions_of_mine.py"
+    module.write_text("def same(items):\n    return items\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    operation = {
+        "op": "python",
+        "function": "functions_of_mine:same",
+        "inputs": ["item_ids"],
+        "outputs": {"item_ids": "list<int64>"},
+    }
+    run = RunFolder.open(make_run(tmp_path, data_of=lambda dataset: {"features": [operation]}))
+    store = VersionStore(tmp_path / "store")
+    (version,) = publish(run, store, run.snapshot_names()[-1:])
+
+    with pytest.raises(InputError, match="RAYREC_ALLOWED_FUNCTIONS=functions_of_mine"):
+        load_version(store, version)
+    for allowed in ("functions_of_mine", "other, functions_of_mine:same"):
+        monkeypatch.setenv("RAYREC_ALLOWED_FUNCTIONS", allowed)
+        assert load_version(store, version).model.run == "run"

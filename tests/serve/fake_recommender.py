@@ -80,6 +80,8 @@ class FakeRecommender:
         """Of the histories of every question."""
         self.budgets: list[Budget] = []
         """Of every batch."""
+        self.names_nothing = False
+        """Whatever it reads."""
         self.leaves_nothing = False
         """Operations leave nothing of histories with the item 7."""
 
@@ -101,6 +103,8 @@ class FakeRecommender:
         num_read = min(num_events, self.max_length)
         if 12 in query.history_ids.tolist() and self.leaves_nothing:
             return Answer([], 0, len(query.history_ids))
+        if self.names_nothing:
+            return Answer([], num_read, num_events - num_read)
         names = [f"m{place}" for place in range(k)]
         if self.semantic_ids is not None:
             seen = set(query.history_ids.tolist()) if exclude_seen else set()

@@ -5,8 +5,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from safetensors.numpy import load_file, save_file
 
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Recommender
@@ -137,7 +139,7 @@ def test_a_version_that_cannot_be_loaded_leaves_the_one_before_and_is_tried_agai
     assert current.model.version == 1
     metrics = follower.metrics()
     assert (metrics["serving_version_wanted"], metrics["serving_version_not_loaded"]) == (2, True)
-    assert metrics["serving_version_errors"] == 1
+    assert metrics["serving_version_errors_total"] == 1
     assert "what is held goes on answering" in caplog.text
     assert "item-00000.parquet" in caplog.text
     path.write_bytes(content)
@@ -274,3 +276,40 @@ def test_every_version_is_given_the_compiled_programs_and_only_the_first_is_wait
         publish(run, store, 1)
         _wait_until(lambda: client.get("/health/ready").json()["model"]["version"] == 2)
     assert (given, waited, closed) == ([1, 2], [[1]], [True])
+
+
+def break_weights(store: VersionStore, number: int, value: float) -> None:
+    """As somebody publishes it who has no gate: checksums and all."""
+    manifest = store.version(number)
+    path = store.fetch(manifest.weights) / WEIGHTS
+    weights = load_file(path)
+    folder = Path(store.url) / "broken"
+    folder.mkdir()
+    save_file({name: np.full_like(values, value) for name, values in weights.items()}, folder / WEIGHTS)
+    broken = manifest.model_copy(update={"weights": store.put("weights", [folder / WEIGHTS])})
+    (Path(store.url) / "versions" / f"{number:06d}.json").write_bytes(broken.to_bytes())
+
+
+@pytest.mark.parametrize(("value", "message"), [(np.nan, "not finite"), (0.0, "different histories")])
+def test_a_broken_version_is_held_back_at_the_flip_and_counted(run, store, caplog, value, message):
+    publish(run, store, 0)
+    current, follower, _ = followed(store)
+    publish(run, store, 1)
+    break_weights(store, 2, value)
+
+    assert not follower.look()
+
+    assert current.model.version == 1
+    metrics = follower.metrics()
+    assert (metrics["serving_versions_refused_total"], metrics["serving_version_not_loaded"]) == (1, 1)
+    assert message in caplog.text
+    publish(run, store, 2)
+    assert follower.look()
+    assert follower.metrics()["serving_version_as_published"] == 1
+
+
+def test_a_service_does_not_start_with_a_broken_version(run, store):
+    publish(run, store, 0)
+    break_weights(store, 1, 0.0)
+    with pytest.raises(InputError, match=r"version 1: .* users with different histories all get the same"):
+        load_api(store.url, ServeConfig(), PrometheusMeter())

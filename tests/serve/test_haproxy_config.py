@@ -353,9 +353,12 @@ def test_where_a_token_is_needed_routes_are_not_told_and_health_is(tmp_path, has
     ):
         wait_until(lambda: client.get("/v1/users").status_code == 200)
         answers = [client.get(path) for path in ("/-/routes", "/-/ROUTES", "/-/routes?x=1")]
+        encoded = [client.get(path) for path in ("/%2D/routes", "/%2d/%72outes/")]
         assert client.get("/-/healthz").status_code == 503
 
     assert [answer.status_code for answer in answers] == [403 if has_token else 503] * 3
+    if has_token:  # else it is the replicas' to answer
+        assert [answer.status_code for answer in encoded] == [403, 403]
     assert not has_token or answers[0].json() == NO_ROUTES
 
 

@@ -264,3 +264,26 @@ def test_requests_of_different_levels_are_not_computed_together():
     groups = {RecommendationService.group_of(DegradedRequest.of(request, each)) for each in how}
     assert len(groups) == 3
     assert RecommendationService.group_of(request) in groups
+
+
+def test_popular_items_answer_where_the_model_names_none_and_all_answers_are_counted(caplog):
+    recommender = FakeRecommender()
+    service = RecommendationService(recommender, max_k=50)
+    service.warm_up()
+    service.recommend(RecommendRequest(history=["alien"], k=2))
+    service.recommend(RecommendRequest(k=2))
+    recommender.names_nothing = True
+
+    answer = service.recommend(RecommendRequest(history=["alien"], k=2))
+
+    assert (answer.source, [item.item_id for item in answer.items]) == ("popular", ["p0", "p1"])
+    assert "the model of version 100 names no item for a history of 1 events" in caplog.text
+    recommender.popular = lambda k, exclude_ids=None: []
+    assert service.recommend(RecommendRequest(history=["alien"], k=2)).items == []  # has seen everything
+    following = RecommendationService(recommender, max_k=50, before=service)
+    assert {name: count for name, count in following.metrics().items() if "answers" in name} == {
+        "serving_answers_model_total": 1,
+        "serving_answers_popular_total": 2,
+        "serving_answers_empty_total": 1,
+        "serving_answers_without_items_total": 1,
+    }

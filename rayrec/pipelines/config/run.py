@@ -281,6 +281,9 @@ class PublishConfig(Config):
     """Versions that come sooner after new dense weights have those, and new rows; 0: none does."""
     keep: int = Field(10, ge=1)
     """The newest so many stay."""
+    min_overlap: float = Field(0.0, ge=0, le=1)
+    """Share of the items of a few users that the version before gave to them, at least; a version with less
+    is not published."""
 
 
 class SnapshotConfig(Config):

@@ -240,7 +240,10 @@ class PublishedRun:
         """
         try:
             if self._publisher is None:
-                self._publisher = Publisher(self._folder, self._store, self._config.dense_every_s)
+                config = self._config
+                self._publisher = Publisher(
+                    self._folder, self._store, config.dense_every_s, min_overlap=config.min_overlap
+                )
             version = self._publisher.publish(read_snapshot(snapshot, checksums=False))
             self._store.keep_newest(self._config.keep)
         except (OSError, InputError) as error:

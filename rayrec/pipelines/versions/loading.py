@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import safetensors.numpy
@@ -12,9 +13,16 @@ from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.runs.run_folder import COLUMNS_FILE, read_columns
 from rayrec.pipelines.runs.snapshots import WEIGHTS
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
+from rayrec.pipelines.versions.gate import check_weights
 from rayrec.pipelines.versions.manifest import ModelVersion
 from rayrec.pipelines.versions.publisher import SETTINGS
 from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.errors import InputError
+from rayrec.samples.operations.python_function import PythonConfig
+
+ALLOWED_FUNCTIONS = "RAYREC_ALLOWED_FUNCTIONS"
+"""Environment variable of a host that serves versions: modules, or functions as `module:name`, with commas,
+that an `op: python` of a published version may call."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,8 @@ def load_version(
         with_rows: False leaves the tables empty, for who reads none of them.
 
     Raises:
-        InputError: a file of the version is missing or damaged, or what it holds does not fit together.
+        InputError: a file of the version is missing or damaged, what it holds does not fit together, or its
+            weights are not finite.
         OSError: the store does not answer.
     """
     where = f"{store.url}: version {manifest.number}"
@@ -50,6 +59,7 @@ def load_version(
     assembly.task.check_state(manifest.run_state, where)
     tables = _tables(store, manifest, assembly, held) if with_rows else LayeredTables({}, None)
     weights = safetensors.numpy.load_file(store.fetch(manifest.weights) / WEIGHTS)
+    check_weights(weights, where)
     model = TrainedModel(manifest.run, assembly, manifest.run_state, weights, tables, manifest.number)
     return LoadedVersion(manifest, model, tables)
 
@@ -72,6 +82,7 @@ def assembly_of(
             return held.model.assembly
     definition = store.fetch(manifest.definition)
     config = RunConfig.load(definition / SETTINGS)
+    _check_functions(config, f"{store.url}: version {manifest.number}")
     changed = {"path": str(store.fetch(manifest.catalog))}
     if manifest.semantic_ids is not None:
         changed["semantic_ids"] = str(store.fetch(manifest.semantic_ids))
@@ -79,6 +90,24 @@ def assembly_of(
     if device is not None:
         config = config.model_copy(update={"device": device})
     return assemble(config.for_inference(), checksums=False, columns=read_columns(definition / COLUMNS_FILE))
+
+
+def _check_functions(config: RunConfig, where: str) -> None:
+    """A store says which functions its settings call, and this host which of them it runs.
+
+    Raises:
+        InputError: one is not allowed; names it.
+    """
+    allowed = {name.strip() for name in os.environ.get(ALLOWED_FUNCTIONS, "").split(",")}
+    for operation in config.data.features:
+        if isinstance(operation, PythonConfig):
+            module = operation.function.partition(":")[0]
+            if not allowed & {operation.function, module}:
+                raise InputError(
+                    f"{where}: its settings call the function {operation.function!r}, and whoever writes to "
+                    f"a store is not to choose what runs here; set {ALLOWED_FUNCTIONS}={module} on this "
+                    "machine to allow it"
+                )
 
 
 def _tables(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator
 
 from rayrec.pipelines.runs.snapshots import RunState
 from rayrec.platform.config import Config
@@ -16,10 +19,23 @@ from rayrec.samples.reading.read_plan import ReadPosition
 FORMAT_VERSION = 1
 
 
+def _is_plain(name: str) -> str:
+    """Whoever wrote the manifest of a store is not to choose where its reader writes."""
+    if not re.fullmatch(r"[^\s./\\\0][^/\\\0]*", name):
+        raise ValueError(
+            f"{name!r} is no plain name: it has a separator of paths, or begins with a dot or a blank; do "
+            "not use the store, somebody has written to it who should not"
+        )
+    return name
+
+
+PlainName = Annotated[str, AfterValidator(_is_plain)]
+
+
 class BundleFile(Config):
     """One file of a bundle."""
 
-    name: str
+    name: PlainName
     bytes: int
     checksum: str
     """As `checksum_file` computes it."""
@@ -28,7 +44,7 @@ class BundleFile(Config):
 class Bundle(Config):
     """Files that were published together and never change; versions that have the same ones share it."""
 
-    name: str
+    name: PlainName
     """Of its folder."""
     files: tuple[BundleFile, ...]
 
@@ -47,6 +63,15 @@ class Segment(Config):
     """Step of the segment that it builds on; None of one with all rows."""
     snapshot: str
     """Fingerprint of the run's snapshot that it was made of."""
+
+
+class Probe(Config):
+    """What a version answers to a user of its data."""
+
+    user: str
+    """The user's key."""
+    items: tuple[str, ...]
+    """Keys of the items, best first; those of the history are among them."""
 
 
 class ModelVersion(Config):
@@ -78,6 +103,10 @@ class ModelVersion(Config):
     catalog: Bundle
     """What recommending needs of the data set."""
     semantic_ids: Bundle | None = None
+    probes: tuple[Probe, ...] = ()
+    """Answers to a few users as they were at publication; none where they were not asked."""
+    overlap: float | None = None
+    """Mean share of these items that the version before gave to the same users."""
 
     @property
     def step(self) -> int:

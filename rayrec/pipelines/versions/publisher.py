@@ -7,6 +7,7 @@ run ──────► settings, columns, catalog, semantic IDs ────�
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import time
@@ -18,18 +19,34 @@ from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.snapshot.layered_tables import reading_config, reading_rows
 from rayrec.embeddings.snapshot.snapshot import load_changes, load_tables, write_table
 from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import COLUMNS_FILE, RunFolder
 from rayrec.pipelines.runs.snapshots import WEIGHTS, Snapshot, SnapshotRows
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.tasks.features import registry_folder
 from rayrec.pipelines.tasks.next_item import NextItemTask
-from rayrec.pipelines.versions.manifest import Bundle, ModelVersion, Segment, state_values
+from rayrec.pipelines.versions.gate import (
+    GateError,
+    check_answers,
+    check_catalog,
+    check_weights,
+    finite_rows,
+    overlap,
+    probe,
+)
+from rayrec.pipelines.versions.manifest import Bundle, ModelVersion, Probe, Segment, state_values
 from rayrec.pipelines.versions.store import VersionStore
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import HISTORY_FILE, ITEMS_FILE, USERS_FILE
 
+logger = logging.getLogger(__name__)
+
 SETTINGS = "config.yaml"
+MOST_PROBED_BYTES = 256 * 1024 * 1024
+"""Of a model that is loaded to be asked at publication: a run's driver has no room for a larger one, and
+publishes every few seconds. A larger one is asked by whoever serves it, before it answers."""
 _HELD = (ITEMS_FILE, USERS_FILE, HISTORY_FILE)
 
 
@@ -42,37 +59,58 @@ class Publisher:
         store: VersionStore,
         dense_every_s: float = 0.0,
         clock: Callable[[], float] = time.time,
+        min_overlap: float = 0.0,
+        other_catalog: bool = False,
     ) -> None:
         """
         Args:
             dense_every_s: versions that come sooner after new dense weights have these, and new rows.
+            min_overlap: share of the items of probe users that the version before gave them, at least.
+            other_catalog: whether the catalog may be of something else than the version's before.
 
         Raises:
             InputError: the run's model is none that recommends, or its data set is not there.
         """
         self._run, self._store, self._dense_every_s, self._clock = run, store, dense_every_s, clock
+        self._min_overlap, self._other_catalog = min_overlap, other_catalog
         config = run.config
-        assembly = assemble(config.for_inference(), checksums=False, columns=run.columns)
+        # Asked of a few users, on whatever machine publishes.
+        asked = config.for_inference().model_copy(update={"device": "cpu"})
+        assembly = assemble(asked, checksums=False, columns=run.columns)
         if not isinstance(assembly.task, NextItemTask):
             raise InputError(
                 f"{run.path}: {config.model.name!r} ranks what is shown to it; versions are of recommenders"
             )
         self._config, self._task = config, assembly.task
-        self._tables = assembly.tables
+        self._assembly, self._tables = assembly, assembly.tables
+        self._found_whole: set[str] = set()
+        """Names of bundles."""
         self._of_run: tuple[Bundle, Bundle, Bundle | None] | None = None
 
     def publish(self, snapshot: Snapshot) -> ModelVersion:
         """Publish a snapshot of the run; it serves from now on, unless an older version is held.
 
         Raises:
+            GateError: it is not fit to serve; the version before serves on.
             InputError: somebody else publishes to the store.
             OSError: the place does not answer; what was published before is whole.
         """
-        before = self._store.newest()
+        before, number = self._before()
+        where = f"{self._run.path}: {snapshot.path.name} is not published"
+        check_weights(snapshot.weights, where)
+        probes = self._probes(snapshot, where)
+        shared = None if before is None else overlap(probes, before.probes)
+        if shared is not None and shared < self._min_overlap:
+            raise GateError(
+                f"{where}: of the items of {len(probes)} users, {shared:.0%} are those of the version "
+                f"before, and min_overlap wants {self._min_overlap:.0%}"
+            )
         definition, catalog, semantic_ids = self._bundles_of_run()
+        if before is not None and before.catalog.name != catalog.name and not self._other_catalog:
+            self._check_catalog(catalog, before, where)
         now = self._clock()
         version = ModelVersion(
-            number=1 if before is None else before.number + 1,
+            number=number,
             published_at=now,
             run=self._run.name,
             device=self._config.device,
@@ -82,9 +120,43 @@ class Publisher:
             segments=self._segments(snapshot, before),
             catalog=catalog,
             semantic_ids=semantic_ids,
+            probes=probes,
+            overlap=shared,
         )
         self._store.add(version)
         return version
+
+    def _before(self) -> tuple[ModelVersion | None, int]:
+        """The newest version, if it can be read, and the number of the next."""
+        numbers = self._store.numbers()
+        if not numbers:
+            return None, 1
+        try:
+            return self._store.version(numbers[-1]), numbers[-1] + 1
+        except InputError as error:
+            logger.warning("the version before is not compared, and all of this one is published: %s", error)
+            return None, numbers[-1] + 1
+
+    def _probes(self, snapshot: Snapshot, where: str) -> tuple[Probe, ...]:
+        """Answers to a few users, which are sane; none of a model that is too large to be asked here."""
+        files = [snapshot.path / WEIGHTS, *(path for paths in snapshot.sparse_chain for path in paths)]
+        if sum(path.stat().st_size for path in files) > MOST_PROBED_BYTES:
+            return ()
+        try:
+            probed = probe(Recommender(TrainedModel.of(self._run.name, self._assembly, snapshot)))
+        except UnavailableError as error:  # of an event store that an operation reads; serving asks again
+            logger.warning("%s is published without a look at its answers: %s", snapshot.path.name, error)
+            return ()
+        check_answers(probed, where)
+        return probed.kept
+
+    def _check_catalog(self, catalog: Bundle, before: ModelVersion, where: str) -> None:
+        try:
+            folders = self._store.fetch(catalog), self._store.fetch(before.catalog)
+        except InputError as error:  # publishing again is how a damaged version is mended
+            logger.warning("the catalog of the version before is damaged, and not compared: %s", error)
+            return
+        check_catalog(*folders, where)
 
     def _weights(self, snapshot: Snapshot, before: ModelVersion | None, now: float) -> dict[str, Any]:
         """Fields of the version that say which dense weights it has."""
@@ -109,6 +181,8 @@ class Publisher:
         num_done = 0
         fingerprints = [rows.fingerprint for rows in snapshot.chain]
         for place, segment in enumerate(() if before is None else before.segments):
+            if not self._is_whole(segment):
+                break
             if segment.snapshot in fingerprints:
                 assert before is not None
                 segments = list(before.segments[: place + 1])
@@ -124,6 +198,18 @@ class Publisher:
                 chain = snapshot.sparse_chain[: number + 1]
                 segments = [self._segment(rows, self._everything(chain), None)]
         return tuple(segments)
+
+    def _is_whole(self, segment: Segment) -> bool:
+        """Whether rows that are not written again are as they were published; each is read once."""
+        if segment.bundle.name in self._found_whole:
+            return True
+        if not self._store.is_whole(segment.bundle):
+            logger.warning(
+                "%s: rows of step %d are damaged, and published again", self._store.url, segment.step
+            )
+            return False
+        self._found_whole.add(segment.bundle.name)
+        return True
 
     def _everything(self, chain: Sequence[Sequence[Path]]) -> Mapping[str, Iterable[TableRows]]:
         """All rows, none of them as a change."""
@@ -142,10 +228,15 @@ class Publisher:
         with tempfile.TemporaryDirectory(prefix="rayrec-publish-") as folder:
             paths = []
             for table in self._tables:
-                parts, config = reading_rows(rows[table.name]), reading_config(table)
+                where = (
+                    f"{self._run.path}: the snapshot after step {source.step} is not published: {table.name}"
+                )
+                parts = finite_rows(reading_rows(rows[table.name]), where)
+                config = reading_config(table)
                 written = write_table(Path(folder), config, ShardMap(1), 0, source.step, parts)
                 paths += [Path(folder) / file.name for file in written]
             bundle = self._store.put("rows", paths)
+            self._found_whole.add(bundle.name)
         return Segment(bundle=bundle, step=source.step, since=since, snapshot=source.fingerprint)
 
     def _bundles_of_run(self) -> tuple[Bundle, Bundle, Bundle | None]:

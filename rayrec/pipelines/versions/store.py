@@ -5,6 +5,9 @@
     STORE/versions/000017.json         a version's manifest
     STORE/bundles/NAME/...             files, each bundle written once
 
+What a store holds is data and settings; nothing in it is run. The one setting that names code, `op: python`,
+is followed where the host allows it (`loading.py`), and names of files stay in their folders.
+
 A manifest appears when everything that it names is there, and the pointer moves after that; each is one file
 that is replaced as a whole. So whoever follows the pointer always finds a whole version. One process at a
 time publishes to a store, and writes one of the two; going back writes the other, so neither undoes what the
@@ -17,9 +20,13 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 from pyarrow import fs
@@ -28,8 +35,11 @@ from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.pipelines.versions.manifest import Bundle, BundleFile, ModelVersion
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import write_atomically
+from rayrec.platform.files import sync, write_atomically
 from rayrec.platform.remote_files import remote_folder
+
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "memory"})
+"""Protocols of fsspec."""
 
 CURRENT, HELD, VERSIONS, BUNDLES = "current.json", "held.json", "versions", "bundles"
 
@@ -52,7 +62,7 @@ class VersionStore:
         Args:
             url: a folder of this machine, or a URL as `remote_folder` knows them.
             cache: folder of this machine that bundles from elsewhere are kept in; None: one of the user's
-                temporary files.
+                cache, or where there is no home of a user, of temporary files.
 
         Raises:
             InputError: the URL is none that can be used.
@@ -61,7 +71,7 @@ class VersionStore:
         self.url = self._there.url
         self._here = fs.LocalFileSystem()
         self._is_local = isinstance(self._there.filesystem, fs.LocalFileSystem)
-        self._cache = Path(cache) if cache is not None else _default_cache()
+        self._cache_root = None if cache is None else Path(cache)
 
     @staticmethod
     def is_there(url: str | Path) -> bool:
@@ -148,19 +158,19 @@ class VersionStore:
         Raises:
             InputError: there is one of this number: somebody else publishes to the store.
         """
-        name = _manifest_name(version.number)
-        if self._exists(name):
+        name, content = _manifest_name(version.number), version.to_bytes()
+        if self._exists(name) or not self._write_new(name, content):
             raise InputError(
                 f"{self.url}: version {version.number} was published by somebody else; "
                 "let one run publish to a store"
             )
-        self._write(name, version.to_bytes())
         pointer = self._pointer(CURRENT)
         if pointer is None or not pointer.is_held:  # as stores without a file for it have it
             self._point(CURRENT, version.number)
 
     def put(self, kind: str, files: Sequence[Path]) -> Bundle:
-        """Publish files as a bundle, named by its kind and content; one that is there is not sent again."""
+        """Publish files as a bundle, named by its kind and content; one that is there is not sent again, and
+        one that is damaged is replaced."""
         described = tuple(
             BundleFile(name=path.name, bytes=path.stat().st_size, checksum=checksum_file(path))
             for path in files
@@ -170,16 +180,30 @@ class VersionStore:
         there = self._there
         for path, file in zip(files, bundle.files, strict=True):
             target = there.path_of(f"{BUNDLES}/{bundle.name}/{file.name}")
-            if there.filesystem.get_file_info([target])[0].size == file.bytes:
+            if self._is_as_described(bundle, file):
                 continue
             there.filesystem.create_dir(target.rpartition("/")[0], recursive=True)
             if self._is_local:
-                unfinished = f"{target}.unfinished"
+                unfinished = f"{target}.{uuid.uuid4().hex[:12]}.unfinished"
                 shutil.copyfile(path, unfinished)
                 os.replace(unfinished, target)
             else:  # object stores show a file when all of it has arrived
                 fs.copy_files(str(path), target, self._here, there.filesystem)
         return bundle
+
+    def is_whole(self, bundle: Bundle) -> bool:
+        """Whether all files of a bundle are as they were published; reads them."""
+        return all(self._is_as_described(bundle, file) for file in bundle.files)
+
+    def _is_as_described(self, bundle: Bundle, file: BundleFile) -> bool:
+        path = self._there.path_of(f"{BUNDLES}/{bundle.name}/{file.name}")
+        if self._there.filesystem.get_file_info([path])[0].size != file.bytes:
+            return False
+        if self._is_local:
+            return checksum_file(Path(path)) == file.checksum
+        with tempfile.TemporaryDirectory(prefix="rayrec-compare-") as folder:
+            fs.copy_files(path, f"{folder}/{file.name}", self._there.filesystem, self._here)
+            return checksum_file(Path(folder) / file.name) == file.checksum
 
     def fetch(self, bundle: Bundle) -> Path:
         """A folder of this machine with the files of a bundle, whose checksums were verified.
@@ -193,6 +217,8 @@ class VersionStore:
             _check(folder, bundle)
             return folder
         folder = self._cache / bundle.name
+        with suppress(OSError):  # what was used of late is not cleaned away
+            os.utime(folder)
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self._cache, prefix=f".{bundle.name}-") as unfinished:
@@ -208,6 +234,27 @@ class VersionStore:
                     os.mkdir(unfinished)  # which is deleted now
         _check(folder, bundle)
         return folder
+
+    def clean_cache(self, held: Iterable[ModelVersion], after_s: float = 3600.0) -> None:
+        """Delete copies on this machine that no version needs and nobody has asked for of late.
+
+        Args:
+            held: versions whose bundles stay.
+            after_s: since somebody, perhaps another replica, asked for a bundle.
+        """
+        if self._is_local or not self._cache.is_dir():
+            return
+        needed = {bundle.name for version in held for bundle in version.bundles}
+        for folder in self._cache.iterdir():
+            with suppress(FileNotFoundError):  # another replica was first
+                if folder.name not in needed and folder.stat().st_mtime < time.time() - after_s:
+                    shutil.rmtree(folder)
+
+    @cached_property
+    def _cache(self) -> Path:
+        """Of this store alone: two may have bundles of one name, and one is not to clean the other's."""
+        name = hashlib.sha256(self.url.encode()).hexdigest()[:16]
+        return (self._cache_root or _default_cache()) / name
 
     def keep_newest(self, num_versions: int) -> None:
         """Delete older versions and what only they need, but not the one that serves and the one before."""
@@ -262,8 +309,41 @@ class VersionStore:
         if self._is_local:
             write_atomically(Path(target), content)
             return
-        with self._there.filesystem.open_output_stream(target) as file:
+        # On HDFS or SFTP, say, whoever reads meanwhile would find half of it.
+        begun = target if self._shows_whole_files else f"{target}.{uuid.uuid4().hex[:12]}.unfinished"
+        with self._there.filesystem.open_output_stream(begun) as file:
             file.write(content)
+        if begun != target:
+            self._there.filesystem.move(begun, target)
+
+    def _write_new(self, name: str, content: bytes) -> bool:
+        """Write a file unless it is there; False: somebody else was first."""
+        if not self._is_local:
+            self._write(name, content)
+            return self._read(name) == content  # of two that write at once, the last one stays
+        target = Path(self._there.path_of(name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.unfinished")
+        write_atomically(unfinished, content)
+        try:
+            # A rename would replace the other's; a second name for a file fails where there is one.
+            os.link(unfinished, target)
+            sync(target.parent)
+        except FileExistsError:
+            return False
+        finally:
+            unfinished.unlink()
+        return True
+
+    @property
+    def _shows_whole_files(self) -> bool:
+        """Whether a file appears when all of it was written, as in object stores."""
+        filesystem = self._there.filesystem
+        handler = getattr(filesystem, "handler", None)
+        if not isinstance(handler, fs.FSSpecHandler):
+            return filesystem.type_name in ("s3", "gcs", "abfs")
+        protocol = handler.fs.protocol
+        return bool(_OBJECT_STORES & set((protocol,) if isinstance(protocol, str) else protocol))
 
     def _fetch(self, name: str, target: Path) -> None:
         try:
@@ -293,4 +373,25 @@ def _is_manifest(name: str) -> bool:
 
 
 def _default_cache() -> Path:
-    return Path(tempfile.gettempdir()) / f"rayrec-versions-{os.getuid()}"
+    """A folder that nobody else can have filled: what is loaded from it is checked against its manifest, but
+    its owner could change it after that.
+
+    Raises:
+        InputError: there is none.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    temporary = Path(tempfile.gettempdir()) / f"rayrec-versions-{os.getuid()}"
+    for folder in (home / "rayrec" / "versions", temporary):
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.lstat()
+        except OSError:
+            continue
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+            raise InputError(
+                f"{folder}: belongs to somebody else, or others may write to it; published versions are not "
+                "kept there; delete it, or set XDG_CACHE_HOME to a folder of your own"
+            )
+        if os.access(folder, os.W_OK):
+            return folder
+    raise InputError(f"{temporary}: cannot be written; set XDG_CACHE_HOME to a folder of your own")

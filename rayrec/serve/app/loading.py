@@ -79,7 +79,8 @@ def load_api(
         user_state: what users did of late, where events come to another process.
 
     Raises:
-        InputError: the run, the version, or that of the ranking stage, cannot be loaded.
+        InputError: the run, the version, or that of the ranking stage, cannot be loaded, or its answers are
+            not those of a model.
     """
     torch.set_num_threads(config.threads)
     switch_s = sys.getswitchinterval()
@@ -96,6 +97,7 @@ def load_api(
         opened.build.user_state = opened.first.user_state = intake.state
     request_log = None if config.request_log is None else RequestLog(config.request_log, config.target)
     opened.first.warm_up()
+    opened.first.check_answers()
     if compilation is not None:
         opened.first.compile(compilation)
     costs = opened.first.measured_costs(config.max_batch, config.timeout_s / 2)

@@ -55,6 +55,9 @@ class ServeConfig(Config):
     """Certificate to speak HTTPS with; None: HTTP."""
     token_sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
     """Of the token that callers have to send, see `bearer_token.py`; None: none."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names besides those of this machine that requests may come with where no other machine reaches the
+    service (a proxy in front of it), and whose pages may send requests."""
     page: bool | None = None
     """Whether users' histories and the state of the service can be looked at, at `/`; None: only where no
     other machine reaches it."""

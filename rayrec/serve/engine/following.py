@@ -1,7 +1,8 @@
 """A replica follows a store of versions: it loads while requests are answered, and flips.
 
-pointer has moved ─► version held already? ─────────────────────────► flip
-                     └ else: segments on the rows that are held, weights ─► warmed up ─┘
+pointer has moved ─► version held already? ──────────────────────────────────► flip
+                     └ else: segments on the rows that are held, weights ─► warmed up, asked ─┘
+                                                                └ not sane: refused, counted
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from rayrec.pipelines.versions.gate import GateError
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.serve.engine.current import CurrentService
@@ -44,6 +46,8 @@ class VersionFollower:
         self._clock = clock
         self._loaded = {loaded.manifest.number: loaded}
         self._serving = loaded.manifest.number
+        self._num_refused = 0
+        self._as_published: float | None = None
         self._pointer = PointerFollower(store, self._go_to, clock)
 
     def start(self, every_s: float) -> None:
@@ -67,12 +71,20 @@ class VersionFollower:
         if service is None:
             manifest = self._store.version(number)
             held = self._loaded[self._serving]
-            loaded = load_version(self._store, manifest, self._device, held)
-            service = self._build(loaded)
+            try:
+                loaded = load_version(self._store, manifest, self._device, held)
+                service = self._build(loaded)
+                as_published = service.check_answers(manifest.probes)
+            except GateError:
+                self._num_refused += 1
+                raise
+            if manifest.weights_step == manifest.step:  # else the answers were those of newer weights
+                self._as_published = as_published
             self._loaded[number] = loaded
         before, self._serving = self._serving, number
         self._current.flip(service)
         self._loaded = {each: self._loaded[each] for each in (before, number)}
+        self._store.clean_cache(each.manifest for each in self._loaded.values())
         logger.info(
             "version %d answers, published %.1f s ago", number, self.metrics()["serving_version_age_s"]
         )
@@ -87,5 +99,8 @@ class VersionFollower:
             "serving_version_wanted": wanted,
             "serving_version_not_loaded": float(wanted != self._serving),
             "serving_version_rows": serving.tables.num_rows,
-            "serving_version_errors": self._pointer.num_errors,
+            "serving_version_errors_total": self._pointer.num_errors,
+            "serving_versions_refused_total": self._num_refused,
+            # 1 where nothing is known, as of versions of old stores: an alert waits for less.
+            "serving_version_as_published": 1.0 if self._as_published is None else self._as_published,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
@@ -16,6 +17,8 @@ import pandas as pd
 
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender
+from rayrec.pipelines.versions.gate import check_answers, overlap, probe
+from rayrec.pipelines.versions.manifest import Probe
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.platform.event_labels import Part
@@ -39,6 +42,11 @@ from rayrec.serve.wire.schemas import (
 )
 
 logger = logging.getLogger(__name__)
+
+ANSWER_KINDS = ("model", "popular", "empty", "without_items")
+"""That are counted: items of the model, popular ones, none at all; and such in which the model named no item
+for a history that it read, which are among the popular ones."""
+WARN_EVERY_S = 60.0
 
 
 class RefusedRequestError(ValueError):
@@ -89,6 +97,23 @@ class _Asked:
     """The user's state could not be read."""
 
 
+class _Counts:
+    """Answers by what they hold, of one version after the other; from any thread."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(ANSWER_KINDS, 0.0)
+        # Versions follow each other on one thread, while another reads; and adding is two steps.
+        self._lock = threading.Lock()
+
+    def add(self, kind: str) -> None:
+        with self._lock:
+            self._counts[kind] += 1
+
+    def read(self) -> dict[str, float]:
+        with self._lock:
+            return dict(self._counts)
+
+
 class RecommendationService:
     """Answers requests with one model, and a ranking stage after it if there is one. Not thread-safe."""
 
@@ -101,7 +126,7 @@ class RecommendationService:
     ) -> None:
         """
         Args:
-            before: of another version; what it has made of the same catalog is shared.
+            before: of another version; what it has made of the same catalog is shared, and it counts on.
         """
         self._recommender = recommender
         self._stage = stage
@@ -117,6 +142,8 @@ class RecommendationService:
             self._item_keys = pd.Index(recommender.dataset.items.keys.to_pandas())
             registry = recommender.semantic_ids
             self.item_texts = None if registry is None else ItemTexts(self._item_keys, registry.codes_IL)
+        self._num_answers: _Counts = _Counts() if before is None else before._num_answers
+        self._warned_at = float("-inf")
         self.model = ModelInfo(
             run=recommender.run, step=recommender.committed_step + 1, version=recommender.version
         )
@@ -181,6 +208,14 @@ class RecommendationService:
         Raises:
             Exception: the model fails, for all of them.
         """
+        answers = self._answers_to(requests)
+        for answer in answers:
+            if isinstance(answer, RecommendAnswer):
+                self._num_answers.add(answer.source if answer.items else "empty")
+        return answers
+
+    def _answers_to(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
+        """The same, which nobody counts."""
         recent = self._recent_events(requests)
         asked = [self._understood(request, recent) for request in requests]
         k = min(requests[0].k, len(self._item_keys))
@@ -203,7 +238,7 @@ class RecommendationService:
             if isinstance(each, Exception):
                 answers.append(each)
                 continue
-            num_unread, degraded = 0, list[StepName]()
+            num_unread, degraded, names_nothing = 0, list[StepName](), False
             if each.has_something and not level.asks_model:
                 num_unread, degraded = len(each.query.history_ids), ["popular_items"]
             elif each.has_something:
@@ -211,17 +246,47 @@ class RecommendationService:
                 most = level.budget.max_events
                 is_cut = most is not None and len(each.query.history_ids) > most
                 degraded = [*of_all, "shorter_history"] if is_cut else of_all
-                if answer.num_read:
+                if answer.items:
                     ranker = None if stage is None else self.ranker
                     answers.append(
                         self._answer(each, answer.items, "model", answer.num_unread, ranker, degraded)
                     )
                     continue
-                num_unread = answer.num_unread
+                num_unread, names_nothing = answer.num_unread, answer.num_read > 0
             seen = each.query.history_ids if exclude_seen else None
             popular = self._recommender.popular(k, seen)
+            if names_nothing and popular:  # else there is nothing that the user has not seen
+                self._note_lack(each)
             answers.append(self._answer(each, popular, "popular", num_unread, degraded=degraded))
         return answers
+
+    def _note_lack(self, asked: _Asked) -> None:
+        """The model names no item for a history that it reads: counted, and said once a minute."""
+        self._num_answers.add("without_items")
+        if (now := time.monotonic()) - self._warned_at > WARN_EVERY_S:
+            self._warned_at = now
+            logger.warning(
+                "the model of version %s names no item for a history of %d events; popular items are given "
+                "instead, and counted as rayrec_serving_answers_without_items_total",
+                self.model.label,
+                len(asked.query.history_ids),
+            )
+
+    def check_answers(self, published: Sequence[Probe] = ()) -> float | None:
+        """Check that the model answers to users of its data as a model does.
+
+        Args:
+            published: answers of the version when it was published.
+
+        Returns:
+            Mean share of those items that it gives now; None where there is nothing to compare.
+
+        Raises:
+            GateError: it does not.
+        """
+        probed = probe(self._recommender, [each.user for each in published] or None)
+        check_answers(probed, f"{self.model.run}, version {self.model.label}")
+        return overlap(probed.kept, published)
 
     def users_like(self, text: str, limit: int) -> list[str]:
         """The first users of the run's data whose key begins with a text, in order."""
@@ -262,14 +327,17 @@ class RecommendationService:
 
     def warm_up(self) -> None:
         """Take every path once, so that the first request does not wait for tables and compilers."""
-        self.recommend(self._users_request(0))
-        self.recommend(RecommendRequest(history=[self._recommender.dataset.items.keys[0].as_py()]))
-        self.recommend(RecommendRequest())
+        some_item = self._recommender.dataset.items.keys[0].as_py()
+        for request in (self._users_request(0), RecommendRequest(history=[some_item]), RecommendRequest()):
+            for answer in self._answers_to([request]):
+                if isinstance(answer, Exception):
+                    raise answer
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         kept = self._recommender.prefix_cache
-        return {} if kept is None else kept.metrics()
+        answers = {f"serving_answers_{name}_total": count for name, count in self._num_answers.read().items()}
+        return answers | ({} if kept is None else kept.metrics())
 
     def compile(self, compilation: CompileService, waits: bool = True) -> None:
         """Have batches ranked by compiled programs.
@@ -299,7 +367,7 @@ class RecommendationService:
     def _seconds_for(self, size: int) -> float:
         requests = [self._users_request(position) for position in range(size)]
         began = time.perf_counter()
-        self.recommend_all(requests)
+        self._answers_to(requests)
         return time.perf_counter() - began
 
     def _users_request(self, position: int) -> RecommendRequest:

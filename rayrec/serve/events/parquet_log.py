@@ -10,12 +10,14 @@ stores of objects show whole files anyway. A process that is killed loses what i
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -188,12 +190,19 @@ class ParquetLog:
         day = f"date={now:%Y-%m-%d}"
         name = f"part-{now:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:12]}.parquet"
         files = self._folder.filesystem
-        files.create_dir(self._folder.path_of(day), recursive=True)
+        if isinstance(files, fs.LocalFileSystem):
+            # Rows name users: nobody but the owner and the group, as the umask has it, is to read them.
+            os.makedirs(self._folder.path_of(day), exist_ok=True)
+            _not_for_others(Path(self._folder.path_of(day)))
+        else:
+            files.create_dir(self._folder.path_of(day), recursive=True)
         final = self._folder.path_of(f"{day}/{name}")
         # What a rename would copy is whole as soon as it shows; elsewhere a file grows before one's eyes.
         begun = self._folder.path_of(f"{day}/.{name}") if isinstance(files, fs.LocalFileSystem) else final
         try:
             with files.open_output_stream(begun) as out:
+                if begun != final:
+                    _not_for_others(Path(begun))
                 pq.write_table(table, out)
             if begun != final:
                 files.move(begun, final)
@@ -206,3 +215,7 @@ class ParquetLog:
             self._folder.filesystem.delete_file(path)
         except OSError:
             logger.debug("%s was not there", path)
+
+
+def _not_for_others(path: Path) -> None:
+    path.chmod(path.stat().st_mode & 0o770)

@@ -18,6 +18,7 @@ from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import check_tls
 from rayrec.serve.web.address import check_port, url_of, wait_until_ready
 from rayrec.serve.web.bearer_token import require_token
+from rayrec.serve.web.browsers import keep_pages_out
 from rayrec.serve.web.metrics import PrometheusMeter
 
 STOP_TIMEOUT_S = 5
@@ -42,6 +43,7 @@ def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
         check_tls(config.tls)
     api = load_api(run, config, PrometheusMeter())
     require_token(api, config.token_sha256)
+    keep_pages_out(api, config)
     server = uvicorn.Server(
         uvicorn.Config(
             api,

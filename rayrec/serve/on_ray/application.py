@@ -16,6 +16,7 @@ from rayrec.serve.app.loading import device_of, load_api
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.on_ray.ray_ingress import sticky_routing
 from rayrec.serve.web.bearer_token import require_token
+from rayrec.serve.web.browsers import keep_pages_out
 from rayrec.serve.web.metrics import RayMeter
 
 DEPLOYMENT = "recommend"
@@ -33,6 +34,7 @@ class RecommendReplica:
         os.chdir(working_directory)
         self._api = load_api(run, config, RayMeter(Path(run).name))
         require_token(self._api, config.token_sha256)
+        keep_pages_out(self._api, config)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

@@ -51,6 +51,7 @@ from rayrec.serve.on_ray.http_messages import (
 )
 from rayrec.serve.on_ray.ray_ingress import by_message, of_session, sticky_routing
 from rayrec.serve.web.bearer_token import require_token
+from rayrec.serve.web.browsers import keep_pages_out
 from rayrec.serve.web.metrics import RayMeter
 
 GATEWAY, FEATURES, SPARSE, DENSE = "gateway", "features", "sparse", "dense"
@@ -77,6 +78,7 @@ class GatewayReplica:
         )
         self._api = build_gateway(gateway, [RayMeter(Path(run).name)])
         require_token(self._api, config.token_sha256)
+        keep_pages_out(self._api, config)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

@@ -155,6 +155,7 @@ def _requests(listen: Listen, has_token: bool) -> list[str]:
         bind += f" ssl crt '{listen['certificate']}' ssl-min-ver TLSv1.2 alpn http/1.1"
     scheme = "http" if listen["certificate"] is None else "https"
     no_routes = "http-request return status 403 content-type application/json string"
+    of_routes = "if { path,url_dec -m reg -i ^/+-/+routes/*$ }"
     of_openai = "if { path /v1/completions } or { path_beg /v1/models } or { path_beg /v1/chat }"
     return [
         bind,
@@ -166,8 +167,8 @@ def _requests(listen: Listen, has_token: bool) -> list[str]:
         f"http-request set-var-fmt(txn.rayrec_no_replica) '{json.dumps(NO_REPLICA_OPENAI)}' {of_openai}",
         # Of HAProxy's own answers: replicas have none of them.
         "http-after-response set-status 503 if { status 502 504 }",
-        # In front of the rule that would tell them.
-        *([f"{no_routes} '{json.dumps(NO_ROUTES)}' if {{ path -i /-/routes }}"] if has_token else []),
+        # In front of the rule that would tell them; replicas decode `%2D`, and would tell them as well.
+        *([f"{no_routes} '{json.dumps(NO_ROUTES)}' {of_routes}"] if has_token else []),
     ]
 
 

@@ -11,6 +11,10 @@
     rayrec_serving_callers                        of which something is remembered
     rayrec_serving_refused                        requests so far that were too many
     rayrec_serving_answers_kept                   for the step that gives them again
+    rayrec_serving_answers_model_total            answers with items of the model
+    rayrec_serving_answers_popular_total          with popular items
+    rayrec_serving_answers_empty_total            without any item
+    rayrec_serving_answers_without_items_total    in which the model named no item for a history that it read
     rayrec_serving_model_step                     training steps in the weights
     rayrec_prefix_cache_histories                 histories whose context is kept, with `--prefix-cache-mib`
     rayrec_prefix_cache_bytes                     of them
@@ -33,7 +37,7 @@ from typing import Protocol
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -102,14 +106,15 @@ class PrometheusMeter:
 
 
 class _Gauges(Collector):
-    """Metrics that are read when they are asked for."""
+    """Metrics that are read when they are asked for: a name that ends in `_total` is a counter's."""
 
     def __init__(self, metrics: ReadMetrics) -> None:
         self._metrics = metrics
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         for name, value in self._metrics().items():
-            yield GaugeMetricFamily(f"rayrec_{name}", name.replace("_", " "), value=value)
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+            yield kind(f"rayrec_{name}", name.replace("_", " "), value=value)
 
 
 class RayMeter:

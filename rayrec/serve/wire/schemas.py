@@ -160,7 +160,8 @@ class RecommendAnswer(_Schema):
     items: list[RecommendedItem]
     source: Literal["model", "popular"]
     """`popular` where nothing is known of the user: no history, no item of it in the catalog, or none that
-    the run's operations leave; or where the service has too much to do to ask the model."""
+    the run's operations leave; where the model names no item; or where the service has too much to do to ask
+    it."""
     ignored_items: list[Key]
     """Items of the request's history that are not in the catalog, each once; of a row, their ids."""
     unread_events: int
