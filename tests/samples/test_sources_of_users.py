@@ -307,6 +307,27 @@ def test_types_that_cannot_be_what_a_column_is_called_are_refused(tmp_path, name
     assert f"column {name} has the type" in refusal(source)
 
 
+@pytest.mark.parametrize("kind", ["dictionary", "string_view", "large_string", "binary_view", "null"])
+def test_columns_of_any_form_that_arrow_has(tmp_path, kind):
+    source = tmp_path / "s"
+    source.mkdir()
+    values = {
+        "dictionary": pa.array(list("aabbccddeeff")).dictionary_encode(),
+        "string_view": pa.array(["x"] * 12, pa.string_view()),
+        "large_string": pa.array(["x"] * 12, pa.large_string()),
+        "binary_view": pa.array([b"x"] * 12, pa.binary_view()),
+        "null": pa.nulls(12),
+    }[kind]
+    names = {"note"} if kind == "binary_view" else {"note", "title", "behavior"}
+    pq.write_table(pa.table(TABLE | dict.fromkeys(names, values)), source / "interactions.parquet")
+    items = {"item_id": [f"i{item}" for item in range(5)], **dict.fromkeys(names - {"behavior"}, values[:5])}
+    pq.write_table(pa.table(items), source / "items.parquet", row_group_size=2)
+    counts = prepared(source).manifest.counts
+    assert (counts["events"], counts["undescribed_items"]) == (12, 0)
+    (source / "items.parquet").unlink()
+    assert prepared(source).manifest.counts["events"] == 12
+
+
 NOTES = st.sampled_from(["", "view", "1,5", '"'])
 KEYS = st.sampled_from(["a", "b", "7", "007", "x y", "ü", "", ' "', "long;one", "t\tab"])
 TIMES = st.one_of(

@@ -129,6 +129,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return _plain_type(kind.value_type)
     if types.is_large_string(kind) or types.is_string_view(kind):
         return pa.string()
+    if types.is_binary_view(kind):
+        return pa.binary()
     if types.is_list(kind) or types.is_large_list(kind):
         return pa.list_(_plain_type(kind.value_type))
     return kind

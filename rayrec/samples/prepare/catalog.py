@@ -70,8 +70,8 @@ def text_columns(described: RawTable | None, named: Sequence[str] = ()) -> tuple
                 f"{described.file}: {setting} names {name!r}, which has the type {kinds[name]}; "
                 "expected strings, lists of strings or integers"
             )
-    if "title" in kinds and pa.types.is_nested(kinds["title"]) and not _holds_text(kinds["title"]):
-        raise InputError(f"{described.file}: column title has the type {kinds['title']}; expected strings")
+    if (kind := kinds.get("title")) is not None and _is_no_title(kind):
+        raise InputError(f"{described.file}: column title has the type {kind}; expected strings")
     chosen = [
         name
         for name, kind in kinds.items()
@@ -100,6 +100,10 @@ def with_titles_of_log(raw: RawTables) -> RawTables:
         names = {name: log.names[name] for name in ("item_id", "title") if name in log.names}
         items = RawTable(titles, log.file, lambda row: log.where(int(rows_I[row])), names)
     return replace(raw, interactions=replace(log, table=table), items=items)
+
+
+def _is_no_title(kind: pa.DataType) -> bool:
+    return (pa.types.is_nested(kind) and not _holds_text(kind)) or pa.types.is_binary(kind)
 
 
 def _plain(name: str) -> str:

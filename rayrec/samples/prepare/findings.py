@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import Allowance
 
@@ -49,6 +51,11 @@ class Findings:
     """Rows that need a decision, by kind."""
 
     found: dict[Allowance, Finding] = field(default_factory=dict)
+
+    def add_rows(self, kind: Allowance, are_it_R: np.ndarray, describe: Callable[[int], str]) -> None:
+        """Count the rows of a table that are of a kind."""
+        if are_it_R.any():
+            self.add(kind, int(are_it_R.sum()), int(np.argmax(are_it_R)), describe)
 
     def add(self, kind: Allowance, count: int, row: int, describe: Callable[[int], str]) -> None:
         """Count rows of a kind; among several calls, the first row is the example."""

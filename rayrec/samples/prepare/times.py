@@ -168,6 +168,7 @@ def _of_named_zones(texts: pd.Series) -> pd.Series:
 
 def _refuse_dates_as_numbers(raw: RawTable, values: np.ndarray) -> None:
     """Refuse numbers that are all dates like 20240131: as seconds, they would be of August 1970."""
+    values = values[np.isfinite(values)]
     if not len(values) or values.min() < 19_000_101 or values.max() > 21_001_231:
         return
     days = pd.to_datetime(pd.Series(values.astype(np.int64).astype(str)), errors="coerce", format="%Y%m%d")

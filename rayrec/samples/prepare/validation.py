@@ -73,7 +73,7 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
         def describe(row: int, why: str = fault.why) -> str:
             return f"{log.where(row)}: {described(log, row, why)}"
 
-        findings.add("bad-times", int(rows_R.sum()), int(np.argmax(rows_R)), describe)
+        findings.add_rows("bad-times", rows_R, describe)
         wrong_R |= rows_R
     if wrong_R.all():
         findings.refuse(())
@@ -187,7 +187,7 @@ def _without_ids(raw: RawTable, name: str, findings: Findings) -> np.ndarray:
         return f"{raw.where(row)}: {name} is {'missing' if none_R[row] else 'empty'}"
 
     lacks_R = none_R | empty_R
-    findings.add("missing-ids", int(lacks_R.sum()), int(np.argmax(lacks_R)), describe)
+    findings.add_rows("missing-ids", lacks_R, describe)
     return lacks_R
 
 
@@ -204,7 +204,7 @@ def _described(raw: RawTable | None, entity: str, findings: Findings) -> tuple[R
     def describe(row: int) -> str:
         return f"{raw.where(row)}: {entity} {raw.table[name][row].as_py()!r} is described a second time"
 
-    findings.add("repeated-descriptions", int(repeated_R.sum()), int(np.argmax(repeated_R)), describe)
+    findings.add_rows("repeated-descriptions", repeated_R, describe)
     return _of_rows(raw, np.flatnonzero(~(lacks_R | repeated_R))), trimmed
 
 
