@@ -328,6 +328,120 @@ def test_columns_of_any_form_that_arrow_has(tmp_path, kind):
     assert prepared(source).manifest.counts["events"] == 12
 
 
+@pytest.mark.parametrize("left", ["more__CSV", "more__csv.bz2", "more__parq", "2024/more__csv"])
+def test_no_part_of_a_table_stays_behind(tmp_path, left):
+    folder = write(tmp_path / "s/interactions", a__csv=text(ROWS[:6]))
+    path = folder / left.replace("__", ".")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text(ROWS[6:]))
+    assert f"{folder / left.split('/')[0].replace('__', '.')}: seems to be part" in refusal(tmp_path / "s")
+
+
+def test_what_is_no_table_is_said_to_be_ignored(tmp_path):
+    write(tmp_path / "s/interactions", a__csv=text(ROWS), README__md="hello")
+    assert uses(prepared(tmp_path / "s"))["interactions", None] == "README.md ignored: no table"
+    source = write(tmp_path / "t", log__csv=text(ROWS), README__md="hello")
+    write(source / "old", log__csv=text(ROWS))
+    found = uses(prepared(source))
+    assert all(found[name, None].startswith("ignored") for name in ("README.md", "old"))
+
+
+def test_a_row_without_any_id_is_one_row(tmp_path):
+    source = write(tmp_path / "s", interactions__csv=text([*ROWS, ("", "", 5)]))
+    assert prepared(source, clean=True).manifest.counts["missing_ids"] == 1
+
+
+def test_a_column_of_the_source_does_not_decide_the_split(tmp_path):
+    rows = [(*row, number % 3) for number, row in enumerate(ROWS)]
+    header = "user_id,item_id,timestamp,__part"
+    report = prepared(write(tmp_path / "s", interactions__csv=text(rows, header)))
+    assert report.manifest.split.kind == "leave_one_out"
+    assert report.manifest.counts["train_events"] == 6
+    assert uses(report)["interactions.csv", "__part"] == "kept as __part_of_source"
+    given = write(tmp_path / "t", train__csv=text(rows[:9], header), test__csv=text(rows[9:], header))
+    report = prepared(given)
+    assert report.manifest.split.kind == "given"
+    assert [use.use for use in report.uses if use.column == "__part"] == ["kept as __part_of_source"]
+
+
+def test_held_out_events_that_are_no_targets_are_counted(tmp_path):
+    by_half = [[row for number, row in enumerate(ROWS) if number % 4 // 2 == half] for half in (0, 1)]
+    source = write(tmp_path / "s", train__csv=text(by_half[0]), test__csv=text(by_half[1]))
+    counts = prepared(source).manifest.counts
+    assert (counts["train_events"], counts["test_rows"], counts["unused_events"]) == (6, 3, 3)
+
+
+def test_titles_of_the_log_that_are_not_taken_are_said(tmp_path):
+    source = write(
+        tmp_path / "s",
+        interactions__csv=text([(*row, "Of the log") for row in ROWS], "user_id,item_id,timestamp,title"),
+        items__csv="item_id,title\ni1,One\n",
+    )
+    found = [use.use for use in prepared(source).uses if use.file == "interactions.csv"]
+    assert "ignored: its title, since items.csv describes the items" in found
+
+
+def test_messages_about_several_files_name_their_folder(tmp_path):
+    source = write(tmp_path / "s", a__csv=text(ROWS[:5]), b__csv=text(ROWS[5:]))
+    assert refusal(source, columns={"behavior": "kind"}).startswith(f"{source}: ")
+
+
+@pytest.mark.parametrize(
+    ("times", "settings", "message"),
+    [
+        (["0"] + [f"202401{day:02d}" for day in range(1, 12)], {}, "--time-format %Y%m%d)"),
+        ([f"202401{day:02d}1200" for day in range(1, 13)], {"time_unit": "ms"}, "%Y%m%d%H%M)"),
+        ([f"202401{day:02d}120000" for day in range(1, 13)], {"time_unit": "ms"}, "%Y%m%d%H%M%S)"),
+        (["31/01/2024"] * 12, {"time_format": "%Q"}, "which no date can be written in"),
+    ],
+)
+def test_dates_in_digits_are_no_times_in_any_unit(tmp_path, times, settings, message):
+    rows = [(*row[:2], time) for row, time in zip(ROWS, times, strict=True)]
+    assert message in refusal(write(tmp_path / "s", interactions__csv=text(rows)), **settings)
+
+
+def test_a_time_format_that_has_no_effect_is_refused(tmp_path):
+    (tmp_path / "s").mkdir()
+    table = pa.table(TABLE | {"timestamp": pa.array(TABLE["timestamp"], pa.timestamp("s"))})
+    pq.write_table(table, tmp_path / "s/interactions.parquet")
+    assert "has no effect" in refusal(tmp_path / "s", time_format="%d/%m/%Y")
+
+
+def test_names_that_no_file_needs_are_refused(tmp_path):
+    names = ["user_id", "item_id", "timestamp"]
+    assert "layout s3rec" in refusal(write(tmp_path / "s", Beauty__txt="1 5 6 7\n"), names=names)
+    pq.write_table(pa.table(TABLE), tmp_path / "log.parquet")
+    assert "no effect on Parquet" in refusal(tmp_path / "log.parquet", names=names)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"u__data": "".join(f"1\t{movie}\t4\t{movie}\n" for movie in range(3))},
+        {"x__inter": text(ROWS, "user_id:token\titem_id:token\ttimestamp:float", "\t")},
+    ],
+    ids=["movielens", "recbole"],
+)
+def test_other_files_of_published_data_sets_are_said(tmp_path, files):
+    report = prepared(write(tmp_path / "s", **files, README__md="hello"))
+    assert uses(report)["README.md", None].startswith("ignored: only ")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([b"x"] * 12, pa.binary_view()),
+        pa.array([{"a": "b"}] * 12, pa.struct([("a", pa.string_view())])),
+        pa.array([["b"]] * 12, pa.list_(pa.string_view())),
+    ],
+    ids=["binary", "struct", "list"],
+)
+def test_views_in_parquet_are_kept(tmp_path, values):
+    (tmp_path / "s").mkdir()
+    pq.write_table(pa.table(TABLE | {"x": values}), tmp_path / "s/interactions.parquet")
+    assert prepared(tmp_path / "s").manifest.counts["events"] == 12
+
+
 NOTES = st.sampled_from(["", "view", "1,5", '"'])
 KEYS = st.sampled_from(["a", "b", "7", "007", "x y", "ü", "", ' "', "long;one", "t\tab"])
 TIMES = st.one_of(

@@ -310,3 +310,19 @@ def test_hashes_of_texts_are_those_of_the_ids(tmp_path):
     assert histories(tmp_path / "store") == {
         int(hash_strings(["ann"])[0]): [(T0 * SECOND, int(hash_strings(["hat"])[0]))]
     }
+
+
+def test_blanks_around_ids_are_cut_off_as_prepare_does(tmp_path):
+    for name, user, item in (("plain", "u", "i"), ("blank", " u ", "i ")):
+        write_log(tmp_path / name, user_id=[user], item_id=[item], timestamp=[5])
+        build(tmp_path / name, tmp_path / f"{name}.store")
+    assert histories(tmp_path / "blank.store") == histories(tmp_path / "plain.store")
+
+
+def test_columns_that_are_there_twice_or_have_no_use_are_refused(tmp_path):
+    write_log(tmp_path / "log", user_id=[1], item_id=[2], timestamp=[5])
+    assert "has no use" in refusal(tmp_path / "log", tmp_path / "store", columns={"behavior": "kind"})
+    twice = pa.table([[1], [2], [5], [5]], names=["user_id", "item_id", "timestamp", "timestamp"])
+    (tmp_path / "twice").mkdir()
+    pq.write_table(twice, tmp_path / "twice/a.parquet")
+    assert "is there twice" in refusal(tmp_path / "twice", tmp_path / "store")

@@ -56,6 +56,11 @@ def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, s
                     f"{option('columns', '--column')} has no effect on the layout {layout}, whose columns "
                     "have no names; leave it out"
                 )
+            if config.names is not None and not importer.HAS_NAMES:
+                raise InputError(
+                    f"{option('names')} has no effect on the layout {layout}, whose files say what their "
+                    "columns are; leave it out"
+                )
             tables = settings.read(path, config)
             if config.columns:
                 check_columns(tables, config)

@@ -119,8 +119,15 @@ def plain(table: pa.Table) -> pa.Table:
                 column = pa.chunked_array(
                     [chunk.dictionary_decode() for chunk in column.chunks], field_.type.value_type
                 )
-            table = table.set_column(at, pa.field(field_.name, kind), column.cast(kind))
+            table = table.set_column(at, pa.field(field_.name, kind), _as_type(column, kind))
     return table
+
+
+def _as_type(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    try:
+        return column.cast(kind)
+    except pa.ArrowException:  # it has no cast for some nested types
+        return pa.chunked_array([pa.array(column.to_pylist(), kind)])
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
@@ -131,6 +138,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.string()
     if types.is_binary_view(kind):
         return pa.binary()
+    if types.is_struct(kind):
+        return pa.struct([pa.field(one.name, _plain_type(one.type)) for one in kind])
     if types.is_list(kind) or types.is_large_list(kind):
         return pa.list_(_plain_type(kind.value_type))
     return kind
@@ -142,12 +151,7 @@ def without_nulls_type(table: pa.Table) -> pa.Table:
     for at, field_ in enumerate(table.schema):
         kind = _valued(field_.type)
         if kind != field_.type:
-            column = table.column(at)
-            try:
-                column = column.cast(kind)
-            except pa.ArrowException:
-                column = pa.chunked_array([pa.array(column.to_pylist(), kind)])
-            table = table.set_column(at, pa.field(field_.name, kind), column)
+            table = table.set_column(at, pa.field(field_.name, kind), _as_type(table.column(at), kind))
     return table
 
 

@@ -27,6 +27,7 @@ class EventsImporter(Importer):
     """Reads a log of events under whatever column names."""
 
     EXPECTS = "one CSV or Parquet file of events"
+    HAS_NAMES = True
 
     @classmethod
     def recognizes(cls, source: Path) -> bool:
@@ -62,6 +63,11 @@ class EventsImporter(Importer):
         sides = {file: set(side_roles_of(columns[file], config)) & {"user_id", "item_id"} for file in others}
         items, why_items = _only(sides, "item_id", config)
         users, why_users = _only(sides, "user_id", config)
+        unread = tuple(
+            (entry.name, "only tables in the folder itself are read")
+            for entry in visible(source)
+            if entry not in files
+        )
         unknown = tuple((file.name, "it has no ids") for file, keys in sides.items() if not keys)
         both = tuple(
             (f.name, "it has users and items, but no times") for f, keys in sides.items() if len(keys) > 1
@@ -71,7 +77,7 @@ class EventsImporter(Importer):
             read_log(logs[0] if len(logs) == 1 else logs, config),
             items,
             users,
-            (*why_items, *why_users, *unknown, *both),
+            (*why_items, *why_users, *unknown, *both, *unread),
         )
 
 

@@ -17,6 +17,7 @@ class FolderImporter(Importer):
     """Reads tables by the names of their files."""
 
     EXPECTS = "interactions.parquet or .csv"
+    HAS_NAMES = True
 
     @classmethod
     def recognizes(cls, source: Path) -> bool:

@@ -15,7 +15,7 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig, Role, option
 from rayrec.samples.importers.column_types import joined
 from rayrec.samples.importers.importer import Importer
-from rayrec.samples.importers.roles import read_log, read_side
+from rayrec.samples.importers.roles import read_log, read_side, without_part
 from rayrec.samples.importers.tables import PART, RawTable, RawTables, files_of, find_table, visible
 
 _STEMS = (("train", "training"), ("valid", "validation", "val", "dev"), ("test",))
@@ -25,6 +25,7 @@ class GivenSplitsImporter(Importer):
     """Reads events that are divided into files for training, validation and test."""
 
     EXPECTS = "train.csv and test.csv"
+    HAS_NAMES = True
 
     @classmethod
     def recognizes(cls, source: Path) -> bool:
@@ -39,7 +40,9 @@ class GivenSplitsImporter(Importer):
         missing = [_STEMS[number][0] for number in (0, 2) if found[number] is None]
         if missing:
             raise InputError(f"{source}: no file named {' or '.join(missing)}; found {files_of(source)}")
-        logs = {number: read_log(path, config) for number, path in found.items() if path is not None}
+        logs = {
+            number: without_part(read_log(path, config)) for number, path in found.items() if path is not None
+        }
         raws, parts = list(logs.values()), []
         for number, raw in logs.items():
             names, expected = raw.table.schema.names, raws[0].table.schema.names
@@ -69,6 +72,7 @@ class GivenSplitsImporter(Importer):
                 for entry in visible(source)
                 if entry.name not in read and entry.name.split(".")[0] not in ("items", "users")
             ),
+            is_divided=True,
         )
 
 

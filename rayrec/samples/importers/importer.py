@@ -19,6 +19,9 @@ class Importer(Config, ABC):
     NAMES_COLUMNS: ClassVar[bool] = True
     """Whether `PrepareConfig.columns` can say what columns are called; where not, it is refused."""
 
+    HAS_NAMES: ClassVar[bool] = False
+    """Whether `PrepareConfig.names` can name columns of files without a header; where not, it is refused."""
+
     @classmethod
     @abstractmethod
     def recognizes(cls, source: Path) -> bool:

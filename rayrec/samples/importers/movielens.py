@@ -19,7 +19,7 @@ import pyarrow as pa
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers.importer import Importer
-from rayrec.samples.importers.tables import RawTable, RawTables, files_of
+from rayrec.samples.importers.tables import RawTable, RawTables, files_of, visible
 
 _GENRES_100K = (
     "unknown",
@@ -76,6 +76,7 @@ class MovieLensImporter(Importer):
             raise InputError(
                 f"{source}: no MovieLens archive; expected u.data or ratings.dat, found {files_of(source)}"
             )
+        read = [name for name in (archive.ratings, archive.movies, archive.users) if name is not None]
         movies = source / archive.movies
         users = None if archive.users is None else source / archive.users
         return RawTables(
@@ -83,6 +84,11 @@ class MovieLensImporter(Importer):
             interactions=_ratings(source / archive.ratings, archive),
             items=_movies(movies, archive) if movies.is_file() else None,
             users=_users(users, archive) if users is not None and users.is_file() else None,
+            ignored=tuple(
+                (entry.name, f"only {', '.join(read)} are read")
+                for entry in visible(source)
+                if entry.name not in read
+            ),
         )
 
 

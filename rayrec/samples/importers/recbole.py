@@ -40,6 +40,11 @@ class RecBoleImporter(Importer):
             interactions=under_roles(_read(interactions, config), config, REQUIRED),
             items=None if items is None else under_roles(_read(items, config), config, ("item_id",)),
             users=None if users is None else under_roles(_read(users, config), config, ("user_id",)),
+            ignored=tuple(
+                (entry.name, "only .inter, .item and .user are read")
+                for entry in visible(source)
+                if entry not in (interactions, items, users)
+            ),
         )
 
 

@@ -16,6 +16,7 @@ from rayrec.samples.base.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARG
 from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.importers.column_types import plain, without_nulls_type
 from rayrec.samples.importers.tables import (
+    PART,
     RawTable,
     RawTables,
     column_names,
@@ -174,14 +175,18 @@ def check_columns(tables: RawTables, config: PrepareConfig) -> None:
 
 def keep_apart(tables: RawTables) -> RawTables:
     """The tables with other names for columns of theirs that have a name which the data set uses itself."""
-    return RawTables(
-        tables.name,
-        _apart(tables.interactions, OWN_NAMES["interactions"]),
-        None if tables.items is None else _apart(tables.items, OWN_NAMES["items"]),
-        None if tables.users is None else _apart(tables.users, OWN_NAMES["users"]),
-        tables.ignored,
-        tables.order_is_time,
+    log = tables.interactions if tables.is_divided else without_part(tables.interactions)
+    return replace(
+        tables,
+        interactions=_apart(log, OWN_NAMES["interactions"]),
+        items=None if tables.items is None else _apart(tables.items, OWN_NAMES["items"]),
+        users=None if tables.users is None else _apart(tables.users, OWN_NAMES["users"]),
     )
+
+
+def without_part(log: RawTable) -> RawTable:
+    """A log whose own column `PART`, if it has one, has another name: that one decides the split."""
+    return _apart(log, {PART})
 
 
 def _apart(raw: RawTable, own: Collection[str]) -> RawTable:

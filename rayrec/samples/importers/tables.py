@@ -50,6 +50,8 @@ class RawTables:
     """(file, why it was not read), for the report."""
     order_is_time: bool = False
     """Whether the source has no times: those of the table count the events of a user from 0."""
+    is_divided: bool = False
+    """Whether the log has the column `PART`, of ours."""
 
 
 def read_text(path: Path) -> str:
@@ -100,6 +102,8 @@ def column_names(path: Path | Sequence[Path], names: Sequence[str] | None = None
     """
     root, files = path, table_files(path)
     if files[0].suffix == ".parquet":
+        if names is not None:
+            raise InputError(f"{files[0]}: names (--names) has no effect on Parquet; leave it out")
         found = _open_parquet(files[0]).schema_arrow.names
     else:
         found = list(DelimitedFile.detect(files[0], names, quoted=True).columns)
@@ -159,8 +163,10 @@ def read_table(
                 values = typed(part.column(at), kinds[column.name])
                 parts[number] = parts[number].set_column(at, column.name, values)
     table = joined(parts, [file.name for file in files], str(path))
+    notes |= dict.fromkeys(f"{name} ignored: no table" for name in _others(path))
+    where = path if isinstance(path, Path) else files[0].parent
     return RawTable(
-        table, str(path), _tracer(files, texts, [len(part) for part in parts]), notes=tuple(notes)
+        table, str(where), _tracer(files, texts, [len(part) for part in parts]), notes=tuple(notes)
     )
 
 
@@ -194,7 +200,7 @@ def table_files(path: Path | Sequence[Path]) -> list[Path]:
     """The files of a table: itself, or those of a folder and of its folders `key=value`.
 
     Raises:
-        InputError: there is no table in the folder.
+        InputError: there is no table in the folder, or one that would not be read.
     """
     if not isinstance(path, Path):
         return list(path)
@@ -202,14 +208,38 @@ def table_files(path: Path | Sequence[Path]) -> list[Path]:
         return [path]
     files = []
     for entry in visible(path):
-        if entry.is_dir():
-            if "=" in entry.name:
-                files += table_files(entry)
-        elif entry.name.endswith(SUFFIXES):
+        if entry.is_dir() and "=" in entry.name:
+            files += table_files(entry)
+        elif entry.is_file() and entry.name.endswith(SUFFIXES):
             files.append(entry)
+    # Rows that stay behind in a part would be missed by nobody.
+    left = next((entry for entry in visible(path) if entry not in files and _seems_table(entry)), None)
+    if files and left is not None:
+        raise InputError(
+            f"{left}: seems to be part of the table {path.name}, but only files that end in "
+            f"{', '.join(SUFFIXES)} and folders key=value are read; rename it, or move it out of the folder"
+        )
     if not files:
         raise InputError(f"{path}: no Parquet or CSV file in this folder; found {files_of(path)}")
     return files
+
+
+def _seems_table(entry: Path) -> bool:
+    """Whether an entry of a table's folder holds rows, though not as `table_files` reads them."""
+    if entry.is_dir():
+        return "=" not in entry.name and any(map(_seems_table, visible(entry)))
+    return any(f".{one}" in entry.name.lower() for one in ("parq", "csv", "tsv"))
+
+
+def _others(path: Path | Sequence[Path]) -> list[str]:
+    """What is in a table's folder beside its files."""
+    if not isinstance(path, Path) or not path.is_dir():
+        return []
+    return [
+        entry.name
+        for entry in visible(path)
+        if not (entry.name.endswith(SUFFIXES) or (entry.is_dir() and "=" in entry.name))
+    ]
 
 
 def _hive_values(root: Path | Sequence[Path], file: Path) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -92,14 +93,17 @@ def with_titles_of_log(raw: RawTables) -> RawTables:
     if "title" not in log.table.schema.names:
         return raw
     table = log.table.drop_columns(["title"])
-    items = raw.items
-    if items is None:
+    items, ignored = raw.items, raw.ignored
+    if items is not None:
+        why = f"its title, since {Path(items.file).name} describes the items"
+        ignored = (*ignored, (Path(log.file).name, why))
+    else:
         rows = log.table.select(["item_id", "title"]).to_pandas()
         rows_I = rows.dropna().drop_duplicates("item_id", keep="last").index.to_numpy()
         titles = log.table.select(["item_id", "title"]).take(pa.array(rows_I))
         names = {name: log.names[name] for name in ("item_id", "title") if name in log.names}
         items = RawTable(titles, log.file, lambda row: log.where(int(rows_I[row])), names)
-    return replace(raw, interactions=replace(log, table=table), items=items)
+    return replace(raw, interactions=replace(log, table=table), items=items, ignored=ignored)
 
 
 def _is_no_title(kind: pa.DataType) -> bool:

@@ -240,6 +240,8 @@ def _counts(events: Events, totals: _Totals, items: pa.Table, users: pa.Table) -
         "train_rows": sum(count for name, count in rows.items() if name.startswith(f"{TRAIN_FOLDER}/")),
         "train_events": int(totals.train_counts_K.sum()),
         **{f"{split}_rows": rows[name] for split, name in EVALUATION_FILES.items()},
+        "unused_events": int(totals.events_of_item_K.sum() - totals.train_counts_K.sum())
+        - sum(rows[name] for name in EVALUATION_FILES.values()),
         "duplicates": totals.duplicates,
         "short_users": totals.short_users,
         "cold_items": len(_cold_rows(events, totals)),

@@ -11,7 +11,7 @@ from typing import Any
 from rayrec.platform.event_labels import LABELS
 from rayrec.samples.dataset.dataset_folder import DatasetReport
 from rayrec.samples.dataset.manifest import Manifest
-from rayrec.samples.importers.tables import RawTables
+from rayrec.samples.importers.tables import PART, RawTables
 
 _LABELS = {
     "users": "users",
@@ -30,6 +30,7 @@ _LABELS = {
     "missing_ids": "rows without an id, left out",
     "bad_times": "events without a usable time, left out",
     "repeated_descriptions": "descriptions of one item or user after the first, left out",
+    "unused_events": "held-out events that are neither trained on nor targets",
     "trimmed_ids": "ids without the blanks around them",
 }
 _SPLITS = {"leave_one_out": "leave-one-out", "time": "by time", "given": "as the files of the source"}
@@ -56,6 +57,8 @@ def uses_of(raw: RawTables, textual: Sequence[str]) -> tuple[Use, ...]:
         file = Path(part.file).name
         uses += [Use(file, None, note) for note in part.notes]
         for name in part.table.schema.names:
+            if name == PART:
+                continue
             column = part.names.get(name, name)
             uses.append(Use(file, column, _use_of(what, name, column, textual)))
     if raw.items is not None and raw.items.file == log.file:  # see `with_titles_of_log`

@@ -18,6 +18,8 @@ from rayrec.samples.importers.tables import RawTable
 _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 _LATEST_S = 100_000_000_000
 """The year 5138. In another unit than the configured one, times of today lie beyond it."""
+_DATES_AS_NUMBERS = {"%Y%m%d": 1, "%Y%m%d%H%M": 10_000, "%Y%m%d%H%M%S": 1_000_000}
+"""Forms of dates without signs -> what they are multiples of, beside the day."""
 _NAMED_ZONE = re.compile(r"^(?P<time>.*\d)\s*\[?(?P<zone>[A-Za-z]+(?:[/_+-][A-Za-z0-9]+)*)\]?$")
 """A time with the name of its zone after it: `2024-01-31 12:00 UTC`, `... Europe/Berlin`."""
 
@@ -72,6 +74,11 @@ def times_of(raw: RawTable, unit: str, time_format: str | None = None) -> tuple[
     missing_R = column.is_null().to_numpy()
     wrong = [Wrong(missing_R, "")]
     kind = column.type
+    if time_format is not None and not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
+        raise InputError(
+            f"{raw.file}: time_format (--time-format) has no effect, since column timestamp has the type "
+            f"{kind}; leave it out"
+        )
     if time_format is not None and (pa.types.is_integer(kind) or pa.types.is_string(kind)):
         column = _formatted(column, time_format)
         wrong.append(Wrong(column.is_null().to_numpy() & ~missing_R, f"expected a date like {time_format}"))
@@ -120,7 +127,13 @@ def times_of(raw: RawTable, unit: str, time_format: str | None = None) -> tuple[
 def _formatted(column: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
     """Dates in the configured format; null where one is written otherwise."""
     texts_R = column.cast(pa.string()).to_pandas()
-    dates_R = pd.to_datetime(texts_R, errors="coerce", format=time_format, utc=True)
+    try:
+        dates_R = pd.to_datetime(texts_R, errors="coerce", format=time_format, utc=True)
+    except ValueError as error:
+        raise InputError(
+            f"time_format (--time-format) is {time_format!r}, which no date can be written in ({error}); "
+            "expected one such as %d/%m/%Y"
+        ) from error
     return pa.chunked_array([pa.Array.from_pandas(dates_R)])
 
 
@@ -167,16 +180,22 @@ def _of_named_zones(texts: pd.Series) -> pd.Series:
 
 
 def _refuse_dates_as_numbers(raw: RawTable, values: np.ndarray) -> None:
-    """Refuse numbers that are all dates like 20240131: as seconds, they would be of August 1970."""
+    """Refuse numbers most of which are dates like 20240131 or 20240131120000: in no unit are they times.
+
+    Most, since a log may have 0 where it knows no time. Few other numbers in the range are dates by chance.
+    """
     values = values[np.isfinite(values)]
-    if not len(values) or values.min() < 19_000_101 or values.max() > 21_001_231:
-        return
-    days = pd.to_datetime(pd.Series(values.astype(np.int64).astype(str)), errors="coerce", format="%Y%m%d")
-    if not days.isna().any():
-        raise InputError(
-            f"{raw.file}: column timestamp holds dates written as numbers, such as {int(values[0])}; set "
-            "time_format (--time-format %Y%m%d)"
-        )
+    for form, zeros in _DATES_AS_NUMBERS.items():
+        in_range = (values >= 19_000_101 * zeros) & (values < 21_010_000 * zeros)
+        if 2 * np.count_nonzero(in_range) <= len(values):
+            continue
+        texts = pd.Series(values[in_range].astype(np.int64).astype(str))
+        dates = pd.to_datetime(texts, errors="coerce", format=form).notna()
+        if 2 * dates.sum() > len(values):
+            raise InputError(
+                f"{raw.file}: column timestamp holds dates written as numbers, such as "
+                f"{texts[dates].iloc[0]}; set time_format (--time-format {form})"
+            )
 
 
 def _refuse_coarse(raw: RawTable, column: pa.ChunkedArray) -> None:

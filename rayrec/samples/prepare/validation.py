@@ -65,7 +65,7 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
     for name in ("user_id", "item_id"):
         log, count = _trimmed(log, name)
         trimmed += count
-        wrong_R |= _without_ids(log, name, findings)
+        wrong_R |= _without_ids(log, name, findings, wrong_R)
     times_R, faults = times_of(log, config.time_unit, config.time_format)
     for fault in faults:
         rows_R = fault.rows_R & ~wrong_R
@@ -172,8 +172,10 @@ def _trimmed(raw: RawTable, name: str) -> tuple[RawTable, int]:
     return replace(raw, table=raw.table.set_column(at, name, trimmed)), count
 
 
-def _without_ids(raw: RawTable, name: str, findings: Findings) -> np.ndarray:
-    """[R] whether a row has no id; such rows are found."""
+def _without_ids(
+    raw: RawTable, name: str, findings: Findings, found_R: np.ndarray | None = None
+) -> np.ndarray:
+    """[R] whether a row has no id; such rows are found, unless `found_R` says that they are already."""
     column = raw.table[name]
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
@@ -187,7 +189,8 @@ def _without_ids(raw: RawTable, name: str, findings: Findings) -> np.ndarray:
         return f"{raw.where(row)}: {name} is {'missing' if none_R[row] else 'empty'}"
 
     lacks_R = none_R | empty_R
-    findings.add_rows("missing-ids", lacks_R, describe)
+    new_R = lacks_R if found_R is None else lacks_R & ~found_R
+    findings.add_rows("missing-ids", new_R, describe)
     return lacks_R
 
 

@@ -223,7 +223,7 @@ class _Scan:
                 continue
             for batch in parquet.iter_batches(_BATCH_ROWS, columns=names):
                 for entity, name in of_text.items():
-                    if not is_integer_id(batch.column(name)):
+                    if not is_integer_id(_trimmed(batch.column(name))):
                         scan.kinds[entity] = "string"
                 if "behavior" in roles and not pt.is_nested(batch.column(roles["behavior"]).type):
                     values = pc.unique(batch.column(roles["behavior"]).cast(pa.string())).drop_null()
@@ -257,6 +257,7 @@ class _EventReader:
 
     def _events(self, file: Path, first_row: int, rows: pa.Table) -> pa.RecordBatch:
         columns = {role: rows[name] for role, name in self._roles.items()}
+        columns |= {role: _trimmed(columns[role]) for role in ("user_id", "item_id")}
         raw = RawTable(pa.table(columns), str(file), lambda row: f"{file} row {first_row + row + 1}")
         times_R = self._times(raw, first_row)
         ids = {}
@@ -378,6 +379,14 @@ def _files(source: Path) -> list[Path]:
     return files
 
 
+def _trimmed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Texts without the blanks around them: `prepare` cuts them off, too, and ids have to meet."""
+    if pt.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    is_text = pt.is_string(column.type) or pt.is_large_string(column.type)
+    return pc.utf8_trim_whitespace(column) if is_text else column
+
+
 def _name(file: Path, source: Path) -> str:
     return file.name if file == source else file.relative_to(source).as_posix()
 
@@ -391,7 +400,15 @@ def _common_roles(files: Sequence[Path], config: StoreBuildConfig) -> dict[str, 
             names = list(pq.read_schema(file).names)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{file}: cannot be read as Parquet: {error}") from error
+        if len(set(names)) < len(names):
+            raise InputError(f"{file}: a column is there twice in {', '.join(names)}; rename one")
         if not roles:
+            for role, name in config.columns.items():
+                if name not in names or role == "title":
+                    raise InputError(
+                        f"{file}: columns (--column) says that {role} is called {name!r}, but a store has no "
+                        f"use for it; found {', '.join(names)}"
+                    )
             roles = {role: name for role, name in roles_of(names, prepare).items() if role != "title"}
             missing = [role for role in ("user_id", "item_id", "timestamp") if role not in roles]
             if missing:

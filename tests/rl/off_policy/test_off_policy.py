@@ -251,6 +251,7 @@ def test_every_column_is_checked_row_by_row(tmp_path, changes, message):
 @pytest.mark.parametrize(
     "content",
     [b"item_id,click\n", gzip.compress(b"item_id,click,pscore\n0,1,0.5\n" * 99)[:60], gzip.compress(b"\xe9")],
+    ids=["not packed", "cut off", "other encoding"],  # what is packed has the time in it
 )
 def test_files_that_cannot_be_read_are_refused_by_name(tmp_path, content):
     (tmp_path / "all.csv.gz").write_bytes(content)

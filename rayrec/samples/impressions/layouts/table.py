@@ -114,6 +114,8 @@ def _parquet(path: Path, split: SplitName | None, needed: tuple[str, ...]) -> So
 
 
 def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> None:
+    if len(set(found)) < len(found):
+        raise InputError(f"{path}: a column is there twice in {', '.join(found)}; rename one")
     missing = [name for name in needed if name not in found]
     if missing:
         plural = "s" if len(missing) > 1 else ""
