@@ -13,9 +13,13 @@ Each room has a public API of its own: `rayrec.samples`, `rayrec.embeddings`, `r
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rayrec.platform.kernel_cache import choose_kernel_cache
 from rayrec.platform.lazy_names import lazy_names
+
+choose_kernel_cache(Path(__file__).parent)  # before anything imports numba, which reads it then
 
 __version__ = "0.2.0"
 

@@ -245,12 +245,18 @@ def runs_command(
     from rayrec.pipelines.runs.run_list import list_runs
 
     runs = list_runs(folder)
-    table = Table("run", "state", "steps saved", "best", "rollbacks", "why it stopped")
+    table = Table("run", "state", "progress", "steps saved", "best", "rollbacks", "why it stopped")
     for run in runs:
         best = "" if run.best_value is None else f"{run.best_value:.4f}"
+        if best and run.metric is not None:
+            best = f"{run.metric} {best}"
+        progress = "" if run.step is None else f"{run.step:,}"
+        if run.step is not None and run.total_steps:
+            progress += f" of {run.total_steps:,} ({run.step / run.total_steps:.0%})"
         table.add_row(
             escape(run.name),
             run.condition,
+            progress,
             f"{run.saved_steps:,}",
             best,
             str(run.num_rollbacks),

@@ -17,6 +17,8 @@ def test_runs_say_how_they_stand_and_why_they_stopped(tmp_path):
     RunFolder(tmp_path / "finished").update(
         state="finished", last="step-000000120", progress={"best_value": 0.25}, rollbacks=2
     )
+    RunFolder(tmp_path / "alive").update(metric="ndcg@10", now={"step": 60, "steps": 240, "is_total": True})
+    RunFolder(tmp_path / "died").update(now={"step": 60, "steps": 80, "is_total": False})
     (tmp_path / "something else").mkdir()
 
     with RunFolder.locked(tmp_path / "alive", "run"):
@@ -33,6 +35,9 @@ def test_runs_say_how_they_stand_and_why_they_stopped(tmp_path):
     assert runs["alive"].reason is None
     finished = runs["finished"]
     assert (finished.saved_steps, finished.best_value, finished.num_rollbacks) == (120, 0.25, 2)
+    assert (runs["alive"].step, runs["alive"].total_steps, runs["alive"].metric) == (60, 240, "ndcg@10")
+    assert (runs["died"].step, runs["died"].total_steps) == (60, None)  # a folder that grows
+    assert runs["failed"].step is None
     json.dumps([vars(run) for run in runs.values()])  # what --json prints
 
 

@@ -15,6 +15,7 @@ import safetensors.numpy
 
 from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
+from rayrec.pipelines.config.run import TrackingConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import MANIFEST, Snapshot, read_snapshot
 from rayrec.pipelines.training.placements import in_process
@@ -91,6 +92,20 @@ def test_every_validation_is_logged_with_where_the_time_went(uninterrupted):
         assert all(seconds >= 0 for seconds in record["stages"].values())
         assert record["stages"]["dense_busy_s"] > 0
     assert records[-1]["stages"]["sparse_rows"] > 40  # every user, and the items
+
+
+def test_the_loss_is_logged_between_validations(data, tmp_path):
+    config = settings(data).model_copy(update={"tracking": TrackingConfig(every_steps=2)})
+    losses = []
+
+    train(config, tmp_path / "run", on_step=lambda done, total, loss: losses.append(loss), cluster=in_process)
+
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    found = {record["step"]: record["training_loss"] for record in records if "training_loss" in record}
+    assert found == {step: losses[step - 1] for step in range(2, len(losses) + 1, 2)}
+    state = RunFolder.open(tmp_path / "run").state
+    assert state["now"] == {"step": len(losses), "steps": len(losses), "is_total": True}
+    assert state["metric"] == "ndcg@10"
 
 
 def test_the_best_and_the_last_snapshot_are_kept(uninterrupted):

@@ -316,6 +316,20 @@ class RecoveryConfig(Config):
     after a run went back because one did, until there is a new snapshot."""
 
 
+TrackerName = Literal["tensorboard", "wandb", "mlflow"]
+
+
+class TrackingConfig(Config):
+    """Where figures of a run go while it trains, besides `metrics.jsonl` in its folder."""
+
+    every_steps: int = Field(100, ge=1)
+    """Steps between two records of the loss; validations are recorded in any case."""
+    to: tuple[TrackerName, ...] = ()
+    """`tensorboard` (RUN/tensorboard), `wandb` (Weights & Biases), `mlflow`; each needs its package."""
+    project: str | None = None
+    """Project of Weights & Biases, or experiment of MLflow; None: `rayrec`."""
+
+
 class RunConfig(Config):
     """Everything a run depends on."""
 
@@ -332,6 +346,7 @@ class RunConfig(Config):
     recovery: RecoveryConfig = RecoveryConfig()
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
+    tracking: TrackingConfig = TrackingConfig()
 
     @model_validator(mode="after")
     def _what_is_published_recommends(self) -> RunConfig:

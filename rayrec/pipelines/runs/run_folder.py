@@ -7,7 +7,7 @@ RUN/attention-N.json       where attention is measured, which backends trainer N
 RUN/.lock                  held by the process that trains; names it
 RUN/.reserve               room on the disk to say how the run ended
 RUN/run.json               state, the error that ended it, best and last snapshot
-RUN/metrics.jsonl          one line per validation
+RUN/metrics.jsonl          one line per validation (`valid`), and one every so many steps (`training_loss`)
 RUN/recoveries.jsonl       one line per return to a snapshot, with the reason
 RUN/snapshots/step-N/      dense weights, optimizer state, embedding rows, cursor, manifest.json
 RUN/requests/              who waits for a snapshot on demand
@@ -47,6 +47,7 @@ FREE_TO_CHANGE = (
     "pipeline.",
     "snapshots.",
     "recovery.",
+    "tracking.",
     "sparse.num_servers",
     "sparse.wait_timeout_s",
     "sparse.transport",
@@ -54,7 +55,8 @@ FREE_TO_CHANGE = (
     "sparse.server_memory",
     "sparse.server_threads",
     "sparse.expected_rows",
-    *(f"sparse.tables.{table}.disk" for table in TABLE_SEEDS),
+    "sparse.eviction.remember_steps",
+    *(f"sparse.tables.{table}.{key}" for table in TABLE_SEEDS for key in ("disk", "eviction.remember_steps")),
     "evaluation.every_epochs",
     "evaluation.every_steps",
     "evaluation.patience",

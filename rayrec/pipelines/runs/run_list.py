@@ -18,8 +18,14 @@ class RunSummary:
     """As `RunFolder.condition` says it."""
     saved_steps: int
     """Steps that its last snapshot has."""
+    step: int | None
+    """Steps that it has trained; None in the folders of earlier versions."""
+    total_steps: int | None
+    """Steps of the whole run; None where that is not known."""
+    metric: str | None
+    """That it validates by."""
     best_value: float | None
-    """Of the metric that it validates by."""
+    """Of that metric."""
     last_snapshot: str | None
     num_rollbacks: int
     """Times that it went back to its last snapshot by itself."""
@@ -45,10 +51,15 @@ def list_runs(folder: Path) -> list[RunSummary]:
 def _summary(run: RunFolder) -> RunSummary:
     condition, state = run.condition, run.state
     last: str | None = state["last"]
+    now = state.get("now") or {}
+    result = state.get("result") or {}
     return RunSummary(
         name=run.name,
         condition=condition,
         saved_steps=0 if last is None else int(last.removeprefix("step-")),
+        step=result.get("steps", now.get("step")) if condition == "finished" else now.get("step"),
+        total_steps=now.get("steps") if now.get("is_total") else None,
+        metric=state.get("metric") or result.get("best_metric"),
         best_value=(state.get("progress") or {}).get("best_value"),
         last_snapshot=last,
         num_rollbacks=state.get("rollbacks", 0),

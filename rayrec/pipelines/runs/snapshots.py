@@ -229,6 +229,9 @@ def _verified_manifest(path: Path, only: Collection[str] | None = None) -> dict[
             raise InputError(f"{path / name}: missing from the snapshot")
         if checksum_file(path / name) != expected:
             raise InputError(f"{path / name}: its checksum differs from the manifest's: the file was changed")
+    for name in (WEIGHTS, OPTIMIZER, CURSOR, *manifest["sparse_files"]):
+        if name not in manifest["checksums"]:
+            raise InputError(f"{path / MANIFEST}: has no checksum of {name}; the file was changed")
     return manifest
 
 
@@ -252,7 +255,7 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _check_names(path: Path, manifest: dict[str, Any]) -> None:
-    """Refuse a manifest of files outside of the snapshot, or of files that it has no checksum of."""
+    """Refuse a manifest of files outside of the snapshot."""
     base, checksums, sparse_files = (manifest.get(key) for key in ("base", "checksums", "sparse_files"))
     if not isinstance(checksums, dict) or not isinstance(sparse_files, list):
         raise InputError(f"{path}: does not say which files the snapshot has; the file was changed")
@@ -262,9 +265,6 @@ def _check_names(path: Path, manifest: dict[str, Any]) -> None:
                 f"{path}: names {name!r}, which is not directly in the folder; do not use a snapshot that "
                 "somebody else has changed"
             )
-    for name in (WEIGHTS, OPTIMIZER, CURSOR, *sparse_files):
-        if not isinstance(checksums.get(name), str):
-            raise InputError(f"{path}: has no checksum of {name}; the file was changed")
 
 
 def checksum_of(manifest: dict[str, Any]) -> str:

@@ -19,6 +19,7 @@ from rayrec.pipelines.training.pipeline import BatchError, PendingSnapshot, Step
 from rayrec.pipelines.training.progress import Progress, TrainingResult, is_over
 from rayrec.pipelines.training.snapshot_writer import Shown, SnapshotWriter
 from rayrec.pipelines.training.stages import Stages
+from rayrec.pipelines.training.trackers import Trackers
 from rayrec.pipelines.training.validation import validate
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import RayMetrics
@@ -35,6 +36,8 @@ OnStep = Callable[[int, int, float], None]
 """Called with (steps done, steps of the whole run, loss) after every step."""
 
 METRICS_EVERY_STEPS = 20
+PROGRESS_EVERY_S = 10.0
+"""Between two writes of how far the run is, for `rayrec runs`."""
 
 
 class Attempt:
@@ -75,6 +78,12 @@ class Attempt:
             time.monotonic,
         )
         self._metrics = RayMetrics({"run": folder.name})
+        self._trackers = Trackers(
+            folder, self._config, 0 if snapshot is None else snapshot.committed_step + 1
+        )
+        self._valid: dict[str, float] = {}
+        """Figures of the last validation, as Ray's dashboard shows them."""
+        self._progress_written_s = -PROGRESS_EVERY_S
         self._metric = assembly.task.metric
         self._shown_metrics = tuple(dict.fromkeys([*assembly.task.shown_metrics, self._metric]))
         self._arrivals = Arrivals(
@@ -101,6 +110,7 @@ class Attempt:
         """
         try:
             self._check_folder_is_seen()
+            self._folder.update(metric=self._metric)
             step = self._restore()
             self._keep_accepted()
             more = True
@@ -132,6 +142,7 @@ class Attempt:
     def close(self) -> None:
         """When the actors are gone: return when nothing writes to the folder any more."""
         self._writer.close()
+        self._trackers.close()
 
     def _check_folder_is_seen(self) -> None:
         file = str(self._folder.path / "run.json")
@@ -242,7 +253,26 @@ class Attempt:
             self._on_step(done, self._known_steps, result.loss)
         if done % METRICS_EVERY_STEPS == 0:
             percent = 100.0 * done / self._known_steps
-            self._metrics.publish({"loss": result.loss, "step": done, "progress_percent": percent})
+            figures = {"loss": result.loss, "step": done, "progress_percent": percent}
+            self._metrics.publish(figures | self._valid)
+        if done % self._config.tracking.every_steps == 0:
+            self._record_loss(done, result.loss, seconds)
+        if now - self._progress_written_s >= PROGRESS_EVERY_S:
+            self._progress_written_s = now
+            self._write_progress(done)
+
+    def _record_loss(self, done: int, loss: float, seconds: float) -> None:
+        record = {"step": done, "epoch": self._assembly.epochs_at(done), "training_loss": loss}
+        self._folder.log(record | {"training_s": self._progress.training_s})
+        self._trackers.log(
+            done, {"training/loss": loss, "training/epoch": record["epoch"], "training/step_s": seconds}
+        )
+
+    def _write_progress(self, done: int) -> None:
+        """For those who look at the run from outside."""
+        self._folder.update(
+            now={"step": done, "steps": self._known_steps, "is_total": self._total_steps is not None}
+        )
 
     @property
     def _known_steps(self) -> int:
@@ -298,7 +328,11 @@ class Attempt:
                 "dropped": self._progress.dropped,
             }
         )
-        self._metrics.publish({"valid_" + _metric_name(name): value for name, value in figures.items()})
+        self._valid = {"valid_" + _metric_name(name): value for name, value in figures.items()}
+        self._metrics.publish(self._valid)
+        shown = {f"valid/{name}": value for name, value in figures.items()}
+        self._trackers.log(step, shown | {"training/mean_loss": loss})
+        self._write_progress(step)
         logger.info(
             "epoch %g: loss %.4f, valid %s, %.0f s of training, mfu %s",
             epoch,

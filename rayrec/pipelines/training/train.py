@@ -27,6 +27,7 @@ from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.pipelines.training.placements import Placement, on_ray
 from rayrec.pipelines.training.progress import Progress, TrainingResult, is_over
 from rayrec.pipelines.training.run import Attempt, OnStep
+from rayrec.pipelines.training.trackers import check_trackers
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import no_room
@@ -68,6 +69,7 @@ def train(
     config = config.with_absolute_paths()
     assembly = assemble(config)
     assembly.task.check_validation()
+    check_trackers(config.tracking)
     unread = sorted(set(config.sparse.tables) - {table.name for table in assembly.tables})
     if unread:
         logger.warning("the model does not read %s, which sparse.tables has settings of", ", ".join(unread))
