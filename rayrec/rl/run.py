@@ -22,7 +22,6 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.training.placements import Placement, on_ray
 from rayrec.platform.metrics import RayMetrics
-from rayrec.platform.ray_errors import root_cause
 from rayrec.rl.config import RlConfig
 from rayrec.rl.controller import COLOCATED_STAGE, LEARNER_STAGE, SingleController
 from rayrec.rl.evaluation import (
@@ -100,20 +99,10 @@ def train_policy(
         opened = RlRunFolder.resume if resume else RlRunFolder.create
         folder = opened(path, config, supervised, policy)
         cpus = config.placement.cpus * _num_processes(config)
-        try:
-            with cluster.joined(supervised.cluster, cpus):
-                result = _Run(
-                    config, supervised.device, folder, policy, prompts, validation, on_step, cluster
-                ).run()
-        except (KeyboardInterrupt, SystemExit):
-            folder.folder.update(state="stopped", error="interrupted")
-            raise
-        except Exception as error:
-            cause = root_cause(error)
-            folder.folder.update(state="failed", error=f"{type(cause).__name__}: {cause}")
-            if cause is error:
-                raise
-            raise cause from error
+        with folder.folder.ending(), cluster.joined(supervised.cluster, cpus):
+            result = _Run(
+                config, supervised.device, folder, policy, prompts, validation, on_step, cluster
+            ).run()
         folder.folder.update(state="finished", error=None)
         return result
 

@@ -27,8 +27,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -38,6 +38,7 @@ from rayrec.pipelines.config.run import TABLE_SEEDS, RunConfig
 from rayrec.platform.config import differing_keys
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import append_line, no_room, write_atomically, write_json
+from rayrec.platform.ray_errors import root_cause
 
 logger = logging.getLogger(__name__)
 
@@ -240,6 +241,37 @@ class RunFolder:
     def keep_columns(self, schema: pa.Schema) -> None:
         """For whoever uses the model when the training rows are gone."""
         write_atomically(self.path / COLUMNS_FILE, schema.serialize().to_pybytes())
+
+    @contextmanager
+    def ending(
+        self, explained: Callable[[BaseException], BaseException] = lambda cause: cause
+    ) -> Iterator[None]:
+        """Leave in the folder how a run ends that is stopped or fails; the error that is raised is its cause.
+
+        Args:
+            explained: an error with what is known of it besides.
+        """
+        try:
+            yield
+        except (
+            KeyboardInterrupt,
+            SystemExit,
+        ) as stop:  # Ray's drivers exit on SIGTERM, which job managers send
+            self.update(
+                state="stopped", error="terminated" if isinstance(stop, SystemExit) else "interrupted"
+            )
+            if self.state["last"] is not None:
+                logger.info("stopped; --resume continues from %s", self.chosen_snapshot("last"))
+            raise
+        except Exception as error:
+            cause = explained(root_cause(error))
+            if (full := no_room(cause, self.path, then=", and continue with --resume")) is not None:
+                cause = full
+            with suppress(OSError, InputError):  # what ended the run is said in any case
+                self.update(state="failed", error=f"{type(cause).__name__}: {cause}")
+            if cause is error:
+                raise
+            raise cause from error
 
     def update(self, **values: Any) -> None:
         """Change fields of run.json; from any thread."""

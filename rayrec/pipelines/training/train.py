@@ -30,8 +30,7 @@ from rayrec.pipelines.training.run import Attempt, OnStep
 from rayrec.pipelines.training.trackers import check_trackers
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import no_room
-from rayrec.platform.ray_errors import ActorDeathError, StageHungError, root_cause
+from rayrec.platform.ray_errors import ActorDeathError, StageHungError
 from rayrec.samples.reading.reader import SampleReader
 
 logger = logging.getLogger(__name__)
@@ -190,45 +189,33 @@ def supervise(
     recovery = assembly.config.recovery
     rollbacks = Rollbacks(recovery.max_rollbacks, folder)
     result: TrainingResult | None = None
-    try:
-        with cluster.connected(assembly):
-            while result is None:
-                hang_timeout_s = rollbacks.patience * recovery.hang_timeout_s
-                current = assembly.going_on_from(snapshot, folder.path)
-                try:
-                    # An attempt is closed when its actors are gone: nothing then writes to the folder.
-                    with (
-                        ExitStack() as closing,
-                        cluster.running(
-                            folder.name, current, folder.path.resolve(), hang_timeout_s
-                        ) as stages,
-                    ):
-                        initial = initial_snapshot(current) if snapshot is None else None
-                        attempt = Attempt(current, folder, stages, on_step, snapshot, initial)
-                        closing.callback(attempt.close)
-                        result = attempt.run()
-                except (ActorDeathError, StageHungError) as error:
-                    rollbacks.allow(error)
-                    snapshot = _snapshot_to_resume(folder, assembly)
-    except (KeyboardInterrupt, SystemExit) as stop:  # Ray's drivers exit on SIGTERM, which job managers send
-        folder.update(state="stopped", error="terminated" if isinstance(stop, SystemExit) else "interrupted")
-        if folder.state["last"] is not None:
-            logger.info("stopped; --resume continues from %s", folder.chosen_snapshot("last"))
-        raise
-    except Exception as error:
-        cause = root_cause(error)
+
+    def explained(cause: BaseException) -> BaseException:
+        """An error with what only this run knows of it."""
         if isinstance(cause, DivergedError):
-            cause = cause.with_note(
-                f"Rows of the batch: {rows_of_step(assembly.going_on_from(None, folder.path), cause.step)}"
-            )
+            rows = rows_of_step(assembly.going_on_from(None, folder.path), cause.step)
             folder.update(refused_steps=folder.state.get("refused_steps", 0) + 1)
-        if (full := no_room(cause, folder.path, then=", and continue with --resume")) is not None:
-            cause = full
-        with contextlib.suppress(OSError, InputError):  # what ended the run is said in any case
-            folder.update(state="failed", error=f"{type(cause).__name__}: {cause}")
-        if cause is error:
-            raise
-        raise cause from error
+            return cause.with_note(f"Rows of the batch: {rows}")
+        return cause
+
+    with folder.ending(explained), cluster.connected(assembly):
+        while result is None:
+            hang_timeout_s = rollbacks.patience * recovery.hang_timeout_s
+            current = assembly.going_on_from(snapshot, folder.path)
+            try:
+                # An attempt is closed when its actors are gone: nothing then writes to the folder.
+                with (
+                    ExitStack() as closing,
+                    cluster.running(folder.name, current, folder.path.resolve(), hang_timeout_s) as stages,
+                ):
+                    initial = initial_snapshot(current) if snapshot is None else None
+                    attempt = Attempt(current, folder, stages, on_step, snapshot, initial)
+                    closing.callback(attempt.close)
+                    result = attempt.run()
+            except (ActorDeathError, StageHungError) as error:
+                rollbacks.allow(error)
+                snapshot = _snapshot_to_resume(folder, assembly)
+    assert result is not None, "attempts end with a result or an error"
     folder.update(state="finished", error=None, result=asdict(result))
     return result
 
