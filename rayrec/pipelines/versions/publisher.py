@@ -37,6 +37,7 @@ from rayrec.pipelines.versions.gate import (
 )
 from rayrec.pipelines.versions.manifest import Bundle, ModelVersion, Probe, Segment, state_values
 from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import HISTORY_FILE, ITEMS_FILE, USERS_FILE
@@ -75,7 +76,7 @@ class Publisher:
         self._min_overlap, self._other_catalog = min_overlap, other_catalog
         config = run.config
         # Asked of a few users, on whatever machine publishes.
-        asked = config.for_inference().model_copy(update={"device": "cpu"})
+        asked = config.for_inference().model_copy(update={"device": HOST.kind})
         assembly = assemble(asked, checksums=False, columns=run.columns)
         if not isinstance(assembly.task, NextItemTask):
             raise InputError(
