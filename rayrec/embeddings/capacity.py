@@ -37,6 +37,7 @@ from rayrec.embeddings.snapshot.snapshot import PARTS_WAITING
 from rayrec.embeddings.storage.consistent_snapshot import max_buffer_bytes, most_listed
 from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES
 from rayrec.embeddings.storage.index import grouping_bytes, index_bytes
+from rayrec.embeddings.storage.row_storage import BUCKET_PARTS, SCANNED_ROWS
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.platform.arrays import Int64Array
 
@@ -48,7 +49,9 @@ _EXPORTED_STAMPS = 16
 _LISTED_IDS = 3
 """Copies of a list of ids while it is put in order."""
 _CHOOSING = 120
-"""Most bytes per row that choosing victims takes (113 measured, every bucket too full)."""
+"""Most bytes per row of a part that choosing victims takes (113 measured, every bucket too full)."""
+_VICTIM = 24
+"""Bytes per row, if all of them are given up: its id, and the id and row of whoever looks for it."""
 _ROWS_PER_GROUP = 65_536
 """Rows that the writer of snapshots encodes and compresses at once."""
 _WRITER_COPIES = 2
@@ -214,7 +217,7 @@ def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
         buffer_bytes=_buffer_bytes(config, num_ids, num_rows, records + index, waiting),
         extra_bytes={
             "growing": index // 2 if index > index_bytes(0) else 0,
-            "evicting": 0 if config.eviction is None else _CHOOSING * num_rows,
+            "evicting": 0 if config.eviction is None else _evicting_bytes(num_rows),
             "saving": _writing_bytes(num_rows, index, exported),
         },
     )
@@ -257,6 +260,12 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
         memory_limit=limit,
         least_bytes=beside + in_memory.extra_bytes["growing"] + 64 * (4 * words + _FREE_ROW),
     )
+
+
+def _evicting_bytes(num_rows: int) -> int:
+    """While victims are chosen, part by part, and the ids of all of them are put together."""
+    part = min(num_rows, max(SCANNED_ROWS, num_rows // BUCKET_PARTS))
+    return _CHOOSING * part + _VICTIM * num_rows
 
 
 def _writing_bytes(num_rows: int, index: int, row_bytes: int) -> int:

@@ -56,9 +56,10 @@ class EvictionConfig(Config):
     """Of a bucket that is too full, the rows that were changed last (LRU), or in most steps (LFU)."""
     every_steps: int = Field(default=1000, ge=1)
     """Rows are given up behind steps number n, 2 n, ...; in between a table may be larger."""
-    remember_steps: int = Field(default=100_000, ge=1)
+    remember_steps: int = Field(default=64, ge=1)
     """Steps for which an evicted id can be reported to those who hold copies of its row; it takes 27 to 54
-    bytes meanwhile, unless it gets a row again."""
+    bytes meanwhile, unless it gets a row again. Caches of trainers ask at the step itself, and trainers are
+    not many steps apart."""
 
     @model_validator(mode="after")
     def _has_a_reason(self) -> EvictionConfig:

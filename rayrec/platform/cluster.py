@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -64,6 +66,7 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
     if address is not None:
         _check_answers(address, "cluster.address" if config.address else "RAY_ADDRESS")
     logging.getLogger("ray").setLevel(logging.ERROR)  # before init, which logs
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
         if address is not None:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -82,10 +85,22 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
             "'ray start --head', or leave the address out to start one for this run"
         ) from error
     try:
+        _keep_handler(signal.SIGTERM, on_sigterm)
         _check_capacity(cpus_needed)
         yield
     finally:
         ray.shutdown()
+
+
+def _keep_handler(number: signal.Signals, handler: Any) -> None:
+    """Install a handler of our own again, after Ray's C++ has installed its own below Python.
+
+    Ray's prints a trace of C++ and aborts the process, which then cannot say that the run was stopped.
+    """
+    # Where nobody has set one (SIG_DFL is callable, too), Ray's may stay.
+    is_own = callable(handler) and handler not in (signal.SIG_DFL, signal.SIG_IGN)
+    if is_own and threading.current_thread() is threading.main_thread():
+        signal.signal(number, handler)
 
 
 def _check_answers(address: str, setting: str) -> None:

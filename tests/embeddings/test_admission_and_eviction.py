@@ -195,3 +195,22 @@ def test_float16_keeps_to_its_largest_number():
 def test_an_eviction_without_a_reason_is_refused():
     with pytest.raises(ValueError, match="max_age_steps or max_rows_per_bucket"):
         EvictionConfig()
+
+
+def test_ids_that_were_evicted_are_remembered_as_long_as_somebody_may_ask_and_take_no_memory_then():
+    """Of a stream of ever new ids they were kept for 100,000 steps: five times the memory of the rows."""
+    eviction = EvictionConfig(max_age_steps=2, every_steps=2)
+    table = EmbeddingTable(TableConfig(name="t", dim=2, eviction=eviction))
+    for step in range(200):
+        table.apply(np.arange(50) + 50 * step, np.ones((50, 2), np.float32), step)
+        if eviction.is_due(step) and step > 4:
+            assert len(table.evicted_since(step - 1)) == 100  # what a cache asks, at the step
+    assert len(table.evicted_since(-1)) <= 50 * (eviction.remember_steps + 2)
+    kept = table.num_bytes
+
+    for step in range(200, 300):  # and no id comes any more
+        table.apply(np.arange(0), np.ones((0, 2), np.float32), step)
+
+    assert len(table.evicted_since(-1)) == 0
+    assert table._tombstones.num_bytes == 0
+    assert table.num_bytes < kept

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from rayrec.embeddings.config import AdmissionConfig, TableConfig
+from rayrec.embeddings.config import AdmissionConfig, EvictionConfig, TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.table.table import EmbeddingTable
@@ -67,3 +67,72 @@ def test_what_more_ids_will_take_is_foretold(min_sightings):
             table.apply(ids_M, np.zeros((num_more, 4), np.float32), step)
             assert table.num_bytes <= foretold
         first += num_more
+
+
+@pytest.mark.parametrize("eviction", [{"max_rows_per_bucket": 1}, {"max_age_steps": 1}])
+def test_an_eviction_takes_no_more_than_was_foretold(eviction):
+    config = ITEMS.model_copy(update={"eviction": EvictionConfig(every_steps=4, **eviction)})
+
+    def filled() -> EmbeddingTable:
+        table = EmbeddingTable(config)
+        ids_M = np.arange(300_000)
+        table.apply(ids_M, np.ones((len(ids_M), 4), np.float32), 0)
+        return table
+
+    filled().evict(3)  # compiles
+    table = filled()
+    before, foretold = table.num_bytes, table.evicting_bytes(0)
+
+    tracemalloc.start()
+    table.evict(3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert table.num_rows < 100_000
+    assert peak <= foretold
+    assert table.num_bytes <= before + foretold
+
+
+def test_rows_leave_room_for_their_eviction():
+    evicted = ITEMS.model_copy(update={"eviction": EvictionConfig(max_age_steps=1000)})
+
+    def most_rows(config: TableConfig) -> int:
+        shard = EmbeddingShard([config], shard=0, num_trainers=1, memory_limit=2**20)
+        for step in range(1000):
+            try:
+                shard.apply(UpdateTag(0, step, 0), update(items=range(100 * step, 100 * step + 100)))
+            except MemoryError:
+                break
+        stats = shard.stats()
+        reserve = 0 if config.eviction is None else 96 * stats.num_rows["items"]
+        assert stats.num_bytes + reserve <= 2**20
+        return stats.num_rows["items"]
+
+    assert 1000 < most_rows(evicted) < most_rows(ITEMS)
+
+
+def test_what_is_kept_for_a_snapshot_counts_and_new_rows_wait_until_it_is_written():
+    ids = range(2000)
+    free = EmbeddingShard([ITEMS], shard=0, num_trainers=1)
+    free.apply(UpdateTag(0, 0, 0), update(items=ids))
+    limit = free.stats().num_bytes + 40_000
+    shard = EmbeddingShard([ITEMS], shard=0, num_trainers=1, memory_limit=limit)
+    shard.apply(UpdateTag(0, 0, 0), update(items=ids))
+    shard.begin_snapshot(0)
+    parts = shard.export_snapshot("items", 0)
+    next(parts)
+    shard.apply(UpdateTag(0, 1, 0), update(items=ids))  # all of them are kept
+    assert shard._snapshot_bytes > 0
+    waited = []
+
+    def write(is_room, timeout_s):
+        waited.append(is_room())
+        rows = sum(len(part.ids_M) for part in parts)
+        waited.append((rows, is_room()))
+        return True
+
+    shard._lock.hold_up = write
+    shard.apply(UpdateTag(0, 2, 0), update(items=range(2000, 2300)))
+
+    assert waited == [False, (2000, True)]
+    assert shard.stats().num_bytes <= limit

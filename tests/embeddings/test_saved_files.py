@@ -91,9 +91,4 @@ def test_a_writer_that_was_given_up_does_not_end_the_file_of_the_next(tmp_path):
     new.write(b"the new one")
     assert new.finish(since=None).checksum == checksum_file(folder / "a")
     assert (folder / "a").read_bytes() == b"half of the new one"
-
-    late = WrittenFile(folder / "a")
-    with pytest.raises(OSError, match="belongs to another attempt"):
-        late.finish(since=None)
-    late.remove_unfinished()
     assert [path.name for path in folder.iterdir()] == ["a"]

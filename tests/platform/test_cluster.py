@@ -1,3 +1,4 @@
+import signal
 import socket
 
 import pytest
@@ -145,3 +146,15 @@ def test_a_cluster_without_cpus_is_told_to_get_a_node(monkeypatch):
 
     with pytest.raises(InputError, match=r"need 3 CPUs and the Ray cluster has none.*ray start --address"):
         cluster._check_capacity(3.0)
+
+
+def test_the_handler_of_a_command_stays_where_ray_puts_its_own_below_it(monkeypatch):
+    """Ray's prints a trace of C++ and aborts, and run.json goes on saying that the run is running."""
+    installed = []
+    monkeypatch.setattr(cluster.signal, "signal", lambda number, handler: installed.append(handler))
+
+    cluster._keep_handler(signal.SIGTERM, signal.default_int_handler)
+    cluster._keep_handler(signal.SIGTERM, signal.SIG_DFL)
+    cluster._keep_handler(signal.SIGTERM, None)
+
+    assert installed == [signal.default_int_handler]

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rayrec.pipelines.runs.accepted_files import AcceptedFiles
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.base.intervals import Interval
@@ -105,6 +106,35 @@ def test_a_restored_plan_reads_the_same_rows_in_the_same_steps(tmp_path):
     theirs, ours = read(again, range(1, 6)), read(plan, range(1, 6))
     assert theirs.row_keys_B.tolist() == ours.row_keys_B.tolist()
     assert theirs.rows.equals(ours.rows)
+
+
+def test_what_was_accepted_is_hashed_and_written_down_once(tmp_path, monkeypatch):
+    """A snapshot and an arrival cost more with every file that a run had ever accepted."""
+    plan = None
+    for name in "abcd":
+        write_log(tmp_path / "log", {f"{name}.parquet": 3})
+        plan = plan or follow(tmp_path / "log")
+        plan.refresh()
+    positions = [plan.position(step) for step in range(5)]
+    assert [plan.position(step) for step in (3, 0, 4, 1, 2)] == [positions[step] for step in (3, 0, 4, 1, 2)]
+    assert restored(plan, tmp_path / "log", next_step=0).position(4) == positions[4]
+
+    accepted = AcceptedFiles(tmp_path)
+    accepted.keep(plan)
+    asked, segments_to_json = [], plan.segments_to_json
+
+    def counted(first):
+        asked.append(first)
+        return segments_to_json(first)
+
+    monkeypatch.setattr(plan, "segments_to_json", counted)
+    accepted.keep(plan)
+    write_log(tmp_path / "log", {"e.parquet": 3})
+    plan.refresh()
+    accepted.keep(plan)
+
+    assert asked == [4]
+    assert len(AcceptedFiles(tmp_path).state_since(None)["segments"]) == 5
 
 
 def test_a_file_copied_back_is_the_same_file(tmp_path):

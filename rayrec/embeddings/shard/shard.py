@@ -679,9 +679,22 @@ class EmbeddingShard:
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.tables and snapshot.step == self._committed_step:
             snapshot.tables = {
-                name: table.begin_snapshot(snapshot.step, self._wait_for_writer)
+                name: table.begin_snapshot(snapshot.step, self._wait_for_writer, self._snapshot_room(name))
                 for name, table in self._tables.items()
             }
+
+    def _snapshot_room(self, name: str) -> int | None:
+        """Bytes within the limit for what is kept of a table while a snapshot is written."""
+        if self._memory_limit is None:
+            return None
+        held = {name: table.num_bytes for name, table in self._tables.items()}
+        room = max(0, self._memory_limit - sum(held.values()))
+        return room * held[name] // max(1, sum(held.values()))
+
+    @property
+    def _snapshot_bytes(self) -> int:
+        tables = {} if self._snapshot is None else self._snapshot.tables
+        return sum(table.num_bytes for table in tables.values())
 
     def _end_snapshot(self, why: str) -> None:
         """With the lock held."""
@@ -739,11 +752,15 @@ class EmbeddingShard:
         if self._memory_limit is None:
             return
         num_more = {name: len(ids.get(name, ())) for name in self._tables}
-        if self._bytes_after(num_more) <= self._memory_limit:
+        if self._bytes_after(num_more) + self._snapshot_bytes <= self._memory_limit:
             return  # even if every id were new: most steps need not look for their ids
         num_more |= {name: self._tables[name].num_missing(ids_M) for name, ids_M in ids.items()}
         needed = self._bytes_after(num_more)
-        if needed <= self._memory_limit:
+        limit = self._memory_limit
+        if needed + self._snapshot_bytes > limit and self._snapshot_bytes:
+            # New rows are not refused for a snapshot's sake: it is written first, or given up.
+            self._wait_for_writer(lambda: needed + self._snapshot_bytes <= limit)
+        if needed + self._snapshot_bytes <= limit or not any(num_more.values()):
             return
         fullest = max(num_more, key=lambda name: self._tables[name].bytes_after(num_more[name]))
         table = self._tables[fullest]
@@ -755,4 +772,8 @@ class EmbeddingShard:
         )
 
     def _bytes_after(self, num_more: Mapping[str, int]) -> int:
-        return sum(self._tables[name].bytes_after(more) for name, more in num_more.items())
+        """What the tables hold then, and what an eviction may take beside them."""
+        held = sum(self._tables[name].bytes_after(more) for name, more in num_more.items())
+        return held + max(
+            (self._tables[name].evicting_bytes(more) for name, more in num_more.items()), default=0
+        )

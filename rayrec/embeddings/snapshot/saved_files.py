@@ -83,12 +83,12 @@ class WrittenFile:
         """Wait until the file is on disk, and give it its name.
 
         Raises:
-            OSError: the disk fails; or the folder was deleted or taken by another writer meanwhile.
+            OSError: the disk fails; or the folder was deleted meanwhile, since another attempt has begun.
         """
         self._write_waiting()
         os.fsync(self._descriptor)
         self._close()
-        if self._path.exists() or not self._unfinished.exists():
+        if not self._unfinished.exists():
             raise OSError(
                 errno.ESTALE,
                 "the folder belongs to another attempt to write the snapshot; this one was given up",

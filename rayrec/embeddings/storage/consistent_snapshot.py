@@ -103,6 +103,11 @@ class ConsistentSnapshot:
         self._ended: Exception | None = None
 
     @property
+    def num_bytes(self) -> int:
+        """Memory of the buffer."""
+        return self._buffer.num_bytes
+
+    @property
     def num_buffered(self) -> int:
         """Records in the buffer now."""
         return len(self._buffer)

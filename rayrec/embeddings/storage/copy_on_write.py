@@ -50,6 +50,11 @@ class CopyOnWriteBuffer:
     def __len__(self) -> int:
         return self._num_entries - self._num_free
 
+    @property
+    def num_bytes(self) -> int:
+        """Of all entries that were in use at once: their memory is used again, and not given back before."""
+        return (4 * self._num_words + ENTRY_BYTES) * self._num_entries
+
     def add(self, ids_K: Int64Array) -> Int64Array:
         """[K] entries for records of these ids, which the caller writes to `records`.
 

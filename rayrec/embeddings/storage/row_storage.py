@@ -15,6 +15,9 @@ from rayrec.embeddings.storage.index import MISSING, IdIndex, IdMap
 from rayrec.embeddings.storage.records import Records
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 
+SCANNED_ROWS, BUCKET_PARTS = 65_536, 8
+"""Rows that are looked at at once where their order does not matter; and the number of parts where they come
+by whole buckets, each of which takes a pass over the index."""
 _PART_ROWS = 65_536
 """Rows that are copied at once: a row group of a snapshot."""
 
@@ -224,12 +227,16 @@ class MemoryRows:
         self._index.reserve(num_new)
 
     def scan(self) -> Iterator[RowsPart]:
-        return self.parts(ordered=False)
+        ids_M, rows_M = self._index.items()
+        for first in range(0, max(1, len(ids_M)), SCANNED_ROWS):
+            part = slice(first, first + SCANNED_ROWS)
+            yield RowsPart(ids_M[part], self.records, rows_M[part])
 
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
         if not ordered:
-            ids_M, rows_M = self._index.items()
-            yield RowsPart(ids_M, self.records, rows_M)
+            # Each part takes a pass over all slots: few of them, however many rows there are.
+            for ids_K, _ in self._index.by_bucket(max(SCANNED_ROWS, len(self) // BUCKET_PARTS)):
+                yield self._part(ids_K)
             return
         ids_M = np.empty(0, dtype=np.int64)
         for ids_K, _ in self._index.by_bucket(_PART_ROWS):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayrec.embeddings.base.layout import NEVER
 from rayrec.embeddings.base.routing import bucket_of
 from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
@@ -92,6 +93,8 @@ class Tombstones:
         """Step by id; none where nothing was ever evicted."""
         self.snapshot: ConsistentSnapshot | None = None
         """What is told of every change before it is made."""
+        self._newest = NEVER
+        """Step of the last eviction that is remembered."""
 
     @property
     def ids(self) -> IdMap:
@@ -110,10 +113,17 @@ class Tombstones:
         """Remember what this step gave up, and no longer what is too old."""
         self._put(Evicted(ids_V, np.full(len(ids_V), step, dtype=np.int32)))
         if self._steps is not None:
+            # Pass over all of them: not at every step, which would cost more than what it saves.
             ids_V, steps_V = self._steps.items()
             old_V = ids_V[step - steps_V > self._remember_steps]
             self._keep(old_V)
             self._steps.remove(old_V)
+
+    def forget_all_old(self, step: int) -> None:
+        """Once the newest is too old, give back the memory of all: an index does not shrink by itself."""
+        if self._steps is not None and step - self._newest > self._remember_steps:
+            self._keep(self._steps.items()[0])
+            self._steps = None
 
     def forget(self, ids_M: Int64Array) -> None:
         """These ids have rows again."""
@@ -156,6 +166,7 @@ class Tombstones:
 
     def _put(self, evicted: Evicted) -> None:
         if len(evicted):
+            self._newest = int(evicted.steps_V.max())
             self._steps = self._steps or IdMap(len(evicted))
             self._steps.assign(evicted.ids_V, evicted.steps_V.astype(np.int64))
 

@@ -32,6 +32,8 @@ from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 
+_EVICTING = 96
+"""Bytes per row: tombstones of all (27 to 54), free rows (16), and choosing, an eighth at a time (15)."""
 _LEAST_GIVEN_UP, _GIVEN_UP_SHARE = 65_536, 4
 """Most ids of which is known that their rows were given up: so many, or a quarter of the rows. A snapshot of
 what has changed since is not worth it beyond."""
@@ -73,6 +75,11 @@ class TableSnapshot:
     def end(self, error: Exception) -> None:
         for snapshot in (self.rows, self.sighted, self.evicted):
             snapshot.end(error)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is kept for it."""
+        return self.rows.num_bytes + self.sighted.num_bytes + self.evicted.num_bytes
 
 
 @dataclass(frozen=True)
@@ -275,14 +282,20 @@ class EmbeddingTable:
         for piece in self._rows.pieces(len(ids_M)):
             self._apply_piece(ids_M[piece], self._rows.find(ids_M[piece]), grads_MD[piece], step)
 
+    def evicting_bytes(self, num_more: int) -> int:
+        """Most that an eviction takes on the way, when so many more ids have rows, beside `num_bytes`."""
+        return 0 if self.config.eviction is None else _EVICTING * (self.num_rows + num_more)
+
     def evict(self, step: int) -> None:
         """Give up the rows that the config wants given up when this step commits."""
         self._sightings.forget(step)
+        self._tombstones.forget_all_old(step)
         if self.config.eviction is None or not self.config.eviction.is_due(step):
             return
         found = []
         eviction = self.config.eviction
         by_bucket = eviction.max_rows_per_bucket is not None
+        # In parts: to choose takes 113 bytes for each row that is looked at.
         for ids_M, records, rows_M in self._rows.parts(ordered=False) if by_bucket else self._rows.scan():
             stamps_M2 = self._ops.stamps(records, rows_M)
             victims_M = choose_victims(eviction, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step)
@@ -341,17 +354,20 @@ class EmbeddingTable:
             )
             sighted, evicted = Sighted.nothing(), Evicted.nothing()
 
-    def begin_snapshot(self, step: int, wait: Wait) -> TableSnapshot:
+    def begin_snapshot(self, step: int, wait: Wait, most_bytes: int | None = None) -> TableSnapshot:
         """Begin a snapshot of what the table holds now; `snapshot_parts` reads it, `end_snapshot` ends it.
 
         Args:
             step: that was committed last.
             wait: as for `ConsistentSnapshot`.
+            most_bytes: of what is kept of rows that change, if that is less than what is usual.
         """
         assert self._snapshot is None, f"{self.config.name!r}: there is a snapshot already"
 
         def snapshot_of(source: SnapshotSource, num_bytes: int) -> ConsistentSnapshot:
-            return ConsistentSnapshot(source, step, max_buffer_bytes(num_bytes), wait)
+            usual = max_buffer_bytes(num_bytes)
+            most = usual if most_bytes is None else min(usual, most_bytes)
+            return ConsistentSnapshot(source, step, most, wait)
 
         self._snapshot = TableSnapshot(
             step,

@@ -49,16 +49,15 @@ class AcceptedFiles:
 
     def keep(self, plan: FollowedPlan) -> None:
         """Write down what the plan has accepted; on disk when this returns."""
-        head = plan.to_json()
-        segments = head.pop("segments")
-        del head["unreadable"]
+        # Only what is new is looked at: the training loop waits for this, however many files there have been.
         if self._num_kept is None:
-            write_atomically(self._path, b"".join(_line(one) for one in [head, *segments]))
-        elif len(segments) > self._num_kept:
+            lines = [plan.head_to_json(), *plan.segments_to_json(0)]
+            write_atomically(self._path, b"".join(_line(one) for one in lines))
+        elif plan.num_segments > self._num_kept:
             with open(self._path, "ab") as file:
-                file.writelines(_line(one) for one in segments[self._num_kept :])
+                file.writelines(_line(one) for one in plan.segments_to_json(self._num_kept))
             sync(self._path)
-        self._num_kept = len(segments)
+        self._num_kept = plan.num_segments
 
     def _lines(self) -> list[dict[str, Any]]:
         if not self._path.exists():

@@ -114,6 +114,8 @@ class FollowedPlan:
         if settings.batching.length_of is not None:
             needed.add(settings.batching.length_of)
         self._needed = columns_of(schema, sorted(needed), self._folder.url)
+        self._hashed: tuple[int, Any] = (0, self._order_begun())
+        """A number of segments, and the hash of their order that more are added to."""
 
     def refresh(self) -> int:
         """Accept what has been completed since; returns the number of new steps.
@@ -202,16 +204,19 @@ class FollowedPlan:
         if segment == len(self._first_steps) or self._first_steps[segment] != step:
             segment, index = self.locate(step)
         rows = int(self._epoch_plan(segment).cuts_S1[index]) if index else 0
-        return ReadPosition(segment, rows, self._order_of(self._segments[: segment + (index > 0)]))
+        return ReadPosition(segment, rows, self._order_after(segment + (index > 0)))
 
     def to_json(self) -> dict[str, Any]:
         """All that `restore` needs to read the same rows in the same steps."""
-        return {
-            "format": FORMAT,
-            "order": self._order_settings(),
-            "segments": [asdict(segment) for segment in self._segments],
-            "unreadable": self.unreadable,
-        }
+        return {**self.head_to_json(), "segments": self.segments_to_json(0), "unreadable": self.unreadable}
+
+    def head_to_json(self) -> dict[str, Any]:
+        """How rows are put in order: what stays while the folder grows."""
+        return {"format": FORMAT, "order": self._order_settings()}
+
+    def segments_to_json(self, first: int) -> list[dict[str, Any]]:
+        """The segments from one on, in the order of their acceptance."""
+        return [asdict(segment) for segment in self._segments[first:]]
 
     @classmethod
     def restore(
@@ -365,9 +370,21 @@ class FollowedPlan:
                     f"{value}: rows would be read twice, or never; continue it with its first settings"
                 )
 
-    def _order_of(self, segments: Sequence[FileSegment]) -> str:
-        digest = hashlib.sha256(json.dumps(self._order_settings(), sort_keys=True).encode())
-        for segment in segments:
+    def _order_after(self, num_segments: int) -> str:
+        """Hash of the order of rows in the first so many segments.
+
+        Every snapshot asks for it, of the segments until then. What was hashed is not hashed again, or a
+        snapshot would take longer with every file that was ever accepted.
+        """
+        num_hashed, digest = self._hashed
+        if num_hashed > num_segments:  # a position that has been passed
+            num_hashed, digest = 0, self._order_begun()
+        digest = digest.copy()
+        for segment in self._segments[num_hashed:num_segments]:
             files = [(file.name, file.size, file.footer) for file in segment.files]
             digest.update(repr(files).encode())
+        self._hashed = num_segments, digest
         return digest.hexdigest()
+
+    def _order_begun(self) -> Any:
+        return hashlib.sha256(json.dumps(self._order_settings(), sort_keys=True).encode())
