@@ -28,6 +28,7 @@ from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.compilation import CompileService
 from rayrec.serve.engine.current import CurrentService, Service
 from rayrec.serve.engine.following import VersionFollower
+from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.request_log import RequestLog
@@ -95,6 +96,9 @@ def load_api(
     if config.events is not None:
         intake = EventIntake.open(config.events, lambda: opened.service.pinned.dataset)
         opened.build.user_state = opened.first.user_state = intake.state
+    lists = None
+    if config.lists is not None or (config.num_replicas == 1 and config.services is None):
+        lists = opened.build.item_lists = opened.first.item_lists = ItemLists(config.lists)
     request_log = None if config.request_log is None else RequestLog(config.request_log, config.target)
     opened.first.warm_up()
     opened.first.check_answers()
@@ -126,6 +130,7 @@ def load_api(
         request_log,
         on_close,
         None if opened.follower is None else opened.follower.metrics,
+        lists,
     )
 
 
@@ -204,6 +209,7 @@ class _Builder:
 
     def __init__(self, config: ServeConfig, device: str | None, ranker_of: RankerOf | None) -> None:
         self.user_state: UserState | None = None
+        self.item_lists: ItemLists | None = None
         self._config, self._ranker_of = config, ranker_of
         self._scorer: Scorer | None = None
         if (ranking := config.ranking) is not None:
@@ -232,5 +238,5 @@ class _Builder:
             assert self._config.ranking is not None
             stage = RankingStage(recommender, self._scorer, self._config.ranking)
         service = RecommendationService(recommender, self._config.max_k, stage, before)
-        service.user_state = self.user_state
+        service.user_state, service.item_lists = self.user_state, self.item_lists
         return service
