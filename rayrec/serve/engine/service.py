@@ -426,6 +426,10 @@ class RecommendationService:
                 query, ignored = self._of_history(request, request.history)
             else:
                 query, ignored = self._of_user(request, recent or {}), []
+        except RefusedRequestError as error:
+            # Without the frames it came through, which have the model: futures keep their errors.
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
         except Exception as error:  # of this request alone, whatever it is
             return error
         has_something = len(query.history_ids) > 0 or "trigger_item" in instruction

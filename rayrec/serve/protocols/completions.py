@@ -51,7 +51,8 @@ MAX_LOGPROBS = 5
 
 _NO_DRAWING = "the most probable items are found and none is drawn"
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    "temperature": ((0,), _NO_DRAWING),
+    # 1 is the API's own default, which clients send without meaning anything by it.
+    "temperature": ((0, 1), _NO_DRAWING),
     "top_p": ((1,), _NO_DRAWING),
     "presence_penalty": ((0,), _NO_DRAWING),
     "frequency_penalty": ((0,), _NO_DRAWING),
