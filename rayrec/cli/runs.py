@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayrec.cli.app import app
-from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
+from rayrec.platform.console import Answer, command, log, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size
 
@@ -419,6 +419,14 @@ def recommend_command(
     trigger_item: Annotated[
         str | None, typer.Option(help="Id of the item that the user is looking at, likewise.")
     ] = None,
+    allow: Annotated[
+        list[str] | None, typer.Option(help="Item that may be recommended, and no others; several times.")
+    ] = None,
+    deny: Annotated[list[str] | None, typer.Option(help="Item that may not; several times.")] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(help="COLUMN=VALUE that items of the catalog have; one of several values of a column."),
+    ] = None,
     snapshot: WhichOption = "best",
     data: DataOption = None,
     ranker: RankerOption = None,
@@ -432,6 +440,7 @@ def recommend_command(
 
     check_run(run)
     ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
+    from rayrec.pipelines.inference.item_filter import FilterMasks, ItemFilter
     from rayrec.pipelines.inference.ranking_stage import RankingStage
     from rayrec.pipelines.inference.recommender import Recommender
 
@@ -444,7 +453,18 @@ def recommend_command(
     wanted = recommender.instruction_of(
         {"scenario": scenario, "behavior": behavior, "trigger_item": trigger_item}
     )
-    (answer,) = (stage or recommender).answer([replace(query, instruction=wanted)], k)
+    allowed_I = None
+    if allow or deny or where:
+        values: dict[str, list[str]] = {}
+        for each in where or []:
+            column, sign, value = each.partition("=")
+            if not sign:
+                raise InputError(f"--where {each}: expected COLUMN=VALUE")
+            values.setdefault(column, []).append(value)
+        kept = ItemFilter(tuple(allow) if allow else None, tuple(deny or ()), where=values)
+        allowed_I = FilterMasks(dataset).mask(kept)
+    asked = replace(query, instruction=wanted, allowed_I=allowed_I)
+    (answer,) = (stage or recommender).answer([asked], k)
     recommendations = answer.items
     history_ids = query.history_ids
     watched = [
@@ -461,4 +481,7 @@ def recommend_command(
             cells += [f"{figure:.3f}" for figure in figures]
         table.add_row(*cells)
     out.print(table)
+    if allowed_I is not None and len(recommendations) < k:
+        num_left = int(allowed_I.sum())
+        log.print(f"{len(recommendations)} of {k} items: --allow, --deny and --where leave {num_left:,}")
     return {"user": user, "items": [asdict(item) for item in recommendations]}

@@ -85,6 +85,12 @@ def serve_command(
         Path | None,
         typer.Option(help="YAML file that says where events posted to /v1/events go \\[events are refused]."),
     ] = None,
+    lists: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of named lists of items that requests filter by \\[kept in memory by one process]."
+        ),
+    ] = None,
     request_log: Annotated[
         Path | None,
         typer.Option(help="YAML file that says where requests and answers are logged \\[no log]."),
@@ -127,6 +133,7 @@ def serve_command(
         "prefix_cache_mib": prefix_cache or keep_contexts or 0,
         "admission": OPEN if limits is None else AdmissionConfig.load(limits),
         "events": None if events is None else EventsConfig.load(events),
+        "lists": None if lists is None else str(lists.resolve()),
         "request_log": None if request_log is None else RequestLogConfig.load(request_log),
         "services": None if services is None else ServicesConfig.load(services),
     }

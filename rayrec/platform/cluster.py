@@ -143,9 +143,8 @@ def start_on_this_machine(**options: Any) -> None:
     left = START_TRIES
     while True:
         try:
-            # Never a cluster that happens to run on this machine. On loopback: its processes answer everybody
-            # who reaches them, with metrics among other things, and nobody else has a part in it.
-            ray.init(address="local", _node_ip_address="127.0.0.1", **options)
+            # Never a cluster that happens to run on this machine.
+            ray.init(address="local", **options)
             return
         except Exception as error:
             if options.get("include_dashboard") and "dashboard" in str(error).lower():

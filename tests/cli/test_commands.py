@@ -159,6 +159,14 @@ def test_recommending_answers_with_titles(run):
     assert len(found["items"]) == 4
 
 
+def test_recommending_what_may_be_shown_says_how_much_is_left(run, capsys):
+    found = answer("recommend", run, "--user", "u3", "--allow", "i4", "--allow", "i5", "--deny", "i5")
+    assert {item["item_key"] for item in found["items"]} <= {"i4"}
+    found = answer("recommend", run, "--user", "u3", "--where", "title=Title of i6")
+    assert {item["item_key"] for item in found["items"]} <= {"i6"}
+    assert "expected COLUMN=VALUE" in refused("recommend", run, "--user", "u3", "--where", "title")
+
+
 def test_data_that_was_moved_can_be_pointed_at(tmp_path):
     run = make_run(tmp_path)
     (tmp_path / "data").rename(tmp_path / "elsewhere")

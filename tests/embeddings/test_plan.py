@@ -138,7 +138,8 @@ def test_saving_and_loading_stay_within_the_plan(tmp_path, own_pool, num_rows):
         UpdateTag(0, 0, 0), {"items": (np.arange(num_rows), np.ones((num_rows, 32), dtype=np.float32))}
     )
     small = filled(config, 10)
-    write_table(tmp_path, config, ShardMap(1), 0, 0, small.export_parts())  # compiles and imports
+    (tmp_path / "small").mkdir()
+    write_table(tmp_path / "small", config, ShardMap(1), 0, 0, small.export_parts())  # compiles and imports
     assert own_pool.max_memory() < 0.01 * planned.extra_bytes["saving"]
     files: list[SavedFile] = []
     shard.begin_snapshot(0)

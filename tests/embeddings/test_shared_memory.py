@@ -459,6 +459,7 @@ def test_a_server_that_is_killed_is_missed_at_once_and_leaves_nothing(start_proc
     assert shared_blocks() <= before
 
 
+@pytest.mark.slow
 def test_the_server_frees_the_blocks_of_a_client_that_is_killed(served, start_process):
     (shard,) = make_shards(ITEMS, 1)
     server = served.server(answers_of(shard))

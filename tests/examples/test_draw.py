@@ -20,6 +20,7 @@ def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("run"), "prefix")
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn_of_a_run(run, tmp_path, monkeypatch, capsys):
     out = tmp_path / "picture.png"
     monkeypatch.setattr("sys.argv", ["draw.py", str(run), "--user", "u3", "--out", str(out)])

@@ -222,6 +222,7 @@ def test_defaults_of_the_one_file_trainer_are_those_of_a_run(model: str):
     # It has one way to do things.
     not_its_own = ("batch_tokens", "length_of", "min_steps_per_epoch", "init_from", *asdict(PLAIN))
     training = {key: value for key, value in of_a_run["training"].items() if key not in not_its_own}
+    assert training["optimizer"].pop("decayed") == "all"
     assert completed["training"] == training
     assert completed["model"]["backbone"] == of_a_run["model"]["backbone"]
 
@@ -317,6 +318,7 @@ def test_two_trainers_end_where_one_does_up_to_rounding(run_pipeline: RunPipelin
     assert_close(two, run_pipeline(GENERATIVE))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.contract
 def test_two_trainers_that_hold_a_part_of_the_weights_each_end_where_one_does(

@@ -160,6 +160,7 @@ def test_room_is_held_by_a_placement_group_and_given_back_when_an_attempt_fails(
     assert states() == []
 
 
+@pytest.mark.slow
 def test_a_stateless_stage_that_hangs_when_nobody_needs_it_any_more_holds_up_nobody(ray_cluster, assembly_of):
     with running_stages("idle", assembly_of(hang_timeout_s=6.0)) as stages:
         steps = TrainingPipeline(stages, QUEUE_DEPTH).run(0, 3)
@@ -170,6 +171,7 @@ def test_a_stateless_stage_that_hangs_when_nobody_needs_it_any_more_holds_up_nob
         assert stages.stats().summary()["read_busy_s"] >= 0
 
 
+@pytest.mark.slow
 def test_an_update_that_does_not_come_is_a_stage_that_hangs(ray_cluster, assembly_of):
     sentence = r"^shard 0: waited 0.5 s for step 0, .* came from trainers \[0\]"
     assembly = assembly_of(wait_timeout_s=0.5)

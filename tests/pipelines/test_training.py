@@ -271,6 +271,7 @@ def test_a_stage_that_fails_ends_the_run_with_its_own_error(tmp_path):
     assert last_snapshot(tmp_path / "run").committed_step >= json.loads(records[-1])["step"] - 1
 
 
+@pytest.mark.slow
 def test_one_of_two_trainers_that_diverges_ends_the_run(ray_cluster, interrupted, data, tmp_path):
     """Only one has the long history in its share; the other would wait for its gradients for ever."""
     run = tmp_path / "run"

@@ -114,6 +114,7 @@ def test_workers_of_their_own_make_the_same_updates_to_the_bit(supervised, coloc
         assert np.array_equal(array, expected[name]), name
 
 
+@pytest.mark.slow
 @on_ray
 def test_two_learners_are_one_up_to_rounding(supervised, colocated, tmp_path):
     train_policy(config_of(supervised, placement=placed(learners=2)), tmp_path / "run")
@@ -122,6 +123,7 @@ def test_two_learners_are_one_up_to_rounding(supervised, colocated, tmp_path):
         np.testing.assert_allclose(array, expected[name], atol=2e-4)
 
 
+@pytest.mark.slow
 @on_ray
 def test_asynchronous_rollouts_are_not_older_than_their_bound(supervised, tmp_path):
     placement = placed(kind="async", max_staleness=3, sync_every=2)

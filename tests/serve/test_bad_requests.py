@@ -79,6 +79,7 @@ def test_requests_made_by_hand_get_a_sentence(ask):
     assert {400, 404, 413, 415, 422} <= statuses
 
 
+@pytest.mark.slow
 def test_requests_that_the_schemas_forbid_get_a_sentence(ask, service):
     asked, statuses = ask
     url, _ = service

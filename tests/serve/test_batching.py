@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
@@ -339,3 +341,27 @@ def test_closing_answers_what_waits(device, start):
     assert waiting.done()
     with pytest.raises(RuntimeError, match="closed"):
         batcher.submit("b")
+
+
+def test_a_model_is_free_when_its_last_request_was_answered():
+    """Without the collector, whose oldest generation may not run for minutes."""
+
+    class Version:
+        def recommend_all(self, requests):
+            return [ValueError("refused") if each == "bad" else each for each in requests]
+
+    batcher = Batcher(lambda requests: requests, BatchCosts({1: 0.01}), 64)
+    version = Version()
+    is_there = weakref.ref(version)
+    gc.collect()
+    gc.disable()
+    try:
+        assert batcher.submit("x", compute=version.recommend_all).result(timeout=20) == "x"
+        with pytest.raises(ValueError, match="refused"):
+            batcher.submit("bad", compute=version.recommend_all).result(timeout=20)
+        batcher.submit("y").result(timeout=20)  # so that the thread has done with the batch before
+        del version
+        assert is_there() is None
+    finally:
+        gc.enable()
+        batcher.close()

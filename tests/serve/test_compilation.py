@@ -86,6 +86,7 @@ def assert_alike(one: list[list[tuple[str, float]]], other: list[list[tuple[str,
         np.testing.assert_allclose([s for _, s in row], [s for _, s in other_row], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_programs_are_there_before_requests_and_rank_as_the_model_does(compiled, run):
     service, _, recommender, before = compiled

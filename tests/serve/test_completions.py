@@ -151,7 +151,7 @@ def test_while_popular_items_answer_there_are_no_completions_and_that_is_nobodys
 def test_values_that_change_nothing_are_taken(client):
     client.completions.create(
         **WANTED,
-        temperature=0,
+        temperature=1.0,  # which clients send where nobody has said anything
         top_p=1.0,
         presence_penalty=0,
         frequency_penalty=0.0,

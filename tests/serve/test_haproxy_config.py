@@ -420,3 +420,10 @@ def test_haproxy_ends_with_the_process_that_started_it(tmp_path):
         os.kill(parent.pid, signal.SIGKILL)
         # The end of the pipe: nobody holds it open any more, so the one that was started is gone, too.
         assert parent.stdout.read() == ""
+
+
+def test_headers_have_to_come_in_time(config_file):
+    """After Serve's own settings, of which the last one counts."""
+    lines = [line.strip() for line in rewritten(config_file.read_text(), PLAIN, MOST).splitlines()]
+
+    assert lines.index("timeout http-request 10s") > lines.index("frontend http_frontend")

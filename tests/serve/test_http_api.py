@@ -34,6 +34,7 @@ def test_answer_is_what_the_page_promises(client):
         "ignored_items": ["nosuch"],
         "unread_events": 0,
         "model": {"run": "films", "step": 100, "version": None},
+        "allowed_items": None,
         "ranker": None,
         "degraded": [],
     }
@@ -62,7 +63,7 @@ def test_health_says_which_model_is_ready(client):
         (
             {"histroy": []},
             "histroy: unknown field; known are user_id, history, timestamps, row, instruction, k, "
-            "exclude_seen, rank",
+            "exclude_seen, filter, rank",
         ),
         (
             {"instruction": {"mood": "x"}},

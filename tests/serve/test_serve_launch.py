@@ -136,6 +136,7 @@ def test_a_serve_that_runs_has_to_have_the_tls_that_is_wanted():
 KERAS = {"name": "keras", "builder": "tests.models.keras.networks:mlp", "dim": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize("model", [None, pytest.param(KERAS, marks=needs_tensorflow, id="keras")])

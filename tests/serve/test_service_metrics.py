@@ -87,6 +87,7 @@ def test_services_in_one_process_do_not_mix():
     assert requests(samples_of(second), "/v1/recommend", 200) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_rays_metrics_have_the_same_names_behind_its_own_prefix():

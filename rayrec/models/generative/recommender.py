@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rayrec.models.decoding.beam import BeamResult, beam_search
-from rayrec.models.decoding.leaf_filter import LeafFilter
+from rayrec.models.decoding.leaf_filter import ItemSets, LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution, Step
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import Context, GenerativeBackbone
@@ -101,14 +101,24 @@ class GenerativeRecommender(SequenceModel):
         return step
 
     def recommend(
-        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
+        self,
+        batch: TensorBatch,
+        k: int,
+        excluded_BE: Tensor | None,
+        max_beams: int | None = None,
+        allowed: ItemSets | None = None,
     ) -> TopItems:
         context = self._context(batch)
         width = self.num_beams(k, max_beams)
         # A row is decoded alike whatever the rows beside it: all have one width, and rows do not mix.
         size = max(1, MAX_LOGITS // (width * max(self._trie.num_codes)))
         found = [
-            self._search(context.some_rows(rows), width, None if excluded_BE is None else excluded_BE[rows])
+            self._search(
+                context.some_rows(rows),
+                width,
+                None if excluded_BE is None else excluded_BE[rows],
+                None if allowed is None else allowed.some_rows(rows),
+            )
             for rows in (slice(first, first + size) for first in range(0, len(context), size))
         ]
         items_BW = torch.cat([part.items_BW for part in found])
@@ -129,6 +139,10 @@ class GenerativeRecommender(SequenceModel):
         wanted = self.beam_width if max_beams is None else min(self.beam_width, max_beams)
         return max(wanted, k)
 
-    def _search(self, context: Context, width: int, excluded_BE: Tensor | None) -> BeamResult:
-        leaf_filter = None if excluded_BE is None else LeafFilter.excluding(self.trie, excluded_BE)
+    def _search(
+        self, context: Context, width: int, excluded_BE: Tensor | None, allowed: ItemSets | None = None
+    ) -> BeamResult:
+        if excluded_BE is None and allowed is not None:
+            excluded_BE = torch.full_like(allowed.set_B[:, None], -1)
+        leaf_filter = None if excluded_BE is None else LeafFilter.excluding(self.trie, excluded_BE, allowed)
         return beam_search(self.distribution(context, leaf_filter, renormalized=False), width)

@@ -107,6 +107,15 @@ class DenseProgram(Protocol):
         """
 
 
+class AllowedItems(NamedTuple):
+    """Which items each row may be given; see `models.decoding.leaf_filter.ItemSets`."""
+
+    mask_SI: np.ndarray
+    """[S, I] bool, by set and catalog position."""
+    set_B: np.ndarray
+    """[B] int64 the set of each row."""
+
+
 class RankedItems(NamedTuple):
     """Best items of each row, best first; see `models.sequence_model.TopItems`."""
 

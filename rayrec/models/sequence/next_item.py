@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.base.distinct_rows import rows_of_ids
+from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.sequence.backbones.history import HistoryReader, contexts, last_contexts
 from rayrec.models.sequence.item_losses import ItemLoss
 from rayrec.models.sequence.sequence_model import SequenceModel, TopItems, top_items
@@ -40,10 +41,15 @@ class NextItemModel(SequenceModel):
         return self.item_loss(context_ND, self, batch)
 
     def recommend(
-        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
+        self,
+        batch: TensorBatch,
+        k: int,
+        excluded_BE: Tensor | None,
+        max_beams: int | None = None,
+        allowed: ItemSets | None = None,
     ) -> TopItems:
         context_BD = self._over_temperature(last_contexts(self.backbone, self.embed_history(batch), batch))
-        return top_items(context_BD @ self.catalog().T, k, excluded_BE)
+        return top_items(context_BD @ self.catalog().T, k, excluded_BE, allowed)
 
     def targets(self, batch: TensorBatch) -> Tensor:
         """[N, D] what the items that follow are scored by."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
@@ -44,13 +45,19 @@ class SequenceModel(nn.Module, ABC):
 
     @abstractmethod
     def recommend(
-        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
+        self,
+        batch: TensorBatch,
+        k: int,
+        excluded_BE: Tensor | None,
+        max_beams: int | None = None,
+        allowed: ItemSets | None = None,
     ) -> TopItems:
         """The k best next items of each row.
 
         Args:
             excluded_BE: [B, E] catalog positions never to return, padded with -1.
             max_beams: beams at most, as far as k allows; of no effect on a model without.
+            allowed: what may be returned; None: the catalog.
         """
 
     def use_prefix_cache(self, max_bytes: int) -> CacheMetrics | None:
@@ -66,8 +73,12 @@ class SequenceModel(nn.Module, ABC):
         raise AssertionError(f"{type(self).__name__} recommends without the rows of the catalog")
 
 
-def top_items(scores_BI: Tensor, k: int, excluded_BE: Tensor | None) -> TopItems:
+def top_items(
+    scores_BI: Tensor, k: int, excluded_BE: Tensor | None, allowed: ItemSets | None = None
+) -> TopItems:
     """Take the k best of a score for every item; k columns, also where there are fewer items."""
+    if allowed is not None:
+        scores_BI = scores_BI.masked_fill(~allowed.mask_BI, -torch.inf)
     if excluded_BE is not None:
         # Padding goes to an extra column that is cut off again.
         mask_BI = torch.zeros(

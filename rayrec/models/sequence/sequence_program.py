@@ -11,8 +11,9 @@ import torch
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.program.flops import ModelFlops
-from rayrec.models.program.program import Placement, RankedItems, Rows, SumOverTrainers
+from rayrec.models.program.program import AllowedItems, Placement, RankedItems, Rows, SumOverTrainers
 from rayrec.models.program.torch_program import TorchProgram
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_model import SequenceModel
@@ -86,13 +87,18 @@ class SequenceProgram(TorchProgram):
         k: int,
         excluded_BE: np.ndarray | None,
         max_beams: int | None = None,
+        allowed: AllowedItems | None = None,
     ) -> RankedItems:
-        """As `RecommendingProgram.recommend`, with at most so many beams as far as k allows."""
+        """As `RecommendingProgram.recommend`, with at most so many beams as far as k allows.
+
+        Args:
+            allowed: what may be recommended; None: the catalog.
+        """
         empty_B = np.diff(features.offsets_B1) == 0
         if empty_B.all():
             shape = (len(empty_B), k)
             return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
-        if self.compiled is not None:
+        if self.compiled is not None and allowed is None:  # programs have no input for it
             ranked = self.compiled.recommend(features, rows, k, excluded_BE, max_beams)
             if ranked is not None:
                 ranked.items_BK[empty_B], ranked.scores_BK[empty_B] = -1, -np.inf
@@ -100,7 +106,11 @@ class SequenceProgram(TorchProgram):
         batch = self._batch(features, rows, training=False)
         self._begin_inference()
         excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
-        ranking = self.model.recommend(batch, k, excluded, max_beams)
+        sets = None
+        if allowed is not None:
+            mask_SI, set_B = (torch.as_tensor(each, device=self._device) for each in allowed)
+            sets = ItemSets(mask_SI, set_B)
+        ranking = self.model.recommend(batch, k, excluded, max_beams, sets)
         items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
         items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
         return RankedItems(items_BK, scores_BK)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rayrec.models.program.program import RankedItems, Rows
+from rayrec.models.program.program import AllowedItems, RankedItems, Rows
 from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.models.sequence.sequence_program import SequenceProgram, build_model
 from rayrec.pipelines.inference.loading import TrainedModel
@@ -30,6 +30,7 @@ class ItemRanker(Protocol):
         k: int,
         excluded_BE: Int64Array | None,
         max_beams: int | None = None,
+        allowed: AllowedItems | None = None,
     ) -> RankedItems:
         """As `SequenceProgram.recommend`."""
         ...

@@ -13,7 +13,7 @@ import torch
 
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
-from rayrec.models.program.program import RankedItems
+from rayrec.models.program.program import AllowedItems, RankedItems
 from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
@@ -21,7 +21,7 @@ from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalog, ite
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.tasks.instructions import instruction_of
 from rayrec.pipelines.tasks.next_item import NextItemTask
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.devices import get_device
 from rayrec.platform.event_labels import UNKNOWN, Label, Part
 from rayrec.samples.base.batches import FeatureBatch, SampleBatch
@@ -69,6 +69,9 @@ class Query:
     missing, nothing is known."""
     instruction: Mapping[Part, int] = field(default_factory=dict)
     """What is wanted, as `Recommender.instruction_of` has it."""
+    allowed_I: BoolArray | None = None
+    """What may be recommended, by catalog position; None: everything. Queries that share an array are
+    answered with one."""
     is_prepared: bool = False
     """The operations of the run made this history; they do not run on it again."""
 
@@ -213,10 +216,17 @@ class Recommender:
         return self._rank(features, k, self.seen(samples) if exclude_seen else None)
 
     def _rank(
-        self, features: FeatureBatch, k: int, seen_BE: Int64Array | None, max_beams: int | None = None
+        self,
+        features: FeatureBatch,
+        k: int,
+        seen_BE: Int64Array | None,
+        max_beams: int | None = None,
+        allowed: AllowedItems | None = None,
     ) -> RankedItems:
         rows = self._tables.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
-        return self._ranker.recommend(features, rows, k, seen_BE, max_beams)
+        if allowed is None:
+            return self._ranker.recommend(features, rows, k, seen_BE, max_beams)
+        return self._ranker.recommend(features, rows, k, seen_BE, max_beams, allowed)
 
     def seen(self, samples: SampleBatch) -> Int64Array:
         """[B, E] catalog positions of each history's items, padded with -1."""
@@ -247,9 +257,21 @@ class Recommender:
             if (most := budget.max_events) is not None:
                 samples = self._as_samples([_newest(query, most) for query in some])
             features = self._features.ranking(samples, is_prepared)
-            ranked = self._rank(features, k, seen_BE if exclude_seen else None, budget.max_beams)
+            allowed = self._allowed(some)
+            ranked = self._rank(features, k, seen_BE if exclude_seen else None, budget.max_beams, allowed)
             answers |= zip(places, self._answers(features, seen_BE, ranked), strict=True)
         return [answers[place] for place in range(len(queries))]
+
+    def _allowed(self, queries: Sequence[Query]) -> AllowedItems | None:
+        """Sets of items, each once, and which of them each query has."""
+        if all(query.allowed_I is None for query in queries):
+            return None
+        everything_I = np.ones(len(self.dataset.items), dtype=np.bool_)
+        masks = [everything_I if query.allowed_I is None else query.allowed_I for query in queries]
+        sets = {id(mask_I): mask_I for mask_I in masks}
+        place_of = {key: place for place, key in enumerate(sets)}
+        set_B = np.array([place_of[id(mask_I)] for mask_I in masks], dtype=np.int64)
+        return AllowedItems(np.stack(list(sets.values())), set_B)
 
     def _answers(self, features: FeatureBatch, seen_BE: Int64Array, ranked: RankedItems) -> list[Answer]:
         num_read_B = np.diff(features.offsets_B1)
@@ -282,9 +304,13 @@ class Recommender:
         known = {label: codes for label, codes in labels.items() if codes is not None}
         return Query(history_ids, user_id, times, known)
 
-    def popular(self, k: int, exclude_ids: Int64Array | None = None) -> list[Recommendation]:
+    def popular(
+        self, k: int, exclude_ids: Int64Array | None = None, allowed_I: BoolArray | None = None
+    ) -> list[Recommendation]:
         """The items with most training events; what is left when nothing is known of a user."""
         counts_I, order_I = self.dataset.items.train_counts_I, self._by_popularity_I
+        if allowed_I is not None:
+            order_I = order_I[allowed_I[order_I]]
         if exclude_ids is not None:
             order_I = order_I[~np.isin(self.dataset.items.ids_I[order_I], exclude_ids)]
         return [self._describe(item, float(counts_I[item])) for item in order_I[:k].tolist()]

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import no_room
 from rayrec.samples.dataset.dataset_folder import DatasetKind, FileEntry, kind_of
 
 
@@ -47,8 +48,13 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
     After an error it is gone, and `out` is as it was.
     """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.unfinished-"))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.unfinished-"))
+    except OSError as error:
+        if (full := no_room(error, out.parent)) is not None:
+            raise full from error
+        raise
     try:
         yield draft
         draft.chmod(0o777 & ~_umask())
@@ -65,8 +71,10 @@ def whole_folder(out: Path) -> Iterator[Path]:
             shutil.rmtree(replaced)
         else:
             draft.rename(out)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(draft, ignore_errors=True)
+        if (full := no_room(error, out.parent)) is not None:
+            raise full from error
         raise
 
 

@@ -218,8 +218,10 @@ class AdmissionControl:
         num_waiting = 0
         for request in requests:
             level = self._level(num_waiting)
-            key = None if self._cache is None else key_of(request, pinned.model, pinned.ranker)
-            kept = self._kept(key) if level.takes_cached else None
+            key = None
+            if self._cache is not None and not _names_lists(request):  # which change meanwhile
+                key = key_of(request, pinned.model, pinned.ranker)
+            kept = self._kept(key) if level.takes_cached and key is not None else None
             num_waiting += kept is None
             if level != NOT_DEGRADED:
                 request = DegradedRequest.of(request, level)
@@ -288,6 +290,11 @@ class AdmissionControl:
         if answer is None:
             return None
         return answer.model_copy(update={"degraded": [*answer.degraded, "cached_answer"]})
+
+
+def _names_lists(request: RecommendRequest) -> bool:
+    wanted = request.filter
+    return wanted is not None and bool(wanted.allow_lists or wanted.deny_lists)
 
 
 def _released(release: Callable[[], None], future: Future[RecommendAnswer]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.compilation import CompileService
 from rayrec.serve.engine.current import CurrentService, Service
 from rayrec.serve.engine.following import VersionFollower
+from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.request_log import RequestLog
@@ -35,6 +36,7 @@ from rayrec.serve.events.user_state import UserState
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.web.metrics import Meter
 from rayrec.serve.web.pages import RecentActivity
+from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
 logger = logging.getLogger(__name__)
 
@@ -90,34 +92,42 @@ def load_api(
         compilation = CompileService(_folder_of(run), config.compile, config.threads)
     _spare_collector()
     opened = _open(run, config, config.device, compilation, ranker_of)
+    # What stays as long as the application has none of the first version, which others follow.
+    service, first, build, follower = opened.service, opened.first, opened.build, opened.follower
     intake = None
-    opened.build.user_state = opened.first.user_state = user_state
+    build.user_state = first.user_state = user_state
     if config.events is not None:
-        intake = EventIntake.open(config.events, lambda: opened.service.pinned.dataset)
-        opened.build.user_state = opened.first.user_state = intake.state
+        intake = EventIntake.open(config.events, lambda: service.pinned.dataset)
+        build.user_state = first.user_state = intake.state
+    lists = None
+    if config.lists is not None or (config.num_replicas == 1 and config.services is None):
+        lists = build.item_lists = first.item_lists = ItemLists(config.lists)
     request_log = None if config.request_log is None else RequestLog(config.request_log, config.target)
-    opened.first.warm_up()
-    opened.first.check_answers()
+    first.warm_up()
+    first.check_answers()
     if compilation is not None:
-        opened.first.compile(compilation)
-    costs = opened.first.measured_costs(config.max_batch, config.timeout_s / 2)
+        first.compile(compilation)
+    costs = first.measured_costs(config.max_batch, config.timeout_s / 2)
     meters = [meter, RecentActivity(ANSWERING_ROUTES)] if config.shows_page else [meter]
 
     def on_batch(num_requests: int, seconds: float) -> None:
         for each in meters:
             each.batch(num_requests, seconds)
 
-    batcher = Batcher(opened.first.recommend_all, costs, config.max_waiting, on_batch=on_batch)
+    def compute(requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
+        return service.pinned.recommend_all(requests)
+
+    batcher = Batcher(compute, costs, config.max_waiting, on_batch=on_batch)
     on_close: list[Callable[[], None]] = [gc.unfreeze, partial(sys.setswitchinterval, switch_s)]
-    if opened.follower is None:
+    if follower is None:
         _spare_collector()
     else:  # its model is replaced, and the collector has to find what is left of it
-        opened.follower.start(config.follow_every_s)
-        on_close.append(opened.follower.stop)
+        follower.start(config.follow_every_s)
+        on_close.append(follower.stop)
     if compilation is not None:
         on_close.append(compilation.close)
     return build_api(
-        opened.service,
+        service,
         batcher,
         config.timeout_s,
         config.admission,
@@ -125,7 +135,8 @@ def load_api(
         intake,
         request_log,
         on_close,
-        None if opened.follower is None else opened.follower.metrics,
+        None if follower is None else follower.metrics,
+        lists,
     )
 
 
@@ -204,6 +215,7 @@ class _Builder:
 
     def __init__(self, config: ServeConfig, device: str | None, ranker_of: RankerOf | None) -> None:
         self.user_state: UserState | None = None
+        self.item_lists: ItemLists | None = None
         self._config, self._ranker_of = config, ranker_of
         self._scorer: Scorer | None = None
         if (ranking := config.ranking) is not None:
@@ -232,5 +244,5 @@ class _Builder:
             assert self._config.ranking is not None
             stage = RankingStage(recommender, self._scorer, self._config.ranking)
         service = RecommendationService(recommender, self._config.max_k, stage, before)
-        service.user_state = self.user_state
+        service.user_state, service.item_lists = self.user_state, self.item_lists
         return service

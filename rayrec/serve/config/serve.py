@@ -70,6 +70,9 @@ class ServeConfig(Config):
     """Batches that are ranked by compiled programs; None: all are ranked eagerly."""
     events: EventsConfig | None = None
     """Where events go that are posted; None refuses them."""
+    lists: str | None = None
+    """Folder of named lists of items that filters of requests refer to, which replicas share; None: a single
+    process keeps them until it ends."""
     request_log: RequestLogConfig | None = None
     """Where requests and answers are logged; None: nowhere."""
     target: str | None = None

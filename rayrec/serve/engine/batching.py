@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from bisect import bisect_left, insort
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
@@ -142,17 +142,17 @@ class Batcher(Generic[Request, Answer]):
             self._check_room(new, now)
             insort(self._waiting, new)
             self._changed.notify()
-        future.add_done_callback(partial(self._left, new))
+        # By its number: a future keeps its callbacks, and with the entry, which has the future and the
+        # model's method, it would be a cycle that keeps a replaced model until the collector looks for it.
+        future.add_done_callback(partial(self._left, new.number))
         return future
 
-    def _left(self, gone: _Waiting[Request, Answer], future: Future[Answer]) -> None:
+    def _left(self, number: int, future: Future[Answer]) -> None:
         """One that is cancelled takes no slot of a batch any more, and no other request is refused for it."""
         if not future.cancelled():
             return
         with self._changed:
-            index = bisect_left(self._waiting, gone)
-            if index < len(self._waiting) and self._waiting[index].number == gone.number:
-                del self._waiting[index]
+            self._waiting = [each for each in self._waiting if each.number != number]
 
     def check_room(self, timeout_s: float) -> None:
         """Say what `submit` would of a request that goes together with what waits; takes nothing.
@@ -186,29 +186,37 @@ class Batcher(Generic[Request, Answer]):
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._is_closed)
-                if not self._waiting:
-                    return
-                late, batch = self._next_batch()
-                self._num_computing = len(late) + len(batch)
-                if batch:
-                    self._width_computing = batch[0].width
-                    self._free_at = self._clock() + self._cautious_s(batch)
-            for each in late:
-                each.future.set_exception(DeadlineError("the time in which the answer was wanted is over"))
-            answers, seconds = self._computed(batch)
-            with self._changed:
-                self._num_computing = 0
-            # Before the batch is counted: callers that wait for an answer wake up meanwhile.
-            for each, answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Exception):
-                    each.future.set_exception(answer)
-                else:
-                    each.future.set_result(answer)
-            if seconds is not None:
-                self._count(batch, seconds)
+        while self._run_once():
+            pass
+
+    def _run_once(self) -> bool:
+        """Answer one batch, when there is one; False: the batcher is closed.
+
+        A call of its own: while the thread waits, no frame keeps the last batch, and the model that answered.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            if not self._waiting:
+                return False
+            late, batch = self._next_batch()
+            self._num_computing = len(late) + len(batch)
+            if batch:
+                self._width_computing = batch[0].width
+                self._free_at = self._clock() + self._cautious_s(batch)
+        for each in late:
+            each.future.set_exception(DeadlineError("the time in which the answer was wanted is over"))
+        answers, seconds = self._computed(batch)
+        with self._changed:
+            self._num_computing = 0
+        # Before the batch is counted: callers that wait for an answer wake up meanwhile.
+        for each, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                each.future.set_exception(answer)
+            else:
+                each.future.set_result(answer)
+        if seconds is not None:
+            self._count(batch, seconds)
+        return True
 
     def _next_batch(self) -> tuple[list[_Waiting[Request, Answer]], list[_Waiting[Request, Answer]]]:
         """Takes from those that wait: such as are too late, and what is computed next."""

@@ -15,11 +15,12 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from rayrec.pipelines.inference.item_filter import FilterMasks, ItemFilter, NamedList
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender
 from rayrec.pipelines.versions.gate import check_answers, overlap, probe
 from rayrec.pipelines.versions.manifest import Probe
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.dataset.dataset import Dataset
@@ -27,11 +28,13 @@ from rayrec.serve.config.admission import StepName
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.compilation import CompileService
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
+from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.events.intake import ids_of
 from rayrec.serve.events.merging import with_recent
 from rayrec.serve.events.user_state import UserEvents, UserState
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.schemas import (
+    Filter,
     ItemRanking,
     Key,
     ModelInfo,
@@ -147,6 +150,9 @@ class RecommendationService:
         self.model = ModelInfo(
             run=recommender.run, step=recommender.committed_step + 1, version=recommender.version
         )
+        self._masks = FilterMasks(recommender.dataset, self._item_keys)
+        self.item_lists: ItemLists | None = None
+        """That filters of requests name."""
         self.user_state: UserState | None = None
         """What users did since the data set was made."""
         self.ranker: RankerInfo | None = None
@@ -254,7 +260,11 @@ class RecommendationService:
                     continue
                 num_unread, names_nothing = answer.num_unread, answer.num_read > 0
             seen = each.query.history_ids if exclude_seen else None
-            popular = self._recommender.popular(k, seen)
+            allowed_I = each.query.allowed_I
+            if allowed_I is None:
+                popular = self._recommender.popular(k, seen)
+            else:
+                popular = self._recommender.popular(k, seen, allowed_I)
             if names_nothing and popular:  # else there is nothing that the user has not seen
                 self._note_lack(each)
             answers.append(self._answer(each, popular, "popular", num_unread, degraded=degraded))
@@ -409,17 +419,47 @@ class RecommendationService:
             if request.rank and self._stage is None:
                 raise RefusedRequestError("rank: this service has no ranking stage; leave it out")
             instruction = self._instruction_of(request)
+            allowed_I = None if request.filter is None else self._allowed(request.filter)
             if request.row is not None:
                 query, ignored = self._of_row(request)
             elif request.history is not None:
                 query, ignored = self._of_history(request, request.history)
             else:
                 query, ignored = self._of_user(request, recent or {}), []
+        except RefusedRequestError as error:
+            # Without the frames it came through, which have the model: futures keep their errors.
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
         except Exception as error:  # of this request alone, whatever it is
             return error
         has_something = len(query.history_ids) > 0 or "trigger_item" in instruction
         lacks_events = recent is None and _is_of_user(request)
-        return _Asked(replace(query, instruction=instruction), ignored, has_something, lacks_events)
+        query = replace(query, instruction=instruction, allowed_I=allowed_I)
+        return _Asked(query, ignored, has_something, lacks_events)
+
+    def _allowed(self, wanted: Filter) -> BoolArray:
+        """[I] what the request's filter lets through."""
+        try:
+            return self._masks.mask(
+                ItemFilter(
+                    None if wanted.allow is None else tuple(map(str, wanted.allow)),
+                    tuple(map(str, wanted.deny)),
+                    self._lists(wanted.allow_lists),
+                    self._lists(wanted.deny_lists),
+                    {name: each if isinstance(each, list) else [each] for name, each in wanted.where.items()},
+                )
+            )
+        except InputError as error:
+            raise RefusedRequestError(f"filter: {error}") from error
+
+    def _lists(self, names: Sequence[str]) -> tuple[NamedList, ...]:
+        found = []
+        for name in names:
+            kept = None if self.item_lists is None else self.item_lists.get(name)
+            if kept is None:  # to pass over it would show what may not be shown
+                raise InputError(f"there is no list {name!r}; PUT /v1/lists/{name} makes it")
+            found.append(kept)
+        return tuple(found)
 
     def _instruction_of(self, request: RecommendRequest) -> dict[Part, int]:
         wanted = request.instruction
@@ -500,12 +540,14 @@ class RecommendationService:
         ranker: RankerInfo | None = None,
         degraded: Sequence[StepName] = (),
     ) -> RecommendAnswer:
+        allowed_I = asked.query.allowed_I
         return RecommendAnswer(
             items=[_item(item) for item in found],
             source=source,
             ignored_items=asked.ignored,
             unread_events=num_unread,
             model=self.model,
+            allowed_items=None if allowed_I is None else int(np.count_nonzero(allowed_I)),
             ranker=ranker,
             degraded=[*degraded, *(["no_recent_events"] if asked.lacks_events else [])],
         ).of(asked.query)

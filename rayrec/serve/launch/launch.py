@@ -60,6 +60,9 @@ def _protection(config: ServeConfig) -> str:
     if config.token_sha256 is None:
         return f"{said}, no token needed"
     said += ", with a token for all but probes of health"
+    if not config.single_process:
+        # Ray binds it to all interfaces, and no setting of its own changes that.
+        said += "; Ray's ports, metrics among them, know no token and answer every machine that reaches them"
     if config.tls is None and not config.is_loopback:
         said += " (which travels readable, unless something before this service speaks TLS)"
     return said

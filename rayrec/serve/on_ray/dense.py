@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayrec.models.program.program import RankedItems, Rows
+from rayrec.models.program.program import AllowedItems, RankedItems, Rows
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of, use_prefix_cache
 from rayrec.pipelines.inference.loading import TrainedModel
@@ -85,7 +85,7 @@ class DensePart:
         program = self._program(batch.version)
         with self._streams, self._stream_of_thread(program.device):
             ranked = program.recommend(
-                batch.features, batch.rows, batch.k, batch.excluded_BE, batch.max_beams
+                batch.features, batch.rows, batch.k, batch.excluded_BE, batch.max_beams, batch.allowed
             )
         return packed_items(ranked)
 
@@ -195,10 +195,11 @@ class RemoteRanker:
         k: int,
         excluded_BE: Int64Array | None,
         max_beams: int | None = None,
+        allowed: AllowedItems | None = None,
     ) -> RankedItems:
         """As `SequenceProgram.recommend`."""
         arrays = {name: np.asarray(rows[name]) for name in features.lookups}
-        batch = RankBatch(self._version, features, arrays, k, excluded_BE, max_beams)
+        batch = RankBatch(self._version, features, arrays, k, excluded_BE, max_beams, allowed)
         return unpacked_items(self._ask(batch.packed()))
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:

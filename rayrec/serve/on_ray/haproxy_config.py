@@ -73,6 +73,8 @@ class Plan(TypedDict):
 REST_MS = 20
 """After a replica had no time for a request, others with as little time are refused for so long. What the
 replica has in flight takes it many times as long, so it does not run out of work."""
+HEADERS_S = 10
+"""In which the headers of a request have to come."""
 _UNBOUNDED_MS = 1_000_000_000
 _NO_TIME_HEADER = "X-No-Time"
 """As `wire/deadlines.py` has it."""
@@ -159,6 +161,8 @@ def _requests(listen: Listen, has_token: bool) -> list[str]:
     of_openai = "if { path /v1/completions } or { path_beg /v1/models } or { path_beg /v1/chat }"
     return [
         bind,
+        # Else a client that sends its headers byte by byte keeps its connection. Bodies: `web/guards.py`.
+        f"timeout http-request {HEADERS_S}s",
         "http-request set-header X-Forwarded-For %[src]",
         f"http-request set-header X-Forwarded-Proto {scheme}",
         # As `wire/deadlines.py` has it.

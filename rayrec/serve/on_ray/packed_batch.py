@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 import safetensors.numpy
 
-from rayrec.models.program.program import RankedItems
+from rayrec.models.program.program import AllowedItems, RankedItems
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import Label, Part
 from rayrec.samples.base.batches import FeatureBatch, TableLookup
@@ -35,11 +35,12 @@ class RankBatch:
     k: int
     excluded_BE: Int64Array | None
     max_beams: int | None
+    allowed: AllowedItems | None = None
 
     def packed(self) -> bytes:
         features = self.features
         numbers = (self.version, self.k, self.max_beams, features.step)
-        arrays = {
+        arrays: dict[str, np.ndarray] = {
             "numbers": np.array([_NONE if each is None else each for each in numbers], dtype=np.int64),
             "row_keys": features.row_keys_B,
             "offsets": features.offsets_B1,
@@ -49,6 +50,14 @@ class RankBatch:
             arrays["times"] = features.times_N
         if self.excluded_BE is not None:
             arrays["excluded"] = self.excluded_BE
+        if self.allowed is not None:
+            mask_SI, set_B = self.allowed
+            # Eight items a byte: a set of a million is as large as a few rows of a table.
+            arrays |= {
+                "allowed": np.packbits(mask_SI, axis=1),
+                "allowed sets": set_B,
+                "allowed items": np.array([mask_SI.shape[1]], dtype=np.int64),
+            }
         arrays |= {f"label {name}": codes for name, codes in features.labels.items()}
         arrays |= {f"instruction {part}": codes for part, codes in features.instruction.items()}
         for table, lookup in features.lookups.items():
@@ -74,6 +83,11 @@ class RankBatch:
             labels=cast(dict[Label, Int64Array], _named("label", arrays)),
             instruction=cast(dict[Part, Int64Array], _named("instruction", arrays)),
         )
+        allowed = None
+        if "allowed" in arrays:
+            (num_items,) = arrays["allowed items"].tolist()
+            mask_SI = np.unpackbits(arrays["allowed"], axis=1, count=num_items).astype(np.bool_)
+            allowed = AllowedItems(mask_SI, arrays["allowed sets"])
         return RankBatch(
             None if version == _NONE else version,
             features,
@@ -81,6 +95,7 @@ class RankBatch:
             k,
             arrays.get("excluded"),
             None if max_beams == _NONE else max_beams,
+            allowed,
         )
 
 

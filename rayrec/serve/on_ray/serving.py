@@ -66,11 +66,6 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
             config = joined(config, running)
         elif own is None:
             check_port(config.host, config.port)
-        if own is None and config.token_sha256 is not None:
-            logger.warning(
-                "the token is asked for by this service alone: metrics and dashboard of the Ray cluster that "
-                "was joined answer everybody who reaches their ports"
-            )
         for resources, count in _claims(run, config):
             check_accelerators(
                 resources, count, "replicas", "choose another device with --device, or fewer replicas"

@@ -44,14 +44,15 @@ from rayrec.serve.wire.request_body import (
     json_object,
     unpacked_body,
 )
-from rayrec.serve.wire.schemas import MODEL_NAME, RecommendAnswer, RecommendedItem, RecommendRequest
+from rayrec.serve.wire.schemas import MODEL_NAME, Filter, RecommendAnswer, RecommendedItem, RecommendRequest
 
 MAX_LOGPROBS = 5
 """As in OpenAI's API."""
 
 _NO_DRAWING = "the most probable items are found and none is drawn"
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
-    "temperature": ((0,), _NO_DRAWING),
+    # 1 is the API's own default, which clients send without meaning anything by it.
+    "temperature": ((0, 1), _NO_DRAWING),
     "top_p": ((1,), _NO_DRAWING),
     "presence_penalty": ((0,), _NO_DRAWING),
     "frequency_penalty": ((0,), _NO_DRAWING),
@@ -84,6 +85,9 @@ class CompletionRequest(BaseModel):
     """For whom it is, which changes no item; where several models answer, it says which of them does."""
     exclude_seen: StrictBool = True
     """Not of OpenAI's: whether items of the prompt are left out."""
+
+    filter: Filter | None = None
+    """Not of OpenAI's: which items may be recommended, as in `/v1/recommend`."""
 
     @property
     def num_searched(self) -> int:
@@ -218,7 +222,11 @@ def requests_of(
                 raise ValueError("it has no item, and the model nothing to go by")
             requests.append(
                 RecommendRequest(
-                    history=history, k=asked.num_searched, exclude_seen=asked.exclude_seen, rank=rank
+                    history=history,
+                    k=asked.num_searched,
+                    exclude_seen=asked.exclude_seen,
+                    rank=rank,
+                    filter=asked.filter,
                 )
             )
         except ValidationError as error:  # is a ValueError too

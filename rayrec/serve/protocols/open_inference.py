@@ -54,7 +54,13 @@ from rayrec.serve.protocols.tensor_codec import (
     write_answer,
 )
 from rayrec.serve.wire.errors import RequestError, explain
-from rayrec.serve.wire.request_body import LARGE_BYTES, LARGE_ITEMS, beside_the_loop, unpacked_body
+from rayrec.serve.wire.request_body import (
+    LARGE_BYTES,
+    LARGE_ITEMS,
+    beside_the_loop,
+    json_object,
+    unpacked_body,
+)
 from rayrec.serve.wire.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest
 
 INPUTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -70,7 +76,8 @@ OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "num_items": ("INT32", (-1,)),
     "source": ("BYTES", (-1,)),
 }
-PARAMETERS = ("k", "exclude_seen", "rank")
+PARAMETERS = ("k", "exclude_seen", "rank", "filter")
+"""Parameters are texts, numbers and truth values: a filter is the JSON of one of `/v1/recommend`."""
 
 NO_SCORE = float(np.finfo(np.float32).min)
 """Score of a position without an item."""
@@ -105,6 +112,7 @@ _BODY = {
                             "k": {"type": "integer", "minimum": 1},
                             "exclude_seen": {"type": "boolean"},
                             "rank": {"type": "boolean"},
+                            "filter": {"type": "string", "description": "JSON of a filter."},
                             "binary_data_output": {"type": "boolean"},
                         },
                         "additionalProperties": False,
@@ -250,7 +258,13 @@ def rows_of(call: InferenceCall, max_rows: int) -> list[RecommendRequest]:
     for name in call.parameters:
         if name not in PARAMETERS:
             raise RequestError(f"parameters: {name!r} is not known; known are {', '.join(PARAMETERS)}")
-    return [_row(row, inputs, call.parameters) for row in range(num_rows)]
+    parameters = dict(call.parameters)
+    if isinstance(given := parameters.get("filter"), str):
+        try:
+            parameters["filter"] = json_object(given.encode())
+        except RequestError as error:
+            raise RequestError(f"parameters: filter: {error}") from error
+    return [_row(row, inputs, parameters) for row in range(num_rows)]
 
 
 def outputs_of(answers: Sequence[RecommendAnswer], k: int) -> dict[str, NamedTensor]:

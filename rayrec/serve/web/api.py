@@ -26,6 +26,7 @@ from rayrec.serve.admission.request_info import info_of
 from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.current import Service
+from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.request_log import REQUEST_ID, RequestLog, request_id_of
 from rayrec.serve.protocols.completions import completions_router
@@ -33,6 +34,7 @@ from rayrec.serve.protocols.open_inference import open_inference_router
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.events import events_router
 from rayrec.serve.web.guards import LoadShedding, RequestGuard
+from rayrec.serve.web.lists import lists_router
 from rayrec.serve.web.metrics import (
     Meter,
     PrometheusMeter,
@@ -81,6 +83,7 @@ def build_api(
     request_log: RequestLog | None = None,
     on_close: Sequence[Callable[[], None]] = (),
     version_metrics: ReadMetrics | None = None,
+    item_lists: ItemLists | None = None,
 ) -> FastAPI:
     """The application that answers for one service.
 
@@ -92,6 +95,7 @@ def build_api(
         intake: takes events; closed when the application shuts down, as is the log.
         request_log: of what is asked and answered, in any protocol.
         on_close: called when the application shuts down, after the logs are closed.
+        item_lists: that filters of requests name; None: nobody keeps any.
         version_metrics: of a service that follows versions; metrics and the page show them.
     """
     admission = AdmissionControl(admission_config, service, batcher, timeout_s, request_log=request_log)
@@ -162,4 +166,5 @@ def build_api(
     api.include_router(open_inference_router(service, admission))
     api.include_router(completions_router(service, admission))
     api.include_router(events_router(intake, admit))
+    api.include_router(lists_router(item_lists))
     return api

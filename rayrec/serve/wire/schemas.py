@@ -27,6 +27,9 @@ MAX_HISTORY = 10_000
 """Most items of a request's history: far above what a model reads, far below what would hold up others."""
 
 
+MAX_FILTER = 10_000
+"""Most ids of a filter; longer lists are kept under a name."""
+
 LATEST_S = 100_000_000_000
 """Farthest time from 1970, the year 5138: a time in milliseconds is beyond it."""
 
@@ -76,6 +79,25 @@ class Instruction(Asked):
     leaves it out."""
 
 
+ListName = Annotated[StrictStr, Field(max_length=100)]
+Value = StrictStr | StrictBool | StrictInt | StrictFloat | None
+
+
+class Filter(Asked):
+    """What may be recommended: what every part lets through."""
+
+    allow: list[Key] | None = Field(None, max_length=MAX_FILTER, fail_fast=True)
+    """Items: nothing else. Ids that are not in the catalog are passed over."""
+    deny: list[Key] = Field([], max_length=MAX_FILTER, fail_fast=True)
+    """Items: none of these."""
+    allow_lists: list[ListName] = Field([], max_length=32)
+    """Names of lists that are kept here (`PUT /v1/lists/NAME`): nothing but what is in every one of them."""
+    deny_lists: list[ListName] = Field([], max_length=32)
+    """Nothing that is in any of these."""
+    where: dict[StrictStr, Value | Annotated[list[Value], Field(max_length=1000)]] = Field({}, max_length=32)
+    """Column of the catalog, and its value, or several of which one will do."""
+
+
 class RecommendRequest(Asked):
     """Whom to recommend to: a known user, a history, or both; or a raw row. Without any of these, popular
     items come back."""
@@ -98,6 +120,8 @@ class RecommendRequest(Asked):
     """How many items; fewer come back where there are not as many."""
     exclude_seen: StrictBool = True
     """Whether items of the history are left out."""
+    filter: Filter | None = None
+    """What may be recommended; everything, if it is not said."""
     rank: StrictBool | None = None
     """Whether the ranking stage orders the items: if not said, it does where there is one. True is refused
     where there is none; false gives what the model alone would."""
@@ -168,6 +192,9 @@ class RecommendAnswer(_Schema):
     """Known events of the history, or of what a row was made, that the model did not read: older ones than it
     reads, or such as the run's operations leave out."""
     model: ModelInfo
+    allowed_items: int | None = None
+    """Items of the catalog that the request's filter lets through; fewer come back than are asked for, or
+    none, where it is as few. Null without a filter."""
     ranker: RankerInfo | None = None
     """What ordered the items; null where the ranking stage did not."""
     degraded: list[StepName | Literal["no_recent_events"]] = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.models.program.program import RankedItems
+from rayrec.models.program.program import AllowedItems, RankedItems
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Budget, Query, Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -209,3 +209,16 @@ def test_a_dense_part_says_what_it_keeps_of_histories(tmp_path):
     metrics = part.metrics()
     assert metrics["dense_versions"] == metrics["prefix_cache_histories"] == 1
     assert metrics["prefix_cache_events_reused"] > 0
+
+
+def test_sets_of_items_travel_eight_to_a_byte():
+    features = FeatureBatch(0, np.zeros(2, int), np.array([0, 0, 0]), np.zeros(0, int), None, 0, {})
+    mask_SI = np.arange(22).reshape(2, 11) % 3 == 0
+    sets = AllowedItems(mask_SI, np.array([1, 0]))
+
+    found = RankBatch.unpacked(RankBatch(None, features, {}, 5, None, None, sets).packed()).allowed
+
+    assert found is not None
+    assert found.mask_SI.dtype == np.bool_
+    np.testing.assert_array_equal(found.mask_SI, mask_SI)
+    assert found.set_B.tolist() == [1, 0]

@@ -1,0 +1,134 @@
+"""Which items may be recommended: said by ids, by named lists, and by columns of the catalog.
+
+allow, deny (ids) ─┐
+named lists ───────┼─► ItemFilter ─► mask over the catalog ─► `Query.allowed_I`
+columns = values ──┘
+
+An item may be recommended if every part of the filter lets it: in-stock items of a region are two lists.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayrec.platform.arrays import BoolArray
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset.dataset import Dataset
+
+KEPT_MASKS = 64
+"""Of lists and filters that came last; each takes a byte per item."""
+
+
+@dataclass(frozen=True)
+class NamedList:
+    """Items under a name, as they were at one time."""
+
+    name: str
+    version: str
+    """Another one whenever the items change."""
+    keys: Collection[str]
+
+
+@dataclass(frozen=True)
+class ItemFilter:
+    """What may be recommended."""
+
+    allow: tuple[str, ...] | None = None
+    """Ids of items: nothing else. None: all."""
+    deny: tuple[str, ...] = ()
+    """Ids of items: none of these."""
+    allow_lists: tuple[NamedList, ...] = ()
+    """Nothing but what is in every one of these."""
+    deny_lists: tuple[NamedList, ...] = ()
+    """Nothing that is in any of these."""
+    where: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    """Column of the catalog -> values, one of which an item has there (or in its list of values)."""
+
+
+class FilterMasks:
+    """Masks over one catalog, which remember what came last. Not thread-safe."""
+
+    def __init__(self, dataset: Dataset, item_keys: pd.Index | None = None) -> None:
+        """
+        Args:
+            item_keys: of the catalog, where somebody has them already.
+        """
+        self._dataset = dataset
+        self._item_keys = pd.Index(dataset.items.keys.to_pandas()) if item_keys is None else item_keys
+        self._kept: OrderedDict[Any, BoolArray] = OrderedDict()
+
+    def mask(self, wanted: ItemFilter) -> BoolArray:
+        """[I] whether each item may be recommended; the same array for the same filter.
+
+        Raises:
+            InputError: the catalog has no such column, or values of another type there.
+        """
+        lists = [
+            [(each.name, each.version) for each in some] for some in (wanted.allow_lists, wanted.deny_lists)
+        ]
+        key = repr((wanted.allow, wanted.deny, lists, sorted(wanted.where.items())))
+        return self._remembered(key, lambda: self._made(wanted))
+
+    def _made(self, wanted: ItemFilter) -> BoolArray:
+        mask_I = np.ones(len(self._item_keys), dtype=np.bool_)
+        if wanted.allow is not None:
+            mask_I &= self._among(wanted.allow)
+        if wanted.deny:
+            mask_I &= ~self._among(wanted.deny)
+        for each in wanted.allow_lists:
+            mask_I &= self._of_list(each)
+        for each in wanted.deny_lists:
+            mask_I &= ~self._of_list(each)
+        for column, values in sorted(wanted.where.items()):
+            mask_I &= self._where(column, values)
+        return mask_I
+
+    def _of_list(self, wanted: NamedList) -> BoolArray:
+        return self._remembered((wanted.name, wanted.version), lambda: self._among(wanted.keys))
+
+    def _among(self, keys: Collection[str]) -> BoolArray:
+        positions = self._item_keys.get_indexer(list(keys))
+        mask_I = np.zeros(len(self._item_keys), dtype=np.bool_)
+        mask_I[positions[positions >= 0]] = True
+        return mask_I
+
+    def _where(self, column: str, values: Sequence[Any]) -> BoolArray:
+        table = self._dataset.item_table
+        if column not in table.column_names:
+            raise InputError(
+                f"where: the catalog has no column {column!r}; it has {', '.join(table.column_names)}"
+            )
+        found = table[column].combine_chunks()
+        if pa.types.is_dictionary(found.type):
+            found = found.dictionary_decode()
+        is_list = pa.types.is_list(found.type) or pa.types.is_large_list(found.type)
+        dtype = found.type.value_type if is_list else found.type
+        try:
+            wanted = pa.array(values).cast(dtype)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise InputError(f"where: {column!r} has values of type {dtype}, not {list(values)!r}") from error
+        if not is_list:
+            return np.asarray(
+                pc.is_in(found, value_set=wanted).to_numpy(zero_copy_only=False), dtype=np.bool_
+            )
+        is_wanted = pc.is_in(pc.list_flatten(found), value_set=wanted).to_numpy(zero_copy_only=False)
+        mask_I = np.zeros(len(self._item_keys), dtype=np.bool_)
+        mask_I[pc.list_parent_indices(found).to_numpy(zero_copy_only=False)[is_wanted]] = True
+        return mask_I
+
+    def _remembered(self, key: Any, make: Any) -> BoolArray:
+        mask_I = self._kept.pop(key, None)
+        if mask_I is None:
+            mask_I = make()
+        self._kept[key] = mask_I
+        while len(self._kept) > KEPT_MASKS:
+            self._kept.popitem(last=False)
+        return mask_I
