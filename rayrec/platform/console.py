@@ -45,6 +45,7 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Ca
             logging.getLogger("rayrec").setLevel(logging.INFO)
             # Schedulers end jobs with SIGTERM: clean up as after Ctrl-C.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
+            sys.unraisablehook = _said_once
             try:
                 answer = function(*args, **kwargs)
             except KeyboardInterrupt:
@@ -72,6 +73,12 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Ca
         return run
 
     return register
+
+
+def _said_once(unraisable: sys.UnraisableHookArgs) -> None:
+    """Leave out what destructors say of a full disk: files fail once more when they are closed."""
+    if unraisable.exc_value is None or no_room(unraisable.exc_value) is None:
+        sys.__unraisablehook__(unraisable)
 
 
 def _report(error: Exception) -> int:

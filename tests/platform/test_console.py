@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rayrec.platform import console
 from rayrec.platform.console import LINE_EVERY_S, ProgressLines
 
 
@@ -32,3 +39,17 @@ def test_a_resumed_run_reports_the_rate_since_it_resumed() -> None:
     clock.now_s += LINE_EVERY_S
     progress(1015, None)
     assert lines == ["train 1,015, 0.5 a second"]
+
+
+def test_what_a_full_disk_makes_destructors_say_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[BaseException | None] = []
+    monkeypatch.setattr(
+        console.sys, "__unraisablehook__", lambda unraisable: said.append(unraisable.exc_value)
+    )
+    full, other = OSError(errno.ENOSPC, "No space left on device"), ValueError("a bug")
+
+    for error in (full, other, None):
+        unraisable: Any = SimpleNamespace(exc_value=error)
+        console._said_once(unraisable)
+
+    assert said == [other, None]
