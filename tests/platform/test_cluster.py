@@ -60,7 +60,7 @@ class SlowStarts:
         monkeypatch.setattr("ray.init", self._init)
         monkeypatch.setattr("ray.shutdown", lambda: self.calls.append("shutdown"))
 
-    def _init(self, address: str, num_cpus: int, _node_ip_address: str) -> None:
+    def _init(self, address: str, num_cpus: int) -> None:
         self.calls.append(f"init {address} {num_cpus}")
         self._left -= 1
         if self._left >= 0:
@@ -127,7 +127,7 @@ def test_an_address_that_answers_and_names_that_ray_knows_are_left_to_ray():
 def test_a_dashboard_that_does_not_come_up_does_not_end_the_run(monkeypatch, caplog):
     calls = []
 
-    def init(address: str, include_dashboard: bool, _node_ip_address: str) -> None:
+    def init(address: str, include_dashboard: bool) -> None:
         calls.append(include_dashboard)
         if include_dashboard:
             raise Exception("Failed to start the dashboard; it did not come up in time")
