@@ -91,9 +91,12 @@ class StepLock:
         # A copy: reads that come meanwhile have to wait for the next time, or the step might never go on.
         waiting = self._readers.copy()
         self._lent = True
-        while not self.changed.wait_for(lambda: waiting.isdisjoint(self._readers), _MISSED_S):
-            pass
-        self._lent = False
+        try:
+            while not self.changed.wait_for(lambda: waiting.isdisjoint(self._readers), _MISSED_S):
+                pass
+        finally:  # also where Ctrl-C comes, in one process: others would wait for ever
+            self._lent = False
+            self.changed.notify_all()
 
     def hold_up(self, until: Callable[[], bool], timeout_s: float) -> bool:
         """With the lock held, anywhere in a step: let others take `changed`; returns whether it came to that.

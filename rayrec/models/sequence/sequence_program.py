@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +19,7 @@ from rayrec.models.program.torch_program import TorchProgram
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.models.sequence.tensor_batch import Features, TensorBatch
+from rayrec.platform.errors import InputError
 
 
 class SequenceModelSettings(Protocol):
@@ -106,11 +108,16 @@ class SequenceProgram(TorchProgram):
         batch = self._batch(features, rows, training=False)
         self._begin_inference()
         excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
-        sets = None
-        if allowed is not None:
+        if allowed is None:  # models of other packages may know no filter
+            ranking = self.model.recommend(batch, k, excluded, max_beams)
+        else:
+            if "allowed" not in inspect.signature(self.model.recommend).parameters:
+                raise InputError(
+                    f"{type(self.model).__name__} cannot say what may be shown: its recommend() takes no "
+                    "`allowed`; leave the filter out"
+                )
             mask_SI, set_B = (torch.as_tensor(each, device=self._device) for each in allowed)
-            sets = ItemSets(mask_SI, set_B)
-        ranking = self.model.recommend(batch, k, excluded, max_beams, sets)
+            ranking = self.model.recommend(batch, k, excluded, max_beams, ItemSets(mask_SI, set_B))
         items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
         items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
         return RankedItems(items_BK, scores_BK)
