@@ -73,6 +73,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_a_run_trains_and_ends_well_where_nothing_can_be_written_but_its_folder(folder):
     prepared = start(folder, "prepare", "log", "data", "--no-ray")
     said, _ = prepared.communicate(timeout=300)
