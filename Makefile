@@ -65,7 +65,7 @@ packages: ## Install Debian's redis-server, chromium and prometheus for the test
 # Not loadgroup: with pytest 9.2, pytest-xdist 3.8 finds no groups and divides every file.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-test: env ## Run the tests that show the main paths, in some eight minutes on two cores.
+test: env ## Run the tests that show the main paths, in some ten minutes on two cores.
 	$(PYTEST) -m 'not slow' --hypothesis-profile quick
 
 test-all: env ## Run all tests, the slow ones too, in some half an hour.

@@ -194,7 +194,7 @@ class Trainer:
         if not isinstance(self._program, RecommendingProgram) or self._program.table_of_catalog is None:
             return
         table, ids_I = self._program.table_of_catalog, self._spec.catalog_ids_I
-        assert ids_I is not None, "whoever starts trainers knows what their programs rank by"
+        assert ids_I is not None, "trainers are started with what their programs rank by"
         chunks = np.array_split(ids_I, max(1, len(ids_I) // CATALOG_CHUNK))
         self._program.set_catalog(np.concatenate([self._client.read({table: ids})[table] for ids in chunks]))
 

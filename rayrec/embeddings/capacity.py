@@ -51,7 +51,7 @@ _LISTED_IDS = 3
 _CHOOSING = 120
 """Most bytes per row of a part that choosing victims takes (113 measured, every bucket too full)."""
 _VICTIM = 24
-"""Bytes per row, if all of them are given up: its id, and the id and row of whoever looks for it."""
+"""Bytes per row, if all of them are given up: its id, and the id and row of the search for it."""
 _ROWS_PER_GROUP = 65_536
 """Rows that the writer of snapshots encodes and compresses at once."""
 _WRITER_COPIES = 2

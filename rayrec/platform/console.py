@@ -17,8 +17,7 @@ from typing import Annotated, Any, Protocol
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from rayrec.platform.errors import InputError, NoRoomError
@@ -95,14 +94,14 @@ def _report(error: Exception) -> int:
     return 2 if is_input else 1
 
 
-class Progress(Protocol):
+class ShowProgress(Protocol):
     """Takes how much is done, of how much (None if that is not known), and a note such as the loss."""
 
     def __call__(self, done: int, total: int | None, note: str = "") -> None: ...
 
 
 @contextmanager
-def progress_bar(description: str) -> Iterator[Progress]:
+def progress_bar(description: str) -> Iterator[ShowProgress]:
     """Show progress on the error stream: a bar on a terminal, elsewhere a line every half minute."""
     if not log.is_terminal:
         yield ProgressLines(
@@ -116,7 +115,7 @@ def progress_bar(description: str) -> Iterator[Progress]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
-    with Bars(*columns, console=log, transient=True) as bars:
+    with Progress(*columns, console=log, transient=True) as bars:
         task = bars.add_task(description, total=None, note="")
 
         def update(done: int, total: int | None, note: str = "") -> None:

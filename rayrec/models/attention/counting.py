@@ -1,4 +1,4 @@
-"""Floating point operations of attention by what it means, whoever computes it.
+"""Floating point operations of attention by what it means, whichever backend computes it.
 
 While a model's operations are counted, `attend` computes nothing: it adds the products that its visible pairs
 stand for to a counter, and returns a tensor of the right shape that depends on its inputs. So the number is

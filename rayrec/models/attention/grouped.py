@@ -112,7 +112,7 @@ def why_not(call: AttentionCall) -> str | None:
 
 
 def cut(queries: JaggedLayout, keys: JaggedLayout, spans: Spans, num_heads: int) -> list[Piece]:
-    """The pieces of a batch, those of long rows first: whoever starts last should have little to do.
+    """The pieces of a batch, those of long rows first: the thread that starts last should have little to do.
 
     Rows without queries or without keys are in none.
     """
@@ -202,7 +202,7 @@ class _Grouped(torch.autograd.Function):
                 d_tables.append(None)
                 continue
             total_HK = torch.zeros(table.shape, dtype=torch.float64)
-            for tables in of_pieces:  # in their order, whoever computed them
+            for tables in of_pieces:  # in their order, whichever thread computed them
                 part_HK = tables[index]
                 assert part_HK is not None
                 total_HK += part_HK

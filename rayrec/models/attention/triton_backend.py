@@ -39,7 +39,7 @@ SUM_BITS = 62
 
 @dataclass(frozen=True)
 class Blocks:
-    """Blocks of all rows, those of long rows first: whoever starts last should have little to do."""
+    """Blocks of all rows, those of long rows first: the program that starts last should have little to do."""
 
     row_K: Tensor
     start_K: Tensor
@@ -250,8 +250,8 @@ def seen_by(
 ) -> tuple[Tensor, Tensor]:
     """For each block of keys, places in the row between which all queries lie that see one of its keys.
 
-    Query n sees keys in the blocks `low_n` to `high_n` at most. Whoever sees block k has `high_n >= k` and
-    `low_n <= k`, so the first with the one and the last with the other bound them.
+    Query n sees keys in the blocks `low_n` to `high_n` at most. Queries that see block k have `high_n >= k`
+    and `low_n <= k`, so the first with the one and the last with the other bound them.
 
     Returns:
         [K] first and [K] stop, int32.

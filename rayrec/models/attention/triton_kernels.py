@@ -37,7 +37,7 @@ except ImportError:
     triton = tl = _NoTriton
 
 VARYING = ["num_queries"]
-"""Arguments that differ from batch to batch: a kernel is not compiled anew for their divisors."""
+"""Arguments that differ from batch to batch: a kernel is not compiled again for their divisors."""
 if tl.constexpr is not None:
     HIDDEN = tl.constexpr(call.HIDDEN)
     LOG_WIDTH = tl.constexpr(bias.LOG_WIDTH)

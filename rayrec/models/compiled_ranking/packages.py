@@ -3,8 +3,8 @@
     FOLDER/KEY.pt2    the package
     FOLDER/KEY.json   its checksum and what it is; written last, so that a package with it is whole
 
-A package is native code: whoever may write to the folder runs code in the process that loads it, as with the
-run's own sources.
+A package is native code: a user who may write to the folder runs code in the process that loads it, as
+with the run's own sources.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PackageFolders:
         return None
 
     def refuse(self, package: Path) -> None:
-        """Take it for missing from now on; it is written anew, where that is possible."""
+        """Take it for missing from now on; it is written again, where that is possible."""
         self._refused.add(package)
 
     def place_for(self, key: str) -> Path:
@@ -75,7 +75,7 @@ def publish(unfinished: Path, package: Path, facts: Mapping[str, Any]) -> None:
     """Make a finished file of the same folder a package.
 
     Args:
-        facts: for whoever looks at the folder.
+        facts: for people who look at the folder.
     """
     _manifest_of(package).unlink(missing_ok=True)  # which was of another file, if there was one
     checksum = _checksum(unfinished)

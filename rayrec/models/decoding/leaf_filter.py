@@ -29,9 +29,6 @@ class ItemSets:
     set_B: Tensor
     """[B] int64 the set of each row."""
 
-    def some_rows(self, rows: slice) -> ItemSets:
-        return ItemSets(self.mask_SI, self.set_B[rows])
-
     @property
     def mask_BI(self) -> Tensor:
         """[B, I] bool whether a row may be given an item."""
@@ -76,6 +73,11 @@ class LeafFilter:
     def allowing(trie: CodeTrie, items_BE: Tensor) -> LeafFilter:
         """These items alone: those of a shop, say. Arguments as those of `excluding`."""
         return LeafFilter(_leaves(trie, items_BE), are_allowed=True)
+
+    def some_rows(self, rows: slice) -> LeafFilter:
+        """The filter of some rows; what rows share is not made again."""
+        set_B = None if self.set_B is None else self.set_B[rows]
+        return LeafFilter(self.leaves_BE[rows], self.are_allowed, self.counts_SI1, set_B)
 
     def admits(self, first_BN: Tensor, end_BN: Tensor) -> Tensor:
         """[B, N] whether any of the leaves `first` to `end - 1` of a node may be given."""

@@ -129,7 +129,7 @@ class Prefixes:
         if depth == 0:
             return None  # one per row; and the type of its logits is that of all results
         if torch.compiler.is_exporting():
-            return None  # their number hangs on the data, and a program of fixed shapes asks about all
+            return None  # their number depends on the data, and a program of fixed shapes asks about all
         if self.nodes_BW.device != HOST.torch:
             return None  # waiting for their number would cost more than the few that are closed
         first = self._distribution.trie.first_leaves[depth]

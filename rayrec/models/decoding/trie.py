@@ -81,7 +81,7 @@ class CodeTrie:
         is_there = (keys[found] == wanted) & (nodes >= 0) & (codes < num_codes)
         return torch.where(is_there, found, -1)
 
-    # What is kept is made outside of inference mode, whoever asks first: training reads it, too.
+    # What is kept is made outside of inference mode, even if that asks first: training reads it, too.
 
     @cached_property
     @torch.inference_mode(False)
@@ -121,7 +121,7 @@ class CodeTrie:
             raise ValueError(f"codes must not be negative, got {codes[position].tolist()} at item {position}")
         order_I = np.lexsort(codes.T[::-1])
         sorted_IL = codes[order_I]
-        # True where a row starts a new prefix; a prefix that starts anew stays new at greater depths.
+        # True where a row starts a new prefix; a prefix that is new stays new at greater depths.
         starts_I = np.zeros(len(codes), dtype=bool)
         starts_I[0] = True
         parent_I = np.zeros(len(codes), dtype=np.int64)

@@ -110,14 +110,16 @@ class GenerativeRecommender(SequenceModel):
     ) -> TopItems:
         context = self._context(batch)
         width = self.num_beams(k, max_beams)
+        leaf_filter = None
+        if allowed is not None and excluded_BE is None:
+            excluded_BE = torch.full_like(allowed.set_B[:, None], -1)
+        if excluded_BE is not None:
+            leaf_filter = LeafFilter.excluding(self.trie, excluded_BE, allowed)
         # A row is decoded alike whatever the rows beside it: all have one width, and rows do not mix.
         size = max(1, MAX_LOGITS // (width * max(self._trie.num_codes)))
         found = [
             self._search(
-                context.some_rows(rows),
-                width,
-                None if excluded_BE is None else excluded_BE[rows],
-                None if allowed is None else allowed.some_rows(rows),
+                context.some_rows(rows), width, None if leaf_filter is None else leaf_filter.some_rows(rows)
             )
             for rows in (slice(first, first + size) for first in range(0, len(context), size))
         ]
@@ -139,10 +141,5 @@ class GenerativeRecommender(SequenceModel):
         wanted = self.beam_width if max_beams is None else min(self.beam_width, max_beams)
         return max(wanted, k)
 
-    def _search(
-        self, context: Context, width: int, excluded_BE: Tensor | None, allowed: ItemSets | None = None
-    ) -> BeamResult:
-        if excluded_BE is None and allowed is not None:
-            excluded_BE = torch.full_like(allowed.set_B[:, None], -1)
-        leaf_filter = None if excluded_BE is None else LeafFilter.excluding(self.trie, excluded_BE, allowed)
+    def _search(self, context: Context, width: int, leaf_filter: LeafFilter | None) -> BeamResult:
         return beam_search(self.distribution(context, leaf_filter, renormalized=False), width)

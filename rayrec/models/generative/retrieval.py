@@ -9,8 +9,8 @@ projections and nothing else: what they read is taken as it is, so that what is 
 without.
 
 The negatives are those that the feature stage draws for the global batch from (seed, step), and not the
-targets of the other rows: which of these are at hand hangs on how a batch is divided among micro-batches and
-trainers, and the loss with it.
+targets of the other rows: which of these are there depends on how a batch is divided among micro-batches
+and trainers, and the loss with it.
 
 A choice turns on single bits, and sums and matrix products round by where a row stands in a batch. So it is
 computed in float64, the mean of the newest events included, and rounded to float32, which leaves equal events

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 Backend = Literal["tensorflow", "torch"]
 
 QUIET = "2"
-"""Of what TensorFlow says at start-up only errors are of use; whoever wants more has set another level."""
+"""Of what TensorFlow says at start-up only errors are of use; users who want more set another level."""
 
 
 def check_device(device: Device) -> None:

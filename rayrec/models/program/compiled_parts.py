@@ -1,7 +1,7 @@
 """torch.compile where it fits jagged batches: between the attentions.
 
 Attention, layouts and lookups depend on each batch's lengths on the host, and a compiled whole would break
-into pieces there, or be compiled anew. So modules name those of their methods that take tensors alone
+into pieces there, or be compiled again. So modules name those of their methods that take tensors alone
 (`COMPILED_METHODS`), and these are compiled with the number of tokens left open: norms, activations,
 residuals, and above all dropout, whose mask is a long chain of pointwise hashing.
 """

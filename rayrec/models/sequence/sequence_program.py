@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,10 +109,10 @@ class SequenceProgram(TorchProgram):
         batch = self._batch(features, rows, training=False)
         self._begin_inference()
         excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
-        if allowed is None:  # models of other packages may know no filter
+        if allowed is None:
             ranking = self.model.recommend(batch, k, excluded, max_beams)
         else:
-            if "allowed" not in inspect.signature(self.model.recommend).parameters:
+            if not self._takes_filters:
                 raise InputError(
                     f"{type(self.model).__name__} cannot say what may be shown: its recommend() takes no "
                     "`allowed`; leave the filter out"
@@ -121,6 +122,11 @@ class SequenceProgram(TorchProgram):
         items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
         items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
         return RankedItems(items_BK, scores_BK)
+
+    @functools.cached_property
+    def _takes_filters(self) -> bool:
+        """Whether the model knows what may be shown; one of another package may not."""
+        return "allowed" in inspect.signature(self.model.recommend).parameters
 
     @property
     def device(self) -> torch.device:

@@ -175,7 +175,7 @@ class TensorBatch:
         )
 
     def stand_in(self) -> TensorBatch:
-        """One row of one token of no meaning, for whoever has no token and must take part nevertheless.
+        """One row of one token of no meaning, for a trainer without tokens that must take part.
 
         It reads the same leaves as the batch, where they have a row; its loss is to be counted zero times.
         """

@@ -61,7 +61,7 @@ def extend_registry(
         raise ValueError(
             f"{len(missing)} of the {registry.num_items} items that have semantic IDs are not in the new "
             f"catalog; an extension keeps every item, so prepare the data with "
-            "all of them, or make the semantic IDs anew"
+            "all of them, or make the semantic IDs again"
         )
     if not np.array_equal(np.sort(new.ids_N), np.setdiff1d(item_ids_I, registry.item_ids_I)):
         raise ValueError(f"the {len(new.ids_N)} new items are not those that the registry lacks")
@@ -122,7 +122,7 @@ def _placed(registry: SemanticIdRegistry, quantizer: Quantizer, new: NewItems) -
                 raise ValueError(
                     f"new item {new.ids_N[row]}: all {len(nearest_first)} tuples under its prefix "
                     f"{list(codes[:-1])} are taken, under the policy {registry.collision_policy}; make the "
-                    "semantic IDs anew, with more levels or the policy share"
+                    "semantic IDs again, with more levels or the policy share"
                 )
             codes, num_moved = moved, num_moved + 1
         placed.append(codes if policy.digit == "none" else (*codes, taken[codes]))

@@ -55,7 +55,7 @@ def prefix_purity(
     Purity of a prefix is the share of its items that have its commonest label; the figure is the mean over
     items. An item alone under its prefix would count as pure whatever the codes are, so prefixes of a single
     item are left out, as are items without a label; `items` says how many are left. `by_chance` is the same
-    figure with the labels dealt out anew among the items: small prefixes look pure by accident.
+    figure with the labels dealt out again among the items: small prefixes look pure by accident.
 
     Args:
         label_items_P: Position of the item of each pair; an item may have several labels, each once.

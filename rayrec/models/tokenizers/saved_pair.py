@@ -31,7 +31,7 @@ def checksum(settings: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) ->
 
 @dataclass(frozen=True)
 class SavedPair:
-    """Names of the two files, and what they are for whoever reads an error."""
+    """Names of the two files, and what they are called in errors."""
 
     manifest: str
     tensors: str

@@ -1,4 +1,4 @@
-"""Which actor's death is behind an error, whoever hears of it first.
+"""Which actor's death is behind an error, whichever call hears of it first.
 
 A trainer hears of another one's death from the collective, which names nobody, at once. Ray knows that a
 process has died after a moment; that a whole node has, after so many missed heartbeats of it, and until then

@@ -1,6 +1,6 @@
 """Waiting for a run's actors without waiting for ever: a stage that hangs is found, as one that died is.
 
-A reader or feature worker that hangs is killed: Ray starts it anew and repeats its calls. Of a server or
+A reader or feature worker that hangs is killed: Ray starts it again and repeats its calls. Of a server or
 trainer the state is lost with it, so the run has to go back to its last snapshot: `StageHungError`.
 
 One of those that dies is heard of also by who waits for somebody else. That may be a worker that was lost
@@ -50,7 +50,7 @@ class Watch:
         Args:
             stateless: names of the actors that may be killed, since they come back by themselves.
             hang_timeout_s: time without any object after which something hangs.
-            stateful: those whose death ends the attempt, whoever is waited for.
+            stateful: those whose death ends the attempt, whichever is waited for.
         """
         self._monitor = monitor
         self._stateful = list(stateful)
@@ -128,7 +128,7 @@ class Watch:
         accounts = self._accounts()
         silent = self._silent(accounts)
         if not silent and not again and self._is_in_doubt(accounts):
-            return  # whoever is in a call now may wait for a process that counts as silent next time
+            return  # a call of now may wait for a process that counts as silent next time
         hung = silent or ({} if may_take_long else self._stuck(accounts))
         if not hung:
             # Everybody says that it is at work on something short, and nothing comes of it.
@@ -139,7 +139,7 @@ class Watch:
             return
         for name, account in hung.items():
             if name in self._stateless:
-                logger.warning("%s; it is killed and starts anew", _described(name, account))
+                logger.warning("%s; it is killed and starts again", _described(name, account))
                 kill_process(account.heartbeat.process)
         lost = [_described(name, account) for name, account in hung.items() if name not in self._stateless]
         if len(lost) == len(hung):

@@ -72,10 +72,10 @@ class DataConfig(Config):
     features: tuple[OperationConfig, ...] = ()
     """Operations on the columns of a row, in order; see `rayrec.samples.operations`."""
     redraw_ties: bool = False
-    """Whether training reads events of one user at one time in an order drawn anew in every step, instead of
+    """Whether training reads events of one user at one time in an order that every step samples, instead of
     the one that the rows have. Needs the times of events."""
     cache: PreparedCacheConfig | None = None
-    """None: rows are decoded and prepared anew in every epoch."""
+    """None: rows are decoded and prepared again in every epoch."""
     window_rows: int = Field(65_536, gt=0)
     """Rows that are shuffled together, and held in memory by each reader."""
 
@@ -205,7 +205,7 @@ class TrainingConfig(Config):
     for weights. Needs `precision: bfloat16`."""
     init_from: str | None = None
     """Folder of a run from whose best snapshot this one takes dense weights and embedding rows; optimizers,
-    learning rates and the position in the data begin anew. None: everything does."""
+    learning rates and the position in the data begin again. None: everything does."""
 
     @property
     def compute(self) -> ComputeSettings:
@@ -308,7 +308,7 @@ class RecoveryConfig(Config):
     """What becomes of a run when something of it dies or hangs."""
 
     stage_restarts: int = Field(20, ge=0)
-    """Times that each reader and feature worker may be started anew."""
+    """Times that each reader and feature worker may be started again."""
     max_rollbacks: int = Field(5, ge=0)
     """Returns to the last snapshot, because a server or trainer was lost, before there is a new one."""
     hang_timeout_s: float = Field(300.0, gt=0)

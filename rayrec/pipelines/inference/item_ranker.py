@@ -64,7 +64,7 @@ def use_prefix_cache(program: SequenceProgram, model: TrainedModel, max_bytes: i
     """Have the network keep what it reads of histories, at most so much of it.
 
     Raises:
-        InputError: it reads them anew each time, or reads rows of tables, which change beside it.
+        InputError: it reads them again each time, or reads rows of tables, which change beside it.
     """
     name = model.assembly.config.model.name
     kept = program.model.use_prefix_cache(max_bytes)

@@ -66,7 +66,7 @@ class Objective:
         return of_labels_BK + self._generator_weight * scores_BK
 
     def of_labels(self, probabilities_BKT: np.ndarray) -> np.ndarray:
-        """[B, K] the part that hangs on what the ranking model says."""
+        """[B, K] the part that depends on the ranking model."""
         if self._is_product:
             return np.log(np.maximum(probabilities_BKT, _LEAST)) @ self._weights_T
         return probabilities_BKT @ self._weights_T

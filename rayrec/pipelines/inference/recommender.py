@@ -188,10 +188,10 @@ class Recommender:
         return get_device(self._task.config.device).torch
 
     def use_prefix_cache(self, max_bytes: int) -> None:
-        """Keep what the network reads of histories, at most so much of it, for whoever returns.
+        """Keep what the network reads of histories, at most so much of it, for users who return.
 
         Raises:
-            InputError: it reads them anew each time, or reads rows of tables, which change beside it.
+            InputError: it reads them again each time, or reads rows of tables, which change beside it.
         """
         assert isinstance(self._ranker, SequenceProgram), "contexts are kept where the network is"
         self.prefix_cache = use_prefix_cache(self._ranker, self._model, max_bytes)
@@ -224,8 +224,6 @@ class Recommender:
         allowed: AllowedItems | None = None,
     ) -> RankedItems:
         rows = self._tables.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
-        if allowed is None:
-            return self._ranker.recommend(features, rows, k, seen_BE, max_beams)
         return self._ranker.recommend(features, rows, k, seen_BE, max_beams, allowed)
 
     def seen(self, samples: SampleBatch) -> Int64Array:

@@ -239,7 +239,7 @@ class RunFolder:
         return read_columns(self.path / COLUMNS_FILE)
 
     def keep_columns(self, schema: pa.Schema) -> None:
-        """For whoever uses the model when the training rows are gone."""
+        """For users of the model when the training rows are gone."""
         write_atomically(self.path / COLUMNS_FILE, schema.serialize().to_pybytes())
 
     @contextmanager

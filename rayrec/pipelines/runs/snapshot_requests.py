@@ -1,4 +1,4 @@
-"""Asking a running training for a snapshot, through its folder: whoever can read it can ask.
+"""Asking a running training for a snapshot, through its folder: every user who can write to it can ask.
 
 RUN/requests/ID             asks
 RUN/requests/ID.answer      name of the snapshot, or why there is none

@@ -352,7 +352,7 @@ def _tokenizer_of(registry: SemanticIdRegistry, folder: Path) -> ItemTokenizer:
     if registry.tokenizer_version is None:
         raise InputError(
             f"{folder}: this registry has no tokenizer that could give codes to new items: it was published "
-            "by others or made before tokenizers were kept; make semantic IDs anew with: rayrec tokenize DATA"
+            "by others or made before tokenizers were kept; make new ones with: rayrec tokenize DATA"
         )
     tokenizer = ItemTokenizer.load(folder)
     if tokenizer.version != registry.tokenizer_version:

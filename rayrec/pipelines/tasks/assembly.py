@@ -145,5 +145,5 @@ def check_continues(snapshot: Snapshot, assembly: Assembly) -> None:
         raise InputError(
             f"{snapshot.path}: its run goes on in epoch {theirs.epoch} after {theirs.rows} rows, and this "
             f"one would read {what} (epoch {ours.epoch}, {ours.rows} rows); "
-            "continue it with the settings and the version of RayRec it was begun with, or train anew"
+            "continue it with the settings and the version of RayRec of its beginning, or train again"
         )

@@ -109,7 +109,7 @@ class NextItemTask(Task):
                 raise InputError(
                     f"{where}: was trained on events whose {label} is one of {', '.join(names)}, and "
                     f"in {path} it is one of {', '.join(ours)}: what was learned of them does not fit; train "
-                    "anew"
+                    "from the start"
                 )
         if registry is not None and registry.extends(
             state.semantic_ids_version or "", state.dataset_fingerprint

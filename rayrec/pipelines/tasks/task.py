@@ -107,7 +107,7 @@ class Task(ABC):
         if state.dataset_fingerprint != self.fingerprint:
             raise InputError(
                 f"{where}: was trained on another data set than {self.config.data.path} holds now; "
-                "prepare the same data again, or train anew"
+                "prepare the same data again, or train from the start"
             )
 
     @abstractmethod

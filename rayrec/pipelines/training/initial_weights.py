@@ -71,6 +71,6 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
     ):
         raise InputError(
             f"training.init_from: {snapshot.path} was trained on an earlier catalog, which this one "
-            "extends; it can be served with this one, but not trained on: train anew"
+            "extends; it can be served with this one, but not trained on: train from the start"
         )
     return snapshot

@@ -228,7 +228,7 @@ class Attempt:
             return
         if step == self._writer.saved_steps:
             if self._writer.is_asked:
-                self._snapshot_now(step)  # whoever asks gets the one that there is
+                self._snapshot_now(step)  # the one that there is answers the request
         elif self._schedule(step - 1):
             self._snapshot_now(step)
             self._schedule.taken()

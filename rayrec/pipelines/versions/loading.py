@@ -104,9 +104,9 @@ def _check_functions(config: RunConfig, where: str) -> None:
             module = operation.function.partition(":")[0]
             if not allowed & {operation.function, module}:
                 raise InputError(
-                    f"{where}: its settings call the function {operation.function!r}, and whoever writes to "
-                    f"a store is not to choose what runs here; set {ALLOWED_FUNCTIONS}={module} on this "
-                    "machine to allow it"
+                    f"{where}: its settings call the function {operation.function!r}, but "
+                    "the writers of a store must not choose what runs here; set "
+                    f"{ALLOWED_FUNCTIONS}={module} on this machine to allow it"
                 )
 
 

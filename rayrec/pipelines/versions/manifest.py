@@ -20,7 +20,7 @@ FORMAT_VERSION = 1
 
 
 def _is_plain(name: str) -> str:
-    """Whoever wrote the manifest of a store is not to choose where its reader writes."""
+    """The writer of a store's manifest must not choose where its readers write."""
     if not re.fullmatch(r"[^\s./\\\0][^/\\\0]*", name):
         raise ValueError(
             f"{name!r} is no plain name: it has a separator of paths, or begins with a dot or a blank; do "

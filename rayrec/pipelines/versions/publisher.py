@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 SETTINGS = "config.yaml"
 MOST_PROBED_BYTES = 256 * 1024 * 1024
 """Of a model that is loaded to be asked at publication: a run's driver has no room for a larger one, and
-publishes every few seconds. A larger one is asked by whoever serves it, before it answers."""
+publishes every few seconds. A larger one is asked by the services, before they answer with it."""
 _HELD = (ITEMS_FILE, USERS_FILE, HISTORY_FILE)
 
 

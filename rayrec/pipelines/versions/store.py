@@ -9,7 +9,7 @@ What a store holds is data and settings; nothing in it is run. The one setting t
 is followed where the host allows it (`loading.py`), and names of files stay in their folders.
 
 A manifest appears when everything that it names is there, and the pointer moves after that; each is one file
-that is replaced as a whole. So whoever follows the pointer always finds a whole version. One process at a
+that is replaced as a whole. So readers that follow the pointer always find a whole version. One process at a
 time publishes to a store, and writes one of the two; going back writes the other, so neither undoes what the
 other has just done.
 """
@@ -309,7 +309,7 @@ class VersionStore:
         if self._is_local:
             write_atomically(Path(target), content)
             return
-        # On HDFS or SFTP, say, whoever reads meanwhile would find half of it.
+        # On HDFS or SFTP, for example, a reader would find half of it meanwhile.
         begun = target if self._shows_whole_files else f"{target}.{uuid.uuid4().hex[:12]}.unfinished"
         with self._there.filesystem.open_output_stream(begun) as file:
             file.write(content)

@@ -136,8 +136,8 @@ def diagnostics(log: BanditLog, target_probs_NA: Float64Array) -> Diagnostics:
 
 
 DIRECT_METHOD = "direct method"
-"""Its interval is that of the reward model's mean and does not cover what the model gets wrong: of 60
-simulated worlds, the truth was inside in none."""
+"""Its interval is that of the reward model's mean. It does not cover what the model gets wrong:
+docs/benchmarks/rl.md."""
 
 
 def estimates(

@@ -139,7 +139,8 @@ class SequenceFeatures:
         input_at_N = concatenated_ranges(starts_B, num_targets_B)
         items_N, targets_N = known_N[input_at_N], known_N[input_at_N + 1]
         negatives_NK = self._draw_event_negatives(batch, known_N, offsets_B1, num_targets_B)
-        unknown_B = np.diff(batch.offsets_B1) - np.diff(offsets_B1)
+        events_B = np.diff(batch.offsets_B1)
+        unknown_B = events_B - np.diff(offsets_B1)
         inputs_N, targets_at_N = indices_N[input_at_N], indices_N[input_at_N + 1]
         offsets_B1 = offsets_from_lengths(num_targets_B)
         negatives_S = self._draw_negatives(batch.step)
@@ -175,7 +176,7 @@ class SequenceFeatures:
                 target_labels=_at(labels, targets_at_N[held]),
                 counts={
                     "rows": len(unknown_B[mine]),
-                    "events": int(np.diff(batch.offsets_B1)[mine].sum()),
+                    "events": int(events_B[mine].sum()),
                     "unknown_items": int(unknown_B[mine].sum()),
                     "unread_events": int(unread_B[mine].sum()),
                     "rows_without_target": int((num_targets_B[mine] == 0).sum()),
@@ -190,7 +191,8 @@ class SequenceFeatures:
         There are no targets and no negatives, so the table `item` is [N].
         """
         known_N, offsets_B1, indices_N = self._known(batch)
-        unknown_B = np.diff(batch.offsets_B1) - np.diff(offsets_B1)
+        events_B = np.diff(batch.offsets_B1)
+        unknown_B = events_B - np.diff(offsets_B1)
         starts_B, lengths_B = _newest(offsets_B1, self._max_length)
         held_N = concatenated_ranges(starts_B, lengths_B)
         items_N = known_N[held_N]

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.importers.column_types import ColumnTypes, joined, plain, typed
-from rayrec.samples.importers.delimited import DelimitedFile, first_line, not_utf8
+from rayrec.samples.importers.delimited import DelimitedFile, not_utf8
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 
@@ -257,7 +257,6 @@ def _check_names(part: pa.Table, file: Path) -> None:
 
 
 def _read_texts(file: DelimitedFile) -> pa.Table:
-    first_line(file.path, file.delimiter, file.quoted)
     schema = pa.schema([(name, pa.string()) for name in file.columns])
     return pa.Table.from_batches(file.read(), schema)
 

@@ -86,8 +86,10 @@ class SequenceBuilder:
         else:
             item_E, behavior_E = events["item_id"].to_numpy(), events["behavior"].to_numpy()
             tie_E = combine64(self.seed, user_E, item_E, time_E, behavior_E)
-        part_E = events[PART].to_numpy() if self.split.kind == "given" else np.zeros(len(user_E), np.int8)
-        return np.lexsort((tie_E, time_E, part_E, mix64(user_E)))
+        keys = [tie_E, time_E, mix64(user_E)]
+        if self.split.kind == "given":  # whatever the times say
+            keys.insert(2, events[PART].to_numpy())
+        return np.lexsort(keys)
 
     def _split(
         self, events: pa.Table, starts_U: Int64Array, lengths_U: Int64Array

@@ -31,6 +31,7 @@ from rayrec.platform.hashing import mix64
 from rayrec.samples.base.config import PrepareConfig, Role
 from rayrec.samples.dataset.dataset_folder import sha256_of
 from rayrec.samples.dataset.manifest import IdKind
+from rayrec.samples.importers.column_types import plain
 from rayrec.samples.importers.roles import roles_of
 from rayrec.samples.importers.tables import RawTable, files_of, is_hidden, missing_columns
 from rayrec.samples.prepare.ids import ids_of_kind, is_integer_id
@@ -252,7 +253,7 @@ class _EventReader:
         first_row = 0
         columns = [*self._roles.values(), *self._config.keep]
         for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=list(dict.fromkeys(columns))):
-            yield self._events(file, first_row, pa.Table.from_batches([batch]))
+            yield self._events(file, first_row, plain(pa.Table.from_batches([batch])))
             first_row += batch.num_rows
 
     def _events(self, file: Path, first_row: int, rows: pa.Table) -> pa.RecordBatch:
