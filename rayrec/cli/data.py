@@ -154,7 +154,8 @@ def prepare_command(
 
 
 _LARGE_LOG = 5_000_000
-"""Events above which Ray pays: starting it takes as long as one process needs for some two million."""
+"""Events from which Ray is worth its start, which takes as long as one process needs for about a million:
+reading and checking stay in this process, and only the sequences are built in parallel."""
 
 
 def _run_partitions_on_cluster(
