@@ -12,7 +12,7 @@ from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.recommender import Query, Recommender
-from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.tasks.assembly import assemble, open_task
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.platform.errors import InputError
@@ -20,7 +20,7 @@ from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import random_events, write_source
-from tests.helpers.runs import NUM_ITEMS, NUM_USERS, make_run
+from tests.helpers.runs import MODELS, NUM_ITEMS, NUM_USERS, make_run, make_semantic_ids
 
 NUM_NEW = 3
 
@@ -82,6 +82,22 @@ def test_a_model_serves_items_that_came_after_it_was_trained(policy, model, sett
     ids = dataset.items.ids_I[np.isin(dataset.items.keys.to_pylist(), sorted(fresh))]
     assert len(after.recommend([Query(ids)], k=5)[0]) == 5
     assert evaluate(run, data=dataset.root).count > 0
+
+
+def test_training_is_told_which_items_of_the_catalog_it_has_no_event_of(tmp_path):
+    dataset = grown_dataset(tmp_path)  # two of the new items come last, and are not trained on
+    make_semantic_ids(dataset)
+    settings = {"data": {"path": str(dataset.root)}, "model": MODELS["prefix"]}
+    assembly = assemble(RunConfig.parse(settings))
+
+    spec = assembly.task.program(assembly.dense_optimizer())
+
+    trained = {dataset.items.keys[place].as_py() for place in np.flatnonzero(spec.catalog.trained_I)}
+    assert set(dataset.items.keys.to_pylist()) - trained == {f"i{NUM_ITEMS + n}" for n in (1, 2)}
+    # No count is known of rows that are read from elsewhere.
+    settings["data"]["samples"] = str(tmp_path / "raw")
+    task = open_task(RunConfig.parse(settings))
+    assert task.program(assembly.dense_optimizer()).catalog.trained_I is None
 
 
 def test_an_extension_of_other_semantic_ids_is_refused(tmp_path):

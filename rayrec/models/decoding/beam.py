@@ -3,7 +3,7 @@
 A beam as wide as the catalog ranks every item. What it finds was not drawn: it has a log-probability under
 the model and none of having been chosen; `rayrec.models.decoding.sampling` draws.
 
-Axes: B rows, W beams of a row, C children of a node, N = W * C candidates of a row.
+Axes: B rows, W beams of a row, N candidates of a row, the children of all of its beams.
 
 Source: semantic IDs, Rajput et al., arXiv:2305.05065; the constraint is that of `prefixes`.
 """
@@ -50,13 +50,12 @@ def beam_search(distribution: ItemDistribution, beam_width: int) -> BeamResult:
         raise ValueError(f"beam_width must be at least 1, got {beam_width}")
     trie, prefixes = distribution.trie, Prefixes(distribution)
     for depth in range(trie.depth):
-        log_probs_BWC = prefixes.expand(depth)
-        candidates_BN = (prefixes.log_probs_BW[:, :, None] + log_probs_BWC).flatten(1)
+        log_probs_BRS = prefixes.expand(depth)
+        before_BR = prefixes.children.of_prefix(prefixes.log_probs_BW)
+        candidates_BN = (before_BR[:, :, None] + log_probs_BRS).flatten(1)
         # Prefixes of a row are distinct nodes, so there is no use for more of them than nodes.
         width = min(beam_width, candidates_BN.shape[1], trie.num_nodes(depth + 1))
-        chosen_BW = _largest(candidates_BN, width)
-        num_children = trie.max_children[depth]
-        prefixes.keep(depth, chosen_BW // num_children, chosen_BW % num_children)
+        prefixes.keep(depth, _largest(candidates_BN, width))
     return _ranked(trie, prefixes, beam_width)
 
 

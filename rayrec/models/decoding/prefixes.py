@@ -7,7 +7,7 @@ together, and no value travels from the device to the host.
 A prefix that only one item has is *closed*: its further codes are certain, whatever a model says. Where that
 can be known without waiting for a device, on the CPU, no model is asked about it.
 
-Axes: B rows, W prefixes of a row, V open ones, C children of a node, K codes of a level.
+Axes: B rows, W prefixes of a row, V open ones, R rows of S children (`Children`), K codes of a level.
 
 Source: prefix-constrained decoding, De Cao et al., arXiv:2010.00904, with each step's distribution
 renormalized over the allowed codes.
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rayrec.models.decoding.children import Children
 from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.platform.devices import HOST
@@ -82,9 +83,9 @@ class Prefixes:
         """Place of each prefix's parent among those that the step was last asked about."""
         self._place_BW: Tensor | None = None
         """Place of each prefix among those that the step was just asked about; None if these are all."""
-        self.children_BWC = self.nodes_BW[:, :, None]
-        """Nodes of the children that `expand` gave log-probabilities of."""
-        self._step_log_probs_BWC = torch.zeros(num_rows, 1, 1, device=trie.device)
+        self.children: Children
+        """Of which `expand` gave log-probabilities."""
+        self._step_log_probs_BRS: Tensor
         self.log_probs_BW = torch.zeros(num_rows, 1, device=trie.device)
         """Of each prefix; -inf for one that is none."""
         self.code_log_probs_BWd: Tensor | None = None
@@ -93,36 +94,27 @@ class Prefixes:
             self.code_log_probs_BWd = torch.zeros(num_rows, 1, 0, device=trie.device)
 
     def expand(self, depth: int) -> Tensor:
-        """[B, W, C] log-probabilities of each prefix's next codes; -inf where no child may be given.
+        """[B, R, S] log-probabilities of each prefix's next codes; -inf where no child may be given.
 
         Codes of a prefix ascend, as its children do. An only child is certain. A prefix with several children
         and a logit that is no number has none.
         """
         trie, leaf_filter = self._distribution.trie, self._distribution.leaf_filter
         leaves = trie.first_leaves[depth + 1]
-        children_BWC, is_child_BWC = trie.children(depth, self.nodes_BW)
-        may_follow_BWC = is_child_BWC
+        children = self.children = Children.of(trie, depth, self.nodes_BW)
+        is_child_BRS = may_follow_BRS = children.is_child_BRS
         if leaf_filter is not None:
-            children_BN = children_BWC.flatten(1)
-            is_given_BN = leaf_filter.admits(leaves[children_BN], leaves[children_BN + 1])
-            may_follow_BWC = is_child_BWC & is_given_BN.view_as(is_child_BWC)
+            nodes_BN = children.nodes_BRS.flatten(1)
+            is_given_BN = leaf_filter.admits(leaves[nodes_BN], leaves[nodes_BN + 1])
+            may_follow_BRS = is_child_BRS & is_given_BN.view_as(is_child_BRS)
             if self._distribution.renormalized:
-                is_child_BWC = may_follow_BWC
-        open_BV = self._open(depth)
-        self._place_BW = None
-        if open_BV is None:
-            log_probs_BWC = self._asked(depth, self._codes_BWd, self._parent_BW, children_BWC, is_child_BWC)
-        else:
-            log_probs_BWC = torch.zeros(
-                children_BWC.shape, dtype=self.log_probs_BW.dtype, device=trie.device
-            ).masked_fill_(~is_child_BWC, -torch.inf)
-            if open_BV.shape[1]:
-                self._ask_about_open(open_BV, depth, children_BWC, is_child_BWC, log_probs_BWC)
-        if may_follow_BWC is not is_child_BWC:
-            log_probs_BWC = log_probs_BWC.masked_fill(~may_follow_BWC, -torch.inf)
-        self.children_BWC, self._step_log_probs_BWC = children_BWC, log_probs_BWC
-        self.log_probs_BW = self.log_probs_BW.to(log_probs_BWC.dtype)
-        return log_probs_BWC
+                is_child_BRS = may_follow_BRS
+        log_probs_BRS = self._asked(depth, self._open(depth), is_child_BRS)
+        if may_follow_BRS is not is_child_BRS:
+            log_probs_BRS = log_probs_BRS.masked_fill(~may_follow_BRS, -torch.inf)
+        self._step_log_probs_BRS = log_probs_BRS
+        self.log_probs_BW = self.log_probs_BW.to(log_probs_BRS.dtype)
+        return log_probs_BRS
 
     def _open(self, depth: int) -> Tensor | None:
         """[B, V] open prefixes of each row, and others that fill it up; None if all are to be asked about."""
@@ -140,64 +132,54 @@ class Prefixes:
             return None
         return is_open_BW.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :num_open]
 
-    def _ask_about_open(
-        self, open_BV: Tensor, depth: int, children_BWC: Tensor, is_child_BWC: Tensor, log_probs_BWC: Tensor
-    ) -> None:
-        """Write the log-probabilities of the children of open prefixes.
-
-        A closed one that fills up its row keeps the log-probability of its only child: that of one logit.
-        """
-        assert self._parent_BW is not None
-        place_BW = torch.zeros_like(self.nodes_BW)
-        self._place_BW = place_BW.scatter_(
-            1, open_BV, torch.arange(open_BV.shape[1], device=open_BV.device).expand_as(open_BV)
-        )
-        codes_BVd = self._codes_BWd.gather(1, open_BV[:, :, None].expand(-1, -1, depth))
-        open_BVC = open_BV[:, :, None].expand(-1, -1, children_BWC.shape[2])
-        asked_BVC = self._asked(
-            depth,
-            codes_BVd,
-            self._parent_BW.gather(1, open_BV),
-            children_BWC.gather(1, open_BVC),
-            is_child_BWC.gather(1, open_BVC),
-        )
-        log_probs_BWC.scatter_(1, open_BVC, asked_BVC.to(log_probs_BWC.dtype))
-
-    def _asked(
-        self,
-        depth: int,
-        codes_BWd: Tensor,
-        parent_BW: Tensor | None,
-        children_BWC: Tensor,
-        is_child_BWC: Tensor,
-    ) -> Tensor:
-        """[B, W, C] log-probabilities of the children of these prefixes, by the model."""
-        logits_BWK = self._distribution.step(depth, codes_BWd, parent_BW)
-        logits_BWC = logits_BWK.gather(2, self._distribution.trie.child_codes[depth][children_BWC])
+    def _asked(self, depth: int, open_BV: Tensor | None, is_child_BRS: Tensor) -> Tensor:
+        """[B, R, S] log-probabilities of the children, by the model where it is to be asked."""
+        children, nodes_BRS = self.children, self.children.nodes_BRS
+        codes_BRS = self._distribution.trie.child_codes[depth][nodes_BRS]
+        self._place_BW = None
+        if open_BV is None:
+            logits_BWK = self._distribution.step(depth, self._codes_BWd, self._parent_BW)
+            place_BR = children.prefix_BR
+        elif open_BV.shape[1]:
+            assert self._parent_BW is not None
+            ordinals_BV = torch.arange(open_BV.shape[1], device=open_BV.device).expand_as(open_BV)
+            self._place_BW = torch.zeros_like(self.nodes_BW).scatter_(1, open_BV, ordinals_BV)
+            codes_BVd = self._codes_BWd.gather(1, open_BV[:, :, None].expand(-1, -1, depth))
+            logits_BWK = self._distribution.step(depth, codes_BVd, self._parent_BW.gather(1, open_BV))
+            place_BR = children.of_prefix(self._place_BW)
+        else:
+            return torch.zeros_like(codes_BRS, dtype=self.log_probs_BW.dtype).masked_fill_(
+                ~is_child_BRS, -torch.inf
+            )
+        if place_BR is None:
+            logits_BRS = logits_BWK.gather(2, codes_BRS)
+        else:
+            row_B = torch.arange(len(codes_BRS), device=codes_BRS.device)
+            logits_BRS = logits_BWK[row_B[:, None, None], place_BR[:, :, None], codes_BRS]
         # Half precision is widened: its log-probabilities would tie.
-        logits_BWC = logits_BWC.to(torch.promote_types(logits_BWC.dtype, torch.float32))
+        logits_BRS = logits_BRS.to(torch.promote_types(logits_BRS.dtype, torch.float32))
         if self._distribution.temperature != 1.0:
-            logits_BWC = logits_BWC / self._distribution.temperature
-        logits_BWC = logits_BWC.masked_fill(~is_child_BWC, -torch.inf)
+            logits_BRS = logits_BRS / self._distribution.temperature
+        logits_BRS = logits_BRS.masked_fill(~is_child_BRS, -torch.inf)
         # A row that may be given nothing has no child at all, nor has a prefix that is not one.
-        log_probs_BWC = logits_BWC.log_softmax(dim=2).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-        is_only_BWC = is_child_BWC & (is_child_BWC.sum(dim=2, keepdim=True) == 1)
-        return log_probs_BWC.masked_fill(is_only_BWC, 0.0)
+        log_probs_BRS = children.log_softmax(logits_BRS).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        # A closed prefix that was not asked about has one child and the logits of another prefix.
+        is_only_BRS = is_child_BRS & (children.count(is_child_BRS) == 1)[:, :, None]
+        return log_probs_BRS.masked_fill(is_only_BRS, 0.0)
 
-    def keep(self, depth: int, parent_BW: Tensor, child_BW: Tensor) -> None:
-        """Go on with these children of these prefixes."""
-        num_children = self.children_BWC.shape[2]
-        place_BW = parent_BW * num_children + child_BW
-        self.nodes_BW = self.children_BWC.flatten(1).gather(1, place_BW)
-        grown_BW = self._step_log_probs_BWC.flatten(1).gather(1, place_BW)
-        self.log_probs_BW = self.log_probs_BW.gather(1, parent_BW) + grown_BW
+    def keep(self, depth: int, place_BN: Tensor) -> None:
+        """Go on with the children at these places among those that `expand` gave."""
+        parent_BN = self.children.prefix_at(place_BN)
+        self.nodes_BW = self.children.nodes_BRS.flatten(1).gather(1, place_BN)
+        grown_BN = self._step_log_probs_BRS.flatten(1).gather(1, place_BN)
+        self.log_probs_BW = self.log_probs_BW.gather(1, parent_BN) + grown_BN
         if self.code_log_probs_BWd is not None:
-            before_BWd = self.code_log_probs_BWd.gather(1, parent_BW[:, :, None].expand(-1, -1, depth))
-            self.code_log_probs_BWd = torch.cat((before_BWd.to(grown_BW.dtype), grown_BW[:, :, None]), dim=2)
-        codes_BWd = self._codes_BWd.gather(1, parent_BW[:, :, None].expand(-1, -1, depth))
-        next_BW1 = self._distribution.trie.child_codes[depth][self.nodes_BW][:, :, None]
-        self._codes_BWd = torch.cat((codes_BWd, next_BW1), dim=2)
-        self._parent_BW = parent_BW if self._place_BW is None else self._place_BW.gather(1, parent_BW)
+            before_BNd = self.code_log_probs_BWd.gather(1, parent_BN[:, :, None].expand(-1, -1, depth))
+            self.code_log_probs_BWd = torch.cat((before_BNd.to(grown_BN.dtype), grown_BN[:, :, None]), dim=2)
+        codes_BNd = self._codes_BWd.gather(1, parent_BN[:, :, None].expand(-1, -1, depth))
+        next_BN1 = self._distribution.trie.child_codes[depth][self.nodes_BW][:, :, None]
+        self._codes_BWd = torch.cat((codes_BNd, next_BN1), dim=2)
+        self._parent_BW = parent_BN if self._place_BW is None else self._place_BW.gather(1, parent_BN)
 
     def found(self) -> tuple[Tensor, Tensor]:
         """([B, W] items, [B, W] log-probabilities)."""
@@ -239,5 +221,6 @@ def _grown(distribution: ItemDistribution, items_BW: Tensor, by_code: bool) -> P
         first_BW = nodes_BWL[:, :, depth - 1] if depth else torch.zeros_like(items_BW)
         # All items grow from the empty prefix, and then each from its own.
         parent_BW = ordinals_BW if depth else torch.zeros_like(items_BW)
-        prefixes.keep(depth, parent_BW, nodes_BWL[:, :, depth] - trie.child_offsets[depth][first_BW])
+        child_BW = nodes_BWL[:, :, depth] - trie.child_offsets[depth][first_BW]
+        prefixes.keep(depth, prefixes.children.place(parent_BW, child_BW))
     return prefixes

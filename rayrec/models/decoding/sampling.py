@@ -8,7 +8,7 @@ temperature included. A learner that is to weigh these items uses the same trie,
 
 Noise comes from the caller's generator, one number per candidate, all rows at once.
 
-Axes: B rows, W items of a row, C children of a node, N = W * C candidates.
+Axes: B rows, W items of a row, R rows of S children (`Children`).
 
 Sources: Gumbel-max sampling (Gumbel, 1954; Maddison et al., NeurIPS 2014); sampling sequences without
 replacement by a beam search over perturbed log-probabilities, Kool, van Hoof and Welling, ICML 2019,
@@ -67,15 +67,16 @@ def constrained_sample(
     Raises:
         ValueError: no samples.
     """
-    trie, num_rows = _drawn_from(distribution, num_samples)
+    trie, _ = _drawn_from(distribution, num_samples)
     prefixes = Prefixes(distribution, by_code=True)
-    parent_BW = torch.zeros(num_rows, num_samples, dtype=torch.int64, device=trie.device)
     for depth in range(trie.depth):
-        log_probs_BWC = prefixes.expand(depth).expand(-1, num_samples, -1)
-        child_BW = (log_probs_BWC + _gumbel(log_probs_BWC, generator)).argmax(dim=2)
-        prefixes.keep(depth, parent_BW, child_BW)
-        # All of them grow from the empty prefix, and then each from itself.
-        parent_BW = torch.arange(num_samples, device=trie.device).expand(num_rows, -1)
+        log_probs_BRS = prefixes.expand(depth)
+        if depth == 0:  # all of them grow from the empty prefix, and then each from itself
+            log_probs_BWC = log_probs_BRS.expand(-1, num_samples, -1)
+            prefixes.keep(depth, (log_probs_BWC + _gumbel(log_probs_BWC, generator)).argmax(dim=2))
+        else:
+            noisy_BRS = log_probs_BRS + _gumbel(log_probs_BRS, generator)
+            prefixes.keep(depth, prefixes.children.place_of_largest(noisy_BRS))
     return SampledItems(*prefixes.found(), _by_code(prefixes))
 
 
@@ -93,15 +94,17 @@ def stochastic_beam_search(
     root_B1 = torch.zeros(num_rows, 1, device=trie.device)
     perturbed_BW = _gumbel(root_B1, generator)
     for depth in range(trie.depth):
-        log_probs_BWC = prefixes.expand(depth)
+        log_probs_BRS, children = prefixes.expand(depth), prefixes.children
         if depth == 0:
-            perturbed_BW = perturbed_BW.to(log_probs_BWC.dtype)
-        totals_BWC = prefixes.log_probs_BW[:, :, None] + log_probs_BWC
-        candidates_BWC = _conditioned(totals_BWC + _gumbel(totals_BWC, generator), perturbed_BW)
-        num_children = candidates_BWC.shape[2]
-        chosen = candidates_BWC.flatten(1)
+            perturbed_BW = perturbed_BW.to(log_probs_BRS.dtype)
+        noisy_BRS = children.of_prefix(prefixes.log_probs_BW)[:, :, None] + log_probs_BRS
+        noisy_BRS = noisy_BRS + _gumbel(noisy_BRS, generator)
+        conditioned_BRS = _conditioned(
+            noisy_BRS, children.largest(noisy_BRS)[:, :, None], children.of_prefix(perturbed_BW)[:, :, None]
+        )
+        chosen = conditioned_BRS.flatten(1)
         perturbed_BW, place_BW = chosen.topk(min(width, chosen.shape[1], trie.num_nodes(depth + 1)), dim=1)
-        prefixes.keep(depth, place_BW // num_children, place_BW % num_children)
+        prefixes.keep(depth, place_BW)
     items_BW, log_probs_BW = prefixes.found()
     code_log_probs_BWL = _by_code(prefixes)
     missing = width - items_BW.shape[1]
@@ -134,15 +137,13 @@ def _gumbel(like: Tensor, generator: torch.Generator) -> Tensor:
     return -torch.empty_like(like).exponential_(generator=generator).log()
 
 
-def _conditioned(noisy_BWC: Tensor, maximum_BW: Tensor) -> Tensor:
+def _conditioned(noisy_BRS: Tensor, largest_BR1: Tensor, maximum_BR1: Tensor) -> Tensor:
     """Gumbels of children, given that the largest of each prefix's is the prefix's own.
 
     -log(exp(-T) - exp(-Z) + exp(-G)) for Z the largest of the G, T the maximum, in the stable form of Kool
     et al., 2019, Appendix B.3. Children at -inf stay there, as do those of a prefix at -inf.
     """
-    largest_BW1 = noisy_BWC.amax(dim=2, keepdim=True)
-    maximum_BW1 = maximum_BW[:, :, None]
-    difference_BWC = maximum_BW1 - noisy_BWC + torch.log1p(-(noisy_BWC - largest_BW1).exp())
-    shifted_BWC = maximum_BW1 - difference_BWC.clamp(min=0.0) - torch.log1p((-difference_BWC.abs()).exp())
-    is_child_BWC = (noisy_BWC > -torch.inf) & (maximum_BW1 > -torch.inf)
-    return torch.where(is_child_BWC, shifted_BWC, -torch.inf).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+    difference_BRS = maximum_BR1 - noisy_BRS + torch.log1p(-(noisy_BRS - largest_BR1).exp())
+    shifted_BRS = maximum_BR1 - difference_BRS.clamp(min=0.0) - torch.log1p((-difference_BRS.abs()).exp())
+    is_child_BRS = (noisy_BRS > -torch.inf) & (maximum_BR1 > -torch.inf)
+    return torch.where(is_child_BRS, shifted_BRS, -torch.inf).nan_to_num(nan=-torch.inf, neginf=-torch.inf)

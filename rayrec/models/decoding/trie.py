@@ -59,17 +59,22 @@ class CodeTrie:
         """Distinct prefixes of `depth` codes."""
         return len(self.child_codes[depth - 1]) if depth else 1
 
-    def children(self, depth: int, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """The children of nodes [...] of a depth.
+    def children(
+        self, depth: int, nodes: Tensor, count: int, start: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """So many children of nodes [...] of a depth.
+
+        Args:
+            start: [...] the first child of each that is wanted; None: its first.
 
         Returns:
-            [..., C] nodes of the next depth, C the most that one has, and whether each is one: rows with
-            fewer are filled up with arbitrary nodes. Node -1 has none.
+            [..., count] nodes of the next depth, and whether each is a child: rows with fewer are filled up
+            with arbitrary nodes. Node -1 has none.
         """
         offsets = self.child_offsets[depth]
         known = nodes.clamp(min=0)
-        ordinals_C = torch.arange(self.max_children[depth], device=self.device)
-        children = offsets[known].unsqueeze(-1) + ordinals_C
+        first = offsets[known] if start is None else offsets[known] + start
+        children = first.unsqueeze(-1) + torch.arange(count, device=self.device)
         is_child = children < torch.where(nodes < 0, 0, offsets[known + 1]).unsqueeze(-1)
         return children.clamp(max=len(self.child_codes[depth]) - 1), is_child
 

@@ -96,8 +96,13 @@ class PrefixDecoderConfig(GenerativeConfig):
 
         from rayrec.models.generative.prefix_decoder import PrefixDecoder
 
-        known_I = None if catalog.known_I is None else torch.tensor(catalog.known_I)
-        return PrefixDecoder(self.backbone.build(choice), catalog.learned_codes, catalog.level_sizes, known_I)
+        known_I, trained_I = (
+            None if chosen_I is None else torch.tensor(chosen_I)
+            for chosen_I in (catalog.known_I, catalog.trained_I)
+        )
+        return PrefixDecoder(
+            self.backbone.build(choice), catalog.learned_codes, catalog.level_sizes, known_I, trained_I
+        )
 
 
 class LightDecoderConfig(GenerativeConfig):

@@ -15,7 +15,8 @@ outputs as well.
 
 What is trained is what is decoded: no probability ever goes to tuples without an item. Items that come into
 the catalog later share the vectors of the prefixes they have in common with known ones, and those of their
-codes.
+codes. Prefixes that lead to no item with a training event would only ever be negatives, and could never be
+recommended: the loss leaves them out, and they too are what they share with others.
 
 Axes: as in `backbone`; V prefixes of d codes, C children of one, P pairs of an event and a child,
 M events whose prefix has several children, J beams that are looked at together.
@@ -31,8 +32,14 @@ from torch.nn import functional
 
 from rayrec.models.attention.past import KeysAndValues, Past
 from rayrec.models.decoding.beam_cache import BeamCache
+from rayrec.models.decoding.children import Children, is_uneven, log_softmax_of_groups
 from rayrec.models.decoding.trie import CodeTrie
-from rayrec.models.generative.backbone import GenerativeBackbone, VectorContext, summed_cross_entropy
+from rayrec.models.generative.backbone import (
+    GenerativeBackbone,
+    VectorContext,
+    summed_cross_entropy,
+    weighted_sum,
+)
 from rayrec.models.sequence.backbones.history import contexts, last_contexts, read_on
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD, CausalTransformer
 from rayrec.models.sequence.tensor_batch import TensorBatch
@@ -56,12 +63,15 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         codes_IL: Tensor,
         level_sizes: Sequence[int],
         known_I: Tensor | None = None,
+        trained_I: Tensor | None = None,
     ) -> None:
         """
         Args:
             codes_IL: [I, L] learned codes of the catalog; items may share all of them.
             level_sizes: K of each level.
             known_I: [I] bool, the items it is trained on, whose prefixes have vectors; None is all.
+            trained_I: [I] bool, the items that training has events of, to be given for training alone: the
+                others are no negatives; None is all.
         """
         super().__init__()
         self.backbone = backbone
@@ -77,6 +87,18 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         nodes_IL = torch.stack([self._nodes(codes_IL[:, : d + 1]) for d in range(len(level_sizes))], dim=1)
         self._knows_all = known_I is None or bool((nodes_IL >= 0).all())
         self.register_buffer("nodes_IL", nodes_IL, persistent=False)
+        self._excludes = trained_I is not None and not bool(trained_I.all())
+        for depth, own_VD in enumerate(self.own_VD if self._excludes else ()):
+            assert trained_I is not None
+            has_event_V = torch.zeros(len(own_VD), dtype=torch.bool)
+            has_event_V[nodes_IL[trained_I, depth]] = True
+            codes_V = self._trie.child_codes[depth]
+            # A code that no trained item has anywhere means nothing: its prefixes stay negatives.
+            means_V = torch.isin(codes_V, codes_V[has_event_V])
+            excluded_V = ~has_event_V & means_V
+            with torch.no_grad():
+                own_VD[excluded_V] = 0.0
+            self.register_buffer(f"_excluded_{depth}", excluded_V, persistent=False)
 
     @property
     def trie(self) -> CodeTrie:
@@ -124,8 +146,13 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         weights_N: Tensor | None,
     ) -> Tensor:
         """Cross-entropy of each event's next prefix among the children of its present one."""
+        excluded_V = getattr(self, f"_excluded_{depth}") if self._excludes else None
         if depth == 0:
-            return summed_cross_entropy((context_ND @ vectors_VD.T).float(), node_N, weights_N)
+            logits_NV = context_ND @ vectors_VD.T
+            if excluded_V is not None:
+                is_target_NV = functional.one_hot(node_N, len(vectors_VD)).bool()
+                logits_NV = logits_NV.masked_fill(excluded_V & ~is_target_NV, -torch.inf)
+            return summed_cross_entropy(logits_NV.float(), node_N, weights_N)
         offsets = self.trie.child_offsets[depth]
         first_N, count_N = offsets[parent_N], offsets[parent_N + 1] - offsets[parent_N]
         # An only child is certain.
@@ -138,10 +165,17 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         context_PD = functional.embedding(chosen_M[event_P], context_ND)
         child_PD = functional.embedding(first_M[event_P] + place_P, vectors_VD)
         logits_P = (context_PD * child_PD).sum(1)
+        if excluded_V is not None:
+            child_P = first_M[event_P] + place_P
+            is_target_P = child_P == node_N[chosen_M][event_P]
+            logits_P = logits_P.masked_fill(excluded_V[child_P] & ~is_target_P, -torch.inf)
+        weights_M = None if weights_N is None else weights_N[chosen_M]
+        if is_uneven(self.trie, depth):
+            (log_probs_P,) = log_softmax_of_groups(logits_P.float()[None], event_P[None])
+            return weighted_sum(-log_probs_P[start_M + node_N[chosen_M] - first_M], weights_M)
         # As many columns as any prefix has children: the shape does not depend on the batch.
         logits_MC = logits_P.new_full((len(chosen_M), self.trie.max_children[depth]), -torch.inf)
         logits_MC = logits_MC.index_put((event_P, place_P), logits_P)
-        weights_M = None if weights_N is None else weights_N[chosen_M]
         return summed_cross_entropy(logits_MC.float(), node_N[chosen_M] - first_M, weights_M)
 
     def encode_context(self, batch: TensorBatch) -> VectorContext:
@@ -167,7 +201,8 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         log_probs = []
         for depth in range(codes_BWL.shape[2]):
             node_BW = self._nodes(codes_BWL[:, :, :depth])
-            children_BWC, is_child_BWC = self.trie.children(depth, node_BW)
+            most = self.trie.max_children[depth]
+            children_BWC, is_child_BWC = self.trie.children(depth, node_BW, most)
             codes_BWC = self.trie.child_codes[depth][children_BWC]
             logits_BWC = self._logits(context, depth, node_BW).gather(2, codes_BWC)
             log_probs_BWC = logits_BWC.masked_fill(~is_child_BWC, -torch.inf).log_softmax(dim=2)
@@ -184,13 +219,16 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
 
     def _logits(self, context: VectorContext, depth: int, node_BW: Tensor) -> Tensor:
         """[B, W, K]: of every code; those that no known item has there get what their code alone says."""
-        num_beams = node_BW.shape[1]
         shared_BK = context.vectors_BD @ self.shared_KD[depth].T
-        logits_BWK = shared_BK[:, None, :].expand(-1, num_beams, -1)
-        children_BWC, is_child_BWC = self.trie.children(depth, node_BW)
-        own_BWC = _products(context.vectors_BD, self.own_VD[depth], children_BWC)
-        codes_BWC = self.trie.child_codes[depth][children_BWC]
-        return logits_BWK.scatter_add(2, codes_BWC, own_BWC.masked_fill(~is_child_BWC, 0.0))
+        logits_BWK = shared_BK[:, None, :].expand(-1, node_BW.shape[1], -1)
+        children = Children.of(self.trie, depth, node_BW)
+        own_BRS = _products(context.vectors_BD, self.own_VD[depth], children.nodes_BRS)
+        own_BRS = own_BRS.masked_fill(~children.is_child_BRS, 0.0)
+        codes_BRS = self.trie.child_codes[depth][children.nodes_BRS]
+        if children.prefix_BR is None:
+            return logits_BWK.scatter_add(2, codes_BRS, own_BRS)
+        place_BN = (children.prefix_BR[:, :, None] * logits_BWK.shape[2] + codes_BRS).flatten(1)
+        return logits_BWK.flatten(1).scatter_add(1, place_BN, own_BRS.flatten(1)).view_as(logits_BWK)
 
 
 def _products(context_BD: Tensor, vectors_VD: Tensor, index_BWC: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ class Catalog:
     """Number of codes of each level that is learned: all but one that only numbers the items of a tuple."""
     known_I: np.ndarray | None = None
     """Which items a model was trained on, where the catalog has grown since; None: all of them."""
+    trained_I: np.ndarray | None = None
+    """Which items training has events of, given for training alone; None: all of them, or it is not known."""
     negative_log_q_I: np.ndarray | None = None
     """Log-probability of sampling each item as a negative, where negatives are sampled."""
     labels: Mapping[Label, tuple[str, ...]] = field(default_factory=dict)

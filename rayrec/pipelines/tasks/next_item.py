@@ -128,7 +128,13 @@ class NextItemTask(Task):
         return row_features(self.config, self.model, self.dataset, self.sequences, program)
 
     def program(self, optimizer: DenseOptimizerSettings) -> SequenceProgramSpec:
-        return SequenceProgramSpec(self.model, self.catalog, optimizer)
+        data, counts_I = self.config.data, self.dataset.items.train_counts_I
+        if data.samples is None and not data.features:
+            # Events of other rows, and those that operations bring, are in no count of the data set.
+            catalog = replace(self.catalog, trained_I=counts_I > 0)
+        else:
+            catalog = self.catalog
+        return SequenceProgramSpec(self.model, catalog, optimizer)
 
     @property
     def catalog_ids_I(self) -> Int64Array | None:

@@ -15,6 +15,8 @@ from rayrec.models.decoding.trie import CodeTrie
 
 NUM_ROWS = 3
 
+pytestmark = pytest.mark.usefixtures("rows_of_children")
+
 
 def search(step, trie, width, num_rows, excluded_BE=None, renormalized=False) -> BeamResult:
     """Items in `excluded_BE` are left out, and the others keep their probabilities."""

@@ -17,6 +17,8 @@ from rayrec.models.decoding.trie import CodeTrie
 CODES_IL = np.array([[2, 0, 1], [0, 5, 0], [2, 7, 0], [0, 1, 3], [2, 3, 4], [0, 1, 0], [1, 1, 1]])
 NUM_ITEMS = len(CODES_IL)
 
+pytestmark = pytest.mark.usefixtures("rows_of_children")
+
 
 def step_of(num_rows: int, num_codes: int = 8, seed: int = 0, temperature: float = 1.0):
     """Logits that depend on the row and on every code so far."""

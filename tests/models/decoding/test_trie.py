@@ -87,7 +87,7 @@ def test_there_is_no_node_for_a_code_that_no_item_has(node, code):
 def test_a_node_that_is_none_has_no_children():
     trie = CodeTrie.from_codes(np.array([[2, 0], [0, 1], [0, 3], [0, 4]]))
 
-    children, is_child = trie.children(1, torch.tensor([[-1, 1, 0]]))
+    children, is_child = trie.children(1, torch.tensor([[-1, 1, 0]]), 3)
 
     assert is_child.tolist() == [[[False] * 3, [True, False, False], [True] * 3]]
     assert children[0, 2].tolist() == [0, 1, 2]

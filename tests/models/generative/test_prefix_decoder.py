@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from rayrec.models.decoding import children
 from rayrec.models.generative import prefix_decoder
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
@@ -150,6 +152,49 @@ def test_a_model_knows_new_items_by_what_they_share_with_known_ones():
     torch.testing.assert_close(events_ND[1], first_D + network.shared_KD[1][2] + network.shared_KD[2][1])
 
 
+def test_items_without_training_events_are_no_negatives():
+    """Item 1 has siblings with events, items 3 and 4 share a prefix that nothing else has."""
+    trained_I = torch.tensor([True, False, True, False, False, True, True])
+    weights = decoder().state_dict()
+    network = PrefixDecoder(backbone(), torch.tensor(CODES_IL), LEVEL_SIZES, trained_I=trained_I).eval()
+    fresh_VD = [own_VD.clone() for own_VD in network.own_VD]
+    network.load_state_dict(weights)
+    (features,) = shares([[0, 2, 5, 6], [5, 0]], NUM_ITEMS)
+    batch = tensor_batch(features)
+
+    loss = network.loss(batch, torch.tensor(CODES_IL)[batch.targets_N])
+    loss.backward()
+
+    context_ND = contexts(network.backbone, network.embed_history(batch), batch)
+    expected = torch.zeros(())
+    for context_D, target in zip(context_ND, batch.targets_N.tolist(), strict=True):
+        codes = CODES_IL[target].tolist()
+        for depth in range(3):
+            # The code 1 at the first level is the cold items' alone: it means nothing and stays a negative.
+            kept_I = trained_I.numpy() | (depth == 0)
+            below = CODES_IL[kept_I & (CODES_IL[:, :depth] == codes[:depth]).all(axis=1), depth]
+            allowed = sorted(set(below.tolist()))
+            logits = [context_D @ prefix_vector(network, [*codes[:depth], code]) for code in allowed]
+            expected = expected - torch.stack(logits).log_softmax(0)[allowed.index(codes[depth])]
+    torch.testing.assert_close(loss, expected)
+    for depth, nodes in ((1, [2]), (2, [0, 3, 4])):
+        assert not fresh_VD[depth][nodes].any(), "an item without events is what its codes say"
+        assert not network.own_VD[depth].grad[nodes].any()
+    assert fresh_VD[0].all()
+    assert fresh_VD[2][1].all()
+
+
+def test_a_target_without_counted_events_is_learned_all_the_same():
+    trained_I = torch.tensor([False, *[True] * (NUM_ITEMS - 1)])
+    network = PrefixDecoder(backbone(), torch.tensor(CODES_IL), LEVEL_SIZES, trained_I=trained_I).eval()
+    (features,) = shares([[1, 0]], NUM_ITEMS)
+    batch = tensor_batch(features)
+
+    loss = network.loss(batch, torch.tensor(CODES_IL)[batch.targets_N])
+
+    assert loss.isfinite()
+
+
 def test_items_may_share_a_whole_tuple():
     codes_IL = torch.tensor([[0, 1], [0, 1], [1, 0]])
     network = PrefixDecoder(backbone(), codes_IL, (2, 2))
@@ -169,3 +214,45 @@ def test_known_sequences_have_the_probabilities_that_were_trained():
         torch.testing.assert_close(log_probs_BWL[row].sum(1), expected_I)
     unknown = network.sequence_logprob(context, torch.tensor([[[0, 2, 0]]]).expand(3, -1, -1))
     assert unknown[:, 0, 1].tolist() == [-torch.inf] * 3
+
+
+def test_one_wide_node_costs_what_its_children_do():
+    """A thousand items share all codes but the last: no matrix of all prefixes is as wide as their node."""
+    narrow_IL = torch.cartesian_prod(torch.arange(40), torch.arange(25), torch.tensor([0]))
+    wide_IL = torch.stack([torch.zeros(999), torch.zeros(999), torch.arange(1, 1000)], dim=1).long()
+    codes_IL = torch.cat([narrow_IL, wide_IL])
+    network = PrefixDecoder(backbone(), codes_IL, (40, 25, 1000)).eval()
+    model = GenerativeRecommender(network, codes_IL, 50, 3).eval()
+    batch = tensor_batch(histories([[1, 5, 1500], [7, 0]], len(codes_IL)))
+    nothing_BE = torch.full((2, 1), -1)
+    sizes = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            sizes.append(result.numel() if isinstance(result, torch.Tensor) else 0)
+            return result
+
+    with torch.inference_mode():
+        with Sizes():
+            found = model.recommend(batch, 10, nothing_BE)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(children, "is_uneven", lambda trie, depth: False)
+            dense = model.recommend(batch, 10, nothing_BE)
+
+    assert torch.equal(found.items_BK, dense.items_BK)
+    torch.testing.assert_close(found.scores_BK, dense.scores_BK)
+    assert max(sizes) < len(batch.layout.lengths_B) * 50 * 1000 / 2, "no matrix of all beams and children"
+
+
+def test_the_loss_is_that_of_the_trie_where_one_node_is_wide(monkeypatch):
+    network, (features,) = decoder(), shares(ROWS, NUM_ITEMS)
+    batch = tensor_batch(features)
+    codes_NL = torch.tensor(CODES_IL)[batch.targets_N]
+    weights_N = torch.rand(len(codes_NL))
+    losses = [network.loss(batch, codes_NL), network.loss(batch, codes_NL, weights_N)]
+    monkeypatch.setattr(prefix_decoder, "is_uneven", lambda trie, depth: True)
+
+    uneven = [network.loss(batch, codes_NL), network.loss(batch, codes_NL, weights_N)]
+
+    torch.testing.assert_close(uneven, losses)
