@@ -27,6 +27,7 @@ QUALITY_CONFIGS = (
     "beauty-generative",
     "beauty-light",
     "movielens-generative",
+    "movielens-light",
 )
 """Of `configs/`, those that are trained and evaluated whole."""
 
