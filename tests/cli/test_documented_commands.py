@@ -19,6 +19,7 @@ PAGES = sorted(
     for path in CHECKOUT.glob(pattern)
     if path.name != "CHANGELOG.md"  # which also names what there was
 )
+RAYREC: Any = typer.main.get_command(app)
 
 
 def code(text: str) -> Iterator[str]:
@@ -42,7 +43,7 @@ def calls(program: str) -> Iterator[tuple[str, list[str]]]:
 
 def missing(words: list[str]) -> list[str]:
     """Commands, benchmarks and options that a call of `rayrec` names and that do not exist."""
-    command: Any = typer.main.get_command(app)
+    command = RAYREC
     words = list(words)
     while hasattr(command, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):
         name = words.pop(0)
