@@ -28,7 +28,7 @@ from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import RayTransport, connect
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
-from rayrec.embeddings.transport.protocol import ApplyCall, ShardTransport
+from rayrec.embeddings.transport.protocol import ApplyCall, LookupCall, ShardTransport
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
 from rayrec.platform.console import log
 
@@ -121,13 +121,16 @@ class Way:
 
     def _lookup(self, requests: list[dict[str, np.ndarray]]) -> Iterator[np.ndarray]:
         replies = [
-            self._transport.lookup(shard, request, after_step=None) for shard, request in enumerate(requests)
+            self._transport.call(shard, LookupCall(request, after_step=None))
+            for shard, request in enumerate(requests)
         ]
         for reply in replies:
             yield reply.result()[TABLE.name]
 
     def _apply(self, tag: UpdateTag, updates: list[dict[str, tuple[np.ndarray, np.ndarray]]]) -> None:
-        replies = [self._transport.apply(shard, tag, update) for shard, update in enumerate(updates)]
+        replies = [
+            self._transport.call(shard, ApplyCall(tag, update)) for shard, update in enumerate(updates)
+        ]
         for reply in replies:
             reply.result()
 

@@ -19,7 +19,7 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.shard import EmbeddingShard, LookupRequest, ShardStats
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
-from rayrec.embeddings.transport.protocol import ApplyCall, Empty, ReplyT, ShardCall
+from rayrec.embeddings.transport.protocol import Empty, ReplyT, ShardCall
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import CallServer
 from rayrec.platform.errors import InputError
@@ -115,8 +115,7 @@ class ParameterServer:
             empty: makes the large arrays of the reply, called as `np.empty`.
         """
         reply = call.carry_out(self._shard, empty)
-        # Of several trainers' calls, the one that completed the step.
-        if isinstance(call, ApplyCall) and reply == call.tag.step:
+        if call.commits(reply):
             self._metrics.after_batch(self._times(), lambda: table_figures(self._shard.stats()))
         return reply
 

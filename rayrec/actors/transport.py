@@ -33,7 +33,7 @@ class ServerPlace:
 
 
 class RayReply(Generic[ReplyT]):
-    """A reply of `rayrec.embeddings.transport.client.ShardTransport` that is an object of Ray's."""
+    """A `Reply` that is an object of Ray's."""
 
     def __init__(self, ref: Any) -> None:
         self._ref = ref

@@ -169,18 +169,18 @@ def test_lookups_that_wait_let_updates_pass_and_errors_arrive_as_they_were_raise
         assert "server-test/parameter_server-0" in ray.util.list_named_actors()
         transport = RayTransport(handles)
         # As many as two trainers can have waiting: two each.
-        waiting = [transport.lookup(0, {"item": IDS_M}, after_step=0) for _ in range(4)]
-        before = transport.lookup(0, {"item": IDS_M}, after_step=None).result()
+        waiting = [transport.call(0, LookupCall({"item": IDS_M}, after_step=0)) for _ in range(4)]
+        before = transport.call(0, LookupCall({"item": IDS_M}, after_step=None)).result()
         grads_MD = np.ones((len(IDS_M), 4), dtype=np.float32)
         for source in (0, 1):
-            transport.apply(0, UpdateTag(0, 0, source), {"item": (IDS_M, grads_MD)}).result()
+            transport.call(0, ApplyCall(UpdateTag(0, 0, source), {"item": (IDS_M, grads_MD)})).result()
 
         for reply in waiting:
             assert (reply.result()["item"] < before["item"]).all()
         assert ray.get(handles[0].stats.remote()).shard.num_rows == {"item": len(IDS_M), "user": 0}
 
         with pytest.raises(ray.exceptions.RayTaskError) as raised:
-            transport.apply(0, UpdateTag(0, 1, 0), {"item": (IDS_M, grads_MD * np.nan)}).result()
+            transport.call(0, ApplyCall(UpdateTag(0, 1, 0), {"item": (IDS_M, grads_MD * np.nan)})).result()
         cause = root_cause(raised.value)
         assert type(cause) is ValueError
         assert "refuses step 1 because of trainer 0" in str(cause)

@@ -12,6 +12,7 @@ from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import MixedTransport, RayTransport, ServerPlace, connect, reachable
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.transport.protocol import ApplyCall, LookupCall
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import Endpoint, ServerLostError
 from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
@@ -53,19 +54,21 @@ def test_every_way_to_the_servers_gives_the_same_rows_and_the_same_errors(ray_cl
         for step, way in enumerate(ways.values()):
             update = {"item": (ids_M, np.full((50, 4), step + 1, np.float32))}
             for shard in range(2):
-                waiting = way.lookup(shard, {"item": ids_M}, after_step=step)
-                assert way.apply(shard, UpdateTag(0, step, 0), update).result() == step
-                found = [other.lookup(shard, {"item": ids_M}, None).result() for other in ways.values()]
+                waiting = way.call(shard, LookupCall({"item": ids_M}, after_step=step))
+                assert way.call(shard, ApplyCall(UpdateTag(0, step, 0), update)).result() == step
+                found = [
+                    other.call(shard, LookupCall({"item": ids_M}, None)).result() for other in ways.values()
+                ]
                 assert {rows["item"].tobytes() for rows in found} == {waiting.result()["item"].tobytes()}
         for way in ways.values():
             with pytest.raises(ValueError, match="there is no embedding table 'nobody'"):
-                way.lookup(0, {"nobody": ids_M}, None).result()
+                way.call(0, LookupCall({"nobody": ids_M}, None)).result()
 
         os.kill(ray.get(servers[0].__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
         with pytest.raises(ServerLostError, match="transport-test/parameter_server-0 is gone"):
-            ways["auto"].lookup(0, {"item": ids_M}, None).result()
-        assert ways["auto"].lookup(1, {"item": ids_M}, None).result()["item"].shape == (50, 4)
+            ways["auto"].call(0, LookupCall({"item": ids_M}, None)).result()
+        assert ways["auto"].call(1, LookupCall({"item": ids_M}, None)).result()["item"].shape == (50, 4)
     finally:
         for server in servers:
             ray.kill(server)

@@ -18,6 +18,13 @@ from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.transport.client import LocalTransport
+from rayrec.embeddings.transport.protocol import (
+    ApplyCall,
+    EvictedCall,
+    FetchCall,
+    LookupCall,
+    WriteBackCall,
+)
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import CallServer, Channel, Endpoint, ServerLostError
 from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
@@ -87,9 +94,9 @@ def test_rows_and_updates_go_there_and_back(served):
     (shard,) = make_shards(ITEMS, 1)
     transport = served.shards([shard])
 
-    assert transport.apply(0, UpdateTag(0, 0, 0), {"items": ones(5, -1)}).result() == 0
+    assert transport.call(0, ApplyCall(UpdateTag(0, 0, 0), {"items": ones(5, -1)})).result() == 0
     request = {"items": ids(7, -1, 5), "users": ids()}
-    found = transport.lookup(0, request, after_step=0).result()
+    found = transport.call(0, LookupCall(request, after_step=0)).result()
 
     expected = shard.lookup(request)
     assert found.keys() == expected.keys()
@@ -105,13 +112,13 @@ def test_a_caches_calls_go_there_and_back(served):
     transport, local = served.shards([shard]), LocalTransport([expected])
 
     def calls(through):
-        yield through.apply(0, UpdateTag(0, 0, 0), {"items": ones(1, 2)}).result()
-        records_MW, present_M = through.fetch(0, {"items": ids(2, 3)}, 0).result()["items"]
+        yield through.call(0, ApplyCall(UpdateTag(0, 0, 0), {"items": ones(1, 2)})).result()
+        records_MW, present_M = through.call(0, FetchCall({"items": ids(2, 3)}, 0)).result()["items"]
         yield records_MW.tolist(), present_M.tolist()
         changed_MW = records_MW[:1] + 1
-        yield through.write_back(0, 0, 0, {"items": (ids(2), changed_MW)}).result()
-        yield through.apply(0, UpdateTag(0, 1, 0), {}, {"items": (ids(2), changed_MW + 1)}).result()
-        yield through.evicted(0, -1, 1).result()
+        yield through.call(0, WriteBackCall(0, 0, {"items": (ids(2), changed_MW)})).result()
+        yield through.call(0, ApplyCall(UpdateTag(0, 1, 0), {}, {"items": (ids(2), changed_MW + 1)})).result()
+        yield through.call(0, EvictedCall(-1, 1)).result()
 
     assert list(calls(transport)) == list(calls(local))
     assert all_rows([shard], ITEMS) == all_rows([expected], ITEMS)
@@ -121,10 +128,10 @@ def test_a_lookup_that_waits_holds_up_neither_updates_nor_other_lookups(served):
     (shard,) = make_shards(ITEMS, 1)
     transport = served.shards([shard])
 
-    waiting = [transport.lookup(0, {"items": ids(1)}, after_step) for after_step in (1, 0, 1, 0)]
-    before_MD = transport.lookup(0, {"items": ids(1)}, after_step=None).result()["items"]
+    waiting = [transport.call(0, LookupCall({"items": ids(1)}, after_step)) for after_step in (1, 0, 1, 0)]
+    before_MD = transport.call(0, LookupCall({"items": ids(1)}, after_step=None)).result()["items"]
     for step in range(2):
-        transport.apply(0, UpdateTag(0, step, 0), {"items": ones(1)}).result()
+        transport.call(0, ApplyCall(UpdateTag(0, step, 0), {"items": ones(1)})).result()
 
     after_MD = [reply.result()["items"] for reply in waiting]
     assert (after_MD[0] < before_MD).all()
@@ -133,7 +140,7 @@ def test_a_lookup_that_waits_holds_up_neither_updates_nor_other_lookups(served):
 
 def test_answers_can_be_claimed_in_any_order_more_than_once_or_never(served):
     transport = served.shards(make_shards(ITEMS, 1))
-    replies = {i: transport.lookup(0, {"items": ids(i)}, None) for i in range(50)}
+    replies = {i: transport.call(0, LookupCall({"items": ids(i)}, None)) for i in range(50)}
     for i in range(0, 50, 7):
         del replies[i]
 
@@ -150,7 +157,10 @@ def test_rows_stay_as_they_are_while_somebody_has_them(served):
     """A block is used again only when the last array in it is gone, and then it is."""
     transport = served.shards(make_shards(ITEMS, 1))
     expected = make_shards(ITEMS, 1)[0]
-    held = {i: transport.lookup(0, {"items": ids(i, i + 1)}, None).result()["items"][1:] for i in range(20)}
+    held = {
+        i: transport.call(0, LookupCall({"items": ids(i, i + 1)}, None)).result()["items"][1:]
+        for i in range(20)
+    }
 
     for i, rows_MD in held.items():
         assert rows_MD.tobytes() == expected.lookup({"items": ids(i + 1)})["items"].tobytes()
@@ -161,7 +171,7 @@ def test_rows_stay_as_they_are_while_somebody_has_them(served):
     held.clear()
     del rows_MD
     for i in range(100):
-        transport.lookup(0, {"items": ids(i)}, None).result()
+        transport.call(0, LookupCall({"items": ids(i)}, None)).result()
     assert shared_blocks() == in_use
 
 
@@ -173,13 +183,15 @@ def test_blocks_grow_with_what_is_asked_for(served):
 
     for num_ids in (1, 40, 0, 2_000, 20_000, 3):
         request = {name: np.arange(num_ids) for name in ("thin", "wide")}
-        found = transport.lookup(0, request, None).result()
+        found = transport.call(0, LookupCall(request, None)).result()
         expected = shard.lookup(request)
         for name, rows_MD in expected.items():
             assert found[name].tobytes() == rows_MD.tobytes()
     del found
     many_M = np.arange(100_000)
-    transport.apply(0, UpdateTag(0, 0, 0), {"thin": (many_M, np.ones((100_000, 1), np.float32))}).result()
+    transport.call(
+        0, ApplyCall(UpdateTag(0, 0, 0), {"thin": (many_M, np.ones((100_000, 1), np.float32))})
+    ).result()
     assert shard.stats().num_rows == {"wide": 0, "thin": 100_000}
 
 
@@ -207,14 +219,16 @@ def test_errors_arrive_as_they_were_raised_and_the_server_goes_on(served):
     transport = served.shards([shard])
 
     with pytest.raises(ValueError, match="there is no embedding table 'nobody'") as raised:
-        transport.lookup(0, {"nobody": ids(1)}, None).result()
+        transport.call(0, LookupCall({"nobody": ids(1)}, None)).result()
     assert "raised in server 0" in raised.value.__notes__[0]
-    refused = transport.apply(0, UpdateTag(0, 0, 0), {"items": (ids(1), np.full((1, 4), np.nan, np.float32))})
-    waiting = transport.lookup(0, {"items": ids(1)}, after_step=0)
+    refused = transport.call(
+        0, ApplyCall(UpdateTag(0, 0, 0), {"items": (ids(1), np.full((1, 4), np.nan, np.float32))})
+    )
+    waiting = transport.call(0, LookupCall({"items": ids(1)}, after_step=0))
     for reply in (refused, waiting):
         with pytest.raises(ValueError, match=r"shard 0 refuses step 0 because of trainer 0.*id 1 is nan"):
             reply.result()
-    assert transport.lookup(0, {"items": ids(1)}, None).result()["items"].shape == (1, 4)
+    assert transport.call(0, LookupCall({"items": ids(1)}, None)).result()["items"].shape == (1, 4)
 
 
 class NoWayBackError(Exception):
@@ -261,10 +275,11 @@ def test_a_contribution_that_waits_for_another_ones_is_not_overwritten(served):
     first, second = (served.shards(shards[0]) for _ in range(2))
     first_update, second_update = {"items": ones(1, 2)}, {"items": ones(2, 3)}
     for step in range(3):
-        first.apply(0, UpdateTag(0, step, 0), first_update).result()
-        first.lookup(0, {"items": np.arange(1000)}, None).result()
-        first.apply(0, UpdateTag(0, step, 0), {"items": ones(*range(100, 1000))}).result()  # a repetition
-        second.apply(0, UpdateTag(0, step, 1), second_update).result()
+        first.call(0, ApplyCall(UpdateTag(0, step, 0), first_update)).result()
+        first.call(0, LookupCall({"items": np.arange(1000)}, None)).result()
+        # A repetition:
+        first.call(0, ApplyCall(UpdateTag(0, step, 0), {"items": ones(*range(100, 1000))})).result()
+        second.call(0, ApplyCall(UpdateTag(0, step, 1), second_update)).result()
         for source, update in enumerate((first_update, second_update)):
             shards[1][0].apply(UpdateTag(0, step, source), update)
 
@@ -304,7 +319,7 @@ def test_two_clients_and_several_threads_of_one_do_not_get_each_others_answers(s
         random = np.random.default_rng(thread)
         for _ in range(60):
             wanted_M = random.choice(10_000, size=random.integers(1, 300), replace=False)
-            found = transports[thread % 2].lookup(0, {"items": wanted_M}, None).result()["items"]
+            found = transports[thread % 2].call(0, LookupCall({"items": wanted_M}, None)).result()["items"]
             assert found.tobytes() == shard.lookup({"items": wanted_M})["items"].tobytes()
 
     with ThreadPoolExecutor(4) as pool:
@@ -388,15 +403,15 @@ def test_a_closed_server_fails_who_waits_and_who_asks(served):
     (shard,) = make_shards(ITEMS, 1)
     server = served.server(answers_of(shard))
     transport = served.transport(server)
-    waiting = transport.lookup(0, {"items": ids(1)}, after_step=0)
+    waiting = transport.call(0, LookupCall({"items": ids(1)}, after_step=0))
     with ThreadPoolExecutor(1) as pool:
         claimed = pool.submit(waiting.result)
         server.close()
         with pytest.raises(ServerLostError, match="server 0 is gone: its process ended before it answered"):
             claimed.result(WAIT_S)
     for ask in (
-        lambda: transport.lookup(0, {"items": ids(1)}, None).result(),
-        lambda: transport.apply(0, UpdateTag(0, 0, 0), {}).result(),
+        lambda: transport.call(0, LookupCall({"items": ids(1)}, None)).result(),
+        lambda: transport.call(0, ApplyCall(UpdateTag(0, 0, 0), {})).result(),
     ):
         with pytest.raises(ServerLostError, match="server 0 is gone"):
             ask()
@@ -411,8 +426,8 @@ def serve_until_killed(pipe) -> None:
 
 def hold_rows_until_killed(pipe) -> None:
     transport = SharedMemoryTransport({0: pipe.recv()})
-    held = [transport.lookup(0, {"items": np.arange(10)}, None).result() for _ in range(5)]
-    transport.lookup(0, {"items": ids(1)}, after_step=0)
+    held = [transport.call(0, LookupCall({"items": np.arange(10)}, None)).result() for _ in range(5)]
+    transport.call(0, LookupCall({"items": ids(1)}, after_step=0))
     pipe.send(len(held))
     pipe.recv()
 
@@ -442,8 +457,8 @@ def test_a_server_that_is_killed_is_missed_at_once_and_leaves_nothing(start_proc
     process, pipe = start_process(serve_until_killed)
     endpoint = pipe.recv()
     transport = SharedMemoryTransport({0: endpoint})
-    rows_MD = transport.lookup(0, {"items": ids(1, 2)}, None).result()["items"]
-    waiting = transport.lookup(0, {"items": ids(1)}, after_step=0)
+    rows_MD = transport.call(0, LookupCall({"items": ids(1, 2)}, None)).result()["items"]
+    waiting = transport.call(0, LookupCall({"items": ids(1)}, after_step=0))
 
     process.kill()
 
@@ -451,7 +466,7 @@ def test_a_server_that_is_killed_is_missed_at_once_and_leaves_nothing(start_proc
         waiting.result()
     process.join()
     with pytest.raises(ServerLostError, match="server 0 is gone"):
-        transport.apply(0, UpdateTag(0, 0, 0), {"items": ones(1)})
+        transport.call(0, ApplyCall(UpdateTag(0, 0, 0), {"items": ones(1)}))
     assert rows_MD.shape == (2, 4)  # what has arrived stays
     assert endpoint.address not in Path("/proc/net/unix").read_text()
     transport.close()

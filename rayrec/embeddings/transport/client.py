@@ -19,7 +19,18 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import DirtyRows, Part, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply
 from rayrec.embeddings.table.row_operations import first_not_finite
-from rayrec.embeddings.transport.protocol import Reply, ReplyT, ShardCall, ShardTransport
+from rayrec.embeddings.transport.protocol import (
+    ApplyCall,
+    ApplyHeadCall,
+    EvictedCall,
+    FetchCall,
+    LookupCall,
+    Reply,
+    ReplyT,
+    ShardCall,
+    ShardTransport,
+    WriteBackCall,
+)
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 
@@ -169,7 +180,7 @@ class ShardClient:
         """Ask for the ids at the given positions of each table's ids; shards without any are not called."""
         return PendingRows(
             [
-                (self._transport.lookup(shard, _ids_of(part), after_step), _positions_of(part))
+                (self._transport.call(shard, LookupCall(_ids_of(part), after_step)), _positions_of(part))
                 for shard, part in enumerate(self.split_ids(ids, positions))
                 if part
             ]
@@ -181,7 +192,7 @@ class ShardClient:
         """As `request`, for whole records."""
         return PendingRecords(
             [
-                (self._transport.fetch(shard, _ids_of(part), after_step), _positions_of(part))
+                (self._transport.call(shard, FetchCall(_ids_of(part), after_step)), _positions_of(part))
                 for shard, part in enumerate(self.split_ids(ids, positions))
                 if part
             ]
@@ -197,19 +208,17 @@ class ShardClient:
         """Send one step's gradients, [M, D] by table; every shard is called, with nothing if need be.
 
         Args:
-            kept: records that leave a cache, by table.
+            dirty: records that leave a cache, by table.
 
         Raises:
             ValueError: gradients of an unknown table, or not one row of gradients per id.
         """
         self.check_shapes(tag.step, ids, grads)
         updates = self._split({name: (ids[name], grads_MD) for name, grads_MD in grads.items()})
-        if not dirty:
-            return [self._transport.apply(shard, tag, update) for shard, update in enumerate(updates)]
-        dirty_by_shard = self._split(dirty)
+        dirty_by_shard = self._split(dirty) if dirty else [None] * len(updates)
         return [
-            self._transport.apply(shard, tag, update, dirty_by_shard[shard])
-            for shard, update in enumerate(updates)
+            self._transport.call(shard, ApplyCall(tag, update, records))
+            for shard, (update, records) in enumerate(zip(updates, dirty_by_shard, strict=True))
         ]
 
     def send_head(
@@ -230,12 +239,14 @@ class ShardClient:
         return PendingRows(
             [
                 (
-                    self._transport.apply_head(
+                    self._transport.call(
                         shard,
-                        tag,
-                        _gradients_of(first, grads),
-                        {name: ids_M for name, (ids_M, _) in then.items() if name in grads},
-                        _ids_of(next_),
+                        ApplyHeadCall(
+                            tag,
+                            _gradients_of(first, grads),
+                            {name: ids_M for name, (ids_M, _) in then.items() if name in grads},
+                            _ids_of(next_),
+                        ),
                     ),
                     _positions_of(next_),
                 )
@@ -256,7 +267,7 @@ class ShardClient:
         for shard, (part, records) in enumerate(zip(split, dirty_by_shard, strict=True)):
             empty = self._transport.memory(shard, self._bytes_of(part, records))
             update = _gradients_of(part, grads, empty)
-            replies.append(self._transport.apply(shard, tag, update, records))
+            replies.append(self._transport.call(shard, ApplyCall(tag, update, records)))
         return replies
 
     def _bytes_of(self, part: Mapping[str, tuple[Int64Array, Int64Array]], dirty: DirtyRows | None) -> int:
@@ -311,7 +322,7 @@ class ShardClient:
     def write_back(self, incarnation: int, after_step: int, dirty: DirtyRows) -> list[Reply[int]]:
         """Send records that a cache has changed; shards that hold none of them are not called."""
         return [
-            self._transport.write_back(shard, incarnation, after_step, records)
+            self._transport.call(shard, WriteBackCall(incarnation, after_step, records))
             for shard, records in enumerate(self._split(dirty))
             if records
         ]
@@ -319,7 +330,7 @@ class ShardClient:
     def evicted(self, since_step: int, after_step: int) -> dict[str, Int64Array]:
         """By table, ids whose rows commits after `since_step` gave up, once `after_step` is committed."""
         replies = [
-            self._transport.evicted(shard, since_step, after_step)
+            self._transport.call(shard, EvictedCall(since_step, after_step))
             for shard in range(self._shard_map.num_shards)
         ]
         found: dict[str, list[Int64Array]] = {}

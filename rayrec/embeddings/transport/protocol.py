@@ -1,9 +1,8 @@
 """The calls of trainers to shards, each defined once, and what a transport has to do with them.
 
-A call is a value that pickles and can be carried out on a shard. `ShardTransport` makes it and a transport
-brings it there: in this process (`client.LocalTransport`), through shared memory (`shared_memory`), or as a
-method of a Ray actor (`rayrec.actors.transport`). A new call is a class here and a method of
-`ShardTransport`; no transport and no server has to know of it.
+A call is a value that pickles and can be carried out on a shard. A transport brings it there: in this process
+(`client.LocalTransport`), through shared memory (`shared_memory`), or as a method of a Ray actor
+(`rayrec.actors.transport`). A new call is a class here; no transport and no server has to know of it.
 
 Axes: M distinct ids of one table, D numbers of a row.
 """
@@ -48,6 +47,10 @@ class ShardCall(ABC, Generic[ReplyT]):
     def carry_out(self, shard: EmbeddingShard, empty: Empty = np.empty) -> ReplyT:
         """Call the shard; `empty` makes the large arrays of the reply."""
 
+    def commits(self, reply: ReplyT) -> bool:
+        """Whether, of several trainers' calls, it was this one that completed its step."""
+        return False
+
 
 @dataclass(frozen=True)
 class LookupCall(ShardCall[LookupReply]):
@@ -77,6 +80,9 @@ class ApplyCall(ShardCall[int]):
 
     def carry_out(self, shard: EmbeddingShard, empty: Empty = np.empty) -> int:
         return shard.apply(self.tag, self.update, self.dirty)
+
+    def commits(self, reply: int) -> bool:
+        return reply == self.tag.step
 
 
 @dataclass(frozen=True)
@@ -114,37 +120,16 @@ class EvictedCall(ShardCall[dict[str, Int64Array]]):
 
 
 class ShardTransport(ABC):
-    """Reaches the shards. A call is in flight when a method returns; the answer is in the reply."""
+    """Reaches the shards."""
 
     @abstractmethod
     def call(self, shard: int, call: ShardCall[ReplyT]) -> Reply[ReplyT]:
-        """Send one call to a shard."""
+        """Send a call to a shard. It is in flight when this returns; the answer is in the reply."""
 
     def memory(self, shard: int, num_bytes: int) -> Empty:
-        """As `np.empty`: where the arrays of this thread's next `apply` of the shard are best made.
+        """As `np.empty`: where the arrays of this thread's next `ApplyCall` to the shard are best
+        made.
 
         They belong to that call and must not be used after it.
         """
         return np.empty
-
-    def lookup(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[LookupReply]:
-        return self.call(shard, LookupCall(request, after_step))
-
-    def fetch(self, shard: int, request: LookupRequest, after_step: int | None) -> Reply[FetchReply]:
-        return self.call(shard, FetchCall(request, after_step))
-
-    def apply(
-        self, shard: int, tag: UpdateTag, update: SparseUpdate, dirty: DirtyRows | None = None
-    ) -> Reply[int]:
-        return self.call(shard, ApplyCall(tag, update, dirty))
-
-    def apply_head(
-        self, shard: int, tag: UpdateTag, head: SparseUpdate, rest: LookupRequest, wanted: LookupRequest
-    ) -> Reply[LookupReply]:
-        return self.call(shard, ApplyHeadCall(tag, head, rest, wanted))
-
-    def write_back(self, shard: int, incarnation: int, after_step: int, dirty: DirtyRows) -> Reply[int]:
-        return self.call(shard, WriteBackCall(incarnation, after_step, dirty))
-
-    def evicted(self, shard: int, since_step: int, after_step: int | None) -> Reply[dict[str, Int64Array]]:
-        return self.call(shard, EvictedCall(since_step, after_step))
