@@ -39,7 +39,6 @@ from torch import Tensor
 from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.untrained import LANGUAGE_MODEL, untrained_run
-from rayrec.actors.rl_worker import RlProcesses
 from rayrec.actors.spawning import RayCalls, RayHost
 from rayrec.models.generative.causal_lm import CausalLmBackbone
 from rayrec.pipelines.config.run import RunConfig
@@ -201,13 +200,13 @@ def _placements(data: Path, folder: Path, options: BenchOptions) -> list[Bar]:
         def rate(controller: SingleController, kind: str) -> float:
             done = _version(controller)  # one step per batch
             config = configs[kind].model_copy(update={"steps": done + options.steps})
-            begun = time.perf_counter()
+            synced_s, begun = _sync_seconds(controller), time.perf_counter()
             training = PolicyTraining(config, controller, stream, done)
             for _ in training.steps():
                 pass
             seconds = time.perf_counter() - begun
             if kind == "async":
-                shares.append(options.steps * _sync_seconds(controller) / seconds)
+                shares.append((_sync_seconds(controller) - synced_s) / seconds)
             return options.steps / seconds
 
         def show(a: float, b: float) -> None:
@@ -234,8 +233,8 @@ def _placements(data: Path, folder: Path, options: BenchOptions) -> list[Bar]:
 
 @contextmanager
 def _controller(kind: str, configs: dict[str, RlConfig]) -> Iterator[SingleController]:
-    processes = RlProcesses(RayHost(f"rl-bench-{kind}"), RayCalls())
-    with SingleController(configs[kind], HOST.kind, processes) as controller:
+    host = RayHost(f"rl-bench-{kind}")
+    with SingleController(configs[kind], HOST.kind, host, RayCalls()) as controller:
         yield controller
 
 
@@ -246,14 +245,9 @@ def _version(controller: SingleController) -> int:
 
 
 def _sync_seconds(controller: SingleController) -> float:
-    """Time from asking the learner for weights until rollout workers, which have older ones, use them."""
-    before = controller.seconds()["sync"]
-    _version(controller)  # waits for the learner
-    begun = time.perf_counter()
-    controller.send_weights()
-    seconds = time.perf_counter() - begun
-    assert controller.seconds()["sync"] > before, "the weights were there already"
-    return seconds
+    """Time that the learner has spent on giving weights, and each rollout worker on loading them."""
+    seconds = controller.seconds()
+    return seconds.get("learner.weights", 0.0) + seconds["sync"]
 
 
 def _config(run: Path, users: int, chunk_users: int, **changes: Any) -> RlConfig:

@@ -3,7 +3,7 @@
     from rayrec.rl import RlConfig, train_policy
     train_policy(RlConfig.load("configs/beauty-rl.yaml"), "runs/beauty-rl")
 
-Names are imported when they are first used. Ray appears in `rayrec.actors.rl_worker` and `run` alone.
+Names are imported when they are first used. Ray appears in `run` alone.
 """
 
 from __future__ import annotations

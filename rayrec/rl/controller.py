@@ -20,8 +20,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from rayrec.actors.rl_worker import RlProcesses
-from rayrec.platform.devices import HOST
+from rayrec.actors.spawning import Calls, Host
+from rayrec.platform.devices import HOST, get_device, ray_claim
 from rayrec.rl.config import RlConfig
 from rayrec.rl.learner import BatchTotals
 from rayrec.rl.list_metrics import EvaluatedLists, ListSettings
@@ -44,12 +44,13 @@ class Promise(Generic[T]):
 class SingleController:
     """Starts the workers of a run's placement, calls them, and ends them."""
 
-    def __init__(self, config: RlConfig, device: str, processes: RlProcesses) -> None:
+    def __init__(self, config: RlConfig, device: str, host: Host, calls: Calls) -> None:
         """
         Args:
-            processes: starts them, and waits for their answers.
+            host: starts the workers.
+            calls: waits for their answers.
         """
-        self._processes = processes
+        self._host, self._calls = host, calls
         try:
             self._spawn(config, device)
         except BaseException:
@@ -59,18 +60,22 @@ class SingleController:
     def _spawn(self, config: RlConfig, device: str) -> None:
         placement = config.placement
 
-        def group(stage: str, roles: Sequence[Role], count: int, restarts: int | None = None) -> list[Any]:
-            return self._processes.spawn(
-                RlWorker,
-                stage,
-                count,
-                (config, tuple(roles)),
-                cpus=placement.cpus,
-                threads=placement.threads,
-                # Rewards are arithmetic on the host, and ranking models choose a device of their own.
-                device=HOST.kind if tuple(roles) == ("rewards",) else device,
-                restarts=restarts,
-            )
+        def group(stage: str, roles: tuple[Role, ...], count: int, restarts: int | None = None) -> list[Any]:
+            # Rewards are arithmetic on the host, and ranking models choose a device of their own.
+            options = {
+                "num_cpus": placement.cpus,
+                **ray_claim(HOST.kind if roles == ("rewards",) else device),
+            }
+            num_learners = count if "learner" in roles else 1
+            workers = [
+                self._host.spawn(RlWorker, stage, member, (config, roles, num_learners), options, restarts)
+                for member in range(count)
+            ]
+            if num_learners > 1:
+                where: Any = self._host.meeting(stage) or workers[0].open_group.remote()
+                backend = get_device(device).collective_backend
+                self.get([worker.join.remote(where, backend) for worker in workers])
+            return workers
 
         self.is_colocated = placement.kind == "colocated"
         """Whether rollouts use the learner's own weights, so that none have to be sent."""
@@ -87,10 +92,6 @@ class SingleController:
         # One process, since the moments that rewards are normalized by depend on all rewards before.
         self._rewards = group("rl_rewards", ("rewards",), 1)
         self._all = [*self._rollouts, *self._learners, *self._rewards]
-
-    @property
-    def num_learners(self) -> int:
-        return len(self._learners)
 
     def sample(self, chunks: Sequence[Prompts], weights: Promise[Weights] | None) -> list[Promise[Rollouts]]:
         """Sample candidates for every chunk, on the rollout workers in turn."""
@@ -174,38 +175,27 @@ class SingleController:
             ]
         )
 
-    def send_weights(self) -> None:
-        """Load the learner's weights into every rollout worker, and wait until they are there."""
-        weights = self.weights()
-        self.get([worker.take.remote(weights) for worker in self._rollouts])
-
     def seconds(self) -> dict[str, float]:
         """Return the time spent in each kind of call, and on loading weights (`sync`), over all processes."""
-        found: dict[str, float] = {}
+        found = {"sync": 0.0}
         spent: list[dict[str, float]] = self.get([worker.seconds.remote() for worker in self._all])
         for of_worker in spent:
             for name, seconds in of_worker.items():
                 found[name] = found.get(name, 0.0) + seconds
-        found["sync"] = sum(self.get([worker.sync_seconds.remote() for worker in self._rollouts]))
         return found
-
-    def rollout_process_ids(self) -> list[int]:
-        """Return the ids of the rollout workers' processes."""
-        ids: list[int] = self.get([worker.process_id.remote() for worker in self._rollouts])
-        return ids
 
     def get(self, promises: Sequence[Promise[T]]) -> list[T]:
         """Wait for promises and return what was promised; the first error is raised."""
-        return self._processes.get(promises)
+        return self._calls.get(promises)
 
     def put(self, value: T) -> Promise[T]:
         """Store a value once that several calls take as an argument."""
-        stored: Promise[T] = self._processes.put(value)
+        stored: Promise[T] = self._host.put(value)
         return stored
 
     def close(self) -> None:
         """End every process."""
-        self._processes.close()
+        self._host.close()
 
     def __enter__(self) -> SingleController:
         return self

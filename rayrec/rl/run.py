@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from rayrec.actors.rl_worker import RlProcesses
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.training.placements import Placement, on_ray
@@ -137,8 +136,8 @@ class _Run:
     def run(self) -> RlResult:
         config, begun = self._config, time.perf_counter()
         members = {COLOCATED_STAGE: config.placement.learners, LEARNER_STAGE: config.placement.learners}
-        processes = RlProcesses(*self._cluster.host(self._folder.folder.name, members))
-        with SingleController(config, self._device, processes) as controller:
+        host, calls = self._cluster.host(self._folder.folder.name, members)
+        with SingleController(config, self._device, host, calls) as controller:
             training = self._training(controller)
             if self._folder.folder.state["last"] is None:
                 self._validate(training, controller)

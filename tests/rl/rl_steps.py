@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rayrec.actors.in_process import InProcessCalls, InProcessHost
-from rayrec.actors.rl_worker import RlProcesses
 from rayrec.rl.config import RlConfig
 from rayrec.rl.controller import SingleController
 from rayrec.rl.policy import Policy
@@ -28,7 +27,5 @@ def config_of(run: Path, **changes) -> RlConfig:
 
 def training_of(config: RlConfig) -> PolicyTraining:
     policy = Policy.load(config)
-    controller = SingleController(
-        config, policy.task.config.device, RlProcesses(InProcessHost("run"), InProcessCalls())
-    )
+    controller = SingleController(config, policy.task.config.device, InProcessHost("run"), InProcessCalls())
     return PolicyTraining(config, controller, PromptStream(policy.task.dataset, config.prompts, config.seed))

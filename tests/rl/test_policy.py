@@ -144,7 +144,7 @@ def test_weights_are_checked_where_they_arrive(prefix_run):
         worker.sample(chunk, damaged)
 
     assert worker.sample(chunk, sent).policy_version == 1
-    assert worker.sync_seconds() > 0
+    assert worker.seconds()["sync"] > 0
 
 
 def test_held_out_users_are_in_no_prompt(prefix_run):
