@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from benchmarks.quality_page import DATASETS, METHODS, METRICS, DataSet, Method
 from benchmarks.reproduction import Cap, OverCapError, Row, commit_of, is_measured, main, measure
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.evaluation.evaluate_recommender import MODEL
+from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.training.train import train
 from tests.helpers.data import random_events, write_source
 from tests.helpers.runs import MODELS
 
@@ -38,11 +41,11 @@ def sources(tmp_path, monkeypatch) -> Path:
     for module in (reproduction, quality_page):
         monkeypatch.setattr(module, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(quality_page, "FOLDER", tmp_path)
+    monkeypatch.setattr(reproduction, "train", partial(train, cluster=in_process))
     return tmp_path / "sources"
 
 
-@pytest.mark.ray
-def test_a_row_is_made_recorded_and_on_the_page(ray_cluster, sources, tmp_path):
+def test_a_row_is_made_recorded_and_on_the_page(sources, tmp_path):
     assert not is_measured(ROW)
 
     main([str(sources), ROW.name])
@@ -63,8 +66,7 @@ def test_a_row_is_made_recorded_and_on_the_page(ray_cluster, sources, tmp_path):
     assert "CPU min)" in line
 
 
-@pytest.mark.ray
-def test_a_row_that_trains_too_long_fails_with_its_name(ray_cluster, sources, monkeypatch):
+def test_a_row_that_trains_too_long_fails_with_its_name(sources, monkeypatch):
     monkeypatch.setattr(reproduction, "CAP_MINUTES", 0.0)
 
     with pytest.raises(OverCapError, match="tiny/shuffled/tiny, seed 0: step 1 of"):

@@ -123,38 +123,40 @@ def recoveries(run: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.ray
 @pytest.mark.contract
-def test_stateless_stages_that_die_are_replaced_and_nobody_takes_notice(ray_cluster, alone, data, tmp_path):
+def test_stateless_stages_that_die_are_replaced_and_lost_state_is_that_of_the_last_snapshot(
+    ray_cluster, alone, data, tmp_path
+):
+    """Nobody takes notice of the former; after the latter the run goes back by itself."""
     run = tmp_path / "run"
 
     def kill(member: str) -> Callable[[], None]:
         return lambda: kill_process(process_of("run", member))
 
-    train(settings(data), run, on_step=at({5: kill("sample_reader-0"), 9: kill("feature_worker-0")}))
-
-    assert differences(run, alone[0], EPOCHS) == []
-    assert recoveries(run) == []
-
-
-@pytest.mark.ray
-@pytest.mark.contract
-def test_a_run_that_loses_state_goes_back_to_its_last_snapshot_by_itself(ray_cluster, alone, data, tmp_path):
-    """Before the first one, to its beginning."""
-    run = tmp_path / "run"
-
     def kill_server() -> None:
         wait_for_snapshot(run)
-        kill_process(process_of("run", "parameter_server-1"))
+        kill("parameter_server-1")()
 
-    kills = {2: lambda: kill_process(process_of("run", "trainer-0")), 15: kill_server}
+    kills = {3: kill("sample_reader-0"), 6: kill("feature_worker-0"), 15: kill_server}
     train(settings(data), run, on_step=at(kills))
 
-    of_trainer, of_server = recoveries(run)
-    assert of_trainer["reason"].startswith("run/trainer-0 died")
-    assert of_trainer["snapshot"] is None
+    (of_server,) = recoveries(run)
     assert of_server["reason"].startswith("run/parameter_server-1 died")
     assert of_server["snapshot"] in ("step-000000006", "step-000000012")
     assert differences(run, alone[0], EPOCHS) == []
     assert RunFolder.open(run).state["state"] == "finished"
+
+
+def test_a_run_that_loses_state_before_its_first_snapshot_goes_back_to_its_beginning(alone, data, tmp_path):
+    run = tmp_path / "run"
+
+    def lose_trainer() -> None:
+        raise ActorDeathError("run/trainer-0 died")
+
+    train(settings(data), run, on_step=at({2: lose_trainer}), cluster=in_process)
+
+    (of_trainer,) = recoveries(run)
+    assert (of_trainer["reason"], of_trainer["snapshot"]) == ("run/trainer-0 died", None)
+    assert differences(run, alone[0], EPOCHS) == []
 
 
 @pytest.mark.ray

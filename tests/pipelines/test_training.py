@@ -135,7 +135,7 @@ def test_a_run_that_is_terminated_says_so(data, tmp_path):
         raise SystemExit(15)
 
     with pytest.raises(SystemExit):
-        train(settings(data), tmp_path / "run", on_step=terminated)
+        train(settings(data), tmp_path / "run", on_step=terminated, cluster=in_process)
 
     state = RunFolder.open(tmp_path / "run").state
     assert (state["state"], state["error"]) == ("stopped", "terminated")
@@ -144,9 +144,8 @@ def test_a_run_that_is_terminated_says_so(data, tmp_path):
 def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(
     uninterrupted, interrupted, data, tmp_path
 ):
-    """Also on moved data, other numbers of servers, readers and feature workers, and in the other mode.
-
-    And as Ray calls, where the run that was not stopped went through shared memory.
+    """Also on moved data, other numbers of servers, readers and feature workers, in the other mode, and in
+    this process, where the run that was not stopped was on Ray.
     """
     expected_run, losses = uninterrupted
     run = tmp_path / "run"
@@ -158,10 +157,9 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_stopped(
         pipeline__num_readers=2,
         pipeline__num_feature_workers=2,
         pipeline__mode="sync",
-        sparse__transport="ray",
     )
 
-    result = train(elsewhere, run, resume=True)
+    result = train(elsewhere, run, resume=True, cluster=in_process)
 
     found, expected = last_snapshot(run), last_snapshot(expected_run)
     assert result.final_loss == losses[-1]

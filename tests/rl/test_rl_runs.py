@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 from typer.testing import CliRunner
 
-from rayrec.actors.rl_worker import RlProcesses
-from rayrec.actors.spawning import RayCalls, RayHost
 from rayrec.cli import app
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -19,12 +18,9 @@ from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.training.placements import in_process
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
-from rayrec.rl.controller import SingleController
-from rayrec.rl.policy import Policy
-from rayrec.rl.prompts import PromptStream
 from rayrec.rl.rewards.base import RewardError
 from rayrec.rl.run import train_policy
-from rayrec.rl.training import CollapsedError, PolicyTraining
+from rayrec.rl.training import CollapsedError, StepReport
 from tests.helpers.runs import make_run
 
 STEPS = 4
@@ -104,11 +100,10 @@ def test_a_run_leaves_what_everything_else_reads(colocated, supervised):
     assert report["held_out"]["num_users"] < report["all"]["num_users"]
 
 
-@on_ray
-@pytest.mark.parametrize("rollouts", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("rollouts", [1, 2])
 def test_workers_of_their_own_make_the_same_updates_to_the_bit(supervised, colocated, tmp_path, rollouts):
     config = config_of(supervised, placement=placed(kind="disaggregated", rollouts=rollouts))
-    train_policy(config, tmp_path / "run")
+    train_policy(config, tmp_path / "run", cluster=in_process)
     expected = final_weights(colocated)
     for name, array in final_weights(tmp_path / "run").items():
         assert np.array_equal(array, expected[name]), name
@@ -135,33 +130,28 @@ def test_asynchronous_rollouts_are_not_older_than_their_bound(supervised, tmp_pa
 
 
 @on_ray
-def test_a_killed_rollout_worker_loses_no_prompt_and_doubles_none(supervised):
-    """It is killed while the next batch is with it: what comes out is what would have come out."""
-    config = config_of(
-        supervised, placement=placed(kind="disaggregated", rollouts=2, max_policy_lag=1), steps=6
-    )
-    expected, _ = trained(config, "left-alone", kills=())
-    found, (before, after) = trained(config, "killed", kills=(1, 3, 5))
-    assert not set(before) & set(after)
-    for name, array in found.items():
+def test_a_killed_rollout_worker_loses_no_prompt_and_doubles_none(supervised, tmp_path):
+    """Each is killed while the next batch is with it: what comes out is what comes out in one process."""
+    config = config_of(supervised, placement=placed(kind="disaggregated", rollouts=2, max_policy_lag=1))
+    train_policy(config, tmp_path / "one-process", cluster=in_process)
+    killed: dict[int, int] = {}
+
+    def process_of(rank: int) -> int:
+        return ray.get(ray.get_actor(f"run/rl_rollouts-{rank}").__ray_call__.remote(lambda _: os.getpid()))
+
+    def kill(report: StepReport, _: int) -> None:
+        if (rank := report.step - 1) < 2:
+            killed[rank] = process_of(rank)
+            os.kill(killed[rank], signal.SIGKILL)
+        elif report.step == STEPS:
+            assert not {process_of(rank) for rank in range(2)} & set(killed.values())
+
+    train_policy(config, tmp_path / "run", on_step=kill)
+
+    assert len(killed) == 2
+    expected = final_weights(tmp_path / "one-process")
+    for name, array in final_weights(tmp_path / "run").items():
         assert np.array_equal(array, expected[name]), name
-
-
-def trained(config: RlConfig, name: str, kills: tuple[int, ...]):
-    """(weights, ids of the rollout processes before and after), a worker being killed after some steps."""
-    policy = Policy.load(config)
-    prompts = PromptStream(policy.task.dataset, config.prompts, config.seed)
-    with SingleController(
-        config, policy.task.config.device, RlProcesses(RayHost(name), RayCalls())
-    ) as controller:
-        before = controller.rollout_process_ids()
-        for report in PolicyTraining(config, controller, prompts).steps():
-            if report.step in kills:
-                alive = controller.rollout_process_ids()
-                os.kill(alive[report.step // 2 % 2], signal.SIGKILL)
-        after = controller.rollout_process_ids()
-        (weights,) = controller.get([controller.weights()])
-    return {name: array.copy() for name, array in weights.arrays.items()}, (before, after)
 
 
 LEARNS_TWICE = {"learning_rate": 0.003, "updates_per_batch": 2}

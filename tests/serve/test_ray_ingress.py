@@ -9,7 +9,6 @@ import stat
 from pathlib import Path
 
 import pytest
-from ray import serve
 from ray.serve._private import constants
 from ray.serve.config import HTTPOptions
 from ray.serve.handle import DeploymentHandle
@@ -28,8 +27,6 @@ from rayrec.serve.on_ray.ray_ingress import (
     Kind,
     ingress_of_joined_cluster,
     ingress_of_own_cluster,
-    of_session,
-    sticky_routing,
 )
 from rayrec.serve.web.guards import BODY_TIMEOUT_S
 from tests.serve.certificates import make_certificate
@@ -116,29 +113,6 @@ def test_where_contexts_are_kept_users_go_to_the_replica_that_has_theirs(tmp_pat
     assert not STICKY.keys() & chosen().variables.keys()
     monkeypatch.setenv(HAPROXY_SWITCH, "0")
     assert STICKY.items() <= chosen(prefix_cache_mib=8).variables.items()
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
-def test_calls_of_a_session_go_to_one_replica():
-    @serve.deployment(num_replicas=2, ray_actor_options={"num_cpus": 0.1}, **sticky_routing())
-    class Process:
-        def id(self) -> int:
-            return os.getpid()
-
-    handle = serve.run(Process.bind(), name="sticky", route_prefix=None)
-    try:
-
-        def asked(session: str) -> int:
-            return of_session(handle, session).id.remote().result()
-
-        sessions = [f"session {number}" for number in range(20)]
-        first = [asked(session) for session in sessions]
-        assert [asked(session) for session in sessions] == first
-        assert len(set(first)) == 2
-    finally:
-        serve.delete("sticky")
-        serve.shutdown()
 
 
 def test_what_the_environment_says_already_stays_and_is_told(tmp_path, monkeypatch):

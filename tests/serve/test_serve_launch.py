@@ -1,3 +1,4 @@
+import os
 import socket
 
 import pytest
@@ -9,7 +10,7 @@ from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
-from rayrec.serve.on_ray.ray_ingress import RunningServe
+from rayrec.serve.on_ray.ray_ingress import RunningServe, of_session, sticky_routing
 from rayrec.serve.on_ray.serving import joined
 from tests.helpers.http import fetch
 from tests.helpers.ranking import prepared_clicks, ranker_run
@@ -100,17 +101,28 @@ def test_the_service_answers_like_the_model_and_leaves_nothing_behind(run, free_
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_serve_that_runs_is_joined_and_left_as_it_was(run, free_port, caplog):
+    """Whose other application sends calls of a session to one replica, as ours do."""
+
     class Other:  # not of this module, which workers cannot import
         async def __call__(self, request):
             return "other"
 
+        def process(self):
+            return os.getpid()
+
     serve.start(http_options={"host": "127.0.0.1", "port": free_port})
     try:
-        serve.run(serve.deployment(Other).bind(), name="other", route_prefix="/other")
+        options = {"num_replicas": 2, "ray_actor_options": {"num_cpus": 0.1}, **sticky_routing()}
+        other = serve.deployment(Other, **options).bind()
+        handle = serve.run(other, name="other", route_prefix="/other")
         with serving(run, ServeConfig(port=free_port + 1)) as url:
             status, answer = fetch(f"{url}/v1/recommend", {"user_id": "u3", "k": 3})
         left = serve.status().applications
-        serve.run(serve.deployment(Other).bind(), name="other", route_prefix="/")
+        asked = [
+            [of_session(handle, f"session {number}").process.remote().result() for number in range(20)]
+            for _ in range(2)
+        ]
+        serve.run(other, name="other", route_prefix="/")
         with pytest.raises(InputError, match="its application 'other' has all routes"):
             start(run, port=free_port)
     finally:
@@ -120,6 +132,8 @@ def test_a_serve_that_runs_is_joined_and_left_as_it_was(run, free_port, caplog):
     assert (status, len(answer["items"])) == (200, 3)
     assert f"not in force: --port {free_port + 1}" in caplog.text
     assert list(left) == ["other"]
+    assert asked[0] == asked[1]
+    assert len(set(asked[0])) == 2
 
 
 def test_a_serve_that_runs_has_to_have_the_tls_that_is_wanted():
