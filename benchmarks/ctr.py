@@ -40,7 +40,7 @@ from benchmarks.peer_process import MEMORY, SETTLE_S, PeerProcess, steps_per_sec
 from benchmarks.spine import PipelineWindows
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
-from rayrec.pipelines.training.on_ray import running_stages
+from rayrec.pipelines.training.ray_stages import running_stages
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.console import log

@@ -32,7 +32,7 @@ from torch import nn
 
 from benchmarks.ctr_peers import CROSS_LAYERS, rechub_model
 from examples import keras_dlrm
-from rayrec.models.program.program import Placement
+from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate_scorer import SCORED, evaluate_scorer
 from rayrec.pipelines.inference.scorer import Scorer
@@ -115,7 +115,7 @@ def _in_keras(config: RunConfig, folder: Path) -> RunConfig:
     assembly = assemble(config)
     assert isinstance(assembly.task, ImpressionTask)
     spec = assembly.task.program(assembly.dense_optimizer())
-    program = spec.build(Placement(HOST.torch, config.seed))
+    program = spec.build(ProgramPlacement(HOST.torch, config.seed))
     weights = folder / "initial.npz"
     np.savez(weights, **keras_dlrm.from_torch(program.weights()))
     model = config.model

@@ -36,8 +36,8 @@ from examples import one_file_trainer
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
-from rayrec.pipelines.training.on_ray import running_stages
 from rayrec.pipelines.training.pipeline import TrainingPipeline
+from rayrec.pipelines.training.ray_stages import running_stages
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.cluster import ray_cluster

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rayrec.models.program.program import Placement
+from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import RunState, write_snapshot
@@ -37,7 +37,9 @@ def untrained_run(path: Path, data: Path, model: dict[str, Any]) -> Path:
     assembly = assemble(config, checksums=False)
     assert not assembly.tables, "rows would have to be written"
     folder.keep_columns(assembly.rows.columns)
-    program = assembly.task.program(assembly.dense_optimizer()).build(Placement(HOST.torch, config.seed))
+    program = assembly.task.program(assembly.dense_optimizer()).build(
+        ProgramPlacement(HOST.torch, config.seed)
+    )
     weights = {name: array * 4 if array.ndim > 1 else array for name, array in program.weights().items()}
     state = RunState(
         committed_step=0,

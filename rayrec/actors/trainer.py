@@ -27,7 +27,7 @@ from rayrec.embeddings.lookup.lookups import LookupStats, TrainerLink
 from rayrec.embeddings.transport.client import ShardClient
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.program.program import (
-    Placement,
+    ProgramPlacement,
     ProgramSpec,
     RankedItems,
     RecommendingProgram,
@@ -68,7 +68,7 @@ class TrainerSpec:
 
 
 @dataclass(frozen=True)
-class StepReport:
+class TrainerReport:
     """One trainer's account of one step."""
 
     step: int
@@ -130,7 +130,7 @@ class Trainer:
         self._utilization = Utilization(self._matrix_rate())
         self._row_dims = {table.name: table.dim for table in spec.tables}
         self._program = spec.program.build(
-            Placement(
+            ProgramPlacement(
                 self._device.torch,
                 spec.seed,
                 spec.compute,
@@ -159,7 +159,7 @@ class Trainer:
         with self._heartbeats.during("prefetch", features.step), self._clock.busy(num_batches=0):
             self._lookups.prefetch(features.step, features.lookups)
 
-    def train(self, features: FeatureBatch | ImpressionBatch) -> StepReport:
+    def train(self, features: FeatureBatch | ImpressionBatch) -> TrainerReport:
         """Stages 3 to 5 for one batch; steps come in order."""
         with self._heartbeats.during("train", features.step), self._clock.busy():
             rows = self._lookups.rows(features.step, features.lookups)
@@ -170,7 +170,7 @@ class Trainer:
                 self._program.update()
             self._utilization.add(self._program.flops(features, self._row_dims))
         self._metrics.after_batch(self._times(), self._figures)
-        return StepReport(features.step, gradients.loss_sum, features.num_targets, features.counts)
+        return TrainerReport(features.step, gradients.loss_sum, features.num_targets, features.counts)
 
     def drain(self) -> None:
         """Wait until the servers have committed every step sent so far."""

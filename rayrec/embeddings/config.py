@@ -22,10 +22,10 @@ from rayrec.platform.schedule import RateSchedule
 __all__ = [
     "AdagradConfig",
     "AdamConfig",
-    "AdmissionConfig",
     "DiskConfig",
     "EvictionConfig",
     "FtrlConfig",
+    "IdAdmissionConfig",
     "OptimizerConfig",
     "PartialRowwiseAdamConfig",
     "RowwiseAdagradConfig",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 
-class AdmissionConfig(Config):
+class IdAdmissionConfig(Config):
     """Which ids get a row. Until then an id has its initial value, and its gradients are dropped."""
 
     min_sightings: int = Field(default=1, ge=1, le=65_535)
@@ -109,7 +109,7 @@ class TableConfig(Config):
     optimizer: OptimizerConfig = RowwiseAdagradConfig()
     init_scale: float = Field(default=0.05, ge=0)
     """A new row is uniform in [-init_scale, init_scale)."""
-    admission: AdmissionConfig = AdmissionConfig()
+    admission: IdAdmissionConfig = IdAdmissionConfig()
     eviction: EvictionConfig | None = None
     """None: every row stays."""
     disk: DiskConfig | None = None

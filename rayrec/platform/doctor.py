@@ -33,7 +33,7 @@ MIN_SHARED_MEMORY = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One line of the examination."""
 
     subject: str
@@ -41,7 +41,7 @@ class Finding:
     detail: str
 
 
-def examine(machine: Surroundings = HERE) -> list[Finding]:
+def examine(machine: Surroundings = HERE) -> list[Diagnosis]:
     """Look at everything; nothing is started or changed."""
     return [
         _python(),
@@ -54,35 +54,35 @@ def examine(machine: Surroundings = HERE) -> list[Finding]:
     ]
 
 
-def is_healthy(findings: list[Finding]) -> bool:
+def is_healthy(findings: list[Diagnosis]) -> bool:
     """Whether nothing that every run needs is missing."""
     return all(finding.status != "missing" for finding in findings)
 
 
-def _python() -> Finding:
+def _python() -> Diagnosis:
     # Older ones cannot even import this module.
-    return Finding("Python", "ok", ".".join(map(str, sys.version_info[:3])))
+    return Diagnosis("Python", "ok", ".".join(map(str, sys.version_info[:3])))
 
 
-def _required(machine: Surroundings) -> Iterator[Finding]:
+def _required(machine: Surroundings) -> Iterator[Diagnosis]:
     requirements = [one for one in map(Requirement, machine.requirements()) if _applies(one, "")]
     if not requirements:
         reason = "run from source, without metadata: pip install --editable '.[cpu]'"
-        yield Finding("RayRec", "optional", f"versions are not checked; {reason}")
+        yield Diagnosis("RayRec", "optional", f"versions are not checked; {reason}")
     # torch comes with an extra, since there are several builds of it.
     for one in [Requirement("torch"), *requirements]:
         version = machine.version(one.name)
         if version is None:
             how = "install RayRec with its dependencies: pip install 'rayrec[cpu]'"
-            yield Finding(one.name, "missing", how)
+            yield Diagnosis(one.name, "missing", how)
         elif not one.specifier.contains(version, prereleases=True):
             how = f"pip install '{one.name}{one.specifier}'"
-            yield Finding(one.name, "missing", f"{version}, needed is {one.specifier}: {how}")
+            yield Diagnosis(one.name, "missing", f"{version}, needed is {one.specifier}: {how}")
         else:
-            yield Finding(one.name, "ok", version)
+            yield Diagnosis(one.name, "ok", version)
 
 
-def _optional(extra: str, machine: Surroundings) -> Finding:
+def _optional(extra: str, machine: Surroundings) -> Diagnosis:
     """An extra is there when everything that it asks for is."""
     requirements = [one for one in map(Requirement, machine.requirements()) if _applies(one, extra)]
     requirements = [one for one in requirements if not _applies(one, "")]
@@ -95,40 +95,42 @@ def _optional(extra: str, machine: Surroundings) -> Finding:
     subject, purpose = f"extra {extra}", EXTRAS[extra]
     if missing or not versions:
         lacks = f" ({', '.join(missing)} missing)" if len(missing) < len(versions) else ""
-        return Finding(subject, "optional", f"not installed{lacks}; for {purpose}: {command}")
+        return Diagnosis(subject, "optional", f"not installed{lacks}; for {purpose}: {command}")
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return Finding(subject, "ok", f"for {purpose}: {found}")
+    return Diagnosis(subject, "ok", f"for {purpose}: {found}")
 
 
 def _applies(requirement: Requirement, extra: str) -> bool:
     return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
-def _device(kind: str, machine: Surroundings) -> Finding:
+def _device(kind: str, machine: Surroundings) -> Diagnosis:
     reason = devices.why_missing(kind)
     facts = ", ".join(f"{name} {value}" for name, value in device_facts(kind, machine).items())
     if reason is None:
-        return Finding(f"device {kind}", "ok", f"can be used; {facts}" if facts else "can be used")
-    return Finding(f"device {kind}", "optional", f"{reason}; found: {facts}" if facts else reason)
+        return Diagnosis(f"device {kind}", "ok", f"can be used; {facts}" if facts else "can be used")
+    return Diagnosis(f"device {kind}", "optional", f"{reason}; found: {facts}" if facts else reason)
 
 
-def _framework(name: str, machine: Surroundings) -> Finding:
+def _framework(name: str, machine: Surroundings) -> Diagnosis:
     is_there, detail = examine_framework(name, machine)
-    return Finding(f"framework {name}", "ok" if is_there else "optional", detail)
+    return Diagnosis(f"framework {name}", "ok" if is_there else "optional", detail)
 
 
-def _cpus() -> Finding:
-    return Finding("CPUs", "ok", f"{os.cpu_count()} logical")
+def _cpus() -> Diagnosis:
+    return Diagnosis("CPUs", "ok", f"{os.cpu_count()} logical")
 
 
-def _shared_memory() -> Finding:
+def _shared_memory() -> Diagnosis:
     path = "/dev/shm"
     if not os.path.isdir(path):
-        return Finding("shared memory", "optional", f"no {path}: Ray keeps objects on disk, which is slower")
+        return Diagnosis(
+            "shared memory", "optional", f"no {path}: Ray keeps objects on disk, which is slower"
+        )
     free = shutil.disk_usage(path).free
     size = f"{free / 2**20:,.0f} MiB free in {path}"
     if free >= MIN_SHARED_MEMORY:
-        return Finding("shared memory", "ok", size)
-    return Finding(
+        return Diagnosis("shared memory", "ok", size)
+    return Diagnosis(
         "shared memory", "optional", f"{size}: Ray will be slower; in a container, raise --shm-size"
     )

@@ -105,7 +105,7 @@ class AlarmConfig(Config):
     """Smallest entropy, as a share of that of the first steps."""
 
 
-class PlacementConfig(Config):
+class RlPlacementConfig(Config):
     """Which processes do what.
 
     `colocated`: the same processes sample and learn in turn; `disaggregated`: processes of their own, in
@@ -167,7 +167,7 @@ class RlConfig(Config):
     rewards: RewardsConfig
     learner: LearnerConfig = LearnerConfig()
     alarms: AlarmConfig = AlarmConfig()
-    placement: PlacementConfig = PlacementConfig()
+    placement: RlPlacementConfig = RlPlacementConfig()
     evaluation: RlEvaluationConfig = RlEvaluationConfig()
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.decoding.prefixes import item_code_log_probs
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.program.program import DivergedError, Rows, SumOverTrainers
-from rayrec.models.program.torch_program import TorchProgram, TrainedModel
+from rayrec.models.program.torch_program import TorchProgram, TrainableModel
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.devices import device_named
 from rayrec.platform.schedule import RateSchedule
@@ -153,7 +153,7 @@ class PolicyProgram(TorchProgram):
         self._loss.metrics = {}
 
     @property
-    def _trained(self) -> TrainedModel:
+    def _trained(self) -> TrainableModel:
         return self._loss
 
     def _batch(self, features: PolicyBatch, rows: Rows, training: bool) -> PolicyBatch:

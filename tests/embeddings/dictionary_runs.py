@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from rayrec.embeddings.config import AdmissionConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.config import EvictionConfig, IdAdmissionConfig, TableConfig
 from rayrec.embeddings.lookup.bounded_stale import BoundedStale
 from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
 from rayrec.embeddings.lookup.cache.device_cache import device_caches
@@ -45,7 +45,7 @@ TABLES = st.builds(
     weight_dtype=st.sampled_from(["float32", "float32", "bfloat16", "float16"]),
     optimizer=st.sampled_from(OPTIMIZERS),
     admission=st.builds(
-        AdmissionConfig,
+        IdAdmissionConfig,
         min_sightings=st.sampled_from([1, 1, 2, 3]),
         forget_after_steps=st.none() | st.integers(1, 3),
         every_steps=st.integers(1, 3),

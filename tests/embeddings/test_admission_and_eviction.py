@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import bucket_of
 from rayrec.embeddings.config import (
-    AdmissionConfig,
     EvictionConfig,
+    IdAdmissionConfig,
     SgdConfig,
     TableConfig,
 )
@@ -25,7 +25,7 @@ configs = st.builds(
     weight_dtype=st.sampled_from(["float32", "bfloat16", "float16"]),
     optimizer=st.sampled_from(OPTIMIZERS),
     admission=st.builds(
-        AdmissionConfig,
+        IdAdmissionConfig,
         min_sightings=st.integers(1, 3),
         forget_after_steps=st.none() | st.integers(1, 4),
         every_steps=st.integers(1, 3),
@@ -86,7 +86,9 @@ def touch(table: EmbeddingTable, step: int, *ids: int) -> None:
 
 def test_an_id_gets_its_row_with_the_sighting_that_admits_it():
     table = EmbeddingTable(
-        TableConfig(name="t", dim=2, optimizer=SgdConfig(lr=1.0), admission=AdmissionConfig(min_sightings=3))
+        TableConfig(
+            name="t", dim=2, optimizer=SgdConfig(lr=1.0), admission=IdAdmissionConfig(min_sightings=3)
+        )
     )
     ids_M = np.array([5], dtype=np.int64)
     before_MD = table.lookup(ids_M)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import (
     AdamConfig,
-    AdmissionConfig,
     DiskConfig,
     EvictionConfig,
+    IdAdmissionConfig,
     RowwiseAdagradConfig,
     TableConfig,
 )
@@ -52,7 +52,7 @@ RULED = TableConfig(
     seed=1,
     optimizer=AdamConfig(),
     weight_dtype="bfloat16",
-    admission=AdmissionConfig(min_sightings=2, forget_after_steps=3, every_steps=2),
+    admission=IdAdmissionConfig(min_sightings=2, forget_after_steps=3, every_steps=2),
     eviction=EvictionConfig(max_age_steps=2, every_steps=2, remember_steps=3),
 )
 CONFIGS = {"plain": PLAIN, "ruled": RULED}

@@ -5,7 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from rayrec.embeddings.config import AdmissionConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.config import EvictionConfig, IdAdmissionConfig, TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.table.table import EmbeddingTable
@@ -50,7 +50,7 @@ def test_steps_without_new_rows_go_on_at_the_limit():
 
 @pytest.mark.parametrize("min_sightings", [1, 2])
 def test_what_more_ids_will_take_is_foretold(min_sightings):
-    config = ITEMS.model_copy(update={"admission": AdmissionConfig(min_sightings=min_sightings)})
+    config = ITEMS.model_copy(update={"admission": IdAdmissionConfig(min_sightings=min_sightings)})
     EmbeddingTable(config).reserve(np.arange(2000))  # compiles
     table, first = EmbeddingTable(config), 0
     for num_more in (1, 600, 14, 1, 5000, 1, 40_000):

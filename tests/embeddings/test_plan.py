@@ -22,9 +22,9 @@ from rayrec.embeddings.capacity import (
 from rayrec.embeddings.config import (
     AdagradConfig,
     AdamConfig,
-    AdmissionConfig,
     DiskConfig,
     EvictionConfig,
+    IdAdmissionConfig,
     PartialRowwiseAdamConfig,
     RowwiseAdagradConfig,
     SgdConfig,
@@ -84,7 +84,7 @@ def test_ids_that_wait_and_rows_that_were_given_up_stay_within_the_plan():
     config = TableConfig(
         name="items",
         dim=4,
-        admission=AdmissionConfig(min_sightings=2),
+        admission=IdAdmissionConfig(min_sightings=2),
         eviction=EvictionConfig(max_age_steps=1, every_steps=2),
     )
     table, most = EmbeddingTable(config), 0

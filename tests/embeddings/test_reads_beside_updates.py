@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from rayrec.embeddings.config import (
-    AdmissionConfig,
     DiskConfig,
     EvictionConfig,
+    IdAdmissionConfig,
     RowwiseAdagradConfig,
     TableConfig,
 )
@@ -196,7 +196,7 @@ def test_rows_are_never_torn_nor_older_than_asked_for(monkeypatch, names_step):
 def test_rows_do_not_depend_on_how_often_reads_are_let_in(monkeypatch):
     config = ITEMS.model_copy(
         update={
-            "admission": AdmissionConfig(min_sightings=2),
+            "admission": IdAdmissionConfig(min_sightings=2),
             "eviction": EvictionConfig(max_age_steps=3, every_steps=2),
         }
     )

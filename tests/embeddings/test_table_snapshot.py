@@ -9,8 +9,8 @@ import pytest
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import (
     AdamConfig,
-    AdmissionConfig,
     EvictionConfig,
+    IdAdmissionConfig,
     RowwiseAdagradConfig,
     SgdConfig,
     TableConfig,
@@ -76,7 +76,7 @@ def assert_same(first: TableRows, second: TableRows) -> None:
 
 def test_sightings_and_tombstones_go_to_the_shards_of_their_ids(tmp_path):
     rule = {
-        "admission": AdmissionConfig(min_sightings=2),
+        "admission": IdAdmissionConfig(min_sightings=2),
         "eviction": EvictionConfig(max_age_steps=1, every_steps=1),
         "weight_dtype": "bfloat16",
     }

@@ -9,9 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from rayrec.embeddings.config import (
     AdamConfig,
-    AdmissionConfig,
     DiskConfig,
     EvictionConfig,
+    IdAdmissionConfig,
     RowwiseAdagradConfig,
     TableConfig,
 )
@@ -62,7 +62,7 @@ class TieredMachine(RuleBasedStateMachine):
     @initialize(
         dtype=st.sampled_from(["float32", "bfloat16"]),
         optimizer=st.sampled_from([RowwiseAdagradConfig(), AdamConfig()]),
-        admission=st.sampled_from([AdmissionConfig(), AdmissionConfig(min_sightings=2)]),
+        admission=st.sampled_from([IdAdmissionConfig(), IdAdmissionConfig(min_sightings=2)]),
         eviction=st.sampled_from([None, EvictionConfig(max_age_steps=3, every_steps=2)]),
     )
     def start(self, dtype, optimizer, admission, eviction):
@@ -252,7 +252,7 @@ def test_a_full_disk_refuses_the_step_and_loses_no_row(few_rows, file_limit, mon
 def test_parts_of_an_export_follow_each_other_and_are_the_export(few_rows, monkeypatch):
     few_rows(100)
     monkeypatch.setattr(tiered_rows, "_COPY_BYTES", 4 * 8 * 50)
-    config = CONFIG.model_copy(update={"admission": AdmissionConfig(min_sightings=2)})
+    config = CONFIG.model_copy(update={"admission": IdAdmissionConfig(min_sightings=2)})
     table, ids_M = EmbeddingTable(with_disk(config)), np.arange(1000)
     table.apply(ids_M, gradients(0, 1000), 0)
     table.apply(ids_M[:900], gradients(1, 900), 1)

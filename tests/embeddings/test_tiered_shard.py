@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import ShardMap
-from rayrec.embeddings.config import AdmissionConfig, DiskConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.config import DiskConfig, EvictionConfig, IdAdmissionConfig, TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot import snapshot
@@ -195,7 +195,7 @@ def test_a_larger_table_is_read_in_parts_by_any_number_of_shards(tmp_path, monke
     monkeypatch.setattr(snapshot, "_ROWS_PER_GROUP", 100)
     config = CONFIG.model_copy(
         update={
-            "admission": AdmissionConfig(min_sightings=2),
+            "admission": IdAdmissionConfig(min_sightings=2),
             "eviction": EvictionConfig(max_age_steps=1, every_steps=4),
         }
     )

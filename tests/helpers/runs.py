@@ -15,7 +15,7 @@ from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.snapshot.snapshot import write_table
 from rayrec.embeddings.transport.client import LocalTransport
-from rayrec.models.program.program import Placement
+from rayrec.models.program.program import ProgramPlacement
 from rayrec.models.tokenizers.fit import fit_registry
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -143,7 +143,7 @@ def _train_one_epoch(run: RunFolder, assembly: Assembly, snapshots_after: Sequen
     shard = EmbeddingShard(assembly.tables, shard=0, num_trainers=1)
     lookups = SyncLookups(TrainerLink(assembly.tables, ShardMap(1), LocalTransport([shard])))
     spec = assembly.task.program(assembly.dense_optimizer())
-    program = spec.build(Placement(get_device(config.device).torch, config.seed))
+    program = spec.build(ProgramPlacement(get_device(config.device).torch, config.seed))
     reader, cursor = SampleReader(plan.spec), Cursor(assembly.rows.fingerprint)
     base: Path | None = None
     last_step = plan.steps_per_epoch - 1

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.models.program.program import Placement
+from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.recommender import Recommender
@@ -53,7 +53,7 @@ def test_every_model_takes_the_batches_of_a_run(dataset: ImpressionDataset, name
     )
     assembly = assemble(config)
     program = assembly.task.program(assembly.dense_optimizer()).build(
-        Placement(get_device("cpu").torch, config.seed)
+        ProgramPlacement(get_device("cpu").torch, config.seed)
     )
     rows = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(0))
     (batch,) = assembly.features.training(0, rows)

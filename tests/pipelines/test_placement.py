@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayrec.pipelines.cluster import reservation
-from rayrec.pipelines.cluster.placement import ActorGroup, Node, NoRoomError, actor_groups, assign, selects
+from rayrec.pipelines.cluster.placement import ActorGroup, Node, NoNodeError, actor_groups, assign, selects
 from rayrec.pipelines.cluster.placement_check import check_possible, still_waiting
 from rayrec.pipelines.cluster.reservation import Reservation
 from rayrec.pipelines.config.run import RunConfig
@@ -56,7 +56,7 @@ def test_a_group_is_laid_out_as_its_strategy_says(strategy, count, expected):
     ("strategy", "count", "num_missing"), [("STRICT_PACK", 9, 9), ("STRICT_SPREAD", 4, 1), ("SPREAD", 17, 1)]
 )
 def test_what_does_not_fit_is_counted(strategy, count, num_missing):
-    with pytest.raises(NoRoomError) as raised:
+    with pytest.raises(NoNodeError) as raised:
         assign([group(count, strategy)], THREE)
 
     assert raised.value.num_missing == num_missing
@@ -143,7 +143,7 @@ def test_what_can_never_start_is_refused_with_what_there_is(bad, sentence):
 def test_who_waits_says_for_what():
     nodes = [node("a", "server", {"CPU": 0.5}), node("b", "trainer"), node("c", "server", {"CPU": 1})]
     servers = group(2, labels={"role": "server"})
-    with pytest.raises(NoRoomError) as raised:
+    with pytest.raises(NoNodeError) as raised:
         assign([servers], nodes)
 
     assert still_waiting(raised.value, nodes, 61.3) == (

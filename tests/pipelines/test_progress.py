@@ -6,19 +6,19 @@ import json
 import math
 
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.pipelines.training.progress import Progress
+from rayrec.pipelines.training.progress import RunProgress
 
 
 def test_what_is_no_number_does_not_stay_the_best():
     progress = (
-        Progress().validated(math.nan, 10).validated(0.6, 20).validated(0.5, 30).validated(math.nan, 40)
+        RunProgress().validated(math.nan, 10).validated(0.6, 20).validated(0.5, 30).validated(math.nan, 40)
     )
 
     assert (progress.best_value, progress.best_step, progress.stale) == (0.6, 20, 2)
 
 
 def test_of_equal_values_the_first_is_the_best():
-    progress = Progress().validated(0.5, 10).validated(0.5, 20)
+    progress = RunProgress().validated(0.5, 10).validated(0.5, 20)
 
     assert (progress.best_step, progress.stale) == (10, 1)
 

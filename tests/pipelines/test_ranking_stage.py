@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.inference.ranking_stage import Objective, RankingStage
+from rayrec.pipelines.inference.ranking_stage import RankingObjective, RankingStage
 from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.errors import InputError
@@ -218,7 +218,7 @@ def test_labels_are_put_together_as_configured():
     scores_BK = np.array([[-1.0, -2.0, -np.inf]])
 
     def made(**config: Any) -> list[float]:
-        objective = Objective(RankingConfig(run="r", **config), ("click", "like"), "r")
+        objective = RankingObjective(RankingConfig(run="r", **config), ("click", "like"), "r")
         return objective(probabilities_BKT, scores_BK)[0, :2].tolist()
 
     assert made(objective={"like": 1.0}) == pytest.approx([0.1, 0.4])

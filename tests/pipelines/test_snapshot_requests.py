@@ -10,7 +10,7 @@ import pytest
 
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.pipelines.runs.snapshot_requests import Answer, SnapshotRequests, request_snapshot
+from rayrec.pipelines.runs.snapshot_requests import SnapshotAnswer, SnapshotRequests, request_snapshot
 from rayrec.platform.errors import InputError
 
 CONFIG = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})
@@ -21,7 +21,7 @@ def run(tmp_path) -> Path:
     return RunFolder.create(tmp_path / "run", CONFIG).path
 
 
-def answer_one(run: Path, answer: Answer) -> threading.Thread:
+def answer_one(run: Path, answer: SnapshotAnswer) -> threading.Thread:
     requests = SnapshotRequests(run)
 
     def work() -> None:
@@ -36,7 +36,7 @@ def answer_one(run: Path, answer: Answer) -> threading.Thread:
 
 def test_who_asks_is_told_where_the_snapshot_is_and_nothing_is_left(run):
     with RunFolder.locked(run, "run"):
-        thread = answer_one(run, Answer("step-000000007"))
+        thread = answer_one(run, SnapshotAnswer("step-000000007"))
         path = request_snapshot(run, timeout_s=30.0)
         thread.join()
 
@@ -46,7 +46,7 @@ def test_who_asks_is_told_where_the_snapshot_is_and_nothing_is_left(run):
 
 def test_a_snapshot_that_fails_says_why(run):
     with RunFolder.locked(run, "run"):
-        thread = answer_one(run, Answer(None, "OSError: no space left"))
+        thread = answer_one(run, SnapshotAnswer(None, "OSError: no space left"))
         with pytest.raises(InputError, match="could not be written: OSError: no space left"):
             request_snapshot(run, timeout_s=30.0)
         thread.join()
@@ -83,7 +83,7 @@ def test_an_answer_that_is_a_runs_last_act_is_heard(run, monkeypatch):
     def is_alive(self: RunFolder) -> bool:
         if next(asked, False):
             return True
-        requests.answer(requests.pending(), Answer("step-000000007"))
+        requests.answer(requests.pending(), SnapshotAnswer("step-000000007"))
         return False
 
     monkeypatch.setattr(RunFolder, "is_alive", property(is_alive))

@@ -18,9 +18,9 @@ from rayrec.embeddings.transport.protocol import LookupCall
 from rayrec.pipelines.cluster import reservation
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
-from rayrec.pipelines.training import on_ray
-from rayrec.pipelines.training.on_ray import running_stages
+from rayrec.pipelines.training import ray_stages
 from rayrec.pipelines.training.pipeline import TrainingPipeline
+from rayrec.pipelines.training.ray_stages import running_stages
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.ray_errors import ActorDeathError, StageHungError
 from tests.helpers.data import small_dataset
@@ -135,7 +135,7 @@ def test_a_run_without_room_for_all_its_actors_starts_none_and_says_what_is_miss
         assert not any(name.startswith("room/") for name in running)
         ray.kill(other)
 
-    monkeypatch.setattr(on_ray, "START_PATIENCE_S", 0.5)
+    monkeypatch.setattr(ray_stages, "START_PATIENCE_S", 0.5)
     monkeypatch.setattr(reservation.logger, "warning", warning)
 
     with running_stages("room", assembly_of()) as stages:
@@ -197,5 +197,5 @@ def test_an_actor_that_hangs_while_it_starts_is_found(ray_cluster):
     actor: Any = NeverUp.remote()
     member = Spawned("run/trainer-0", actor, has_state=True)
     with pytest.raises(StageHungError, match="run/trainer-0 hangs"):
-        on_ray._wait_until_up([member], 60.0, Watch(), 0.1)  # type: ignore[arg-type]
+        ray_stages._wait_until_up([member], 60.0, Watch(), 0.1)  # type: ignore[arg-type]
     ray.kill(actor)

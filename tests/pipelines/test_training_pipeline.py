@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from rayrec.actors.feature_worker import BatchSummary
-from rayrec.actors.trainer import StepReport
+from rayrec.actors.trainer import TrainerReport
 from rayrec.pipelines.cluster.watch import Watch
 from rayrec.pipelines.training.pipeline import BatchError, TrainingPipeline
 from rayrec.pipelines.training.stages import Stages
@@ -106,7 +106,7 @@ class Calls:
         def train(share: tuple[int, int]) -> Any:
             step, _ = share
             self.log.append(("train", rank, step))
-            report = StepReport(
+            report = TrainerReport(
                 step, loss_sum=3.0 * (rank + 1), num_targets=6, counts={"unknown_items": rank}
             )
             return self.train_answers.get((rank, step)) or ray.put(report)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from rayrec.platform.device_diagnosis import Surroundings
-from rayrec.platform.doctor import Finding, examine, is_healthy
+from rayrec.platform.doctor import Diagnosis, examine, is_healthy
 
 REQUIREMENTS = (
     "ray[data,default,serve]>=2.55.0",
@@ -19,7 +19,7 @@ REQUIREMENTS = (
 VERSIONS = {"ray": "2.60.0", "numpy": "2.4.6", "torch": "2.13.0+cpu"}
 
 
-def findings(versions: Mapping[str, str], requirements=REQUIREMENTS) -> dict[str, Finding]:
+def findings(versions: Mapping[str, str], requirements=REQUIREMENTS) -> dict[str, Diagnosis]:
     machine = Surroundings(versions.get, lambda command: None, lambda path: None, {}, lambda: requirements)
     return {finding.subject: finding for finding in examine(machine)}
 
@@ -60,7 +60,7 @@ def test_an_extra_is_there_when_all_of_it_is():
     assert half["extra torchrec"].detail == (
         f"not installed (torchrec missing); for models written against torchrec: {command}"
     )
-    assert whole["extra torchrec"] == Finding(
+    assert whole["extra torchrec"] == Diagnosis(
         "extra torchrec",
         "ok",
         "for models written against torchrec: pyre-extensions 0.0.32, torchrec 1.8.0",

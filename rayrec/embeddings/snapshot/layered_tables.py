@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from rayrec.embeddings.base.routing import ShardMap
-from rayrec.embeddings.config import AdmissionConfig, SgdConfig, TableConfig
+from rayrec.embeddings.config import IdAdmissionConfig, SgdConfig, TableConfig
 from rayrec.embeddings.snapshot.snapshot import load_changes, load_tables
 from rayrec.embeddings.storage.index import MISSING, IdMap
 from rayrec.embeddings.table.admission import Sighted
@@ -33,7 +33,7 @@ _MOST_CHANGES = 8
 def reading_config(config: TableConfig) -> TableConfig:
     """The table without what only training needs: the same rows in less memory."""
     return config.model_copy(
-        update={"optimizer": SgdConfig(), "admission": AdmissionConfig(), "eviction": None}
+        update={"optimizer": SgdConfig(), "admission": IdAdmissionConfig(), "eviction": None}
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.embeddings.config import AdmissionConfig
+from rayrec.embeddings.config import IdAdmissionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
 from rayrec.embeddings.storage.index import MISSING, IdIndex
 from rayrec.embeddings.storage.row_storage import RowReading, Wanted
@@ -58,7 +58,7 @@ class Sighted:
 class SightingCounters:
     """Not thread-safe."""
 
-    def __init__(self, config: AdmissionConfig) -> None:
+    def __init__(self, config: IdAdmissionConfig) -> None:
         self._config = config
         self._index = IdIndex()
         self._counts = np.zeros(0, dtype=np.uint16)

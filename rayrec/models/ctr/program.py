@@ -14,7 +14,7 @@ from rayrec.models.ctr.losses import LabelLoss, LabelWeights, label_loss
 from rayrec.models.ctr.model import CtrModel
 from rayrec.models.ctr.tensors import Impressions, ImpressionTensors
 from rayrec.models.program.flops import ModelFlops
-from rayrec.models.program.program import Placement, Rows
+from rayrec.models.program.program import ProgramPlacement, Rows
 from rayrec.models.program.torch_program import TorchProgram
 from rayrec.platform.impression_schema import ImpressionSchema
 
@@ -47,7 +47,7 @@ class CtrProgram(TorchProgram):
         self,
         model: CtrModel,
         settings: DenseOptimizerSettings,
-        placement: Placement,
+        placement: ProgramPlacement,
         flops: ModelFlops | None = None,
     ) -> None:
         super().__init__(
@@ -80,7 +80,7 @@ class CtrProgramSpec:
     schema: ImpressionSchema
     optimizer: DenseOptimizerSettings
 
-    def build(self, placement: Placement) -> CtrProgram:
+    def build(self, placement: ProgramPlacement) -> CtrProgram:
         model = build_ctr_model(self.model, self.schema, placement.seed)
         return CtrProgram(model, self.optimizer, placement, flops_of(model, placement.device))
 

@@ -15,7 +15,7 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.ctr.program import CtrProgram
 from rayrec.models.keras.build import KerasModelSettings, build_keras_model
 from rayrec.models.keras.model import KerasModel
-from rayrec.models.program.program import Placement
+from rayrec.models.program.program import ProgramPlacement
 from rayrec.platform.devices import device_of
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
@@ -24,7 +24,9 @@ from rayrec.platform.impression_schema import ImpressionSchema
 class KerasProgram(CtrProgram):
     """Training and scoring of a `KerasModel`. FLOPs are not counted."""
 
-    def __init__(self, model: KerasModel, settings: DenseOptimizerSettings, placement: Placement) -> None:
+    def __init__(
+        self, model: KerasModel, settings: DenseOptimizerSettings, placement: ProgramPlacement
+    ) -> None:
         """
         Raises:
             InputError: the run asks for what only PyTorch's own models can do.
@@ -41,7 +43,7 @@ class KerasProgramSpec:
     schema: ImpressionSchema
     optimizer: DenseOptimizerSettings
 
-    def build(self, placement: Placement) -> KerasProgram:
+    def build(self, placement: ProgramPlacement) -> KerasProgram:
         """Build the model on the device of a placement.
 
         Raises:

@@ -1,6 +1,6 @@
 """The dense stage behind small interfaces, so that nothing above it knows the framework.
 
-ProgramSpec ─ build(Placement), in a trainer's process ─► DenseProgram
+ProgramSpec ─ build(ProgramPlacement), in a trainer's process ─► DenseProgram
                                                            ├─ RecommendingProgram    which item comes next
                                                            └─ ScoringProgram    what comes of what is shown
 """
@@ -149,7 +149,7 @@ class ScoringProgram(DenseProgram, Protocol):
 
 
 @dataclass(frozen=True)
-class Placement:
+class ProgramPlacement:
     """Where and how a program runs."""
 
     device: torch.device
@@ -164,5 +164,5 @@ class Placement:
 class ProgramSpec(Protocol):
     """What a trainer has to know to build its program. Travels between processes."""
 
-    def build(self, placement: Placement) -> DenseProgram:
+    def build(self, placement: ProgramPlacement) -> DenseProgram:
         """With initial weights that depend on the seed and the shapes alone."""

@@ -25,7 +25,7 @@ from rayrec.platform.devices import HOST
 from rayrec.platform.shares import balanced_bounds
 
 
-class TrainedModel(Protocol):
+class TrainableModel(Protocol):
     """What `TorchProgram` asks of a module."""
 
     def loss(self, batch: Any) -> Tensor:
@@ -152,9 +152,9 @@ class TorchProgram(ABC):
         self._module.train()
 
     @property
-    def _trained(self) -> TrainedModel:
+    def _trained(self) -> TrainableModel:
         """What says the loss of a batch."""
-        return cast(TrainedModel, self._module)
+        return cast(TrainableModel, self._module)
 
     def _pieces(self, batch: TrainingBatch) -> Iterator[tuple[TrainingBatch, float]]:
         """Micro-batches of about as many tokens each, and how often the loss of each counts.

@@ -15,7 +15,7 @@ from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.program.flops import ModelFlops
-from rayrec.models.program.program import AllowedItems, Placement, RankedItems, Rows, SumOverTrainers
+from rayrec.models.program.program import AllowedItems, ProgramPlacement, RankedItems, Rows, SumOverTrainers
 from rayrec.models.program.torch_program import TorchProgram
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_model import SequenceModel
@@ -149,7 +149,7 @@ class SequenceProgramSpec:
     catalog: Catalog
     optimizer: DenseOptimizerSettings
 
-    def build(self, placement: Placement) -> SequenceProgram:
+    def build(self, placement: ProgramPlacement) -> SequenceProgram:
         """Build the program with its initial weights; errors as `build_model`."""
         model = build_model(self.model, self.catalog, placement.seed, placement.attention_file)
         return SequenceProgram(

@@ -21,7 +21,7 @@ from torch import Tensor
 from rayrec.models.tokenizers.kmeans import checked_vectors, usual_codebook_size
 from rayrec.models.tokenizers.quantizer import Quantizer
 from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
-from rayrec.models.tokenizers.vector_preparation import ItemVectors, VectorPreparation
+from rayrec.models.tokenizers.vector_preparation import PreparedVectors, VectorPreparation
 from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.registry import Registry
@@ -84,7 +84,7 @@ class ItemTokenizer:
         )
         return cls(name, preparation, quantizer, seed, vector_settings or {})
 
-    def vectors(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> ItemVectors:
+    def vectors(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> PreparedVectors:
         """What the quantizer is given of these items. An item without any data gets noise, which is
         counted."""
         return self.preparation.apply(blocks, item_ids_I)

@@ -23,7 +23,7 @@ from rayrec.platform.hashing import combine64
 
 
 @dataclass(frozen=True)
-class ItemVectors:
+class PreparedVectors:
     """A finite vector for every item."""
 
     vectors_ID: Float32Array
@@ -81,7 +81,7 @@ class BlockScaling:
                 raise ValueError(f"the {name} vectors of all {len(known_ID)} known items are the same")
         return cls(means_D, lengths, {name: float(weights.get(name, 1.0)) for name in blocks}, seed)
 
-    def apply(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> ItemVectors:
+    def apply(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> PreparedVectors:
         """Prepare blocks of vectors in the way that was fitted.
 
         Args:
@@ -113,7 +113,7 @@ class BlockScaling:
         vectors_ID = np.concatenate(scaled, axis=1)
         # The blocks are centered: the mean of all is zero.
         vectors_ID[~is_known_I] = _unit_noise(item_ids_I[~is_known_I], vectors_ID.shape[1], self.seed)
-        return ItemVectors(vectors_ID.astype(np.float32), int((~is_known_I).sum()))
+        return PreparedVectors(vectors_ID.astype(np.float32), int((~is_known_I).sum()))
 
 
 @dataclass(frozen=True)
@@ -173,10 +173,10 @@ class VectorPreparation:
         """Names of the blocks that were fitted."""
         return tuple(self.scaling.means_D)
 
-    def apply(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> ItemVectors:
+    def apply(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> PreparedVectors:
         """Vectors to quantize, of items that were fitted or of others; errors as `BlockScaling.apply`."""
         vectors = self.scaling.apply(blocks, item_ids_I)
-        return ItemVectors(self.components.apply(vectors.vectors_ID), vectors.num_without_data)
+        return PreparedVectors(self.components.apply(vectors.vectors_ID), vectors.num_without_data)
 
     def settings(self) -> dict[str, Any]:
         """Plain JSON values; with `arrays`, all that was fitted."""

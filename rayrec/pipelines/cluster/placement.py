@@ -69,7 +69,7 @@ class ActorGroup:
         return f"each asks for {asked}" + (f" on a node with {in_words(self.labels)}" if self.labels else "")
 
 
-class NoRoomError(Exception):
+class NoNodeError(Exception):
     """Some actors of a group find no node; one sentence, that others are to finish."""
 
     def __init__(self, group: ActorGroup, num_placed: int) -> None:
@@ -139,7 +139,7 @@ def assign(
         of_total: what other jobs hold counts as free.
 
     Raises:
-        NoRoomError: not all of them find one.
+        NoNodeError: not all of them find one.
     """
     left = {node.id: dict(node.total if of_total else node.free) for node in nodes}
     choices = {group.stage: [node for node in nodes if group.may_be_on(node)] for group in groups}
@@ -162,7 +162,7 @@ def _assign_group(
     while len(placed) < group.count:
         node = _next_node(group, nodes, left, placed)
         if node is None:
-            raise NoRoomError(group, len(placed))
+            raise NoNodeError(group, len(placed))
         for name, count in group.resources.items():
             left[node.id][name] -= count
         placed.append(node)

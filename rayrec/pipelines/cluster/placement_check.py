@@ -9,7 +9,7 @@ from rayrec.pipelines.cluster.placement import (
     NODE_ID_LABEL,
     ActorGroup,
     Node,
-    NoRoomError,
+    NoNodeError,
     assign,
     in_words,
     selects,
@@ -31,7 +31,7 @@ def check_possible(groups: Sequence[ActorGroup], nodes: Sequence[Node]) -> None:
         _check_group(group, nodes)
     try:
         assign(groups, nodes, of_total=True)
-    except NoRoomError as error:
+    except NoNodeError as error:
         able = [node for node in nodes if error.group.may_be_on(node)]
         raise InputError(
             f"{error.group.setting}: {error}, even if no other job were there; of such nodes, "
@@ -68,7 +68,7 @@ def _check_group(group: ActorGroup, nodes: Sequence[Node]) -> None:
         )
 
 
-def still_waiting(error: NoRoomError, nodes: Sequence[Node], waited_s: float) -> str:
+def still_waiting(error: NoNodeError, nodes: Sequence[Node], waited_s: float) -> str:
     """What is said of a run that has not begun, since not all of its actors find room at once."""
     able = [node for node in nodes if error.group.may_be_on(node)]
     rooms = f"of such nodes, {_rooms(able, error.group)} free" if able else _kinds(nodes)

@@ -29,7 +29,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rayrec.actors.spawning import Where
-from rayrec.pipelines.cluster.placement import NODE_ID_LABEL, ActorGroup, Node, NoRoomError, assign
+from rayrec.pipelines.cluster.placement import NODE_ID_LABEL, ActorGroup, Node, NoNodeError, assign
 from rayrec.pipelines.cluster.placement_check import still_waiting
 from rayrec.platform.devices import ray_options
 
@@ -135,10 +135,10 @@ def reserved(groups: Sequence[ActorGroup], patience_s: float) -> Iterator[Reserv
     pause_s, most_s = LOOK_AGAIN_S
     while True:
         nodes = cluster_nodes()
-        missing: NoRoomError | None = None
+        missing: NoNodeError | None = None
         try:
             found = _reserve(groups, assign(groups, nodes))
-        except NoRoomError as error:
+        except NoNodeError as error:
             found, missing = None, error
         if found is not None:
             break

@@ -10,9 +10,9 @@ from pydantic import ByteSize, Field, field_validator, model_validator
 
 from rayrec.embeddings.base.layout import WeightDtype
 from rayrec.embeddings.config import (
-    AdmissionConfig,
     DiskConfig,
     EvictionConfig,
+    IdAdmissionConfig,
     OptimizerConfig,
     RowwiseAdagradConfig,
     TableConfig,
@@ -93,7 +93,7 @@ class TableSettings(Config):
 
     optimizer: OptimizerConfig | None = None
     weight_dtype: WeightDtype | None = None
-    admission: AdmissionConfig | None = None
+    admission: IdAdmissionConfig | None = None
     eviction: EvictionConfig | None = None
     disk: DiskConfig | None = None
     """For a table larger than the memory of its servers; None: every row is in memory."""
@@ -106,7 +106,7 @@ class SparseConfig(Config):
     optimizer: OptimizerConfig = RowwiseAdagradConfig()
     weight_dtype: WeightDtype = "float32"
     """How servers keep weights; 16-bit ones are rounded stochastically."""
-    admission: AdmissionConfig = AdmissionConfig()
+    admission: IdAdmissionConfig = IdAdmissionConfig()
     eviction: EvictionConfig | None = None
     """None: every row stays."""
     tables: dict[str, TableSettings] = Field(default_factory=dict)

@@ -2,7 +2,7 @@
 
     queries ─► recommender: candidates of each ─► QueryRows: a row per candidate ─► scorer, all rows at once
                                                                                         │ [R, T] probabilities
-    items by the objective  ◄────────────────────────────────────────────── Objective ◄─┘
+    items by the objective  ◄────────────────────────────────────────────── RankingObjective ◄─┘
 
 Axes: B queries, K candidates of each, R rows (candidates of all queries), T labels.
 """
@@ -31,7 +31,7 @@ _LEAST = 1e-12
 """A probability of 0 in a product would make all that have one alike."""
 
 
-class Objective:
+class RankingObjective:
     """A weighted sum or product of the labels' probabilities, and of the recommender's score."""
 
     def __init__(self, config: RankingConfig, labels: tuple[str, ...], run: str) -> None:
@@ -104,7 +104,7 @@ class RankingStage:
                 reads.
         """
         self.recommender, self.scorer, self.config = recommender, scorer, config
-        self._objective = Objective(config, scorer.labels, scorer.run)
+        self._objective = RankingObjective(config, scorer.labels, scorer.run)
         columns = scorer.features.scored_columns.names
         self._rows = QueryRows(scorer.task.dataset, recommender.dataset, columns)
         self._users = pd.Index(recommender.dataset.users["user_id"].to_numpy())

@@ -13,7 +13,7 @@ from rayrec.models.keras.config import KerasModelConfig
 from rayrec.models.keras.export import check_is_new, export_saved_model
 from rayrec.models.keras.program import KerasProgram
 from rayrec.models.keras.tensorflow_model import TensorFlowModel
-from rayrec.models.program.program import Placement, ScoringProgram
+from rayrec.models.program.program import ProgramPlacement, ScoringProgram
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -47,7 +47,7 @@ class Scorer:
         self.task, self.features = task, features
         self._keyed = KeyedColumns(task.dataset)
         program = task.program(assembly.dense_optimizer()).build(
-            Placement(get_device(config.device).torch, config.seed)
+            ProgramPlacement(get_device(config.device).torch, config.seed)
         )
         assert isinstance(program, ScoringProgram)
         self._program = program

@@ -23,7 +23,7 @@ _LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
-class Answer:
+class SnapshotAnswer:
     """What became of a request."""
 
     snapshot: str | None
@@ -46,7 +46,7 @@ class SnapshotRequests:
             if not name.startswith(".") and not name.endswith(_ANSWER) and name + _ANSWER not in names
         )
 
-    def answer(self, requests: list[str], answer: Answer) -> None:
+    def answer(self, requests: list[str], answer: SnapshotAnswer) -> None:
         for request in requests:
             write_json(self._folder / (request + _ANSWER), asdict(answer))
 
@@ -77,7 +77,7 @@ def request_snapshot(run: Path, timeout_s: float, sleep: Callable[[float], None]
             if time.monotonic() > ends:
                 raise InputError(f"{run}: no snapshot after {timeout_s:.0f} s; ask with a longer --timeout")
             sleep(_LOOK_EVERY_S)
-        answer = Answer(**json.loads(answer_path.read_text()))
+        answer = SnapshotAnswer(**json.loads(answer_path.read_text()))
     finally:
         request.unlink(missing_ok=True)
         answer_path.unlink(missing_ok=True)

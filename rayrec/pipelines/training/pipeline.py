@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayrec.actors.feature_worker import BatchSummary
-from rayrec.actors.trainer import StepReport
+from rayrec.actors.trainer import TrainerReport
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import is_of_cluster, root_cause
@@ -229,7 +229,7 @@ class TrainingPipeline:
         """Wait for the oldest step; an error of any trainer ends the wait for the others."""
         batch = training.batch
         answers = self._stages.watch.get([*batch.calls, *training.reports])
-        reports: list[StepReport] = answers[len(batch.calls) :]
+        reports: list[TrainerReport] = answers[len(batch.calls) :]
         num_targets = reports[0].num_targets
         counts: dict[str, int] = {}
         for report in reports:

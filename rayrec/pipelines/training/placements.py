@@ -109,7 +109,7 @@ class OnRay:
     def running(
         self, run: str, assembly: Assembly, folder: Path | None, hang_timeout_s: float
     ) -> AbstractContextManager[Stages]:
-        from rayrec.pipelines.training.on_ray import running_stages
+        from rayrec.pipelines.training.ray_stages import running_stages
 
         return running_stages(run, assembly, folder, hang_timeout_s)
 

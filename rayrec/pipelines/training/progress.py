@@ -19,7 +19,7 @@ _OF_ROWS = ("rows_without_target", "unreadable_rows")
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """What a run has to know of itself to go on; every snapshot has it."""
 
     best_value: float | None = None
@@ -40,7 +40,7 @@ class Progress:
     num_targets: int = 0
     """Their number."""
 
-    def validated(self, value: float, step: int) -> Progress:
+    def validated(self, value: float, step: int) -> RunProgress:
         """After a validation; of equal values the first is the best."""
         since = replace(self, loss_sum=0.0, num_targets=0)
         # What is no number is no best value, and does not stay one.
@@ -48,7 +48,7 @@ class Progress:
             return replace(since, best_value=value, best_step=step, stale=0)
         return replace(since, stale=self.stale + 1)
 
-    def trained(self, result: StepResult, seconds: float) -> Progress:
+    def trained(self, result: StepResult, seconds: float) -> RunProgress:
         """After another step."""
         read, dropped = dict(self.read), dict(self.dropped)
         for name, count in result.counts.items():
@@ -115,7 +115,7 @@ class TrainingResult:
     """Where the time of the actors went since they were last started."""
 
 
-def is_over(assembly: Assembly, step: int, progress: Progress) -> bool:
+def is_over(assembly: Assembly, step: int, progress: RunProgress) -> bool:
     """Whether nothing is left to train before this step."""
     patience, total_steps = assembly.config.evaluation.patience, assembly.total_steps
     is_at_end = total_steps is not None and step >= total_steps

@@ -16,7 +16,7 @@ from rayrec.pipelines.runs.snapshots import RunState, Snapshot
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.training.arrivals import Arrivals
 from rayrec.pipelines.training.pipeline import BatchError, PendingSnapshot, StepResult, TrainingPipeline
-from rayrec.pipelines.training.progress import Progress, TrainingResult, is_over
+from rayrec.pipelines.training.progress import RunProgress, TrainingResult, is_over
 from rayrec.pipelines.training.snapshot_writer import Shown, SnapshotWriter
 from rayrec.pipelines.training.stages import Stages
 from rayrec.pipelines.training.trackers import Trackers
@@ -96,7 +96,7 @@ class Attempt:
         self._accepted = AcceptedFiles(folder.path)
         self._total_steps = assembly.total_steps
         """None where a folder is followed that grows."""
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._cursor = Cursor(assembly.rows.fingerprint)
         self._incarnation = 0
         """Of the servers: raised by every recovery, so that nothing of the time before is taken for new."""
@@ -371,7 +371,7 @@ class Attempt:
             progress=snapshot.state.progress,
         )
         self._folder.forget_after(snapshot.committed_step + 1)
-        self._progress = Progress(**snapshot.state.progress)
+        self._progress = RunProgress(**snapshot.state.progress)
         self._cursor = snapshot.cursor
         self._flops_at_record = (0.0, self._progress.training_s)
         self._load(snapshot, snapshot.committed_step, weights_only=False)

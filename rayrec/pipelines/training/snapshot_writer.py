@@ -21,7 +21,7 @@ from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
 from rayrec.pipelines.config.run import PublishConfig, SnapshotConfig
 from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.pipelines.runs.snapshot_requests import Answer, SnapshotRequests
+from rayrec.pipelines.runs.snapshot_requests import SnapshotAnswer, SnapshotRequests
 from rayrec.pipelines.runs.snapshots import (
     RunState,
     Snapshot,
@@ -139,7 +139,7 @@ class SnapshotWriter:
             self._write_to(path, pending, state, cursor)
         except Exception as error:
             cause = root_cause(error)
-            self._requests.answer(requests, Answer(None, f"{type(cause).__name__}: {cause}"))
+            self._requests.answer(requests, SnapshotAnswer(None, f"{type(cause).__name__}: {cause}"))
             if not isinstance(cause, SnapshotEndedError):
                 raise
             logger.warning("no snapshot after step %d: %s", pending.step, cause)  # training went before
@@ -157,7 +157,7 @@ class SnapshotWriter:
         best = path.name if shown.is_best else self._folder.state["best"]
         # One write: what run.json says belongs to one snapshot.
         self._folder.update(last=path.name, best=best, progress=shown.progress)
-        self._requests.answer(requests, Answer(path.name))
+        self._requests.answer(requests, SnapshotAnswer(path.name))
         kept = self._kept(path.name, best)
         if self._published is not None and is_new:
             self._published.update(path)

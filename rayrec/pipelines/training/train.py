@@ -25,7 +25,7 @@ from rayrec.pipelines.tasks.assembly import Assembly, assemble, check_continues
 from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.pipelines.training.placements import Placement, on_ray
-from rayrec.pipelines.training.progress import Progress, TrainingResult, is_over
+from rayrec.pipelines.training.progress import RunProgress, TrainingResult, is_over
 from rayrec.pipelines.training.run import Attempt, OnStep
 from rayrec.pipelines.training.trackers import check_trackers
 from rayrec.platform.devices import get_device
@@ -168,7 +168,7 @@ def _log_beginning(folder: RunFolder, assembly: Assembly, snapshot: Snapshot | N
 
 def _is_finished(folder: RunFolder, assembly: Assembly, snapshot: Snapshot) -> bool:
     """Whether the run ended by itself, and these settings leave nothing to train."""
-    progress = Progress(**snapshot.state.progress)
+    progress = RunProgress(**snapshot.state.progress)
     return folder.state["state"] == "finished" and is_over(assembly, snapshot.committed_step + 1, progress)
 
 

@@ -69,7 +69,7 @@ class NegativesConfig(OperationSettings):
             raise ValueError("negatives needs items (a Parquet file) or counts, one of the two")
         return self
 
-    def bind(self, schema: pa.Schema) -> Negatives:
+    def bind(self, schema: pa.Schema) -> NegativeSampler:
         for name in self.exclude:
             input_type(schema, name, lambda dtype: dtype == pa.int64(), "int64 or lists of them")
         ids_I, counts_I = self._read_items()
@@ -77,7 +77,7 @@ class NegativesConfig(OperationSettings):
             thresholds_I, aliases_I = np.empty(0), np.empty(0, dtype=np.int64)
         else:
             thresholds_I, aliases_I = _alias_table(kernel_input(counts_I, np.int64))
-        return Negatives(
+        return NegativeSampler(
             inputs=self.exclude,
             outputs={self.output: pa.list_(pa.int64())},
             num=self.num,
@@ -109,7 +109,7 @@ class NegativesConfig(OperationSettings):
 
 
 @dataclass(frozen=True)
-class Negatives:
+class NegativeSampler:
     inputs: tuple[str, ...]
     outputs: Mapping[str, pa.DataType]
     num: int

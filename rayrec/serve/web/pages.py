@@ -138,7 +138,7 @@ class UsersAnswer(_Answer):
     users: list[str]
 
 
-class Event(_Answer):
+class ShownEvent(_Answer):
     """Of a history."""
 
     item_id: str
@@ -152,7 +152,7 @@ class HistoryAnswer(_Answer):
 
     user_id: str
     num_events: int
-    events: list[Event]
+    events: list[ShownEvent]
     """The newest, newest first."""
     lacks_events: bool
     """Events that came since cannot be read now."""
@@ -219,7 +219,9 @@ def page_router(
         return HistoryAnswer(
             user_id=user_id,
             num_events=found.num_events,
-            events=[Event(item_id=each.item_key, title=each.title, new=each.is_new) for each in found.newest],
+            events=[
+                ShownEvent(item_id=each.item_key, title=each.title, new=each.is_new) for each in found.newest
+            ],
             lacks_events=found.lacks_events,
         )
 

@@ -16,7 +16,7 @@ from rayrec.models.ctr.config import (
     MmoeConfig,
 )
 from rayrec.models.ctr.program import CtrProgram, CtrProgramSpec
-from rayrec.models.program.program import Placement, SumOverTrainers
+from rayrec.models.program.program import ProgramPlacement, SumOverTrainers
 from rayrec.platform.devices import device_named
 from tests.models.keras.impressions import CPU, DIM, SCHEMA, SETTINGS
 
@@ -41,5 +41,5 @@ def ranking_program(
     sum_over_trainers: SumOverTrainers | None = None,
 ) -> CtrProgram:
     settings = dataclasses.replace(SETTINGS, fused=device_named(device.type).fused_optimizer)
-    placement = Placement(device, seed=5, sum_over_trainers=sum_over_trainers, compute=compute)
+    placement = ProgramPlacement(device, seed=5, sum_over_trainers=sum_over_trainers, compute=compute)
     return CtrProgramSpec(RANKING[name], SCHEMA, settings).build(placement)

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.program.program import Placement
+from rayrec.models.program.program import ProgramPlacement
 from rayrec.platform.impression_schema import FEATURE_TABLE, ImpressionSchema
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.base.batches import TableLookup
@@ -25,7 +25,7 @@ SCHEMA = ImpressionSchema(
 SETTINGS = DenseOptimizerSettings(
     learning_rate=0.02, weight_decay=0.1, schedule=RateSchedule(warmup_steps=5), max_grad_norm=0.2, fused=True
 )
-PLACEMENT = Placement(CPU, seed=5)
+PLACEMENT = ProgramPlacement(CPU, seed=5)
 
 
 def batch(
