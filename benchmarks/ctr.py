@@ -35,14 +35,12 @@ import torch
 
 from benchmarks.ctr_data import NUM_COLUMNS, NUM_NUMBERS, CtrData, all_rows, make
 from benchmarks.ctr_peers import CROSS_LAYERS, PEERS, PeerSettings
-from benchmarks.harness import Bar, BenchOptions, interleaved
+from benchmarks.harness import Bar, BenchOptions
 from benchmarks.peer_process import MEMORY, SETTLE_S, PeerProcess, steps_per_second
-from benchmarks.spine import PipelineWindows
+from benchmarks.spine import PipelineWindows, running
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
-from rayrec.pipelines.training.ray_stages import running_stages
 from rayrec.pipelines.training.stages import Stages
-from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.console import log
 
 ROWS = 5_200_000
@@ -139,14 +137,7 @@ def _bar(bar: str, against: Against, ours: PipelineWindows, data: CtrData, optio
         rates = f"{a * BATCH:,.0f} samples/s, {name} {b * BATCH:,.0f}"
         log.print(f"ctr-{bar}: {rates}, ratio {a / b:.3f}", highlight=False)
 
-    def theirs() -> float:
-        return peer.rate(options.steps)
-
-    try:
-        interleaved(ours.rate, theirs, repeats=1)  # thrown away
-        ratios = interleaved(ours.rate, theirs, options.pairs, show)
-    finally:
-        peer.stop()
+    ratios = ours.against(peer, options, show)
     return Bar.of(f"ctr-{bar}", ratios, f"{name}, memory {memory}, {THREADS} threads", against.target)
 
 
@@ -202,11 +193,7 @@ def _running(assembly: Assembly, data: CtrData, folder: Path) -> Iterator[Stages
     """The actors of a run, whose servers have a row for every id."""
     (table,) = assembly.tables
     files = all_rows(data, table, folder)
-    config = assembly.config
-    with (
-        ray_cluster(config.cluster, config.cpus_needed),
-        running_stages(f"bench-{config.model.name}", assembly) as stages,
-    ):
+    with running(assembly) as stages:
         # As rows that another run begins with: this one has committed no step.
         loading = [server.load.remote([files], -1, 1, weights_only=True) for server in stages.servers]
         stages.watch.get(loading, may_take_long=True)

@@ -31,11 +31,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from benchmarks.generate_peer import GeneratePeer
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.models.decoding.beam import BeamResult, beam_search
-from rayrec.models.generative.causal_lm import CausalLmBackbone
 from rayrec.models.generative.causal_lm_config import CausalLmConfig
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.catalog import Catalog
@@ -77,7 +76,7 @@ def bench(options: BenchOptions) -> list[Bar]:
 def _bars(options: BenchOptions) -> list[Bar]:
     codes_IL, level_sizes = catalog(options)
     model = recommender(codes_IL, level_sizes)
-    ours, peer = Ours(model, codes_IL), Peer(model, codes_IL)
+    ours, peer = Ours(model, codes_IL), Peer(model)
     check_same_results(ours, peer, HistoryDraws(len(codes_IL), seed=1), sizes=tuple(TARGETS))
     bars = []
     for size, target in TARGETS.items():
@@ -171,52 +170,17 @@ class Ours:
         return TensorBatch.build(self._features.ranking(samples), {}, 0, torch.device("cpu"), training=False)
 
 
-class Peer:
+class Peer(GeneratePeer):
     """The same network, as `transformers` would have it used."""
-
-    def __init__(self, model: GenerativeRecommender, codes_IL: Int64Array) -> None:
-        import transformers
-
-        assert isinstance(model.backbone, CausalLmBackbone)
-        config = type(model.backbone.network.config).from_dict(model.backbone.network.config.to_dict())
-        self._network: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-        self._network.load_state_dict(model.backbone.network.state_dict())
-        self._network.eval()
-        self._tokens_IL = model.backbone.tokens_IL.numpy()
-        self._num_levels = codes_IL.shape[1]
-        self._item_of = {tuple(tokens): item for item, tokens in enumerate(self._tokens_IL.tolist())}
-        children: dict[tuple[int, ...], set[int]] = {}
-        for tokens in self._tokens_IL.tolist():
-            for level, token in enumerate(tokens):
-                children.setdefault(tuple(tokens[:level]), set()).add(token)
-        self._children = {prefix: torch.tensor(sorted(tokens)) for prefix, tokens in children.items()}
 
     @torch.inference_mode()
     def decode(self, histories: Histories, with_scores: bool = False) -> Any:
-        longest = self._num_levels * max(map(len, histories))
-        ids_BT = torch.zeros(len(histories), longest, dtype=torch.int64)
-        mask_BT = torch.zeros_like(ids_BT)
-        for row, items in enumerate(histories):
-            tokens = torch.from_numpy(self._tokens_IL[items].ravel())
-            ids_BT[row, longest - len(tokens) :] = tokens
-            mask_BT[row, longest - len(tokens) :] = 1
-        children = self._children
-
-        def allowed(_: int, sequence: Tensor) -> Tensor:
-            return children[tuple(sequence[longest:].tolist())]
-
-        return self._network.generate(
-            input_ids=ids_BT,
-            attention_mask=mask_BT,
-            max_new_tokens=self._num_levels,
+        return self.generate(
+            histories,
             num_beams=BEAMS,
             num_return_sequences=BEAMS,
-            prefix_allowed_tokens_fn=allowed,
-            renormalize_logits=True,
             length_penalty=0.0,  # a score is the log-probability of the item
             do_sample=False,
-            use_cache=True,
-            pad_token_id=0,
             return_dict_in_generate=with_scores,
             output_scores=with_scores,
         )
@@ -224,10 +188,8 @@ class Peer:
     def ranked(self, histories: Histories) -> tuple[Int64Array, Float64Array]:
         """([B, W] items, [B, W] scores), best first."""
         found = self.decode(histories, with_scores=True)
-        ids = found.sequences[:, -self._num_levels :].tolist()
-        items = np.array([self._item_of[tuple(tokens)] for tokens in ids])
-        shape = (len(histories), BEAMS)
-        return items.reshape(shape), found.sequences_scores.double().numpy().reshape(shape)
+        scores_BW = found.sequences_scores.double().numpy().reshape(len(histories), BEAMS)
+        return self.items(found.sequences, len(histories)), scores_BW
 
 
 def check_same_results(ours: Ours, peer: Peer, draws: HistoryDraws, sizes: Sequence[int]) -> None:

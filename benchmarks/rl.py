@@ -11,11 +11,9 @@
   prefix decoder of `configs/beauty-generative.yaml`, 256 users a step, 16 candidates each. Each window begins
   with an empty queue and ends with one. The time of sampling and of learning is printed; they have to be
   about the same for the ratio to be meaningful.
-* `rl-weight-sync`: how many times the time spent on weights is within 5 % of the time of the async windows.
-  After each window, the learner's weights are sent once more to a rollout worker that has older ones, and
-  timed from the call until they are in use: copying, the object store, loading, and checksums on both sides.
-  That time, multiplied by the number of steps, counts as the window's; overlap with computation is not
-  subtracted.
+* `rl-weight-sync`: how many times the time spent on weights is within 5 % of the time of the async windows:
+  what the learner takes to copy them, and each rollout worker to load them, with checksums on both sides.
+  The times of all processes are added up; overlap with computation is not subtracted.
 
 `RAYREC_BENCH_DATA` names a prepared data set with semantic IDs; without one, it is synthetic, of the size of
 Amazon Beauty. `RAYREC_BENCH_STEPS` is the number of steps of a window.
@@ -34,13 +32,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from benchmarks.data_sets import beauty_sized
+from benchmarks.generate_peer import GeneratePeer
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.untrained import LANGUAGE_MODEL, untrained_run
 from rayrec.actors.spawning import RayCalls, RayHost
-from rayrec.models.generative.causal_lm import CausalLmBackbone
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.cluster import ray_cluster
@@ -73,7 +70,7 @@ def _rollouts(data: Path, folder: Path, options: BenchOptions) -> Bar:
     torch.set_num_threads(1)
     try:
         policy = Policy.load(config)
-        peer = _Generate(policy)
+        peer = _Peer(policy)
         chunks = _chunks(PromptStream(policy.task.dataset, config.prompts, config.seed), config)
         _check_same_distribution(policy, peer, next(chunks))
 
@@ -110,68 +107,32 @@ def _chunks(stream: PromptStream, config: RlConfig) -> Iterator[Prompts]:
         step += 1
 
 
-class _Generate:
+class _Peer(GeneratePeer):
     """The same network, sampled from by `transformers`."""
 
     def __init__(self, policy: Policy) -> None:
-        import transformers
-
-        backbone = policy.network.backbone
-        assert isinstance(backbone, CausalLmBackbone)
-        config = type(backbone.network.config).from_dict(backbone.network.config.to_dict())
-        self._network: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-        self._network.load_state_dict(backbone.network.state_dict())
-        self._network.eval()
-        self._tokens_IL = backbone.tokens_IL.numpy()
+        super().__init__(policy.network)
         self._positions = policy.task.dataset.item_positions
-        self._item_of = {tuple(tokens): item for item, tokens in enumerate(self._tokens_IL.tolist())}
-        children: dict[tuple[int, ...], set[int]] = {}
-        for tokens in self._tokens_IL.tolist():
-            for level, token in enumerate(tokens):
-                children.setdefault(tuple(tokens[:level]), set()).add(token)
-        self._children = {prefix: torch.tensor(sorted(tokens)) for prefix, tokens in children.items()}
 
     @torch.inference_mode()
     def sample(self, prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
         """([U, G] items, [U, G] log-probabilities)."""
-        samples, num_levels = prompts.samples, self._tokens_IL.shape[1]
+        samples = prompts.samples
         histories = np.split(self._positions(samples.item_ids_N), samples.offsets_B1[1:-1])
-        histories = [history[-LANGUAGE_MODEL["backbone"]["max_length"] :] for history in histories]
-        longest = num_levels * max(map(len, histories))
-        ids_UT = torch.zeros(len(histories), longest, dtype=torch.int64)
-        mask_UT = torch.zeros_like(ids_UT)
-        for row, items in enumerate(histories):
-            tokens = torch.from_numpy(self._tokens_IL[items].ravel())
-            ids_UT[row, longest - len(tokens) :] = tokens
-            mask_UT[row, longest - len(tokens) :] = 1
-        children = self._children
-
-        def allowed(_: int, sequence: Tensor) -> Tensor:
-            return children[tuple(sequence[longest:].tolist())]
-
-        found = self._network.generate(
-            input_ids=ids_UT,
-            attention_mask=mask_UT,
-            max_new_tokens=num_levels,
+        found = self.generate(
+            [history[-LANGUAGE_MODEL["backbone"]["max_length"] :] for history in histories],
             do_sample=True,
             top_k=0,
             num_return_sequences=GROUP_SIZE,
-            prefix_allowed_tokens_fn=allowed,
-            renormalize_logits=True,
-            use_cache=True,
-            pad_token_id=0,
             return_dict_in_generate=True,
             output_scores=True,
         )
-        scores = self._network.compute_transition_scores(
-            found.sequences, found.scores, normalize_logits=False
-        )
-        items = [self._item_of[tuple(tokens)] for tokens in found.sequences[:, -num_levels:].tolist()]
-        shape = (len(histories), GROUP_SIZE)
-        return np.array(items).reshape(shape), scores.sum(dim=1).numpy().reshape(shape)
+        scores = self.network.compute_transition_scores(found.sequences, found.scores, normalize_logits=False)
+        items_UG = self.items(found.sequences, len(histories))
+        return items_UG, scores.sum(dim=1).numpy().reshape(items_UG.shape)
 
 
-def _check_same_distribution(policy: Policy, peer: _Generate, prompts: Prompts) -> None:
+def _check_same_distribution(policy: Policy, peer: _Peer, prompts: Prompts) -> None:
     """Check that the peer samples with the probabilities that we compute; otherwise, timing is pointless."""
     items_UG, log_probs_UG = peer.sample(prompts)
     rollouts = policy.sample(prompts, _config(Path("run"), 1, 1).rollout, 0)

@@ -54,13 +54,13 @@ def bench(options: BenchOptions) -> list[Bar]:
             # With a row per item beside those of the codes, so that the servers have work.
             for name, *more in (("beauty-sasrec",), ("beauty-light", "model.item_embedding=true"))
         )
-        with _running(sasrec) as stages:
+        with running(sasrec) as stages:
             ours = PipelineWindows(stages, sasrec.config, options.steps)
             bars = [
                 _bar("sasrec", ours, sasrec.config, options),
                 _bar("sasrec-same-softmax", ours, sasrec.config, options, our_softmax=True),
             ]
-        with _running(generative) as stages:
+        with running(generative) as stages:
             ours = PipelineWindows(stages, generative.config, options.steps)
             bars.append(_bar("generative", ours, generative.config, options))
     return bars
@@ -82,6 +82,20 @@ class PipelineWindows:
         for _ in self._pipeline.run(first, self._step):
             pass
         return self._num_steps / (time.perf_counter() - started)
+
+    def against(
+        self, peer: PeerProcess, options: BenchOptions, show: Callable[[float, float], None]
+    ) -> list[float]:
+        """Ratios of our rate to the peer's, in windows that take turns; the peer is stopped."""
+
+        def theirs() -> float:
+            return peer.rate(options.steps)
+
+        try:
+            interleaved(self.rate, theirs, repeats=1)  # thrown away
+            return interleaved(self.rate, theirs, options.pairs, show)
+        finally:
+            peer.stop()
 
 
 def _one_file(config: dict[str, Any], our_softmax: bool) -> Callable[[int], float]:
@@ -110,20 +124,14 @@ def _bar(
     def show(a: float, b: float) -> None:
         log.print(f"{name}: {a:.2f} steps/s, one file {b:.2f}, ratio {a / b:.3f}", highlight=False)
 
-    def theirs() -> float:
-        return peer.rate(options.steps)
-
-    try:
-        interleaved(ours.rate, theirs, repeats=1)  # thrown away
-        ratios = interleaved(ours.rate, theirs, options.pairs, show)
-    finally:
-        peer.stop()
+    ratios = ours.against(peer, options, show)
     threads = config.pipeline.trainer_threads
     return Bar.of(f"spine-{name}", ratios, f"one-file trainer, {threads} threads", TARGET)
 
 
 @contextmanager
-def _running(assembly: Assembly) -> Iterator[Stages]:
+def running(assembly: Assembly) -> Iterator[Stages]:
+    """The actors of a run, on a cluster of its own unless one is joined."""
     config = assembly.config
     with (
         ray_cluster(config.cluster, config.cpus_needed),

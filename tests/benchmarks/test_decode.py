@@ -36,7 +36,7 @@ def test_both_sides_find_the_same_items_with_the_same_scores():
 
     decode.check_same_results(
         decode.Ours(model, codes_IL),
-        decode.Peer(model, codes_IL),
+        decode.Peer(model),
         decode.HistoryDraws(len(codes_IL), seed=2),
         sizes=(8, 1),
     )
