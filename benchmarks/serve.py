@@ -53,11 +53,7 @@ ROUTES = {OURS: "/ours", SINGLE: "/single", SERVE_BATCH: "/serve-batch"}
 
 
 def bench(options: BenchOptions) -> list[Bar]:
-    with (
-        beauty_sized(options.data) as data,
-        tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
-    ):
-        run = trained(data, Path(folder) / "run")
+    with trained_run(options) as (data, run):
         load: PeerProcess = PeerProcess(windows, (bodies_of(data, K),), settle_s=SETTLE_S)
         try:
             with _services(run) as urls:
@@ -66,21 +62,26 @@ def bench(options: BenchOptions) -> list[Bar]:
             load.stop()
 
 
-def trained(data: Path, run: Path) -> Path:
-    """A run of the generative model."""
-    config = RunConfig.load(
-        CHECKOUT / "configs" / "beauty-lazy.yaml",
-        [
-            f"data.path={data}",
-            f"model.beam_width={BEAMS}",
-            "training.epochs=1",
-            "evaluation.max_users=500",
-            "cluster.dashboard=false",
-        ],
-    )
-    log.print("serve: training a model")
-    train(config, run)
-    return run
+@contextmanager
+def trained_run(options: BenchOptions) -> Iterator[tuple[Path, Path]]:
+    """A data set, and a run of the generative model on it."""
+    with (
+        beauty_sized(options.data) as data,
+        tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
+    ):
+        config = RunConfig.load(
+            CHECKOUT / "configs" / "beauty-lazy.yaml",
+            [
+                f"data.path={data}",
+                f"model.beam_width={BEAMS}",
+                "training.epochs=1",
+                "evaluation.max_users=500",
+                "cluster.dashboard=false",
+            ],
+        )
+        log.print("serve: training a model")
+        train(config, Path(folder) / "run")
+        yield data, Path(folder) / "run"
 
 
 def bodies_of(data: Path, k: int) -> list[dict[str, object]]:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -33,10 +32,9 @@ from typing import Any
 import httpx
 
 from benchmarks.bad_requests import BadRequest, from_openapi, made_by_hand, why_wrong
-from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.peer_process import PeerProcess
-from benchmarks.serve import free_port, served, trained
+from benchmarks.serve import free_port, served, trained_run
 from rayrec.platform.console import log
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
@@ -74,18 +72,14 @@ class Held:
 
 
 def bench(options: BenchOptions) -> list[Bar]:
-    with (
-        beauty_sized(options.data) as data,
-        tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
-    ):
-        run = trained(data, Path(folder) / "run")
+    with trained_run(options) as (_, run):
         config = ServeConfig(
             port=free_port(),
             single_process=True,
             page=True,
             admission=AdmissionConfig.parse({"callers": {"rate": 100_000}, "service": {"concurrency": 64}}),
-            events=EventsConfig(log=LogConfig(folder=str(Path(folder) / "events"))),
-            request_log=RequestLogConfig(folder=str(Path(folder) / "requests"), share=1.0),
+            events=EventsConfig(log=LogConfig(folder=str(run.parent / "events"))),
+            request_log=RequestLogConfig(folder=str(run.parent / "requests"), share=1.0),
         )
         service: PeerProcess = PeerProcess(_service, (str(run), config))
         try:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -28,10 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.checked_load import Checked, Expected, Window, checks
-from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.peer_process import SETTLE_S, PeerProcess
-from benchmarks.serve import THREADS, K, free_port, trained
+from benchmarks.serve import THREADS, K, free_port, trained_run
 from benchmarks.serve_overload import SECONDS_PER_STEP, service_in_process
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Recommender
@@ -57,11 +55,7 @@ def bench_by_proxy(options: BenchOptions) -> list[Bar]:
 
 
 def _bench(name: str, options: BenchOptions, environment: Mapping[str, str]) -> list[Bar]:
-    with (
-        beauty_sized(options.data) as data,
-        tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
-    ):
-        run = trained(data, Path(folder) / "run")
+    with trained_run(options) as (_, run):
         seconds = options.steps * SECONDS_PER_STEP
         return bars(name, measured(run, seconds, environment))
 

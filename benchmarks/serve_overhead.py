@@ -17,19 +17,16 @@ from __future__ import annotations
 import itertools
 import json
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.peer_process import PeerProcess
-from benchmarks.serve import CALLS_PER_STEP, THREADS, K, bodies_of, free_port, served, trained
+from benchmarks.serve import CALLS_PER_STEP, THREADS, K, bodies_of, free_port, served, trained_run
 from rayrec.platform.console import log
 from rayrec.serve.app.loading import load_service
 from rayrec.serve.config.serve import ServeConfig
@@ -39,11 +36,7 @@ OVERHEAD_S = 2e-3
 
 
 def bench(options: BenchOptions) -> list[Bar]:
-    with (
-        beauty_sized(options.data) as data,
-        tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
-    ):
-        run = trained(data, Path(folder) / "run")
+    with trained_run(options) as (data, run):
         config = ServeConfig(threads=THREADS, port=free_port(), single_process=True)
         service, called = PeerProcess(served, (str(run), config)), PeerProcess(_calls, (str(run), config))
         bodies = itertools.cycle(bodies_of(data, K))

@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import tempfile
 import threading
 import time
 import urllib.error
@@ -34,13 +33,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.http_load import Window, windows
 from benchmarks.open_load import LOST, Outcome, Plan, outcomes
 from benchmarks.peer_process import SETTLE_S, PeerProcess
 from benchmarks.processes import descendants, resident_bytes
-from benchmarks.serve import THREADS, K, bodies_of, free_port, trained
+from benchmarks.serve import THREADS, K, bodies_of, free_port, trained_run
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.console import log
@@ -72,11 +70,7 @@ def bench_on_ray(options: BenchOptions) -> list[Bar]:
 
 
 def _bench(name: str, options: BenchOptions, single_process: bool) -> list[Bar]:
-    with (
-        beauty_sized(options.data) as data,
-        tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
-    ):
-        run = trained(data, Path(folder) / "run")
+    with trained_run(options) as (data, run):
         return measured(name, data, run, options.steps * SECONDS_PER_STEP, single_process)
 
 

@@ -18,14 +18,11 @@ Lines for comparison only: the medians at one connection of one process without 
 from __future__ import annotations
 
 import signal
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 from benchmarks.bare_calls import NO_CALLS, TWO_CALLS, application
-from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.http_load import Window, windows
 from benchmarks.own_serve import running
@@ -38,7 +35,7 @@ from benchmarks.serve import (
     K,
     bodies_of,
     free_port,
-    trained,
+    trained_run,
 )
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.console import log
@@ -51,11 +48,7 @@ PROCESS, DEPLOYMENT, SERVICES = "one process", "one deployment", "three deployme
 
 
 def bench(options: BenchOptions) -> list[Bar]:
-    with (
-        beauty_sized(options.data) as data,
-        tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder,
-    ):
-        run = trained(data, Path(folder) / "run")
+    with trained_run(options) as (data, run):
         load: PeerProcess = PeerProcess(windows, (bodies_of(data, K),), settle_s=SETTLE_S)
         services = {
             name: PeerProcess(_served, (str(run), _config(name))) for name in (PROCESS, DEPLOYMENT, SERVICES)
