@@ -149,7 +149,8 @@ def test_it_serves_with_tls_and_token_on_loopback_alone_and_stops_clean(run, tmp
 
 
 def test_a_port_in_use_is_refused_before_anything_starts(run, monkeypatch):
-    monkeypatch.setattr(serving, "ray_cluster", None)  # which cannot be called
+    monkeypatch.setattr(serving, "starts_cluster", lambda config: True)  # whatever this process has joined
+    monkeypatch.setattr(serving, "ray_cluster", None)  # cannot be called
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
