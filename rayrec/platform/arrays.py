@@ -8,5 +8,6 @@ from numpy.typing import NDArray
 BoolArray = NDArray[np.bool_]
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
+Int16Array = NDArray[np.int16]
 Int32Array = NDArray[np.int32]
 Int64Array = NDArray[np.int64]

@@ -28,7 +28,8 @@ MAY_IMPORT = {
 """
 
 ORDER = {
-    "samples": "base > dataset importers > prepare > stores > operations > reading features impressions",
+    "samples": "base > dataset importers > prepare > stores > graph > operations"
+    " > reading features impressions",
     "embeddings": "base > optim > config > storage > table > shard snapshot > transport capacity > lookup",
     "models": "base decoding tokenizers > attention > program > sequence > generative ctr > keras > registry"
     " > compiled_ranking",

@@ -1,0 +1,199 @@
+"""Sorted runs: edges of one direction, by node and then in order of time, in compressed sparse rows.
+
+A run never changes. What was appended is a run of its own until it is merged with others, so readers need no
+lock, and a large run can be a memory-mapped file.
+
+Ties of time stand in the order of a hash of the neighbor: the order of a log would leak (the events of a day
+are often sorted by item), and that of the appends would make what is read depend on them.
+
+Axes: V nodes of a run, E edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numba import njit
+
+from rayrec.platform.arrays import Int16Array, Int64Array
+from rayrec.platform.compiled import kernel_input, mix64
+from rayrec.platform.deduplication import deduplicate
+from rayrec.samples.base.jagged import offsets_from_lengths
+
+NO_KIND = -1
+"""Kind of an edge whose behavior is not known."""
+
+
+class Edges(NamedTuple):
+    """Edges of one direction, in any order."""
+
+    nodes_E: Int64Array
+    others_E: Int64Array
+    times_E: Int64Array
+    kinds_E: Int16Array
+    """Codes of behaviors, `NO_KIND` where there is none."""
+
+    def reversed(self) -> Edges:
+        return Edges(self.others_E, self.nodes_E, self.times_E, self.kinds_E)
+
+    def take(self, chosen: Any) -> Edges:
+        return Edges(*(column[chosen] for column in self))
+
+
+class Run(NamedTuple):
+    """Edges of one direction, sorted, none twice."""
+
+    nodes_V: Int64Array
+    """Ascending."""
+    offsets_V1: Int64Array
+    """The edges of node v are offsets_V1[v]:offsets_V1[v + 1]."""
+    others_E: Int64Array
+    times_E: Int64Array
+    kinds_E: Int16Array
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.others_E)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(column.nbytes for column in self)
+
+    @classmethod
+    def of(cls, edges: Edges) -> Run:
+        """Sort edges; of those that are equal, one is kept. The order in which they come does not matter."""
+        distinct, inverse_E = deduplicate(edges.nodes_E)
+        order = np.argsort(distinct)
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        number_E = rank[inverse_E]
+        offsets_V1 = offsets_from_lengths(np.bincount(number_E, minlength=len(order)))
+        columns = (np.empty(len(number_E), np.int64), np.empty(len(number_E), np.int64))
+        kinds = np.empty(len(number_E), np.int16)
+        _place(
+            kernel_input(number_E, np.int64),
+            offsets_V1[:-1].copy(),
+            kernel_input(edges.others_E, np.int64),
+            kernel_input(edges.times_E, np.int64),
+            kernel_input(edges.kinds_E, np.int16),
+            *columns,
+            kinds,
+        )
+        num_kept = _sort_nodes(offsets_V1, *columns, kinds)
+        others, times = (column[:num_kept] for column in columns)
+        return cls.readable(distinct[order], offsets_V1, others, times, kinds[:num_kept])
+
+    @classmethod
+    def readable(cls, *columns: Any) -> Run:
+        """Of columns as kernels take them."""
+        nodes, offsets, others, times, kinds = columns
+        nodes, offsets, others, times = (
+            kernel_input(column, np.int64) for column in (nodes, offsets, others, times)
+        )
+        return cls(nodes, offsets, others, times, kernel_input(kinds, np.int16))
+
+    @classmethod
+    def merged(cls, runs: Sequence[Run]) -> Run:
+        """All edges of some runs, each once."""
+        return cls.of(Edges(*map(np.concatenate, zip(*(run.edges() for run in runs), strict=True))))
+
+    def edges(self) -> Edges:
+        nodes_E = np.repeat(self.nodes_V, np.diff(self.offsets_V1))
+        return Edges(nodes_E, self.others_E, self.times_E, self.kinds_E)
+
+    def named_columns(self, side: str) -> dict[str, pa.Array]:
+        """One row of lists, as a segment's file has it."""
+        return {f"{side}_{name}": _list(column) for name, column in self._asdict().items()}
+
+    @classmethod
+    def of_columns(cls, side: str, batch: pa.RecordBatch) -> Run:
+        """As `named_columns` made it; reads from the mapped file, nothing is copied."""
+        return cls.readable(*(batch.column(f"{side}_{name}").values.to_numpy() for name in cls._fields))
+
+
+def _list(column: np.ndarray) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array([0, len(column)], pa.int64()), pa.array(column))
+
+
+EMPTY = Run.readable([], [0], [], [], [])
+
+
+@njit(nogil=True, cache=True)
+def _place(
+    number_E: Int64Array,
+    next_V: Int64Array,
+    others_E: Int64Array,
+    times_E: Int64Array,
+    kinds_E: Int16Array,
+    placed_others_E: Int64Array,
+    placed_times_E: Int64Array,
+    placed_kinds_E: Int16Array,
+) -> None:
+    """Put the edges of each node beside each other."""
+    for e in range(len(number_E)):
+        place = next_V[number_E[e]]
+        next_V[number_E[e]] += 1
+        placed_others_E[place] = others_E[e]
+        placed_times_E[place] = times_E[e]
+        placed_kinds_E[place] = kinds_E[e]
+
+
+@njit(nogil=True, cache=True)
+def _sort_nodes(
+    offsets_V1: Int64Array, others_E: Int64Array, times_E: Int64Array, kinds_E: Int16Array
+) -> int:
+    """Sort the edges of each node in place and leave out repetitions; offsets are adapted.
+
+    Returns:
+        How many edges are left; they stand at the beginning.
+    """
+    kept = 0
+    start = offsets_V1[0]
+    for v in range(len(offsets_V1) - 1):
+        stop = offsets_V1[v + 1]
+        times = times_E[start:stop]
+        for e in range(1, len(times)):
+            if times[e] < times[e - 1]:
+                order = np.argsort(times, kind="mergesort")
+                times_E[start:stop] = times[order]
+                others_E[start:stop] = others_E[start:stop][order]
+                kinds_E[start:stop] = kinds_E[start:stop][order]
+                break
+        first = start
+        while first < stop:
+            last = first + 1
+            while last < stop and times_E[last] == times_E[first]:
+                last += 1
+            if last - first > 1:
+                _sort_tie(others_E[first:last], kinds_E[first:last])
+            first = last
+        offsets_V1[v] = kept
+        for e in range(start, stop):
+            if (
+                e > start
+                and times_E[e] == times_E[kept - 1]
+                and others_E[e] == others_E[kept - 1]
+                and kinds_E[e] == kinds_E[kept - 1]
+            ):
+                continue
+            others_E[kept], times_E[kept], kinds_E[kept] = others_E[e], times_E[e], kinds_E[e]
+            kept += 1
+        start = stop
+    offsets_V1[-1] = kept
+    return kept
+
+
+@njit(nogil=True, cache=True)
+def _sort_tie(others_T: Int64Array, kinds_T: Int16Array) -> None:
+    """Sort edges of one time by the hash of the neighbor, then by kind."""
+    hashes_T = np.empty(len(others_T), np.uint64)
+    for t in range(len(others_T)):
+        hashes_T[t] = mix64(np.uint64(others_T[t]))
+    # Stable, so the second sort keeps the order of kinds.
+    order_T = np.argsort(kinds_T, kind="mergesort")
+    order_T = order_T[np.argsort(hashes_T[order_T], kind="mergesort")]
+    others_T[:] = others_T[order_T]
+    kinds_T[:] = kinds_T[order_T]

@@ -1,0 +1,362 @@
+"""The graph of users and items in time: appended to while it is read, dropped by age, kept in files.
+
+    append ─► edges that are new ─► a run per period of time ─► merged with runs of about its size
+    save / open ─► one memory-mapped Arrow file for each segment, and a manifest
+
+A *segment* has the edges of a period in both directions. What is in a graph depends on the set of its events
+alone, not on their order, nor on how they were grouped or repeated: so a graph that was lost is made again
+from the event store, and a writer that does not know whether its append succeeded repeats it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.ipc as ipc
+from numba import njit
+from pydantic import Field, ValidationError
+
+from rayrec.platform.arrays import BoolArray, Int64Array
+from rayrec.platform.compiled import kernel_input
+from rayrec.platform.config import Config
+from rayrec.platform.errors import InputError
+from rayrec.platform.files import sync, write_json
+from rayrec.samples.dataset.manifest import IdKind
+from rayrec.samples.graph.runs import Edges, Run
+from rayrec.samples.graph.views import ANY_TIME, MAX_RUNS, Side
+
+MANIFEST = "graph.json"
+FORMAT = 1
+_RATIO = 4
+"""Runs of a period are merged until each has so many times the edges of the next."""
+
+
+class GraphConfig(Config):
+    """What a graph is of; fixed when it is made."""
+
+    log: str = ""
+    """Fingerprint of the log whose events it has; two logs make two graphs."""
+    time_unit: str = "s"
+    kinds: tuple[str, ...] = ()
+    """Names of the kinds of edges, by their codes."""
+    id_kinds: dict[str, IdKind] = Field({"user": "integer", "item": "integer"})
+    period: int | None = Field(None, ge=1)
+    """Length of the time of a segment, in `time_unit`. What is older than asked for is dropped a segment at a
+    time. None: one segment has all."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Edges of one period, by user and by item."""
+
+    period: int
+    users: Run
+    items: Run
+    first_time: int
+    last_time: int
+    file: Path | None = field(default=None, compare=False)
+    """Where it was saved or read from."""
+
+    @classmethod
+    def of(cls, period: int, edges: Edges) -> Segment:
+        """Of edges from users to items."""
+        users = Run.of(edges)
+        return cls._of_runs(period, users, Run.of(edges.reversed()))
+
+    @classmethod
+    def merged(cls, older: Segment, newer: Segment) -> Segment:
+        users, items = (
+            Run.merged([getattr(one, side) for one in (older, newer)]) for side in ("users", "items")
+        )
+        return cls._of_runs(newer.period, users, items)
+
+    @classmethod
+    def _of_runs(cls, period: int, users: Run, items: Run, file: Path | None = None) -> Segment:
+        times_E = users.times_E
+        return cls(period, users, items, int(times_E.min()), int(times_E.max()), file)
+
+    @property
+    def num_edges(self) -> int:
+        return self.users.num_edges
+
+    def save(self, folder: Path) -> tuple[Segment, str]:
+        """Write the file of this segment; its name is that of its content.
+
+        Returns:
+            The segment, which now has a file; and the sha256 of it.
+        """
+        batch = pa.record_batch(self.users.named_columns("users") | self.items.named_columns("items"))
+        temporary = folder / f".segment.{threading.get_ident()}.tmp"
+        try:
+            with pa.OSFile(str(temporary), "wb") as file, ipc.new_file(file, batch.schema) as out:
+                out.write_batch(batch)
+            digest = _sha256(temporary)
+            path = folder / f"{digest[:16]}.arrow"
+            sync(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return Segment(self.period, self.users, self.items, self.first_time, self.last_time, path), digest
+
+    @classmethod
+    def load(cls, path: Path, period: int, digest: str) -> Segment:
+        """Map a saved segment.
+
+        Raises:
+            InputError: it is missing, or not what was saved.
+        """
+        again = "make the graph again"
+        try:
+            if _sha256(path) != digest:
+                raise InputError(f"{path}: this segment of a graph is damaged; {again}")
+            with pa.memory_map(str(path)) as file:
+                batch = ipc.open_file(file).get_batch(0)
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{path}: this segment of a graph cannot be read ({error}); {again}") from error
+        users, items = (Run.of_columns(side, batch) for side in ("users", "items"))
+        return cls._of_runs(period, users, items, path)
+
+
+@dataclass(frozen=True)
+class GraphState:
+    """What a graph holds at one moment; it never changes, so readers need no lock."""
+
+    segments: tuple[Segment, ...] = ()
+    """The newest period first."""
+    floor: int = np.iinfo(np.int64).min
+    users: Side = field(init=False)
+    """From users to items."""
+    items: Side = field(init=False)
+    """From items to users."""
+
+    def __post_init__(self) -> None:
+        for side in ("users", "items"):
+            runs = [getattr(segment, side) for segment in self.segments]
+            object.__setattr__(self, side, Side.of(runs, self.floor))
+
+    @property
+    def num_edges(self) -> int:
+        """Edges below the floor, which are not read any more, are among them until their segment goes."""
+        return sum(segment.num_edges for segment in self.segments)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(segment.users.num_bytes + segment.items.num_bytes for segment in self.segments)
+
+
+class TemporalGraph:
+    """Users and items, joined by events. One thread at a time appends; any number reads `state` meanwhile."""
+
+    def __init__(self, config: GraphConfig | None = None, segments: Iterable[Segment] = ()) -> None:
+        self.config = config or GraphConfig()
+        self.state = GraphState(tuple(segments))
+        """What readers take: once per question, so that all of it is of one moment."""
+        self._lock = threading.Lock()
+
+    def append(
+        self,
+        users_E: Int64Array,
+        items_E: Int64Array,
+        times_E: Int64Array,
+        kinds_E: Any = None,
+    ) -> int:
+        """Add events, in any order; those that are there already change nothing.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            InputError: a kind that has no name.
+        """
+        edges = self._edges(users_E, items_E, times_E, kinds_E)
+        with self._lock:
+            state = self.state
+            edges = edges.take(~_are_there(state, edges) & (edges.times_E >= state.floor))
+            if not len(edges.nodes_E):
+                return 0
+            period_E = edges.times_E // (self.config.period or ANY_TIME)
+            new = [Segment.of(p, edges.take(period_E == p)) for p in np.unique(period_E).tolist()]
+            self.state = GraphState(_tidied([*state.segments, *new]), state.floor)
+            return self.state.num_edges - state.num_edges
+
+    def drop_before(self, time: int) -> None:
+        """Forget edges before a time; memory is given back by whole segments."""
+        with self._lock:
+            floor = max(time, self.state.floor)
+            kept = tuple(one for one in self.state.segments if one.last_time >= floor)
+            self.state = GraphState(kept, floor)
+
+    def _edges(self, users_E: Any, items_E: Any, times_E: Any, kinds_E: Any) -> Edges:
+        kinds_E = np.full(len(users_E), -1, np.int16) if kinds_E is None else np.asarray(kinds_E)
+        num_kinds = len(self.config.kinds)
+        if len(kinds_E) and not -1 <= kinds_E.min() <= kinds_E.max() < num_kinds:
+            raise InputError(
+                f"events have kinds from {kinds_E.min()} to {kinds_E.max()}, and the graph has names for "
+                f"{num_kinds} (-1 is unknown)"
+            )
+        users_E, items_E, times_E = (np.asarray(one, dtype=np.int64) for one in (users_E, items_E, times_E))
+        return Edges(users_E, items_E, times_E, kinds_E.astype(np.int16))
+
+    def check_log(self, fingerprint: str, where: str) -> None:
+        """Refuse events of another log.
+
+        Raises:
+            InputError: they are of another log than the graph's.
+        """
+        if self.config.log != fingerprint:
+            raise InputError(
+                f"{where} has the events of another log ({fingerprint or 'unnamed'}) than this graph "
+                f"({self.config.log or 'unnamed'}): ids of one mean nothing in the other; make a graph of it"
+            )
+
+    def save(self, folder: str | Path) -> None:
+        """Write the graph; a crash leaves the one before. Segments that are there are not written again."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            state, entries = self.state, []
+            known = _entries(folder)
+            saved = []
+            for segment in state.segments:
+                name = None if segment.file is None else segment.file.name
+                if segment.file is None or segment.file.parent != folder or name not in known:
+                    segment, digest = segment.save(folder)
+                    assert segment.file is not None
+                    name = segment.file.name
+                else:
+                    digest = known[str(name)]
+                saved.append(segment)
+                entries.append({"file": name, "sha256": digest, "period": segment.period})
+            content = {
+                "format": FORMAT,
+                "config": self.config.model_dump(mode="json"),
+                "floor": state.floor,
+                "segments": entries,
+            }
+            write_json(folder / MANIFEST, content)
+            self.state = GraphState(tuple(saved), state.floor)
+        used = {entry["file"] for entry in entries}
+        for path in folder.glob("*.arrow"):
+            if path.name not in used:
+                path.unlink()
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """Map a saved graph.
+
+        Raises:
+            InputError: there is none, or it is damaged.
+        """
+        path = Path(folder) / MANIFEST
+        if not path.is_file():
+            raise InputError(f"{folder}: there is no graph; `rayrec data graph SOURCE {folder}` makes one")
+        try:
+            content = json.loads(path.read_text())
+            if content["format"] != FORMAT:
+                raise InputError(f"{path}: graph format {content['format']!r}, this version reads {FORMAT}")
+            graph = cls(
+                GraphConfig.model_validate(content["config"]),
+                [
+                    Segment.load(path.parent / Path(entry["file"]).name, entry["period"], entry["sha256"])
+                    for entry in content["segments"]
+                ],
+            )
+            graph.state = GraphState(graph.state.segments, int(content["floor"]))
+        except (ValueError, KeyError, TypeError, ValidationError) as error:
+            raise InputError(f"{path}: is damaged ({error}); make the graph again") from error
+        return graph
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _entries(folder: Path) -> dict[str, str]:
+    """Files of the graph that is there, and their sha256."""
+    try:
+        content: Mapping[str, Any] = json.loads((folder / MANIFEST).read_text())
+        return {entry["file"]: entry["sha256"] for entry in content["segments"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _tidied(segments: list[Segment]) -> tuple[Segment, ...]:
+    """Few enough segments, those of a period of falling sizes; newer periods first."""
+    by_period: dict[int, list[Segment]] = {}
+    for segment in sorted(segments, key=lambda one: (-one.period, -one.num_edges)):
+        by_period.setdefault(segment.period, []).append(segment)
+    for runs in by_period.values():
+        while len(runs) > 1 and runs[-2].num_edges < _RATIO * runs[-1].num_edges:
+            _merge_last_two(runs)
+    while sum(map(len, by_period.values())) > MAX_RUNS:
+        several = [runs for runs in by_period.values() if len(runs) > 1]
+        if several:
+            _merge_last_two(min(several, key=lambda runs: runs[-2].num_edges))
+        else:  # more periods than runs: the two oldest become one
+            oldest, newer = sorted(by_period)[:2]
+            (older_run,), (newer_run,) = by_period.pop(oldest), by_period[newer]
+            by_period[newer] = [Segment.merged(older_run, newer_run)]
+    return tuple(itertools.chain.from_iterable(by_period[period] for period in sorted(by_period)[::-1]))
+
+
+def _merge_last_two(runs: list[Segment]) -> None:
+    smaller, larger = runs.pop(), runs.pop()
+    runs.append(Segment.merged(larger, smaller))
+    runs.sort(key=lambda one: -one.num_edges)
+
+
+def _are_there(state: GraphState, edges: Edges) -> BoolArray:
+    """[E] which edges from users to items a graph has."""
+    there_E = np.zeros(len(edges.nodes_E), dtype=np.bool_)
+    for segment in state.segments:
+        _mark_there(
+            *segment.users,
+            segment.first_time,
+            segment.last_time,
+            kernel_input(edges.nodes_E, np.int64),
+            kernel_input(edges.others_E, np.int64),
+            kernel_input(edges.times_E, np.int64),
+            kernel_input(edges.kinds_E, np.int16),
+            there_E,
+        )
+    return there_E
+
+
+@njit(nogil=True, cache=True)
+def _mark_there(
+    nodes_V: Any,
+    offsets_V1: Any,
+    run_others: Any,
+    run_times: Any,
+    run_kinds: Any,
+    first_time: int,
+    last_time: int,
+    nodes_E: Any,
+    others_E: Any,
+    times_E: Any,
+    kinds_E: Any,
+    there_E: Any,
+) -> None:
+    for e in range(len(nodes_E)):
+        if there_E[e] or times_E[e] < first_time or times_E[e] > last_time:
+            continue
+        place = np.searchsorted(nodes_V, nodes_E[e])
+        if place == len(nodes_V) or nodes_V[place] != nodes_E[e]:
+            continue
+        start, stop = offsets_V1[place], offsets_V1[place + 1]
+        at = start + np.searchsorted(run_times[start:stop], times_E[e])
+        while at < stop and run_times[at] == times_E[e]:
+            if run_others[at] == others_E[e] and run_kinds[at] == kinds_E[e]:
+                there_E[e] = True
+                break
+            at += 1

@@ -1,0 +1,225 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.graph.sampling import Sampling, degrees, hops, neighbors
+from rayrec.samples.graph.temporal_graph import MANIFEST, TemporalGraph
+from rayrec.samples.graph.views import ANY_TIME, MAX_RUNS
+from tests.helpers.examples import examples
+from tests.samples.graph.brute_force import Event, append, graph_of, newest
+
+EVENTS = st.lists(
+    st.builds(Event, st.integers(-2, 5), st.integers(0, 6), st.integers(0, 12), st.integers(-1, 1)),
+    max_size=60,
+)
+KINDS = ("view", "buy")
+
+
+@examples(60)
+@given(
+    events=EVENTS, of=st.sampled_from(["user", "item"]), before=st.integers(-1, 14), fan_out=st.integers(1, 9)
+)
+def test_neighbors_are_the_newest_edges_strictly_before_a_time(events, of, before, fan_out):
+    graph = graph_of(events, kinds=KINDS)
+    nodes = np.arange(-3, 8)
+
+    found = neighbors(graph, of, nodes, np.full(len(nodes), before), fan_out)
+
+    other = "item" if of == "user" else "user"
+    for row, node in enumerate(nodes.tolist()):
+        expected = newest(events, of, node, before)[:fan_out]
+        count = int(found.counts_F[row])
+        assert found.ids_FK[row, :count].tolist() == [getattr(event, other) for event in expected]
+        assert found.times_FK[row, :count].tolist() == [event.time for event in expected]
+        assert found.kinds_FK[row, :count].tolist() == [event.kind for event in expected]
+    assert degrees(graph, of, nodes, np.full(len(nodes), before)).tolist() == [
+        len(newest(events, of, node, before)) for node in nodes.tolist()
+    ]
+
+
+@examples(60)
+@given(events=EVENTS, data=st.data(), by=st.sampled_from(["newest", "weight", "uniform"]))
+def test_what_is_read_depends_on_the_set_of_events_alone(events, data, by):
+    """Not on their order, on what comes late or again, on how they are grouped, or on periods."""
+    again = data.draw(st.permutations(events + events[: len(events) // 2]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(again)), max_size=9)))
+    period = data.draw(st.sampled_from([None, 1, 3, 100]))
+    graphs = [graph_of(events, kinds=KINDS), graph_of([], period, KINDS)]
+    for start, stop in zip([0, *cuts], [*cuts, len(again)], strict=True):
+        append(graphs[1], again[start:stop])
+
+    seeds, before = np.arange(-2, 7), data.draw(st.integers(0, 14))
+    sampling = Sampling(by, most=5, weights={"view": 1.0, "buy": 3.0}, seed=7)
+    ways = [hops(graph, "item", seeds, np.full(len(seeds), before), (3, 2), sampling) for graph in graphs]
+
+    for ours, theirs in zip(*ways, strict=True):
+        for name in ("ids_FK", "times_FK", "kinds_FK", "counts_F"):
+            assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+    assert graphs[0].state.num_edges == graphs[1].state.num_edges == len(set(events))
+    assert len(graphs[1].state.segments) <= MAX_RUNS
+
+
+def test_no_edge_at_the_time_of_the_question_or_behind_a_detour_is_sampled():
+    """The example of pyg-team/pytorch_geometric#7794: an edge of time 2 is not known at time 2."""
+    graph = graph_of([Event(0, 10, 1), Event(0, 11, 2), Event(1, 10, 1), Event(1, 12, 3)])
+
+    first, second = hops(graph, "user", np.array([0]), np.array([2]), (4, 4))
+
+    assert first.ids_FK[0, : first.counts_F[0]].tolist() == [10]
+    # From user 0 by item 10 to users; user 1 is reached, and what it does at time 3 is not looked at.
+    assert set(second.ids_FK[0, : second.counts_F[0]].tolist()) == {0, 1}
+    third = neighbors(graph, "user", second.ids_FK[0, :2], np.array([2, 2]), 4)
+    assert set(third.ids_FK[third.ids_FK >= 0].tolist()) == {10}
+
+
+def test_draws_are_uniform_without_repetition_and_weights_hold():
+    events = [Event(0, item, item, int(item < 5)) for item in range(10)]
+    graph = graph_of(events, kinds=KINDS)
+    counts = np.zeros(10)
+    weighted = np.zeros(10)
+    for seed in range(2000):
+        for sums, by in ((counts, "uniform"), (weighted, "weight")):
+            sampling = Sampling(by, weights={"view": 1.0, "buy": 4.0}, seed=seed)
+            found = neighbors(graph, "user", np.array([0]), np.array([ANY_TIME]), 2, sampling)
+            assert len(set(found.ids_FK[0].tolist())) == 2
+            sums[found.ids_FK[0, : 1 if by == "weight" else 2]] += 1
+
+    assert np.abs(counts - 400).max() < 80, "two of ten each time"
+    assert weighted[:5].sum() / 2000 == pytest.approx(0.8, abs=0.04), "the first draw is by weight"
+
+
+def test_a_kind_without_weight_is_not_drawn_and_an_unknown_one_is_refused():
+    graph = graph_of([Event(0, 1, 1, 0), Event(0, 2, 2, 1)], kinds=KINDS)
+
+    found = neighbors(
+        graph, "user", np.array([0]), np.array([9]), 5, Sampling("weight", weights={"buy": 1.0})
+    )
+
+    assert found.ids_FK[0, : found.counts_F[0]].tolist() == [2]
+    with pytest.raises(InputError, match=r"no event of the graph is a 'like'; its kinds are view, buy"):
+        neighbors(graph, "user", np.array([0]), np.array([9]), 5, Sampling("weight", weights={"like": 1.0}))
+    with pytest.raises(InputError, match="kinds from 7 to 7"):
+        append(graph, [Event(0, 1, 1, 7)])
+
+
+def test_degrees_within_a_window_are_the_popularity_at_that_time():
+    graph = graph_of([Event(user, 3, time) for user, time in enumerate([10, 20, 30, 40])])
+    items, times = np.array([3, 3, 3, 4]), np.array([41, 40, 15, 50])
+
+    assert degrees(graph, "item", items, times, within=20).tolist() == [2, 2, 1, 0]
+
+
+def test_old_edges_are_dropped_at_once_and_their_segments_with_them():
+    events = [Event(user, item, time) for user in range(3) for item, time in enumerate(range(0, 100, 10))]
+    graph = graph_of(events, period=30)
+
+    graph.drop_before(45)
+
+    expected = [event for event in events if event.time >= 45]
+    for node in range(3):
+        found = neighbors(graph, "user", np.array([node]), np.array([ANY_TIME]), 20)
+        assert found.counts_F[0] == len(newest(expected, "user", node, ANY_TIME))
+    assert degrees(graph, "user", np.array([0]), np.array([ANY_TIME])) == 5
+    assert min(segment.last_time for segment in graph.state.segments) >= 45
+    assert append(graph, [Event(0, 1, 44)]) == 0, "what is too old does not come back"
+
+
+def test_a_saved_graph_is_read_as_it_was_and_grows_on(tmp_path):
+    events = [Event(n % 7, n % 5, n) for n in range(200)]
+    graph = graph_of(events[:150], period=64)
+    graph.save(tmp_path)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.arrow")}
+
+    opened = TemporalGraph.open(tmp_path)
+    append(opened, events[140:])
+    opened.save(tmp_path)
+
+    again = TemporalGraph.open(tmp_path)
+    whole = graph_of(events)
+    nodes = np.arange(7)
+    for which in (opened, again):
+        for name in ("ids_FK", "times_FK", "counts_F"):
+            ours, theirs = (neighbors(one, "user", nodes, np.full(7, ANY_TIME), 60) for one in (which, whole))
+            assert np.array_equal(getattr(ours, name), getattr(theirs, name))
+    kept = [path for path, at in files.items() if path.exists() and path.stat().st_mtime_ns == at]
+    assert kept, "segments that did not change are not written again"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        MANIFEST,
+        *(entry["file"] for entry in json.loads((tmp_path / MANIFEST).read_text())["segments"]),
+    }
+
+
+@pytest.mark.parametrize("what", ["byte", "missing", "manifest", "nothing"])
+def test_a_damaged_graph_is_refused(what, tmp_path):
+    graph_of([Event(n, n, n) for n in range(50)]).save(tmp_path)
+    (segment,) = tmp_path.glob("*.arrow")
+    if what == "byte":
+        content = bytearray(segment.read_bytes())
+        content[len(content) // 2] ^= 1
+        segment.write_bytes(content)
+    elif what == "missing":
+        segment.unlink()
+    elif what == "manifest":
+        (tmp_path / MANIFEST).write_text("{}")
+    else:
+        (tmp_path / MANIFEST).unlink()
+
+    with pytest.raises(InputError, match=r"make the graph again|there is no graph"):
+        TemporalGraph.open(tmp_path)
+
+
+def test_events_of_another_log_are_refused():
+    graph = graph_of([])
+
+    with pytest.raises(InputError, match="another log"):
+        graph.check_log("0123", "stores/clicks")
+
+
+def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_graph(tmp_path):
+    program = textwrap.dedent(
+        """
+        import sys
+        from tests.samples.graph.brute_force import Event, append, graph_of
+        graph = graph_of([Event(n % 7, n % 5, n) for n in range(100)])
+        graph.save(sys.argv[1])
+        print("saved", flush=True)
+        n = 100
+        while True:
+            append(graph, [Event(n % 7, n % 5, n)])
+            graph.save(sys.argv[1])
+            n += 1
+        """
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        cwd=os.getcwd(),
+        env=os.environ,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+    found = TemporalGraph.open(tmp_path)
+
+    num_edges = found.state.num_edges
+    expected = graph_of([Event(n % 7, n % 5, n) for n in range(num_edges)])
+    assert num_edges >= 100
+    ours, theirs = (
+        neighbors(graph, "item", np.arange(5), np.full(5, ANY_TIME), 30, Sampling("uniform", seed=3))
+        for graph in (found, expected)
+    )
+    assert np.array_equal(ours.ids_FK, theirs.ids_FK)
