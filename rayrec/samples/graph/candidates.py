@@ -308,4 +308,5 @@ def _step(side: Side, node: int, before: int, most: int, draw: Any, low_S: Any, 
     count = min(ranges_before(side, node, before, low_S, high_S), most)
     if count == 0:
         return FREE
-    return nth_newest(side, low_S, high_S, int(draw % np.uint64(count)))
+    chosen: Any = np.int64(draw % np.uint64(count))
+    return nth_newest(side, low_S, high_S, chosen)
