@@ -19,6 +19,9 @@ from rayrec.platform.memory import human_size
 if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays quick
     from rayrec.embeddings.capacity import ShardPlan
     from rayrec.pipelines.config.ranking import RankingConfig
+    from rayrec.pipelines.inference.neighbors import NeighborRecommender
+    from rayrec.pipelines.inference.recommender import Recommender
+    from rayrec.platform.event_labels import Part
 
 
 class EvaluationSplit(StrEnum):
@@ -43,6 +46,9 @@ OverridesOption = Annotated[
     ),
 ]
 RunArgument = Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")]
+RunOrNeighborsArgument = Annotated[
+    Path | None, typer.Argument(help="Folder that `rayrec train` wrote; none with --neighbors.")
+]
 
 
 RankerOption = Annotated[
@@ -353,7 +359,7 @@ def _sizes_table(title: str, *headings: str) -> Table:
 
 @command(app, "evaluate")
 def evaluate_command(
-    run: RunArgument,
+    run: RunOrNeighborsArgument = None,
     split: Annotated[
         EvaluationSplit, typer.Option(help="Held-out events to predict.")
     ] = EvaluationSplit.test,
@@ -364,15 +370,42 @@ def evaluate_command(
     objective: ObjectiveOption = None,
     combine: CombineOption = "sum",
     generator_weight: GeneratorWeightOption = 0.0,
+    neighbors: Annotated[
+        Path | None,
+        typer.Option(help="Data set on which to judge what needs no training, without a run."),
+    ] = None,
+    baselines: Annotated[
+        bool, typer.Option(help="Judge neighbors beside a recommender, which takes time on a large catalog.")
+    ] = True,
 ) -> Answer:
-    """Rank the whole catalog for every user; popularity beside it. Of ranking models: score impressions."""
-    check_run(run)
-    ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
-    from rayrec.pipelines.evaluation.evaluate import evaluate
+    """Rank the whole catalog for every user; popularity and neighbors beside it. Of ranking models: score
+    impressions."""
+    if (run is None) == (neighbors is None):
+        raise InputError("give the folder of a run, or --neighbors and a data set, and not both")
+    if run is None:
+        assert neighbors is not None
+        from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
+        from rayrec.samples.dataset.dataset import Dataset
 
-    with progress_bar("evaluate") as progress:
-        report = evaluate(run, split.value, snapshot, on_batch=progress, data=data, ranking=ranking)
-    table = Table(title=f"{report.count:,} {report.unit}, {split.value} split, step {report.snapshot_step:,}")
+        with progress_bar("evaluate") as progress:
+            report = evaluate_neighbors(Dataset.open(neighbors), split.value, on_batch=progress)
+    else:
+        check_run(run)
+        ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
+        from rayrec.pipelines.evaluation.evaluate import evaluate
+
+        with progress_bar("evaluate") as progress:
+            report = evaluate(
+                run,
+                split.value,
+                snapshot,
+                on_batch=progress,
+                data=data,
+                ranking=ranking,
+                baselines=baselines,
+            )
+    step = "" if run is None else f", step {report.snapshot_step:,}"
+    table = Table(title=f"{report.count:,} {report.unit}, {split.value} split{step}")
     metrics = list(next(iter(report.results.values())))
     for heading in ["", *metrics]:
         table.add_column(heading, justify="right" if heading else "left")
@@ -409,7 +442,8 @@ def export_command(
 
 @command(app, "recommend")
 def recommend_command(
-    run: RunArgument,
+    run: RunOrNeighborsArgument = None,
+    *,
     user: Annotated[str, typer.Option(help="The user's id, as the source of the data writes it.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Items to recommend.")] = 10,
     behavior: Annotated[
@@ -434,25 +468,47 @@ def recommend_command(
     objective: ObjectiveOption = None,
     combine: CombineOption = "sum",
     generator_weight: GeneratorWeightOption = 0.0,
+    neighbors: Annotated[
+        Path | None, typer.Option(help="Data set whose neighbors answer, without a run and a model.")
+    ] = None,
 ) -> Answer:
     """Recommend items to one user of the data set."""
     from dataclasses import asdict, replace
 
-    check_run(run)
+    if (run is None) == (neighbors is None):
+        raise InputError("give the folder of a run, or --neighbors and a data set, and not both")
+    parts: dict[Part, str | None] = {
+        "scenario": scenario,
+        "behavior": behavior,
+        "trigger_item": trigger_item,
+    }
     ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
-    from rayrec.pipelines.inference.item_filter import FilterMasks, ItemFilter
-    from rayrec.pipelines.inference.ranking_stage import RankingStage
-    from rayrec.pipelines.inference.recommender import Recommender
+    stage, wanted = None, {}
+    if run is None:
+        assert neighbors is not None
+        if ranking is not None or any(parts.values()):
+            raise InputError("--neighbors answers without a model: it takes no ranker and no instruction")
+        from rayrec.pipelines.inference.neighbors import NeighborRecommender
+        from rayrec.samples.dataset.dataset import Dataset
+        from rayrec.samples.graph import graph_of_dataset
 
-    recommender = Recommender.load(run, snapshot, data=data)
-    stage = None if ranking is None else RankingStage.load(recommender, ranking)
-    dataset = recommender.dataset
+        dataset = Dataset.open(neighbors)
+        recommender: Recommender | NeighborRecommender
+        recommender = NeighborRecommender(dataset, graph_of_dataset(dataset, "all"))
+    else:
+        check_run(run)
+        from rayrec.pipelines.inference.ranking_stage import RankingStage
+        from rayrec.pipelines.inference.recommender import Recommender
+
+        recommender = Recommender.load(run, snapshot, data=data)
+        dataset = recommender.dataset
+        stage = None if ranking is None else RankingStage.load(recommender, ranking)
+        wanted = recommender.instruction_of(parts)
+    from rayrec.pipelines.inference.item_filter import FilterMasks, ItemFilter
+
     query = recommender.query_of_user(user)
     if query is None:
         raise InputError(f"--user {user}: there is no such user in {dataset.root}; use an id of its source")
-    wanted = recommender.instruction_of(
-        {"scenario": scenario, "behavior": behavior, "trigger_item": trigger_item}
-    )
     allowed_I = None
     if allow or deny or where:
         values: dict[str, list[str]] = {}

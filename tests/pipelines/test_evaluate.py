@@ -5,10 +5,12 @@ import pytest
 
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.evaluate_recommender import (
+    CO_VISITATION,
     MODEL,
     MODEL_UNMASKED,
     POPULARITY,
     POPULARITY_UNMASKED,
+    SWING,
     Popularity,
     evaluate_recommender,
 )
@@ -56,7 +58,8 @@ def test_the_report_names_everything_and_is_written_beside_the_run(run):
 
     report = evaluate(run, "valid", batch_size=16, on_batch=lambda done, total: seen.append((done, total)))
 
-    assert list(report.results) == [MODEL, MODEL_UNMASKED, POPULARITY, POPULARITY_UNMASKED]
+    baselines = [POPULARITY, POPULARITY_UNMASKED, CO_VISITATION, SWING]
+    assert list(report.results) == [MODEL, MODEL_UNMASKED, *baselines]
     for metrics in report.results.values():
         assert set(metrics) == {f"{name}@{k}" for name in ("recall", "ndcg") for k in (5, 10, 50)}
         for estimate in metrics.values():

@@ -26,6 +26,7 @@ def evaluate(
     on_batch: OnBatch | None = None,
     data: str | Path | None = None,
     ranking: RankingConfig | None = None,
+    baselines: bool = True,
 ) -> EvaluationReport:
     """Rank the whole catalog for every user of a split, or score every impression; also written to the
     run's folder.
@@ -33,6 +34,7 @@ def evaluate(
     Args:
         data: where the run's data set lies now, if it was moved.
         ranking: of recommenders, a ranking stage that is judged beside the model.
+        baselines: of recommenders, judge neighbors as well.
 
     Raises:
         InputError: the run has no usable snapshot, the split has no users or impressions, or the ranking
@@ -48,6 +50,6 @@ def evaluate(
     else:
         recommender = Recommender(model)
         stage = None if ranking is None else RankingStage.load(recommender, ranking)
-        report = evaluate_recommender(recommender, split, batch_size, on_batch, stage)
+        report = evaluate_recommender(recommender, split, batch_size, on_batch, stage, baselines)
     write_json(Path(run) / f"evaluation-{split}.json", report.to_json())
     return report

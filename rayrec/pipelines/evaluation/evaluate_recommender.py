@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
 from rayrec.models.program.program import RankedItems
+from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport, OnBatch
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarize, target_places
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.samples.base.batches import SampleBatch
+from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import Split
+from rayrec.samples.graph import graph_of_dataset
 from rayrec.samples.reading.reader import evaluation_batches
 
 HYBRID = "model + ranker"
 """What the model gives, ranked again; see `RankingStage`."""
 MODEL, MODEL_UNMASKED = "model", "model, seen items kept"
 POPULARITY, POPULARITY_UNMASKED = "popularity", "popularity, seen items kept"
+CO_VISITATION, SWING = "neighbors, co-visitation", "neighbors, Swing"
+CO_VISITATION_IN_TIME = "neighbors, co-visitation at the time"
+"""All events of all users before the one that is to be predicted, held-out ones of other users too: what a
+service would know. The others know training events alone, as models do."""
+
+Ranker = Callable[[SampleBatch, np.ndarray], RankedItems]
+"""(samples, UNIX seconds at which each asks) -> the best items."""
 
 
 def evaluate_recommender(
@@ -28,12 +39,14 @@ def evaluate_recommender(
     batch_size: int = 512,
     on_batch: OnBatch | None = None,
     stage: RankingStage | None = None,
+    baselines: bool = True,
 ) -> EvaluationReport:
     """All items ranked for every user of a split.
 
     Args:
         stage: judged as well, beside the model that it takes candidates of. To it, users ask at the time of
             the event that is to be predicted, and have the same histories as the model.
+        baselines: judge neighbors as well, which need no training but time on a large catalog.
 
     Raises:
         InputError: the split has no users, or the ranking model may have learned what is to be predicted.
@@ -42,26 +55,25 @@ def evaluate_recommender(
     check_split(dataset, split)
     if stage is not None:
         stage.check_evaluation()
-    times_U, done = dataset.target_times(split), 0
     popularity = Popularity(dataset.items.train_counts_I)
-    rankers: dict[str, Callable[[SampleBatch], RankedItems]] = {
-        MODEL: lambda samples: recommender.recommend_samples(samples, LIST_LENGTH, exclude_seen=True)
+    rankers: dict[str, Ranker] = {
+        MODEL: lambda samples, _: recommender.recommend_samples(samples, LIST_LENGTH, exclude_seen=True)
     }
     if stage is not None:
-        rankers[HYBRID] = lambda samples: stage.rerank(
-            samples, LIST_LENGTH, exclude_seen=True, times_B=times_U[done : done + samples.num_rows]
+        rankers[HYBRID] = lambda samples, times_B: stage.rerank(
+            samples, LIST_LENGTH, exclude_seen=True, times_B=times_B
         )
     rankers |= {
-        MODEL_UNMASKED: lambda samples: recommender.recommend_samples(
+        MODEL_UNMASKED: lambda samples, _: recommender.recommend_samples(
             samples, LIST_LENGTH, exclude_seen=False
         ),
-        POPULARITY: lambda samples: popularity.recommend(recommender.seen(samples)),
-        POPULARITY_UNMASKED: lambda samples: popularity.recommend(
+        POPULARITY: lambda samples, _: popularity.recommend(recommender.seen(samples)),
+        POPULARITY_UNMASKED: lambda samples, _: popularity.recommend(
             np.empty((samples.num_rows, 0), dtype=np.int64)
         ),
     }
-    places: dict[str, list[np.ndarray]] = {name: [] for name in rankers}
-    num_users = len(times_U)
+    if baselines:
+        rankers |= _neighbors(dataset)
     batches = evaluation_batches(
         dataset,
         split,
@@ -69,23 +81,83 @@ def evaluate_recommender(
         with_times=recommender.needs_times,
         labels=recommender.needs_labels,
     )
-    for uninstructed in batches:
-        samples = uninstructed.instructed(recommender.evaluation_instruction)
-        assert samples.targets_B is not None
-        targets_B = dataset.item_positions(samples.targets_B)
-        for name, recommend in rankers.items():
-            places[name].append(target_places(recommend(samples).items_BK, targets_B))
-        done += samples.num_rows
-        if on_batch is not None:
-            on_batch(done, num_users)
+    instructed = (samples.instructed(recommender.evaluation_instruction) for samples in batches)
     return EvaluationReport(
         run=recommender.run,
         split=split,
         snapshot_step=recommender.committed_step + 1,
-        count=num_users,
-        results={name: summarize(np.concatenate(parts)) for name, parts in places.items()},
+        count=len(dataset.target_times(split)),
+        results=_judged(dataset, split, instructed, rankers, on_batch),
         ranker=None if stage is None else stage.scorer.run,
     )
+
+
+def evaluate_neighbors(
+    dataset: Dataset, split: Split, batch_size: int = 512, on_batch: OnBatch | None = None
+) -> EvaluationReport:
+    """What needs no training, judged on every user of a split: neighbors and popularity.
+
+    Co-visitation is judged at the time of each target as well, where the data set has times.
+
+    Raises:
+        InputError: the split has no users.
+    """
+    check_split(dataset, split)
+    popularity = Popularity(dataset.items.train_counts_I)
+    rankers = _neighbors(dataset)
+    if dataset.has_times():
+        in_time = NeighborRecommender(dataset, graph_of_dataset(dataset, "all"))
+        rankers[CO_VISITATION_IN_TIME] = lambda samples, times_B: in_time.recommend_samples(
+            samples, LIST_LENGTH, times_B=times_B
+        )
+    rankers[POPULARITY] = lambda samples, _: popularity.recommend(_seen(dataset, samples))
+    batches = evaluation_batches(dataset, split, batch_size)
+    return EvaluationReport(
+        run=str(dataset.root),
+        split=split,
+        snapshot_step=0,
+        count=len(dataset.target_times(split)),
+        results=_judged(dataset, split, batches, rankers, on_batch),
+    )
+
+
+def _neighbors(dataset: Dataset) -> dict[str, Ranker]:
+    known = NeighborRecommender(dataset)
+    return {
+        CO_VISITATION: lambda samples, _: known.recommend_samples(samples, LIST_LENGTH),
+        SWING: lambda samples, _: known.recommend_samples(samples, LIST_LENGTH, "swing"),
+    }
+
+
+def _judged(
+    dataset: Dataset,
+    split: Split,
+    batches: Iterable[SampleBatch],
+    rankers: Mapping[str, Ranker],
+    on_batch: OnBatch | None,
+) -> dict[str, dict[str, Estimate]]:
+    """Where each ranker puts the targets of all rows."""
+    times_U, done = dataset.target_times(split), 0
+    places: dict[str, list[np.ndarray]] = {name: [] for name in rankers}
+    for samples in batches:
+        assert samples.targets_B is not None
+        targets_B = dataset.item_positions(samples.targets_B)
+        times_B = times_U[done : done + samples.num_rows]
+        for name, recommend in rankers.items():
+            places[name].append(target_places(recommend(samples, times_B).items_BK, targets_B))
+        done += samples.num_rows
+        if on_batch is not None:
+            on_batch(done, len(times_U))
+    return {name: summarize(np.concatenate(parts)) for name, parts in places.items()}
+
+
+def _seen(dataset: Dataset, samples: SampleBatch) -> np.ndarray:
+    """[B, E] catalog positions of each history's items, padded with -1."""
+    lengths_B = np.diff(samples.offsets_B1)
+    seen_BE = np.full((samples.num_rows, int(lengths_B.max(initial=0))), -1, dtype=np.int64)
+    is_there_BE = np.arange(seen_BE.shape[1]) < lengths_B[:, None]
+    seen_BE[is_there_BE] = dataset.item_positions(samples.item_ids_N)
+    return seen_BE
 
 
 class Popularity:

@@ -26,7 +26,7 @@ from rayrec.platform.devices import get_device
 from rayrec.platform.event_labels import UNKNOWN, Label, Part
 from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 from rayrec.samples.base.jagged import offsets_from_lengths
-from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.dataset import Dataset, Items
 from rayrec.samples.features.row_features import RowFeatures
 
 
@@ -357,8 +357,12 @@ class Recommender:
         return int(np.setdiff1d(np.arange(len(ids_U) + 1), ids_U)[0])
 
     def _describe(self, item: int, score: float) -> Recommendation:
-        items = self.dataset.items
-        return Recommendation(items.keys[item].as_py(), items.titles[item].as_py(), score)
+        return described(self.dataset.items, item, score)
+
+
+def described(items: Items, position: int, score: float) -> Recommendation:
+    """An item of the catalog, as people know it."""
+    return Recommendation(items.keys[position].as_py(), items.titles[position].as_py(), score)
 
 
 def _newest(query: Query, num_events: int) -> Query:
