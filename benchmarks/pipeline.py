@@ -37,7 +37,6 @@ from ray.actor import ActorHandle
 
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.sparse import Batches, ids_of_rows
-from rayrec.actors.lookup_modes import LookupSettings, make_lookups
 from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
 from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import TransportChoice, connect
@@ -45,6 +44,7 @@ from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import LookupMode, TrainerLink
+from rayrec.embeddings.lookup.modes import LookupSettings, make_lookups
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.transport.protocol import ApplyCall

@@ -43,13 +43,13 @@ from ray.actor import ActorHandle
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.pipeline import BatchIds
 from benchmarks.sparse import Batches, ids_of_rows
-from rayrec.actors.lookup_modes import LookupSettings, make_lookups
 from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
 from rayrec.actors.spawning import RayHost
 from rayrec.actors.transport import connect
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.lookups import TrainerLink
+from rayrec.embeddings.lookup.modes import LookupSettings, make_lookups
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.transport.protocol import ApplyCall

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from rayrec.actors.collective import Address, Meeting, TrainerGroup
-from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
 from rayrec.actors.spawning import ActorRole, Host
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.lookup.lookups import LookupStats, TrainerLink
+from rayrec.embeddings.lookup.modes import LookupSettings, caches_on, make_lookups
 from rayrec.embeddings.transport.client import ShardClient
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.program.program import (

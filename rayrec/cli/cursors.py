@@ -22,7 +22,7 @@ def cursor_command(
     """Show which rows a run has trained on, by epoch."""
     from dataclasses import asdict
 
-    from rayrec.pipelines.training.consumed_rows import consumed_rows
+    from rayrec.pipelines.tasks.consumed_rows import consumed_rows
 
     consumed = consumed_rows(run, snapshot)
     heading = f"{consumed.run}, {consumed.snapshot}: {consumed.steps:,} steps"

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rayrec.actors.feature_worker import spawn_feature_workers
-from rayrec.actors.lookup_modes import LookupSettings
 from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.sample_reader import spawn_sample_readers
 from rayrec.actors.spawning import Calls, Host
 from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
+from rayrec.embeddings.lookup.modes import LookupSettings
 from rayrec.pipelines.metrics.stage_stats import StageStats
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.tasks.features import features_of

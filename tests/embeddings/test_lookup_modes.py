@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.actors.lookup_modes import LookupSettings, caches_on, make_lookups
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import AdamConfig, TableConfig
 from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
 from rayrec.embeddings.lookup.cache.row_cache import RowCache
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import TrainerLink
+from rayrec.embeddings.lookup.modes import LookupSettings, caches_on, make_lookups
 from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.transport.client import ShardClient
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
