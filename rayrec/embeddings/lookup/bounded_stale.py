@@ -86,7 +86,6 @@ class BoundedStale:
         after_step = step - 1 - self._max_staleness
         self._asked[step] = ids, self._client.request(ids, everything, after_step)
         self._num_in_training += 1
-        self.stats.staleness_sum += staleness
         self.stats.max_staleness = max(self.stats.max_staleness, staleness)
         num_ids = sum(map(len, ids.values()))
         if staleness:

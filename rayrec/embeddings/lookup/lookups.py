@@ -83,10 +83,8 @@ class LookupStats:
     """Rows that this trainer held: in its cache, or since the batch before."""
     num_cache_misses: int = 0
     """Rows that it did not."""
-    staleness_sum: int = 0
-    """Over all batches, the updates that were not acknowledged when the rows were asked for."""
     max_staleness: int = 0
-    """The most of them for one batch."""
+    """The most updates that were not acknowledged when the rows of a batch were asked for."""
 
 
 OnRows = Callable[[int, dict[str, Rows]], None]

@@ -177,11 +177,6 @@ class Compiler:
             self._waiting.append(_Order(programs, bucket))
             self._changed.notify_all()
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether an order is being filled."""
-        return self._is_busy
-
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until no order is left.
 
