@@ -10,7 +10,8 @@ import numpy as np
 
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.spawning import ActorRole, Host
-from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
+from rayrec.actors.stage_actor import StageActor
+from rayrec.platform.metrics import StageClock, StageTimes
 from rayrec.samples.base.batches import FeatureBatch, RowBatch, SampleBatch
 from rayrec.samples.base.intervals import Intervals
 from rayrec.samples.features.row_features import RowFeatures
@@ -28,7 +29,7 @@ class BatchSummary:
     """Rows that should have been in it and cannot be read."""
 
 
-class FeatureWorker:
+class FeatureWorker(StageActor[StageClock]):
     """Stateless: any worker can take any batch."""
 
     def __init__(
@@ -37,15 +38,9 @@ class FeatureWorker:
         make_features: Callable[[], RowFeatures | ImpressionFeatures],
         read_ahead: ReadAhead | None = None,
     ) -> None:
-        self._role = role
-        self._heartbeats = role.heartbeats()
+        super().__init__(role, StageClock())
         self._features = make_features()
         self._read_ahead = read_ahead
-        self._clock = StageClock()
-        self._metrics = RayStageMetrics(role.run, role.stage, role.member)
-
-    def __repr__(self) -> str:
-        return self._role.actor_name
 
     def compute(
         self, step: int, *parts: RowBatch
@@ -70,14 +65,6 @@ class FeatureWorker:
         assert isinstance(self._features, ImpressionFeatures), "runs ask for what their task does"
         with self._heartbeats.during("scoring", step):
             return self._features.scoring(step, rows)
-
-    def start_clock(self) -> None:
-        """Training goes on: from now on, time between batches is waiting."""
-        self._clock.start()
-
-    def stop_clock(self) -> None:
-        """Until the next start nothing is trained."""
-        self._clock.stop()
 
     def stats(self) -> StageTimes:
         times = self._clock.times()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from rayrec.actors.spawning import ActorRole, Host
+from rayrec.actors.stage_actor import StageActor
 from rayrec.actors.transport import ServerPlace
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
@@ -23,7 +24,7 @@ from rayrec.embeddings.transport.protocol import Empty, ReplyT, ShardCall
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import CallServer
 from rayrec.platform.errors import InputError
-from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageTimes
+from rayrec.platform.metrics import MeterClock, StageTimes
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,12 @@ class ServerStats:
     shard: ShardStats
 
 
-class ParameterServer:
+class ParameterServer(StageActor[MeterClock]):
     """A thin shell; its methods run on several threads, since lookups wait for updates."""
 
     def __init__(self, role: ActorRole, spec: ServerSpec) -> None:
-        self._role = role
-        self._heartbeats = role.heartbeats()
+        # The shard works under one lock, so its busy seconds do not overlap however many threads call it.
+        super().__init__(role, MeterClock(lambda: self._shard.stats().busy_s))
         self._spec = spec
         self._shard = EmbeddingShard(
             spec.tables,
@@ -67,14 +68,8 @@ class ParameterServer:
             memory_limit=spec.memory_limit,
             num_threads=spec.num_threads,
         )
-        # The shard works under one lock, so its busy seconds do not overlap however many threads call it.
-        self._clock = MeterClock(lambda: self._shard.stats().busy_s)
-        self._metrics = RayStageMetrics(role.run, role.stage, role.member)
         self._call_server: CallServer | None = None
         self._call_server_starts = threading.Lock()
-
-    def __repr__(self) -> str:
-        return self._role.actor_name
 
     def place(self) -> ServerPlace:
         """Where this server runs; from now on it listens for processes of its node, too."""
@@ -118,14 +113,6 @@ class ParameterServer:
         if call.commits(reply):
             self._metrics.after_batch(self._times(), lambda: table_figures(self._shard.stats()))
         return reply
-
-    def start_clock(self) -> None:
-        """Training goes on: from now on, time between batches is waiting."""
-        self._clock.start()
-
-    def stop_clock(self) -> None:
-        """Until the next start nothing is trained."""
-        self._clock.stop()
 
     def stats(self) -> ServerStats:
         times = self._times()

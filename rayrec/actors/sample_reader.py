@@ -5,39 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 from rayrec.actors.spawning import ActorRole, Host
-from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
+from rayrec.actors.stage_actor import StageActor
+from rayrec.platform.metrics import StageClock, StageTimes
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.reading.decoding import ReadSpec
 from rayrec.samples.reading.read_plan import AssignedPart
 from rayrec.samples.reading.reader import SampleReader
 
 
-class SampleReaderActor:
+class SampleReaderActor(StageActor[StageClock]):
     """Any reader can read any part, so it keeps no position that could be lost with it."""
 
     def __init__(self, role: ActorRole, spec: ReadSpec) -> None:
-        self._role = role
-        self._heartbeats = role.heartbeats()
+        super().__init__(role, StageClock())
         self._reader = SampleReader(spec)
-        self._clock = StageClock()
-        self._metrics = RayStageMetrics(role.run, role.stage, role.member)
-
-    def __repr__(self) -> str:
-        return self._role.actor_name
 
     def read(self, reading: AssignedPart) -> RowBatch:
         with self._heartbeats.during("read"), self._clock.busy():
             rows = self._reader.read(reading.part, reading.ahead)
         self._metrics.after_batch(self._clock.times())
         return rows
-
-    def start_clock(self) -> None:
-        """Training goes on: from now on, time between batches is waiting."""
-        self._clock.start()
-
-    def stop_clock(self) -> None:
-        """Until the next start nothing is trained."""
-        self._clock.stop()
 
     def stats(self) -> StageTimes:
         times = self._clock.times()

@@ -19,6 +19,7 @@ import torch
 
 from rayrec.actors.collective import Address, Meeting, TrainerGroup
 from rayrec.actors.spawning import ActorRole, Host
+from rayrec.actors.stage_actor import StageActor
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
@@ -35,7 +36,7 @@ from rayrec.models.program.program import (
 )
 from rayrec.models.program.utilization import Utilization, matrix_rate
 from rayrec.platform.devices import device_memory, get_device, ray_claim
-from rayrec.platform.metrics import RayStageMetrics, StageClock, StageTimes
+from rayrec.platform.metrics import StageClock, StageTimes
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
 
@@ -107,13 +108,12 @@ class TrainerStats:
         return self.model_flops / (seconds * self.matrix_rate) if seconds > 0 else 0.0
 
 
-class Trainer:
+class Trainer(StageActor[StageClock]):
     """A thin shell around lookups and a dense program."""
 
     def __init__(self, role: ActorRole, spec: TrainerSpec, servers: Sequence[Any]) -> None:
         torch.set_num_threads(spec.num_threads)
-        self._role = role
-        self._heartbeats = role.heartbeats()
+        super().__init__(role, StageClock())
         self._spec = spec
         self._device = get_device(spec.device)
         transport, shard_map = connect(servers, spec.transport), ShardMap(len(servers))
@@ -138,11 +138,7 @@ class Trainer:
                 attention_file=spec.attention_file(role.member),
             )
         )
-        self._clock, self._dense_clock = StageClock(), StageClock()
-        self._metrics = RayStageMetrics(role.run, role.stage, role.member)
-
-    def __repr__(self) -> str:
-        return self._role.actor_name
+        self._dense_clock = StageClock()
 
     def open_group(self) -> Address:
         """Where the trainers can meet; asked of the first one."""
@@ -176,14 +172,6 @@ class Trainer:
         """Wait until the servers have committed every step sent so far."""
         with self._heartbeats.during("drain"), self._clock.busy(num_batches=0):
             self._lookups.drain()
-
-    def start_clock(self) -> None:
-        """Training goes on: from now on, time between batches is waiting."""
-        self._clock.start()
-
-    def stop_clock(self) -> None:
-        """Until the next start nothing is trained."""
-        self._clock.stop()
 
     def begin_validation(self) -> None:
         """Before ranking or scoring, by all trainers; gives the model the rows of every item, if it ranks by

@@ -38,6 +38,21 @@ class RemoteFolder:
         """The same as a URL, for messages."""
         return f"{self.url.rstrip('/')}/{name}"
 
+    def exists(self, name: str) -> bool:
+        """Whether there is a file of this name in the folder."""
+        (info,) = self.filesystem.get_file_info([self.path_of(name)])
+        return bool(info.type == fs.FileType.File)
+
+    def read(self, name: str) -> bytes | None:
+        """Content of a file in the folder; None if there is none."""
+        if not self.exists(name):
+            return None
+        try:
+            with self.filesystem.open_input_stream(self.path_of(name)) as file:
+                return bytes(file.read())
+        except FileNotFoundError:  # deleted meanwhile
+            return None
+
     def version_of(self, info: fs.FileInfo) -> str:
         """A string that changes when a file is rewritten, even with the same size."""
         handler = getattr(self.filesystem, "handler", None)

@@ -38,7 +38,7 @@ class RunCopy:
 
     def holds_run(self) -> bool:
         """Whether a run can be brought back from here."""
-        return self._exists("run.json")
+        return self._there.exists("run.json")
 
     def check_free(self, run: Path, takes_empty: bool = False) -> None:
         """Refuse the copy of another run to the one in a folder, or to one that will begin there.
@@ -165,7 +165,7 @@ class RunCopy:
                         f"{SNAPSHOTS}/{there}/{file.base_name}", run / SNAPSHOTS / name / file.base_name
                     )
         for name in (*self._measured(), *_DESCRIPTIONS):
-            if self._exists(name):
+            if self._there.exists(name):
                 self._fetch(name, run / name)
 
     def _send_snapshot(self, run: Path, name: str, before: str | None) -> str:
@@ -176,7 +176,7 @@ class RunCopy:
         """
         mine = (run / SNAPSHOTS / name / MANIFEST).read_bytes()
         if before is not None:
-            theirs = self._read(f"{SNAPSHOTS}/{before}/{MANIFEST}")
+            theirs = self._there.read(f"{SNAPSHOTS}/{before}/{MANIFEST}")
             if theirs == mine:
                 return before
             if theirs is not None and _files_in(theirs) == _files_in(mine):
@@ -200,7 +200,7 @@ class RunCopy:
 
     def _delete_folder(self, name: str) -> None:
         there, manifest = self._there, f"{SNAPSHOTS}/{name}/{MANIFEST}"
-        if self._exists(manifest):  # first: half a snapshot must not look like one
+        if self._there.exists(manifest):  # first: half a snapshot must not look like one
             there.filesystem.delete_file(there.path_of(manifest))
         (info,) = there.filesystem.get_file_info([there.path_of(f"{SNAPSHOTS}/{name}")])
         if info.type == fs.FileType.Directory:
@@ -221,7 +221,7 @@ class RunCopy:
 
     def _index(self) -> dict[str, Any] | None:
         """What copy.json says; None where there is none: nothing was copied, or by an earlier version."""
-        content = self._read(COPY)
+        content = self._there.read(COPY)
         if content is None:
             return None
         try:
@@ -246,18 +246,8 @@ class RunCopy:
             there.move(written, target)
 
     def _state(self) -> dict[str, Any] | None:
-        content = self._read("run.json")
+        content = self._there.read("run.json")
         return None if content is None else dict(json.loads(content))
-
-    def _exists(self, name: str) -> bool:
-        (info,) = self._there.filesystem.get_file_info([self._there.path_of(name)])
-        return bool(info.type == fs.FileType.File)
-
-    def _read(self, name: str) -> bytes | None:
-        if not self._exists(name):
-            return None
-        with self._there.filesystem.open_input_file(self._there.path_of(name)) as file:
-            return bytes(file.read())
 
     def _measured(self) -> list[str]:
         there = self._there
@@ -268,7 +258,7 @@ class RunCopy:
         """Folders of snapshots that have their manifest."""
         selector = fs.FileSelector(self._there.path_of(SNAPSHOTS), allow_not_found=True)
         names = {info.base_name for info in self._there.filesystem.get_file_info(selector)}
-        return {name for name in names if self._exists(f"{SNAPSHOTS}/{name}/{MANIFEST}")}
+        return {name for name in names if self._there.exists(f"{SNAPSHOTS}/{name}/{MANIFEST}")}
 
     def _send(self, run: Path, name: str, to: str | None = None) -> None:
         there, target = self._there.filesystem, self._there.path_of(to or name)

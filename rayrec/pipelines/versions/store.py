@@ -77,7 +77,7 @@ class VersionStore:
     def is_there(url: str | Path) -> bool:
         """Whether anything was published there."""
         try:
-            return VersionStore(url)._exists(CURRENT)
+            return VersionStore(url)._there.exists(CURRENT)
         except (InputError, OSError):
             return False
 
@@ -141,7 +141,7 @@ class VersionStore:
             InputError: there is none of this number, or it is damaged.
         """
         name = _manifest_name(number)
-        content = self._read(name)
+        content = self._there.read(name)
         if content is None:
             numbers = self.numbers()
             held = f"{numbers[0]} to {numbers[-1]}" if numbers else "none"
@@ -159,7 +159,7 @@ class VersionStore:
             InputError: there is one of this number: somebody else publishes to the store.
         """
         name, content = _manifest_name(version.number), version.to_bytes()
-        if self._exists(name) or not self._write_new(name, content):
+        if self._there.exists(name) or not self._write_new(name, content):
             raise InputError(
                 f"{self.url}: version {version.number} was published by somebody else; "
                 "let one run publish to a store"
@@ -278,30 +278,17 @@ class VersionStore:
         self._write(name, (json.dumps(pointer.model_dump(mode="json")) + "\n").encode())
 
     def _delete_held(self) -> None:
-        if self._exists(HELD):
+        if self._there.exists(HELD):
             self._there.filesystem.delete_file(self._there.path_of(HELD))
 
     def _pointer(self, name: str) -> Pointer | None:
-        content = self._read(name)
+        content = self._there.read(name)
         if content is None:
             return None
         try:
             return Pointer.parse(json.loads(content), source=self._there.shown(name))
         except ValueError as error:
             raise InputError(f"{self._there.shown(name)}: not a pointer to a version: {error}") from error
-
-    def _exists(self, name: str) -> bool:
-        (info,) = self._there.filesystem.get_file_info([self._there.path_of(name)])
-        return bool(info.type == fs.FileType.File)
-
-    def _read(self, name: str) -> bytes | None:
-        if not self._exists(name):
-            return None
-        try:
-            with self._there.filesystem.open_input_stream(self._there.path_of(name)) as file:
-                return bytes(file.read())
-        except FileNotFoundError:  # deleted meanwhile
-            return None
 
     def _write(self, name: str, content: bytes) -> None:
         target = self._there.path_of(name)
@@ -320,7 +307,7 @@ class VersionStore:
         """Write a file unless it is there; False: somebody else was first."""
         if not self._is_local:
             self._write(name, content)
-            return self._read(name) == content  # of two that write at once, the last one stays
+            return self._there.read(name) == content  # of two that write at once, the last one stays
         target = Path(self._there.path_of(name))
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.unfinished")

@@ -1,0 +1,31 @@
+"""What the actors of all stages have besides their part of the work."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from rayrec.actors.spawning import ActorRole
+from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageClock
+
+ClockT = TypeVar("ClockT", StageClock, MeterClock)
+
+
+class StageActor(Generic[ClockT]):
+    """Base of an actor: its name, its heartbeats, and where its time goes."""
+
+    def __init__(self, role: ActorRole, clock: ClockT) -> None:
+        self._role = role
+        self._heartbeats = role.heartbeats()
+        self._clock: ClockT = clock
+        self._metrics = RayStageMetrics(role.run, role.stage, role.member)
+
+    def __repr__(self) -> str:
+        return self._role.actor_name
+
+    def start_clock(self) -> None:
+        """Training goes on: from now on, time between batches is waiting."""
+        self._clock.start()
+
+    def stop_clock(self) -> None:
+        """Until the next start nothing is trained."""
+        self._clock.stop()
