@@ -28,6 +28,9 @@ def store_command(
     ] = None,
     column: Annotated[list[str] | None, typer.Option(help="ROLE=NAME of a column; may be repeated.")] = None,
     time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
+    by: Annotated[
+        str, typer.Option(help="Side to build: `user`, what users did; `item`, who met each item.")
+    ] = "user",
     keep: Annotated[
         list[str] | None, typer.Option(help="Further column of numbers to store; may be repeated.")
     ] = None,
@@ -42,6 +45,7 @@ def store_command(
             "name": name,
             "columns": dict(role_of(entry) for entry in column or ()),
             "time_unit": time_unit,
+            "by": by,
             "keep": tuple(keep or ()),
         },
         source="rayrec data store",

@@ -22,6 +22,7 @@ from rayrec.samples.stores import (
     open_store,
 )
 from rayrec.samples.stores.retry import Retry
+from rayrec.samples.stores.store import append_sides
 from tests.helpers.redis_server import RedisServer
 
 MANIFEST = StoreManifest(
@@ -114,6 +115,53 @@ def test_both_kinds_of_store_hold_the_same(store):
     for key, events in enumerate(read(store, range(6))):
         assert sorted(events) == sorted(event[1:] for event in expected if event[0] == key)
     assert [part.tolist() for part in store.key_batches(2)] == [[0, 1], [2, 3], [4]]
+
+
+def test_both_sides_of_a_log_are_in_one_store(store, address):
+    """What users did and who met an item: each as if it were alone, appended in one transaction."""
+    events = [(u, n, i, n % 2, float(n)) for n, (u, i) in enumerate([(1, 9), (2, 9), (1, 8), (1, 9)] * 5)]
+    by_item = open_store(address, create=MANIFEST.model_copy(update={"by": "item"}), by="item")
+    parts = [batch(events[:7]), batch([]), batch(events[5:])]
+
+    reports = append_sides([(store, parts), (by_item, [part.reversed() for part in parts])])
+
+    assert [(report.added, report.duplicates) for report in reports] == [(7, 0), (0, 0), (13, 2)]
+    for side, place, keys in ((store, 0, [1, 2]), (by_item, 2, [8, 9])):
+        expected = [[(e[1], e[2 - place], *e[3:]) for e in events if e[place] == key] for key in keys]
+        assert read(side, keys) == expected
+        assert sorted(np.concatenate(list(side.key_batches(1))).tolist()) == keys
+        assert append_sides([(side, [parts[2] if place == 0 else parts[2].reversed()])])[0].added == 0
+    assert store.manifest.fingerprint != by_item.manifest.fingerprint
+    assert store.manifest.log_fingerprint == by_item.manifest.log_fingerprint
+    by_item.close()
+    again = open_store(address, by="item")
+    assert again.manifest.by == "item"
+    assert read(again, [8]) == [[(e[1], e[0], *e[3:]) for e in events if e[2] == 8]]
+    again.close()
+
+
+def test_a_store_without_a_side_says_how_it_is_built(store, address):
+    with pytest.raises(InputError, match=r"no event store by item; .* --by item` builds one"):
+        open_store(address, by="item")
+    assert b'"by"' not in store.manifest.to_bytes(), "earlier versions read it"
+
+
+def test_nothing_is_appended_where_one_side_cannot_be(store, address, monkeypatch):
+    by_item = open_store(address, create=MANIFEST.model_copy(update={"by": "item"}), by="item")
+    part = batch([(1, 5, 9, 0, 1.0)])
+    merged = type(store)._merged
+
+    def failing(self, *arguments):
+        if self is by_item:
+            raise MemoryError
+        return merged(self, *arguments)
+
+    monkeypatch.setattr(type(store), "_merged", failing)
+    with pytest.raises(MemoryError):
+        append_sides([(store, [part]), (by_item, [part.reversed()])])
+
+    assert read(store, [1]) == [[]]
+    by_item.close()
 
 
 @settings(max_examples=60)

@@ -8,6 +8,7 @@ import pytest
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.graph import ANY_TIME, graph_of_store, neighbors
 from rayrec.samples.operations.join_history import JoinHistoryConfig
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
@@ -74,6 +75,35 @@ def test_a_log_by_any_column_names_becomes_histories(tmp_path):
     }
     assert (report.files, report.events, report.added, report.duplicates, report.late) == (1, 3, 3, 0, 0)
     assert report.out_of_order == 1
+
+
+def test_the_side_by_item_is_built_beside_the_other(tmp_path):
+    columns = {
+        "user": [2, 1, 1],
+        "item": [20, 20, 10],
+        "timestamp": [T0, T0 + 5, T0],
+        "event": ["b", "a", "b"],
+    }
+    source = write_log(tmp_path / "log", **columns)
+    build(source, tmp_path / "store")
+
+    report = build(source, tmp_path / "store", by="item")
+
+    assert (report.added, report.files) == (3, 1), "each side knows its own files"
+    by_item = open_store(str(tmp_path / "store"), by="item")
+    graph = graph_of_store(by_item)
+    by_user = open_store(str(tmp_path / "store"))
+    same = graph_of_store(by_user)
+    for which in (graph, same):
+        found = neighbors(which, "item", np.array([20, 10]), np.full(2, ANY_TIME), 5)
+        assert found.ids_FK[:, :2].tolist() == [[1, 2], [1, -1]]
+        assert found.kinds_FK[:, 0].tolist() == [0, 1]
+    graph.check_log(by_user.manifest.log_fingerprint, "store")
+    for each in (by_item, by_user):
+        each.close()
+    texts = write_log(tmp_path / "texts", user=["x"], item=[1], timestamp=[T0], event=["a"])
+    build(texts, tmp_path / "third", name="log")
+    assert "build both sides from the same files" in refusal(source, tmp_path / "third", by="item")
 
 
 def test_names_given_and_columns_kept(tmp_path):

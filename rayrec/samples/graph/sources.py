@@ -59,7 +59,7 @@ def graph_of_store(store: KeyValueEvents, period: int | None = None) -> Temporal
     has_kinds = BEHAVIORS in manifest.types
     graph = TemporalGraph(
         GraphConfig(
-            log=manifest.fingerprint,
+            log=manifest.log_fingerprint,
             time_unit=manifest.time_unit,
             kinds=manifest.behaviors,
             id_kinds=dict(manifest.id_kinds),
@@ -70,6 +70,6 @@ def graph_of_store(store: KeyValueEvents, period: int | None = None) -> Temporal
         found = store.get_many(keys_K, [ITEMS, *([BEHAVIORS] if has_kinds else [])])
         keys_E = np.repeat(keys_K, np.diff(found.offsets_K1))
         others_E = found.columns[ITEMS]
-        users_E, items_E = (keys_E, others_E) if True else (others_E, keys_E)
+        users_E, items_E = (keys_E, others_E) if manifest.by == "user" else (others_E, keys_E)
         graph.append(users_E, items_E, found.times_N, found.columns[BEHAVIORS] if has_kinds else None)
     return graph

@@ -30,7 +30,7 @@ from urllib.parse import quote, urlsplit
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.stores.errors import StoreUnavailableError
-from rayrec.samples.stores.manifest import StoreManifest
+from rayrec.samples.stores.manifest import By, StoreManifest
 from rayrec.samples.stores.retry import Retry, RetryConfig
 from rayrec.samples.stores.store import (
     AppendReport,
@@ -60,12 +60,14 @@ def open_store(
     config: RetryConfig | None = None,
     create: StoreManifest | None = None,
     sleep: Callable[[float], None] = time.sleep,
+    by: By = "user",
 ) -> KeyValueEvents:
     """The store at a path (LMDB) or a URL (redis://, rediss://).
 
     Args:
         address: `${NAME}` in a URL stands for a variable of the environment.
         create: make the store if there is none.
+        by: which side of it: what users did, or who met an item.
 
     Raises:
         InputError: there is no store, it cannot be read, nothing knows such an address, or the environment
@@ -84,14 +86,14 @@ def open_store(
             raise InputError(
                 "an event store in Redis needs its client; install it with `pip install 'rayrec[redis]'`"
             ) from error
-        return RedisStore(str(address), config, retry, create)
+        return RedisStore(str(address), config, retry, create, by)
     if scheme:
         raise InputError(
             f"event stores are folders, redis:// or rediss:// URLs; nothing here reads {scheme}://"
         )
     from rayrec.samples.stores.lmdb_store import LmdbStore
 
-    return LmdbStore(address, retry, create)
+    return LmdbStore(address, retry, create, by)
 
 
 def _with_variables(url: str) -> str:

@@ -39,7 +39,7 @@ from rayrec.samples.prepare.times import parse_times
 from rayrec.samples.prepare.validation import check_ids, refuse_nulls
 from rayrec.samples.stores import open_store
 from rayrec.samples.stores.errors import NoStoreError
-from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, ColumnType, StoreManifest, TimeUnit
+from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, By, ColumnType, StoreManifest, TimeUnit
 from rayrec.samples.stores.retry import RetryConfig
 from rayrec.samples.stores.store import EventBatch, KeyValueEvents, StoredFile
 from rayrec.samples.stores.times import refuse_other_unit
@@ -66,6 +66,8 @@ class StoreBuildConfig(Config):
     """What the columns are called, where the usual names do not tell."""
     time_unit: TimeUnit = "s"
     """Unit of numbers in the time column, counted from 1970."""
+    by: By = "user"
+    """Which side of the store is built: what users did, or who met an item."""
     keep: tuple[str, ...] = ()
     """Further columns of numbers that the store shall have."""
     events_per_partition: int = Field(1_000_000, ge=1)
@@ -133,7 +135,8 @@ def build_store(
     files = _files(source)
     roles = _common_roles(files, config)
     digests = _digests(files, progress)
-    there, accepted = _what_is_there(address, config)
+    there, accepted = _what_is_there(address, config, config.by)
+    beside, _ = _what_is_there(address, config, "item" if config.by == "user" else "user")
     new = {digest: file for digest, file in digests.items() if digest not in accepted}
     found = _Scan.of(list(new.values()), roles, progress)
     manifest = _manifest(source, files[0], roles, found, config)
@@ -141,6 +144,15 @@ def build_store(
         _check_same_kind(address, there, manifest)
         _refuse_changed_files(new, accepted, source)
         manifest = there.with_behaviors(found.behaviors)
+    elif beside is not None:
+        # Both sides of a log have one clock, one kind of ids, and the same codes of behaviors.
+        _check_same_kind(address, beside, manifest)
+        if beside.id_kinds != manifest.id_kinds:
+            raise InputError(
+                f"{address}: its other side has ids that are {beside.id_kinds}, those of this log are "
+                f"{manifest.id_kinds}; build both sides from the same files"
+            )
+        manifest = beside.with_behaviors(found.behaviors).model_copy(update={"by": config.by})
     num_events = {digest: pq.ParquetFile(file).metadata.num_rows for digest, file in new.items()}
     total = sum(num_events.values())
     with tempfile.TemporaryDirectory(prefix="rayrec-store-") as folder:
@@ -154,7 +166,7 @@ def build_store(
                     done += len(events)
                     progress("reading", done, total)
         # Only now: what is wrong with a log leaves no store behind.
-        store = open_store(address, config.retry, create=manifest)
+        store = open_store(address, config.retry, create=manifest, by=config.by)
         try:
             _agree_on_behaviors(store, manifest)
             report = StoreReport(store.name, manifest.fingerprint, len(new), len(files) - len(new), total)
@@ -179,10 +191,10 @@ def _num_partitions(num_events: int, config: StoreBuildConfig) -> int:
 
 
 def _what_is_there(
-    address: str, config: StoreBuildConfig
+    address: str, config: StoreBuildConfig, by: By
 ) -> tuple[StoreManifest | None, dict[str, StoredFile]]:
     try:
-        store = open_store(address, config.retry)
+        store = open_store(address, config.retry, by=by)
     except NoStoreError:
         return None, {}
     try:
@@ -273,7 +285,8 @@ class _EventReader:
             except InputError as error:
                 raise InputError(f"{file}: {error}") from error
         kinds = self._manifest.types
-        events = {"key": pa.array(ids["user"]), TIMES: pa.array(times_R), ITEMS: pa.array(ids["item"])}
+        key, other = ("user", "item") if self._config.by == "user" else ("item", "user")
+        events = {"key": pa.array(ids[key]), TIMES: pa.array(times_R), ITEMS: pa.array(ids[other])}
         if BEHAVIORS in kinds:
             if pt.is_nested(raw.table["behavior"].type):
                 raise InputError(
@@ -445,6 +458,7 @@ def _manifest(
             "time_unit": "us",
             "id_kinds": found.kinds,
             "behaviors": tuple(sorted(found.behaviors)),
+            "by": config.by,
         },
         source="rayrec data store",
     )

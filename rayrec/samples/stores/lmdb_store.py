@@ -17,7 +17,7 @@ import lmdb
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.stores.encoding import Value
-from rayrec.samples.stores.manifest import StoreManifest
+from rayrec.samples.stores.manifest import By, StoreManifest
 from rayrec.samples.stores.retry import Retry
 from rayrec.samples.stores.store import Changes, KeyValueEvents, Read
 
@@ -39,18 +39,20 @@ class LmdbStore(KeyValueEvents):
 
     _transient = (lmdb.ReadersFullError, lmdb.DiskError, lmdb.LockError)
 
-    def __init__(self, path: str | Path, retry: Retry, create: StoreManifest | None = None) -> None:
+    def __init__(
+        self, path: str | Path, retry: Retry, create: StoreManifest | None = None, by: By = "user"
+    ) -> None:
         self._path = Path(path).resolve()
         if not (self._path / _DATA_FILE).is_file():
             if create is None:
-                self._name = str(path)
+                self._name, self._by = str(path), by
                 raise self._missing()
             if self._path.exists() and (not self._path.is_dir() or any(self._path.iterdir())):
                 raise InputError(f"{path}: something else is there; give a new folder for the event store")
             self._path.mkdir(parents=True, exist_ok=True)
         self._mapping: _Mapping | None = _Mapping.open(self._path)
         try:
-            super().__init__(str(path), retry, create)
+            super().__init__(str(path), retry, create, by)
         except BaseException:
             self.close()
             raise

@@ -19,6 +19,9 @@ FORMAT = 1
 TIMES, ITEMS, BEHAVIORS = "times", "items", "behaviors"
 """The columns that every store has, and the one of the kinds of events."""
 
+By = Literal["user", "item"]
+"""Whose histories a store has: what users did, or who met an item."""
+
 TimeUnit = Literal["s", "ms", "us", "ns"]
 PER_SECOND: dict[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
@@ -39,6 +42,8 @@ class StoreManifest(Config):
     """`integer`: ids are what the source calls users and items; `string`: hashes of that."""
     behaviors: tuple[str, ...] = ()
     """Names of the codes in the column `behaviors`."""
+    by: By = "user"
+    """What the keys are; the column `items` has the other one of user and item."""
     chunk_events: int = Field(256, ge=1, le=1 << 20)
     """Events of a chunk that is never written again; the newest of a key, up to twice as many, lie apart."""
 
@@ -60,7 +65,14 @@ class StoreManifest(Config):
     @property
     def fingerprint(self) -> str:
         """Hex; stores with the same one are of the same log and are read, appended to and joined alike."""
-        content = self.model_dump(mode="json", exclude={"behaviors", "chunk_events"})
+        if self.by != "user":
+            return hashlib.sha256(f"{self.log_fingerprint} by {self.by}".encode()).hexdigest()[:32]
+        return self.log_fingerprint
+
+    @property
+    def log_fingerprint(self) -> str:
+        """The same for both sides of a log."""
+        content = self.model_dump(mode="json", exclude={"behaviors", "chunk_events", "by"})
         content["columns"] = list(self.columns.items())  # in their order, which is that of the bytes
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -75,7 +87,9 @@ class StoreManifest(Config):
         return self.model_copy(update={"behaviors": (*self.behaviors, *new)})
 
     def to_bytes(self) -> bytes:
-        return json.dumps(self.model_dump(mode="json")).encode()
+        # A store by user is written as before there were others: earlier versions read it.
+        left_out = {"by"} if self.by == "user" else set()
+        return json.dumps(self.model_dump(mode="json", exclude=left_out)).encode()
 
     @classmethod
     def from_bytes(cls, content: bytes, store: str) -> StoreManifest:

@@ -17,7 +17,7 @@ from redis.backoff import NoBackoff
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.stores.encoding import Value
-from rayrec.samples.stores.manifest import StoreManifest
+from rayrec.samples.stores.manifest import By, StoreManifest
 from rayrec.samples.stores.retry import Retry, RetryConfig
 from rayrec.samples.stores.store import Changes, KeyValueEvents, Read
 
@@ -44,7 +44,12 @@ class RedisStore(KeyValueEvents):
     _transient = (redis.ConnectionError, redis.TimeoutError, redis.WatchError, redis.ReadOnlyError)
 
     def __init__(
-        self, url: str, config: RetryConfig, retry: Retry, create: StoreManifest | None = None
+        self,
+        url: str,
+        config: RetryConfig,
+        retry: Retry,
+        create: StoreManifest | None = None,
+        by: By = "user",
     ) -> None:
         address, fragment = urldefrag(url)
         prefix = fragment or DEFAULT_PREFIX
@@ -66,7 +71,7 @@ class RedisStore(KeyValueEvents):
                 f"{name}: {error}; expected redis://[[user]:password@]host[:port][/database][#prefix]"
             ) from error
         try:
-            super().__init__(name, retry, create)
+            super().__init__(name, retry, create, by)
         except BaseException:
             self.close()
             raise
@@ -80,7 +85,9 @@ class RedisStore(KeyValueEvents):
         def scan() -> set[bytes]:
             with self._told_apart():
                 # A set: SCAN may name a key twice while the table grows.
-                names = self._client.scan_iter(match=self._prefix + b"e" + b"?" * 8, count=_KEYS_PER_SCAN)
+                names = self._client.scan_iter(
+                    match=self._prefix + self._prefix_of_side + b"e" + b"?" * 8, count=_KEYS_PER_SCAN
+                )
                 return {name[len(self._prefix) :] for name in names}
 
         return iter(sorted(self._attempt(scan)))

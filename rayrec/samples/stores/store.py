@@ -7,6 +7,9 @@ A head holds the newest 256 to 511 events of its key, older ones are in chunks o
 append of new events rewrites a few kilobytes, and reading the newest 256 takes one request. Late events
 rewrite the chunks from their time on.
 
+A log has two sides: what each user did, and who met each item. The second one lies beside the first, in the
+same file or database, under names of its own (`SIDES`); `append_sides` adds events to both at once.
+
 The content of a store depends on the set of events alone, not on the order or number of appends: ties are
 ordered by a hash of the event, and an event that is there already changes nothing. So appends are idempotent:
 a writer that does not know whether its append succeeded repeats it.
@@ -20,7 +23,7 @@ import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -34,7 +37,7 @@ from rayrec.platform.hashing import combine64
 from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
 from rayrec.samples.stores.encoding import Column, Directory, Layout, Value, Values, encode
 from rayrec.samples.stores.errors import NoStoreError
-from rayrec.samples.stores.manifest import ITEMS, TIMES, StoreManifest
+from rayrec.samples.stores.manifest import ITEMS, TIMES, By, StoreManifest
 from rayrec.samples.stores.retry import Retry
 
 _T = TypeVar("_T")
@@ -57,6 +60,10 @@ class EventBatch:
     items_E: Int64Array
     columns: Mapping[str, Column] = field(default_factory=dict)
     """[E] each: exactly those that the manifest declares."""
+
+    def reversed(self) -> EventBatch:
+        """The same events for the other side: by item instead of by user, or the other way round."""
+        return EventBatch(self.items_E, self.times_E, self.keys_E, self.columns)
 
 
 @dataclass(frozen=True)
@@ -143,13 +150,16 @@ class KeyValueEvents(ABC):
 
     _transient: tuple[type[Exception], ...]
 
-    def __init__(self, name: str, retry: Retry, create: StoreManifest | None = None) -> None:
+    def __init__(self, name: str, retry: Retry, create: StoreManifest | None = None, by: By = "user") -> None:
         """
         Args:
             create: what to write if there is no store yet.
+            by: the side to read and to append to.
         """
         self._name = name
         self._retry = retry
+        self._by = by
+        self._prefix_of_side = SIDES[by]
         if create is not None:
             self._change(lambda read: {} if read([MANIFEST])[0] else {MANIFEST: create.to_bytes()})
         self._manifest = self._read_manifest()
@@ -171,25 +181,14 @@ class KeyValueEvents(ABC):
         wanted = {name: kinds[name] for name in kinds if columns is None or name == TIMES or name in columns}
 
         def get() -> Histories:
-            with self._snapshot() as read:
+            with self._side() as read:
                 return self._get(read, keys_K, wanted, window)
 
         return self._attempt(get)
 
     def append(self, events: EventBatch) -> AppendReport:
         """See `EventStore.append`."""
-        batch = _columns(events, self._manifest, self._name)
-        reports: list[AppendReport] = []
-
-        def change(read: Read) -> Changes:
-            changes, report = self._merged(read, events.keys_E, batch)
-            reports.append(report)  # one per attempt; only the last attempt was committed
-            return changes
-
-        if not len(events.keys_E):
-            return AppendReport(0, 0, 0)
-        self._change(change)
-        return reports[-1]
+        return append_sides([(self, [events])])[0]
 
     def add_behaviors(self, names: Collection[str]) -> None:
         """See `StoreManifest.with_behaviors`."""
@@ -207,7 +206,7 @@ class KeyValueEvents(ABC):
         """Files whose events are all here, by the sha256 of their content."""
 
         def read_sources() -> Mapping[str, StoredFile]:
-            with self._snapshot() as read:
+            with self._side() as read:
                 return _sources(read)
 
         return dict(self._attempt(read_sources))
@@ -223,7 +222,9 @@ class KeyValueEvents(ABC):
 
     def key_batches(self, most: int) -> Iterator[Int64Array]:
         """All keys, each once, so many at a time."""
-        keys = (key for name in self._names() if (key := key_of(name)) is not None)
+        prefix = self._prefix_of_side
+        own = (name[len(prefix) :] for name in self._names() if name.startswith(prefix))
+        keys = (key for name in own if (key := key_of(name)) is not None)
         while found := list(itertools.islice(keys, most)):
             yield np.array(found, dtype=np.int64)
 
@@ -243,7 +244,20 @@ class KeyValueEvents(ABC):
         that may pass."""
 
     def _change(self, change: Callable[[Read], Changes]) -> None:
-        self._attempt(lambda: self._transact(change))
+        """`_transact`, with the names of this side."""
+        self._attempt(lambda: self._transact(lambda read: self._named(change(self._reading(read)))))
+
+    def _reading(self, read: Read) -> Read:
+        return lambda names: read([self._prefix_of_side + name for name in names])
+
+    def _named(self, changes: Changes) -> Changes:
+        return {self._prefix_of_side + name: content for name, content in changes.items()}
+
+    @contextmanager
+    def _side(self) -> Iterator[Read]:
+        """`_snapshot`, with the names of this side."""
+        with self._snapshot() as read:
+            yield self._reading(read)
 
     def _attempt(self, request: Callable[[], _T]) -> _T:
         def attempt() -> _T:
@@ -261,7 +275,7 @@ class KeyValueEvents(ABC):
 
     def _read_manifest(self) -> StoreManifest:
         def read_manifest() -> bytes | None:
-            with self._snapshot() as read:
+            with self._side() as read:
                 value = read([MANIFEST])[0]
                 return None if value is None else bytes(value)
 
@@ -272,7 +286,13 @@ class KeyValueEvents(ABC):
 
     def _missing(self) -> NoStoreError:
         return NoStoreError(
-            f"{self._name}: there is no event store; `rayrec data store SOURCE STORE` builds one"
+            f"{self._name}: there is no event store"
+            + (
+                " by item; `rayrec data store SOURCE STORE --by item`"
+                if self._by == "item"
+                else "; `rayrec data store SOURCE STORE`"
+            )
+            + " builds one"
         )
 
     def _parse(self, values: Sequence[Value]) -> Values:
@@ -365,6 +385,50 @@ class KeyValueEvents(ABC):
         return changes, report
 
 
+def append_sides(
+    batches: Sequence[tuple[KeyValueEvents, Sequence[EventBatch]]],
+) -> list[AppendReport]:
+    """Add batches of events to sides of one store, all of them in one transaction.
+
+    Returns:
+        What became of each batch of the first side.
+
+    Raises:
+        InputError: a batch does not fit its side.
+        StoreUnavailableError: nothing is known of the events, and all may be appended again.
+    """
+    checked = [
+        (store, [(events.keys_E, _columns(events, store.manifest, store.name)) for events in of_side])
+        for store, of_side in batches
+    ]
+    reports: list[AppendReport] = []
+
+    def change(read: Read) -> Changes:
+        reports.clear()  # of an attempt that failed
+        changes: dict[bytes, bytes | None] = {}
+
+        def read_changed(names: Sequence[bytes]) -> list[Value | None]:
+            """What a batch before has changed is not in the store yet."""
+            stored = iter(read([name for name in names if name not in changes]))
+            return [changes[name] if name in changes else next(stored) for name in names]
+
+        for place, (store, of_side) in enumerate(checked):
+            for keys_E, columns in of_side:
+                report = AppendReport(0, 0, 0)
+                if len(keys_E):
+                    merged, report = store._merged(store._reading(read_changed), keys_E, columns)
+                    changes |= store._named(merged)
+                if place == 0:
+                    reports.append(report)
+        return changes
+
+    first = batches[0][0]
+    first._attempt(lambda: first._transact(change))
+    return list(reports)
+
+
+SIDES: dict[By, bytes] = {"user": b"", "item": b"item:"}
+"""What names of each side begin with; stores of earlier versions have users alone."""
 MANIFEST, SOURCES = b"manifest", b"sources"
 
 

@@ -36,6 +36,8 @@ class EventsConfig(Config):
     store: str | None = None
     """Event store of the users' state: folder (LMDB) or URL (redis://, rediss://), made if there is none.
     None keeps it in the process, until it ends."""
+    by_item: bool = False
+    """Write the store's other side as well, who met each item, in the same transaction."""
     last: int = Field(200, ge=1)
     """Newest events of a user that are read from the state."""
     max_users: int = Field(100_000, ge=1)

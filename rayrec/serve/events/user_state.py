@@ -19,11 +19,13 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN
 from rayrec.samples.dataset.manifest import Manifest
-from rayrec.samples.stores import EventBatch, KeyValueEvents, StoreManifest, open_store
+from rayrec.samples.stores import AppendReport, EventBatch, KeyValueEvents, StoreManifest, open_store
 from rayrec.samples.stores.lookup import histories_before
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, PER_SECOND
+from rayrec.samples.stores.store import append_sides
 from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.events.circuit import Circuit
+from rayrec.serve.events.grouping import Grouped
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,14 @@ class StoredState:
         last: int,
         pause_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
+        by_item: KeyValueEvents | None = None,
     ) -> None:
-        self._store, self._last = store, last
+        """
+        Args:
+            by_item: the other side of the store, if it is to be written too.
+        """
+        self._store, self._last, self._by_item = store, last, by_item
+        self._append = Grouped(self._append_group)
         self._per_s = PER_SECOND[store.manifest.time_unit]
         self._circuit = Circuit(pause_s, clock)
 
@@ -124,7 +132,13 @@ class StoredState:
     def append(self, user_ids_E: Int64Array, events: UserEvents) -> int:
         further = {} if self.behaviors is None else {BEHAVIORS: events.behaviors_E}
         times_E = _converted(events.times_us_E, 1_000_000, self._per_s)
-        return self._store.append(EventBatch(user_ids_E, times_E, events.items_E, further)).added
+        return self._append(EventBatch(user_ids_E, times_E, events.items_E, further)).added
+
+    def _append_group(self, batches: Sequence[EventBatch]) -> list[AppendReport]:
+        sides = [(self._store, batches)]
+        if self._by_item is not None:
+            sides.append((self._by_item, [batch.reversed() for batch in batches]))
+        return append_sides(sides)
 
     def histories(self, user_ids: Sequence[int]) -> list[UserEvents]:
         keys_B = np.array(user_ids, dtype=np.int64)
@@ -140,6 +154,8 @@ class StoredState:
 
     def close(self) -> None:
         self._store.close()
+        if self._by_item is not None:
+            self._by_item.close()
 
 
 def open_state(config: EventsConfig, data: Manifest) -> UserState:
@@ -160,13 +176,28 @@ def open_state(config: EventsConfig, data: Manifest) -> UserState:
         columns={BEHAVIORS: "int16"} if data.behaviors else {},
         behaviors=data.behaviors,
     )
-    store = open_store(config.store, config.retry, create=made)
+    store, by_item = open_store(config.store, config.retry, create=made), None
     try:
         _check(store, data)
-    except InputError:
+        if config.by_item:
+            other = store.manifest.model_copy(update={"by": "item"})
+            by_item = open_store(config.store, config.retry, create=other, by="item")
+            _check_sides(store, by_item)
+    except BaseException:
         store.close()
+        if by_item is not None:
+            by_item.close()
         raise
-    return StoredState(store, config.last, config.pause_s)
+    return StoredState(store, config.last, config.pause_s, by_item=by_item)
+
+
+def _check_sides(store: KeyValueEvents, by_item: KeyValueEvents) -> None:
+    mine, other = store.manifest, by_item.manifest
+    if mine.log_fingerprint != other.log_fingerprint or mine.behaviors != other.behaviors:
+        raise InputError(
+            f"{store.name}: its two sides are not of one log, or have other codes of behaviors; build both "
+            "from the same files (rayrec data store SOURCE STORE, and again with --by item)"
+        )
 
 
 def _check(store: KeyValueEvents, data: Manifest) -> None:

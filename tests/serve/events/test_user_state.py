@@ -1,5 +1,6 @@
 """What users did of late: one meaning in both homes, and what answers make of it."""
 
+import threading
 from contextlib import contextmanager
 
 import numpy as np
@@ -8,7 +9,8 @@ from fastapi.testclient import TestClient
 
 from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.checkout import CHECKOUT
-from rayrec.platform.errors import UnavailableError
+from rayrec.platform.errors import InputError, UnavailableError
+from rayrec.samples.stores import StoreManifest, open_store
 from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
@@ -52,6 +54,34 @@ def test_events_are_a_set_in_order_of_time_of_which_the_newest_are_kept(state):
     assert ((of_1.times_us_E - NOW_US) // 1_000_000).tolist() == [3, 4, 5]
     assert of_2.items_E.tolist() == [20]
     assert of_nobody.items_E.tolist() == []
+
+
+def test_the_side_by_item_is_written_in_the_same_step(recommender, tmp_path):
+    config = EventsConfig(store=str(tmp_path / "store"), by_item=True)
+    state = open_state(config, recommender.dataset.manifest)
+    threads = [
+        threading.Thread(target=state.append, args=(np.array([user]), events((user, 50))))
+        for user in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert state.append(np.array([1]), events((1, 50))) == 0
+    by_item = open_store(str(tmp_path / "store"), by="item")
+    found = by_item.get_many(np.array([50]))
+    assert found.columns["items"].tolist() == list(range(8))
+    by_item.close()
+    state.close()
+
+
+def test_sides_of_two_logs_are_refused(recommender, tmp_path):
+    manifest = StoreManifest(name="another", by="item")
+    open_store(tmp_path / "store", create=manifest, by="item").close()
+
+    with pytest.raises(InputError, match="two sides are not of one log"):
+        open_state(EventsConfig(store=str(tmp_path / "store"), by_item=True), recommender.dataset.manifest)
 
 
 def test_a_process_forgets_who_has_been_away_longest():
