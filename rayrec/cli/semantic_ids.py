@@ -42,8 +42,8 @@ def tokenize_command(
     vectors: Annotated[
         str,
         typer.Option(
-            help="What the codes are made of: interactions, text, both, or a source of another package; "
-            "several joined by +."
+            help="What the codes are made of: interactions, text, both (of these), graph, or a source of "
+            "another package; several joined by +."
         ),
     ] = "interactions",
     vector_setting: Annotated[

@@ -1,4 +1,4 @@
-"""`data store` and `data keys`: histories in a store, and samples that refer to them by key."""
+"""`data store`, `data keys`, `data graph`: histories in a store, samples that name them, a graph of them."""
 
 from __future__ import annotations
 
@@ -75,3 +75,31 @@ def keys_command(
         opened.close()
     print_rows("Samples", report.rows())
     return asdict(report)
+
+
+@command(data_app, "graph")
+def graph_command(
+    source: Annotated[str, typer.Argument(help="Event store (folder or URL), or prepared data set.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the graph.")],
+    period_days: Annotated[
+        float | None, typer.Option(min=0, help="Length of a segment in time \\[one segment].")
+    ] = None,
+    keep_days: Annotated[
+        float | None, typer.Option(min=0, help="Forget edges that are so much older than the newest.")
+    ] = None,
+) -> Answer:
+    """Make a graph of users and items, or add to one what its source has since; for `join_neighbors`."""
+    from rayrec.samples.graph.build import build_graph
+
+    report = build_graph(source, folder, period_days, keep_days)
+    print_rows(
+        f"Graph: {folder}",
+        [
+            ("edges", f"{report.edges:,}, of which {report.added:,} are new"),
+            ("segments", f"{report.segments}"),
+            ("bytes per edge", f"{report.bytes_per_edge:.1f}"),
+            ("from", report.first),
+            ("to", report.last),
+        ],
+    )
+    return report._asdict()

@@ -39,3 +39,28 @@ def test_refusals_exit_with_two_and_name_the_option(tmp_path):
     code, _, stderr = rayrec("store", tmp_path / "nowhere", tmp_path / "store", "--column", "who")
     assert code == 2
     assert "expected ROLE=NAME" in stderr
+
+
+def test_a_store_becomes_a_graph_that_grows_with_it(tmp_path):
+    log, store, graph = tmp_path / "log.parquet", tmp_path / "store", tmp_path / "graph"
+    days = [1_600_000_000 + 86_400 * day for day in range(10)]
+    for number in (0, 1):
+        rows = slice(0, 6) if number == 0 else slice(6, 10)
+        columns = {"user_id": [1, 2] * 5, "item_id": list(range(10)), "timestamp": days}
+        part = log.with_name(f"{number}.parquet")
+        pq.write_table(pa.table({name: values[rows] for name, values in columns.items()}), part)
+        assert rayrec("store", part, store, "--name", "shop", "--by", "item")[0] == 0
+        assert rayrec("store", part, store, "--name", "shop")[0] == 0
+        code, stdout, stderr = rayrec("graph", store, graph, "--period-days", 3)
+        assert code == 0, stderr
+        answer = json.loads(stdout.splitlines()[-1])
+        assert (answer["edges"], answer["added"]) == ((6, 6), (10, 4))[number]
+        assert answer["segments"] > 1
+    code, stdout, stderr = rayrec("graph", store, graph, "--keep-days", 2)
+    assert code == 0, stderr
+    assert json.loads(stdout.splitlines()[-1])["first"].startswith("2020-09-20")
+    other = tmp_path / "other"
+    assert rayrec("store", log.with_name("0.parquet"), other, "--name", "mail")[0] == 0
+    code, _, stderr = rayrec("graph", other, graph)
+    assert code == 2
+    assert "another log" in stderr

@@ -85,6 +85,12 @@ def test_every_tokenizer_makes_ids_that_are_reported_and_saved_with_it(name, dat
     assert registry.tokenizer_version == tokenizer.version
 
 
+def test_ids_are_made_of_the_graph_of_users_and_items(data, tmp_path):
+    options = ["--vectors", "graph", "--codebook-size", 4, "--out", tmp_path]
+
+    assert "components of graph" in answer("tokenize", data, *options)["method"]
+
+
 @pytest.mark.parametrize(("most", "taken"), [(4, 4), (1024, 8)])
 def test_a_codebook_is_as_large_as_items_fill_it_up_to_a_most(most, taken, data, tmp_path):
     answer("tokenize", data, "--out", tmp_path, "--max-codebook-size", most)
@@ -108,7 +114,7 @@ def test_ids_that_runs_may_need_go_only_if_told_to(data, tmp_path):
     ("options", "message"),
     [
         (["--tokenizer", "kmeans"], "tokenizer: expected one of 'rq_kmeans', 'balanced_rq_kmeans', "),
-        (["--vectors", "images"], "vectors: expected one of 'interactions', 'text', 'both', got 'images'"),
+        (["--vectors", "images"], "vectors: expected one of 'interactions', 'text', 'graph', 'both', got"),
         (["--vector-setting", "dim=3"], "of a source that another package brings"),
         (["--vector-setting", "dim"], "expected the form KEY=VALUE"),
     ],

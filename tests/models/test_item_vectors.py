@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from rayrec.models.tokenizers.item_vectors import interaction_vectors, text_vectors
+from rayrec.models.tokenizers.item_vectors import interaction_vectors, similarity_vectors, text_vectors
 from rayrec.platform.errors import InputError
 
 
@@ -89,3 +89,23 @@ def test_texts_of_like_meaning_are_close():
     # The padding beside a longer text changes nothing.
     np.testing.assert_allclose(text_vectors([texts[0]])[0], known[0], atol=1e-5)
     assert "sentence_transformers" not in sys.modules
+
+
+def test_items_with_similar_neighbors_in_the_graph_get_similar_vectors():
+    """Two groups of four: each item resembles the others of its group, and one nothing at all."""
+    groups = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    items_IK = np.full((9, 4), -1)
+    for group in groups:
+        for item in group:
+            items_IK[item, :3] = [other for other in group if other != item]
+    scores_IK = np.where(items_IK >= 0, 0.5, 0.0)
+
+    vectors_ID = similarity_vectors(items_IK, scores_IK, dim=2)
+
+    near = vectors_ID[:8] @ vectors_ID[:8].T
+    assert near[:4, :4].min() > 0.99
+    assert near[4:, 4:].min() > 0.99
+    assert np.abs(near[:4, 4:]).max() < 0.1
+    assert np.isnan(vectors_ID[8]).all()
+    with pytest.raises(ValueError, match="no two of 9 items"):
+        similarity_vectors(np.full((9, 4), -1), scores_IK)

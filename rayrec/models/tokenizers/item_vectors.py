@@ -75,7 +75,44 @@ def interaction_vectors(
             f"{len(offsets_B1) - 1} sequences with {len(item_positions_N)} events have no two different "
             "items near each other; interactions cannot tell these items apart"
         )
-    scaled_ID = _scaled_singular_vectors(_positive_information(counts, shift), min(dim, num_items), seed)
+    return _vectors_of_counts(counts, dim, shift, seed)
+
+
+def similarity_vectors(
+    items_IK: Int64Array, scores_IK: Float64Array, dim: int = 64, shift: float = 1.0, seed: int = 0
+) -> Float32Array:
+    """Items with similar neighbors in the graph of users and items get similar vectors.
+
+    As `interaction_vectors`, where the similarity of two items, Swing say, takes the place of the count of
+    their co-occurrences: it is higher where few users, who share little else, met both.
+
+    Args:
+        items_IK: catalog positions of the most similar items of each; -1 after the last.
+        scores_IK: their similarities, positive.
+
+    Returns:
+        [I, D]; a row of NaN for items without similar ones.
+
+    Raises:
+        ValueError: no two items are similar.
+    """
+    from scipy.sparse import csr_array
+
+    is_there_IK = items_IK >= 0
+    rows = np.repeat(np.arange(len(items_IK)), is_there_IK.sum(axis=1))
+    entries = (scores_IK[is_there_IK], (rows, items_IK[is_there_IK]))
+    scores = csr_array(entries, shape=(len(items_IK), len(items_IK)))
+    if not scores.nnz:
+        raise ValueError(
+            f"no two of {len(items_IK)} items were met by two users; the graph tells nothing apart"
+        )
+    return _vectors_of_counts(csr_array(scores + scores.T), dim, shift, seed)
+
+
+def _vectors_of_counts(counts: csr_array, dim: int, shift: float, seed: int) -> Float32Array:
+    """[I, D] of symmetric counts or similarities; a row of NaN where there are none."""
+    information = _positive_information(counts, shift)
+    scaled_ID = _scaled_singular_vectors(information, min(dim, counts.shape[0]), seed)
     length_I1 = np.linalg.norm(scaled_ID, axis=1, keepdims=True)
     # What is left of an empty row of the matrix is rounding.
     empty_I1 = length_I1 <= 1e-9 * length_I1.max()

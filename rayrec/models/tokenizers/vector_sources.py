@@ -16,13 +16,13 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from rayrec.models.tokenizers.item_vectors import interaction_vectors, text_vectors
-from rayrec.platform.arrays import Float32Array, Int64Array
+from rayrec.models.tokenizers.item_vectors import interaction_vectors, similarity_vectors, text_vectors
+from rayrec.platform.arrays import Float32Array, Float64Array, Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.registry import Registry
 
-INTERACTIONS, TEXT = "interactions", "text"
+INTERACTIONS, TEXT, GRAPH = "interactions", "text", "graph"
 
 Progress = Callable[[int, int], None]
 """Called with (items done, items in all)."""
@@ -41,6 +41,9 @@ class ItemData:
     sequences: Callable[[], tuple[Int64Array, Int64Array]] | None
     """Reads the training sequences: ([N] catalog positions, oldest first, [B + 1] offsets). None where the
     items are new to a catalog that was tokenized before."""
+    similar_items: Callable[[], tuple[Int64Array, Float64Array]] | None = None
+    """Finds the most similar items of each in the graph of training events: ([I, K] catalog positions, -1
+    after the last; [I, K] similarities). None where `sequences` is."""
 
 
 class ItemVectorSource(Config):
@@ -79,6 +82,23 @@ class InteractionVectors(ItemVectorSource):
             raise InputError(f"{items.dataset}: {error}; use --vectors text") from error
 
 
+class GraphVectors(ItemVectorSource):
+    """Items that resemble each other in the graph of users and items (Swing) get similar vectors."""
+
+    of_new_items: ClassVar[bool] = False
+
+    dim: int = Field(64, ge=1)
+    seed: int = Field(0, ge=0)
+
+    def vectors(self, items: ItemData, progress: Progress | None = None) -> Float32Array:
+        assert items.similar_items is not None, "new items have no edges"
+        items_IK, scores_IK = items.similar_items()
+        try:
+            return similarity_vectors(items_IK, scores_IK, self.dim, seed=self.seed)
+        except ValueError as error:
+            raise InputError(f"{items.dataset}: {error}; use --vectors text") from error
+
+
 class TextVectors(ItemVectorSource):
     """Sentence embeddings of the items' texts."""
 
@@ -97,6 +117,7 @@ ITEM_VECTORS: Registry[type[ItemVectorSource]] = Registry(
     {
         INTERACTIONS: f"{__name__}:InteractionVectors",
         TEXT: f"{__name__}:TextVectors",
+        GRAPH: f"{__name__}:GraphVectors",
     },
 )
 """Name of a source to the class of its settings."""

@@ -27,6 +27,7 @@ from rayrec.models.tokenizers.published import published_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.report import prefix_purity
 from rayrec.models.tokenizers.vector_sources import (
+    GRAPH,
     INTERACTIONS,
     ITEM_VECTORS,
     TEXT,
@@ -35,12 +36,13 @@ from rayrec.models.tokenizers.vector_sources import (
     Progress,
 )
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.item_labels import item_labels
+from rayrec.samples.graph import SimilarityConfig, graph_of_dataset, similar_items
 
 
 class TokenizeConfig(Config):
@@ -105,12 +107,14 @@ class TokenizeConfig(Config):
 
     @property
     def _others(self) -> tuple[str, ...]:
-        return tuple(name for name in self.sources if name not in (INTERACTIONS, TEXT))
+        return tuple(name for name in self.sources if name not in (INTERACTIONS, TEXT, GRAPH))
 
     def settings_of(self, source: str) -> dict[str, Any]:
         """Settings of a source, as its class takes them."""
         if source == INTERACTIONS:
             return {"dim": self.dim, "window": self.window, "seed": self.seed}
+        if source == GRAPH:
+            return {"dim": self.dim, "seed": self.seed}
         return dict(self.vector_settings) if source in self._others else {}
 
     def settings_of_others(self) -> dict[str, dict[str, Any]]:
@@ -333,9 +337,20 @@ def _item_data(dataset: Dataset, new_N: Int64Array | None = None) -> ItemData:
     keys, texts = items.keys, items.texts
     if new_N is not None:
         keys, texts = keys.take(pa.array(new_N)), texts.take(pa.array(new_N))
-    return ItemData(
-        str(dataset.root), keys.to_pylist(), texts.to_pylist(), sequences if new_N is None else None
-    )
+    folder = str(dataset.root)
+    if new_N is not None:
+        return ItemData(folder, keys.to_pylist(), texts.to_pylist(), None)
+    return ItemData(folder, keys.to_pylist(), texts.to_pylist(), sequences, lambda: _similar(dataset))
+
+
+def _similar(dataset: Dataset) -> tuple[Int64Array, Float64Array]:
+    """The most similar items of each by Swing, by catalog position."""
+    ids_I = dataset.items.ids_I
+    table = similar_items(graph_of_dataset(dataset), ids_I, SimilarityConfig("swing"))
+    place_I = np.searchsorted(table.item_ids_I, ids_I)
+    ids_IK, scores_IK = table.ids_IK[place_I], table.scores_IK[place_I]
+    is_there_IK = scores_IK > -np.inf
+    return np.where(is_there_IK, dataset.item_positions(ids_IK), -1), np.where(is_there_IK, scores_IK, 0.0)
 
 
 def _measured(registry: SemanticIdRegistry, dataset: Dataset, categories: str | None) -> dict[str, Any]:

@@ -21,7 +21,9 @@ from rayrec.samples.stores.store import KeyValueEvents
 _KEYS_AT_ONCE = 10_000
 
 
-def graph_of_dataset(dataset: Dataset, events: Literal["train", "all"] = "train") -> TemporalGraph:
+def graph_of_dataset(
+    dataset: Dataset, events: Literal["train", "all"] = "train", period: int | None = None
+) -> TemporalGraph:
     """The events of a data set.
 
     Args:
@@ -32,7 +34,9 @@ def graph_of_dataset(dataset: Dataset, events: Literal["train", "all"] = "train"
     questions after everything (`ANY_TIME`).
     """
     names = dataset.train_files if events == "train" else (HISTORY_FILE,)
-    graph = TemporalGraph(GraphConfig(log=dataset.fingerprint, id_kinds=dict(dataset.manifest.id_kinds)))
+    graph = TemporalGraph(
+        GraphConfig(log=dataset.fingerprint, id_kinds=dict(dataset.manifest.id_kinds), period=period)
+    )
     has_times = dataset.has_times()
     users = None if events == "train" else dataset.users["user_id"].to_numpy()
     for name in names:

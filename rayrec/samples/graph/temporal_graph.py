@@ -33,6 +33,7 @@ from rayrec.platform.files import sync, write_json
 from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.graph.runs import Edges, Run
 from rayrec.samples.graph.views import ANY_TIME, MAX_RUNS, Side
+from rayrec.samples.stores.manifest import TimeUnit
 
 MANIFEST = "graph.json"
 FORMAT = 1
@@ -45,7 +46,7 @@ class GraphConfig(Config):
 
     log: str = ""
     """Fingerprint of the log whose events it has; two logs make two graphs."""
-    time_unit: str = "s"
+    time_unit: TimeUnit = "s"
     kinds: tuple[str, ...] = ()
     """Names of the kinds of edges, by their codes."""
     id_kinds: dict[str, IdKind] = Field({"user": "integer", "item": "integer"})

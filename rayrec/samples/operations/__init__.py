@@ -30,6 +30,8 @@ treated as null by the operations on numbers.
     fill           a value where there is none               the value
     join_history   a key's events before a time, from a     without key or time, an empty history
                    store of events
+    join_neighbors items near a row's, and how many      nothing near; a count of 0
+                   met its item of late, from a graph
     python         what a function of yours gives            as your function wants
 
 One example of each, on rows with `user` and `city` (texts), `price` (float), `shown_at` (UNIX seconds),
@@ -61,6 +63,8 @@ One example of each, on rows with `user` and `city` (texts), `price` (float), `s
     - {op: fill, input: items, output: known_items, value: []}
     - {op: join_history, store: clicks, key: user, time: clock, last: 3,
        outputs: {clicked: items, clicked_at: times}}
+    - {op: join_neighbors, graph: graph, items: items, item: target, time: clock, k: 5, output: near,
+       counts: {met_in_an_hour: 3600, met_in_a_day: 86400}}
     - {op: python, function: "my_features:items_per_price", inputs: [items, price],
        outputs: {items_per_price: float32}}
 

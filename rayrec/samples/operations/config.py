@@ -31,6 +31,7 @@ OPERATIONS: Registry[type[OperationSettings]] = Registry(
         "negatives": "rayrec.samples.operations.negatives:NegativesConfig",
         "fill": "rayrec.samples.operations.fill:FillConfig",
         "join_history": "rayrec.samples.operations.join_history:JoinHistoryConfig",
+        "join_neighbors": "rayrec.samples.operations.join_neighbors:JoinNeighborsConfig",
         "python": "rayrec.samples.operations.python_function:PythonConfig",
     },
 )

@@ -24,9 +24,10 @@ from rayrec.samples.stores.lookup import histories_before
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, StoreManifest, TimeUnit
 from rayrec.samples.stores.retry import RetryConfig
 from rayrec.samples.stores.store import EventStore
-from rayrec.samples.stores.times import converted, refuse_other_unit
+from rayrec.samples.stores.times import converted, times_of
 
-_UNITS: dict[str, TimeUnit] = {"s": "s", "ms": "ms", "us": "us", "ns": "ns"}
+UNITS: dict[str, TimeUnit] = {"s": "s", "ms": "ms", "us": "us", "ns": "ns"}
+"""Of Arrow's timestamps."""
 
 
 class JoinHistoryConfig(OperationSettings):
@@ -82,7 +83,7 @@ class JoinHistoryConfig(OperationSettings):
             outputs=outputs,
             manifest=manifest,
             codes=_codes(self.behaviors, manifest, store.name),
-            time_unit=_UNITS[time_type.unit] if pt.is_timestamp(time_type) else self.time_unit,
+            time_unit=UNITS[time_type.unit] if pt.is_timestamp(time_type) else self.time_unit,
             _store=store,
         )
 
@@ -123,7 +124,9 @@ class JoinHistory:
         config = self.config
         keys, times = columns[config.key], columns[config.time]
         known = pc.and_(keys.is_valid(), times.is_valid())
-        keys_K, times_K = self._keys(keys.filter(known)), self._times(times.filter(known))
+        keys_K = self._keys(keys.filter(known))
+        where = f"column {config.time!r}"
+        times_K = times_of(times.filter(known), self.time_unit, self.manifest.time_unit, where)
         wanted = set(config.outputs.values())
         histories = histories_before(self._opened(), keys_K, times_K, config.last, wanted, self.codes)
         known_B = known.to_numpy(zero_copy_only=False)
@@ -151,17 +154,6 @@ class JoinHistory:
                 )
             self._store = store
         return self._store
-
-    def _times(self, column: pa.Array) -> Int64Array:
-        """In the unit of the store, rounded down.
-
-        So nothing leaks where the units differ: an event before the rounded time is before the time.
-        """
-        where = f"column {self.config.time!r}"
-        times_K = column.view(pa.int64()).to_numpy()
-        if not pt.is_timestamp(column.type):
-            refuse_other_unit(times_K, self.time_unit, where)
-        return converted(times_K, self.time_unit, self.manifest.time_unit, where)
 
     def _values(self, output: str, values_N: np.ndarray) -> pa.Array:
         dtype = self.outputs[output].value_type

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
@@ -65,6 +67,20 @@ def converted(times_R: Int64Array, unit: TimeUnit, to: TimeUnit, where: str) -> 
             "(--time-unit) to the unit of these numbers"
         )
     return times_R * factor
+
+
+def times_of(column: pa.Array, unit: TimeUnit, to: TimeUnit, where: str) -> Int64Array:
+    """Times of an Arrow column (integers in `unit`, or timestamps of it) in another unit, rounded down.
+
+    Nothing leaks where the units differ: an event before the rounded time is before the time.
+
+    Raises:
+        InputError: integers that are no time of today in their unit, but in another; or too large a time.
+    """
+    times_K = column.view(pa.int64()).to_numpy()
+    if not pt.is_timestamp(column.type):
+        refuse_other_unit(times_K, unit, where)
+    return converted(times_K, unit, to, where)
 
 
 def _is_of_today(time: int, unit: TimeUnit) -> bool:

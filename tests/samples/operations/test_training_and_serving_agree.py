@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rayrec.samples.operations
+from rayrec.samples.graph.build import build_graph
 from rayrec.samples.operations.config import OPERATIONS
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.stores.build import build_store
@@ -55,7 +56,7 @@ EXAMPLES = examples()
 
 @pytest.fixture(scope="module", autouse=True)
 def _shop(tmp_path_factory):
-    """What the examples name: a data set's items, a store of events, a module with a function."""
+    """What the examples name: items of a data set, a store of events, a graph of it, a module."""
     folder = tmp_path_factory.mktemp("shop")
     (folder / "beauty").mkdir()
     items = pa.table({"item_id": range(40), "train_count": [n % 5 for n in range(40)]})
@@ -64,6 +65,7 @@ def _shop(tmp_path_factory):
     clicks = pa.table({"user_id": users, "item_id": range(10), "timestamp": range(0, 100, 10)})
     pq.write_table(clicks, folder / "clicks.parquet")
     build_store(folder / "clicks.parquet", str(folder / "clicks"))
+    build_graph(str(folder / "clicks"), folder / "graph")
     (folder / "my_features.py").write_text(FUNCTION)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

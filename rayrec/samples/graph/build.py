@@ -1,0 +1,85 @@
+"""`rayrec data graph`: a saved graph of an event store or a data set, made or brought up to date."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.dataset_folder import kind_of
+from rayrec.samples.graph.sources import graph_of_dataset, graph_of_store
+from rayrec.samples.graph.temporal_graph import MANIFEST, TemporalGraph
+from rayrec.samples.stores import open_store
+from rayrec.samples.stores.manifest import PER_SECOND
+
+_DAY_S = 86_400
+
+
+class GraphReport(NamedTuple):
+    """What a graph holds."""
+
+    edges: int
+    added: int
+    segments: int
+    bytes_per_edge: float
+    """Both directions."""
+    first: str
+    last: str
+
+
+def build_graph(
+    source: str, folder: Path, period_days: float | None = None, keep_days: float | None = None
+) -> GraphReport:
+    """Make a graph of a source, or add to a saved one what the source has since.
+
+    Args:
+        source: an event store, whose side by user is read; or a data set, all of its events.
+        period_days: length of a segment, of a graph that is made.
+        keep_days: edges that are older than the newest by more are forgotten.
+
+    Raises:
+        InputError: there is no such source, or the saved graph is of another log.
+        StoreUnavailableError: the store did not answer.
+    """
+    if "://" not in source and kind_of(Path(source)) is not None:
+        dataset = Dataset.open(source)
+        dataset.check_times()
+        read = graph_of_dataset(dataset, "all", _period(period_days, "s"))
+    else:
+        store = open_store(source)
+        try:
+            read = graph_of_store(store, _period(period_days, store.manifest.time_unit))
+        finally:
+            store.close()
+    graph, before = read, 0
+    if (folder / MANIFEST).is_file():
+        graph = TemporalGraph.open(folder)
+        if graph.config.kinds != read.config.kinds[: len(graph.config.kinds)]:
+            raise InputError(f"{folder}: the kinds of this graph have other codes than those of {source}")
+        graph.check_log(read.config.log, source)
+        before = graph.state.num_edges
+        graph.config = graph.config.model_copy(update={"kinds": read.config.kinds})
+        for segment in read.state.segments:
+            edges = segment.users.edges()
+            graph.append(edges.nodes_E, edges.others_E, edges.times_E, edges.kinds_E)
+    state = graph.state
+    if not state.num_edges:
+        raise InputError(f"{source}: there are no events to make a graph of")
+    added, per_s = state.num_edges - before, PER_SECOND[graph.config.time_unit]
+    newest = max(segment.last_time for segment in state.segments)
+    if keep_days is not None:
+        graph.drop_before(newest - round(keep_days * _DAY_S * per_s))
+        state = graph.state
+    graph.save(folder)
+    oldest = max(min(segment.first_time for segment in state.segments), state.floor)
+    first, last = (
+        datetime.fromtimestamp(time / per_s, UTC).isoformat(" ", "seconds") for time in (oldest, newest)
+    )
+    per_edge = state.num_bytes / state.num_edges
+    return GraphReport(state.num_edges, added, len(state.segments), per_edge, first, last)
+
+
+def _period(days: float | None, unit: str) -> int | None:
+    return None if days is None else round(days * _DAY_S * PER_SECOND[unit])  # type: ignore[index]
