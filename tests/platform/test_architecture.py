@@ -35,7 +35,7 @@ ORDER = {
     " > compiled_ranking",
     "pipelines": "config metrics > runs > tasks cluster > inference semantic_ids > versions evaluation"
     " > training",
-    "serve": "config > wire > events > engine > admission > protocols > web > app > on_ray > launch",
+    "serve": "config > wire > events > engine > admission routing > protocols > web > app > on_ray > launch",
 }
 """Inside a room, a sub-package imports only those to the left of its `>`; side by side are peers."""
 

@@ -1,4 +1,4 @@
-"""Admission control: limits, cached answers, routing to targets, shadows.
+"""Admission control: limits and cached answers.
 
 Start at `control.AdmissionControl`.
 May import `engine` and what is below it.

@@ -1,12 +1,12 @@
-"""Settings of what stands between a request and the model: limits, routing, shadows, degrading."""
+"""Settings of what stands between a request and the model: limits, and what degrades under load."""
 
 from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
 
@@ -136,39 +136,3 @@ class AdmissionConfig(Config):
 
 OPEN = AdmissionConfig()
 """Everything is admitted, and nothing degrades."""
-
-
-class RoutingConfig(Config):
-    """Which of several targets (applications, versions) answers."""
-
-    experiment: str = Field(min_length=1)
-    """Salt of the users' hashes: two experiments divide users independently, one divides them alike wherever
-    it runs."""
-    weights: dict[str, Annotated[float, Field(ge=0)]]
-    """By name of a target; shares are weights over their sum. A weight of 0 gets nobody."""
-    by: Literal["user", "random"] = "user"
-    """Whether a user stays with a target, or every request is routed at random."""
-    seed: int = 0
-    """Of what is drawn."""
-
-    @field_validator("weights")
-    @classmethod
-    def _somebody_answers(cls, value: dict[str, float]) -> dict[str, float]:
-        if not sum(value.values()) > 0:
-            raise ValueError(
-                f"routing.weights: none of {value} is above 0, so nobody would answer; raise one"
-            )
-        return value
-
-
-class ShadowConfig(Config):
-    """A target that is asked along with the one that answers."""
-
-    share: float = Field(ge=0, le=1)
-    """Of the requests, drawn at random."""
-    max_in_flight: int = Field(8, ge=1)
-    """Requests at the shadow at once; those beyond are dropped."""
-    timeout_s: float = Field(10.0, gt=0)
-    """A request that the shadow has not answered by then has failed, and releases its slot."""
-    seed: int = 0
-    """Of what is drawn."""

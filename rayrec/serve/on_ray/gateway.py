@@ -21,11 +21,11 @@ from fastapi import FastAPI, Request, Response
 
 from rayrec.serve.admission.limits import Admissions
 from rayrec.serve.admission.request_info import RequestInfo, address_of
-from rayrec.serve.admission.routing import Routed, Router
-from rayrec.serve.admission.shadow import Shadow, Shadowed
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.services import MAIN, ServicesConfig
 from rayrec.serve.on_ray.http_messages import HttpAnswer, HttpRequest, SendHttp
+from rayrec.serve.routing.shadow import Shadow, Shadowed
+from rayrec.serve.routing.targets import Routed, Router
 from rayrec.serve.web.api import ANSWERING_ROUTES
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.guards import RequestGuard

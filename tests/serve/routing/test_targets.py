@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.admission.routing import Routed, Router
-from rayrec.serve.config.admission import RoutingConfig
+from rayrec.serve.config.services import RoutingConfig
+from rayrec.serve.routing.targets import Routed, Router
 
 NUM_USERS = 2000
 SIGMAS = 5.0

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rayrec.serve.admission.shadow import Shadow, ShadowCounts, Shadowed
-from rayrec.serve.config.admission import ShadowConfig
+from rayrec.serve.config.services import ShadowConfig
+from rayrec.serve.routing.shadow import Shadow, ShadowCounts, Shadowed
 
 
 async def answered(request: str) -> str:

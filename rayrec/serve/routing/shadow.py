@@ -15,8 +15,8 @@ import random
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from rayrec.serve.admission.routing import Answer, Request, Send
-from rayrec.serve.config.admission import ShadowConfig
+from rayrec.serve.config.services import ShadowConfig
+from rayrec.serve.routing.targets import Answer, Request, Send
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from rayrec.platform.hashing import combine64
-from rayrec.serve.config.admission import RoutingConfig
+from rayrec.serve.config.services import RoutingConfig
 
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
