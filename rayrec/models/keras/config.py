@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from rayrec.models.ctr.config import ImpressionModelConfig
 from rayrec.platform.devices import Device
+from rayrec.platform.functions import FunctionName
 from rayrec.platform.impression_schema import ImpressionSchema
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class KerasModelConfig(ImpressionModelConfig):
     """A function of yours makes the model; it is trained as those that come with us are."""
 
     name: Literal["keras"]
-    builder: str
+    builder: FunctionName
     """`module:function`, called with the `ImpressionSchema`, `dim` and `arguments`; it returns a functional
     `keras.Model`, whose inputs have the names of columns (see `rayrec.models.keras.inputs`) and which gives
     logits, one for each label."""
@@ -33,14 +34,6 @@ class KerasModelConfig(ImpressionModelConfig):
     """Where its module is, if Python does not find it by itself."""
     backend: Literal["tensorflow", "torch"] = "tensorflow"
     """What Keras computes with. One process has one."""
-
-    @field_validator("builder")
-    @classmethod
-    def _names_a_function(cls, value: str) -> str:
-        module, colon, function = value.partition(":")
-        if not (module and colon and function):
-            raise ValueError(f"model.builder must be 'module:function', got {value!r}")
-        return value
 
     def with_absolute_paths(self) -> Self:
         return self if self.folder is None else self.model_copy(update={"folder": self.folder.resolve()})

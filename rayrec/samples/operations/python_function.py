@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,6 +12,7 @@ import pyarrow as pa
 from pydantic import Field, field_validator
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.functions import FunctionName, import_function
 from rayrec.samples.operations.columns import input_type
 from rayrec.samples.operations.operation import OperationSettings, RowContext
 
@@ -38,18 +37,11 @@ class PythonConfig(OperationSettings):
     """
 
     op: Literal["python"] = "python"
-    function: str
+    function: FunctionName
     """`package.module:name`."""
     inputs: tuple[str, ...] = Field(min_length=1)
     outputs: dict[str, str] = Field(min_length=1)
     """Column -> its type, such as `int64`, `float32`, `string` or `list<int64>`."""
-
-    @field_validator("function")
-    @classmethod
-    def _function_is_in_a_module(cls, value: str) -> str:
-        if not re.fullmatch(r"[\w.]+:\w+", value):
-            raise ValueError(f"a function is given as package.module:name, got {value!r}")
-        return value
 
     @field_validator("outputs")
     @classmethod
@@ -65,14 +57,14 @@ class PythonConfig(OperationSettings):
             inputs=self.inputs,
             outputs={name: TYPES[dtype] for name, dtype in self.outputs.items()},
             name=self.function,
-            function=_imported(self.function),
+            function=import_function("the function", self.function),
         )
         operation.checked([pa.array([], dtype) for dtype in types])
         return operation
 
     def content(self) -> str:
         """sha256 of the source of the function's module, with what else it may call there."""
-        module = inspect.getmodule(_imported(self.function))
+        module = inspect.getmodule(import_function("the function", self.function))
         try:
             source = inspect.getsource(module)  # type: ignore[arg-type]
         except (OSError, TypeError) as error:
@@ -125,16 +117,3 @@ class PythonFunction:
                     f"gave {len(array)} of {array.type}"
                 )
         return {name: made[name] for name in self.outputs}
-
-
-def _imported(function: str) -> Callable[..., Any]:
-    module_name, _, name = function.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), name)
-    except ImportError as error:
-        raise InputError(f"the module of {function} cannot be imported: {error}") from error
-    except AttributeError:
-        raise InputError(f"the module {module_name} has no function {name!r}") from None
-    if not callable(found):
-        raise InputError(f"{function} is {type(found).__name__}, not a function")
-    return found

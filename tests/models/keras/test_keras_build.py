@@ -21,7 +21,7 @@ def of_builder(name: str, folder: Path | None = None) -> KerasModelConfig:
 
 
 def test_a_builder_has_the_form_of_module_and_function():
-    with pytest.raises(InputError, match=r"model\.builder must be 'module:function', got 'build'"):
+    with pytest.raises(InputError, match=r"builder must be 'module:function', got 'build'"):
         KerasModelConfig.parse({"name": "keras", "builder": "build"})
 
 

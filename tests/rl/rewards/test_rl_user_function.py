@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.platform.errors import InputError
-from rayrec.rl.rewards.external import imported
+from rayrec.platform.functions import import_function
 from tests.rl.rewards.rl_lists import lists_of
 
 EVEN = "def even(lists):\n    return (lists.items_UG % 2 == 0) * BONUS\n"
@@ -32,7 +32,7 @@ def test_a_function_of_a_folder_gets_the_lists_and_finds_its_neighbors(tmp_path)
     write(tmp_path, "rl_own_rewards", "from rl_own_bonus import BONUS\n" + EVEN)
     path = list(sys.path)
 
-    even = imported("rl_own_rewards:even", tmp_path)
+    even = import_function("the reward", "rl_own_rewards:even", tmp_path)
 
     assert even(lists_of([[4, 3]])).tolist() == [[0.5, 0]]
     assert sys.path == path
@@ -41,7 +41,7 @@ def test_a_function_of_a_folder_gets_the_lists_and_finds_its_neighbors(tmp_path)
 def test_a_function_of_an_installed_module_needs_no_folder():
     lists = lists_of([[4, 3]])
 
-    assert imported("tests.rl.rewards.rl_lists:Told")(lists).reward is lists  # type: ignore[attr-defined]
+    assert import_function("the reward", "tests.rl.rewards.rl_lists:Told")(lists).reward is lists  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -60,19 +60,19 @@ def test_what_is_not_there_is_refused_by_name(tmp_path, function, message):
     write(tmp_path, "rl_own_broken", "1 / 0\n")
 
     with pytest.raises(InputError, match=f"the reward {function}: .*{message}"):
-        imported(function, tmp_path)
+        import_function("the reward", function, tmp_path)
 
 
 def test_of_two_folders_with_one_name_the_second_is_refused(tmp_path):
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         write(tmp_path / name, "rl_own_rewards", "BONUS = 1\n" + EVEN)
-    imported("rl_own_rewards:even", tmp_path / "one")
+    import_function("the reward", "rl_own_rewards:even", tmp_path / "one")
 
     with pytest.raises(InputError, match=r"is a module of .*one.*, not of .*two"):
-        imported("rl_own_rewards:even", tmp_path / "two")
+        import_function("the reward", "rl_own_rewards:even", tmp_path / "two")
 
 
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(InputError, match="no folder"):
-        imported("rl_own_rewards:even", tmp_path / "nowhere")
+        import_function("the reward", "rl_own_rewards:even", tmp_path / "nowhere")
