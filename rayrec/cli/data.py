@@ -40,6 +40,16 @@ class Allow(StrEnum):
     unmatched_ids = "unmatched-ids"
 
 
+Names = Annotated[
+    str | None,
+    typer.Option(help="Names of the columns of a text file that has no line of names: NAME,NAME,..."),
+]
+TimeFormat = Annotated[str | None, typer.Option(help="How dates are written, if not in ISO 8601: %d/%m/%Y.")]
+TimeUnitOption = Annotated[
+    str | None, typer.Option("--time-unit", help="Unit of numeric times: s, ms, us or ns [s].")
+]
+
+
 @command(app, "prepare")
 def prepare_command(
     source: Annotated[Path, typer.Argument(help="Folder or file with the behavior log.")],
@@ -80,20 +90,15 @@ def prepare_command(
     column: Annotated[
         list[str] | None, typer.Option(help="ROLE=NAME of a column that is not recognized; may be repeated.")
     ] = None,
-    names: Annotated[
-        str | None,
-        typer.Option(help="Names of the columns of a text file that has no line of names: NAME,NAME,..."),
-    ] = None,
-    time_format: Annotated[
-        str | None, typer.Option(help="How dates are written, if not in ISO 8601: %d/%m/%Y.")
-    ] = None,
+    names: Names = None,
+    time_format: TimeFormat = None,
     text_column: Annotated[
         list[str] | None,
         typer.Option(
             help="Column of items that is text, besides title, genres and the like; may be repeated."
         ),
     ] = None,
-    time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
+    time_unit: TimeUnitOption = None,
     use_ray: Annotated[
         bool | None,
         typer.Option(
@@ -126,7 +131,7 @@ def prepare_command(
             "test_fraction": test_fraction,
             "columns": dict(role_of(entry) for entry in column or ()),
             "text_columns": tuple(text_column or ()),
-            "names": None if names is None else tuple(name.strip() for name in names.split(",")),
+            "names": names_of(names),
             "time_format": time_format,
             "clean": clean,
             "time_unit": time_unit,
@@ -167,6 +172,11 @@ def _run_partitions_on_cluster(
 
     with ray_cluster(ClusterConfig(dashboard=False), cpus_needed=1):
         yield from run_partitions_on_ray(table, key, num_partitions, function)
+
+
+def names_of(names: str | None) -> tuple[str, ...] | None:
+    """NAME,NAME,... as names."""
+    return None if names is None else tuple(name.strip() for name in names.split(","))
 
 
 def role_of(entry: str) -> tuple[str, str]:

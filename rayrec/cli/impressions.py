@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.app import app
+from rayrec.cli.data import TimeUnitOption
 from rayrec.platform.console import Answer, command, log, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 
@@ -53,7 +54,7 @@ def impressions_command(
     ] = "|",
     group: Annotated[str | None, typer.Option(help="Table: column to group by, usually the user.")] = None,
     time: Annotated[str | None, typer.Option(help="Table: column of the time.")] = None,
-    time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
+    time_unit: TimeUnitOption = None,
     positive_rating: Annotated[
         float, typer.Option(help="MovieLens: the lowest rating that is positive.")
     ] = 4.0,

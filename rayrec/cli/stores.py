@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.app import data_app
-from rayrec.cli.data import role_of
+from rayrec.cli.data import Names, TimeFormat, TimeUnitOption, names_of, role_of
 from rayrec.platform.console import Answer, command, print_rows, progress_bar
 
 Store = Annotated[
@@ -19,7 +19,7 @@ Store = Annotated[
 @command(data_app, "store")
 def store_command(
     source: Annotated[
-        Path, typer.Argument(help="Parquet file, or folder of such files, with a row per event.")
+        Path, typer.Argument(help="Log of events, as `rayrec prepare` reads it, or a folder of its files.")
     ],
     store: Store,
     name: Annotated[
@@ -27,7 +27,9 @@ def store_command(
         typer.Option(help="Name of the log; a store holds one log (default: the name of SOURCE)."),
     ] = None,
     column: Annotated[list[str] | None, typer.Option(help="ROLE=NAME of a column; may be repeated.")] = None,
-    time_unit: Annotated[str, typer.Option(help="Unit of numeric times: s, ms, us or ns.")] = "s",
+    names: Names = None,
+    time_format: TimeFormat = None,
+    time_unit: TimeUnitOption = None,
     by: Annotated[
         str, typer.Option(help="Side to build: `user`, what users did; `item`, who met each item.")
     ] = "user",
@@ -44,6 +46,8 @@ def store_command(
         {
             "name": name,
             "columns": dict(role_of(entry) for entry in column or ()),
+            "names": names_of(names),
+            "time_format": time_format,
             "time_unit": time_unit,
             "by": by,
             "keep": tuple(keep or ()),

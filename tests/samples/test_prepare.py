@@ -246,15 +246,15 @@ def test_dates_may_have_offsets_and_fractions_of_any_length(tmp_path):
 def test_dates_of_a_table_are_cut_to_the_microsecond(tmp_path):
     ns = np.array([5_000_001_999, 5_000_001_000, 5_000_000_999], dtype="datetime64[ns]")
     raw = RawTable(pa.table({"timestamp": ns}), "log.parquet", str)
-    assert parse_times(raw, "s").tolist() == [5_000_001, 5_000_001, 5_000_000]
+    assert parse_times(raw, None).tolist() == [5_000_001, 5_000_001, 5_000_000]
     days = RawTable(pa.table({"timestamp": pa.array([1, 2], pa.date32())}), "log.parquet", str)
-    assert parse_times(days, "s").tolist() == [86_400_000_000, 2 * 86_400_000_000]
+    assert parse_times(days, None).tolist() == [86_400_000_000, 2 * 86_400_000_000]
     late = RawTable(pa.table({"timestamp": np.array([10**12], dtype="datetime64[s]")}), "log.parquet", str)
     with pytest.raises(InputError, match="which lies beyond the year 5138"):
-        parse_times(late, "s")
+        parse_times(late, None)
     before = RawTable(pa.table({"timestamp": np.array([-1], dtype=ns.dtype)}), "log.parquet", str)
     with pytest.raises(InputError, match="expected a time since 1970"):
-        parse_times(before, "s")
+        parse_times(before, None)
 
 
 def test_training_files_hold_full_row_groups_in_order_of_a_hash(tmp_path):

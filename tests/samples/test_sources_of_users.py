@@ -2,7 +2,9 @@
 
 import csv
 import io
+import itertools
 import json
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -375,10 +377,12 @@ def test_titles_of_the_log_that_are_not_taken_are_said(tmp_path):
     source = write(
         tmp_path / "s",
         interactions__csv=text([(*row, "Of the log") for row in ROWS], "user_id,item_id,timestamp,title"),
-        items__csv="item_id,title\ni1,One\n",
+        items__csv=text([(f"i{number}", "One") for number in range(5)], "item_id,title"),
     )
-    found = [use.use for use in prepared(source).uses if use.file == "interactions.csv"]
-    assert "ignored: its title, since items.csv describes the items" in found
+    assert (
+        uses(prepared(source))["interactions.csv", "title"]
+        == "ignored: its titles, since items.csv has one for every item"
+    )
 
 
 def test_messages_about_several_files_name_their_folder(tmp_path):
@@ -442,33 +446,188 @@ def test_views_in_parquet_are_kept(tmp_path, values):
     assert prepared(tmp_path / "s").manifest.counts["events"] == 12
 
 
-NOTES = st.sampled_from(["", "view", "1,5", '"'])
+@pytest.mark.parametrize(
+    ("times", "example"),
+    [
+        ([2010 + row % 5 for row in range(12)], "such as 2010, which look like years; set time_format"),
+        ([202401 + row % 5 for row in range(12)], "such as 202401, which look like months"),
+        ([45321 + row for row in range(12)], "such as 45321, which look like days as Excel"),
+        ([45321.5 + row for row in range(12)], "such as 45321.5, which look like days as Excel"),
+    ],
+    ids=["years", "months", "excel", "excel with hours"],
+)
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_years_months_and_days_of_excel_are_not_seconds(tmp_path, times, example, kind):
+    (tmp_path / "s").mkdir()
+    if kind == "csv":
+        rows = [(*row[:2], time) for row, time in zip(ROWS, times, strict=True)]
+        write(tmp_path / "s", interactions__csv=text(rows))
+    else:
+        pq.write_table(pa.table(TABLE | {"timestamp": times}), tmp_path / "s/interactions.parquet")
+    assert example in refusal(tmp_path / "s")
+    counts = prepared(tmp_path / "s", time_unit="s").manifest.counts
+    assert counts["earliest"] == int(min(times))
+
+
+def test_years_and_months_are_read_by_their_format(tmp_path):
+    for name, times, time_format in (("a", [2024] * 12, "%Y"), ("b", [202401.0] * 11 + [None], "%Y%m")):
+        (tmp_path / name).mkdir()
+        pq.write_table(pa.table(TABLE | {"timestamp": times}), tmp_path / name / "interactions.parquet")
+        counts = prepared(tmp_path / name, time_format=time_format, clean=True).manifest.counts
+        assert counts["latest"] == 1_704_067_200
+
+
+def test_seconds_are_not_believed_to_be_milliseconds(tmp_path):
+    source = write(tmp_path / "s", interactions__csv=text(ROWS))
+    assert "would be of 1970, and in s 2023-11-14; set time_unit (--time-unit) to s" in refusal(
+        source, time_unit="ms"
+    )
+
+
+def test_a_time_unit_that_has_no_effect_is_refused(tmp_path):
+    (tmp_path / "s").mkdir()
+    table = pa.table(TABLE | {"timestamp": pa.array(TABLE["timestamp"], pa.timestamp("s"))})
+    pq.write_table(table, tmp_path / "s/interactions.parquet")
+    dates = write(tmp_path / "t", interactions__csv=text([(*row[:2], "2024-01-31") for row in ROWS]))
+    for source in (tmp_path / "s", dates):
+        assert "time_unit (--time-unit) has no effect" in refusal(source, time_unit="s")
+    sequences = write(tmp_path / "u", Beauty__txt="1 5 6 7\n2 6 5 8\n")
+    for settings in ({"time_unit": "ms"}, {"time_format": "%Y"}):
+        assert "the source has no times" in refusal(sequences, **settings)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        "item_id,color\ni0,red\ni1,blue\n",
+        "item_id,title\ni0,\ni1,\n",
+        "item_id,title\ni0,Title of i0\n",
+    ],
+    ids=["no column", "empty", "not all items"],
+)
+def test_titles_of_the_log_fill_what_the_items_lack(tmp_path, items):
+    rows = [(user, f" {item}", time, f"Title of {item}") for user, item, time in ROWS]
+    rows.append(("u0", "i1", 5, "An older title"))
+    source = write(
+        tmp_path / "s",
+        interactions__csv=text(rows, "user_id,item_id,timestamp,product"),
+        items__csv=items,
+    )
+    report = prepared(source, columns={"title": "product"})
+    table = pq.read_table(report.path / "items.parquet")
+    titles = dict(zip(table["item_key"].to_pylist(), table["title"].to_pylist(), strict=True))
+    assert titles == {f"i{item}": f"Title of i{item}" for item in range(5)}
+    if "color" in items:
+        assert sorted(filter(None, table["color"].to_pylist())) == ["blue", "red"]
+    filled = 4 if "of i0" in items else 5
+    assert uses(report)["interactions.csv", "product"] == f"title of {filled} items without one in items.csv"
+
+
+def test_ids_that_partly_meet_are_told_apart_by_how_they_are_written(tmp_path):
+    rows = [(user, f"000{item[1:]}", time) for user, item, time in ROWS]
+    items = "item_id,title\n0001,One\n" + "".join(f"{number},Thing\n" for number in (0, 2, 3, 4))
+    source = write(tmp_path / "s", interactions__csv=text(rows), items__csv=items)
+    message = refusal(source)
+    assert (
+        "4 of its item ids differ from the log's only in how they are written: '0' there, '0000' in"
+        in message
+    )
+    report = prepared(source, allow=["unmatched-ids", "cold-items"])
+    assert uses(report)["items.csv", None].startswith(
+        "has 1 of the log's 5 item ids: '0' is in items.csv alone"
+    )
+
+
+def test_tables_that_share_few_ids_are_said_with_examples(tmp_path):
+    items = "item_id,title\ni1,One\n" + "".join(f"x{number},Thing\n" for number in range(9))
+    source = write(tmp_path / "s", interactions__csv=text(ROWS), items__csv=items)
+    assert uses(prepared(source, allow=["cold-items"]))["items.csv", None] == (
+        "has 1 of the log's 5 item ids: 'x0' is in items.csv alone, 'i0' in interactions.csv alone"
+    )
+
+
+def test_folders_of_hive_name_missing_and_written_values(tmp_path):
+    source = tmp_path / "s"
+    for number, shop in enumerate(("a%2Fb c", "__HIVE_DEFAULT_PARTITION__")):
+        rows = ROWS[:8] if number == 0 else ROWS[8:]
+        write(source / "interactions" / f"the%20shop={shop}", a__csv=text(rows))
+    report = prepared(source)
+    train = pq.read_table(report.path / "train")
+    assert {shop for shops in train["the shop"].to_pylist() for shop in shops} == {"a/b c", None}
+
+
+def test_given_splits_of_sequences(tmp_path):
+    files = {"train__txt": "1 5 6\n2 6 5\n", "validation__txt": "1 7\n2 8\n", "test__txt": "1 8\n2 7\n"}
+    report = prepared(write(tmp_path / "s", **files))
+    plain = prepared(write(tmp_path / "t", Shop__txt="1 5 6 7 8\n2 6 5 8 7\n"))
+    assert report.manifest.split.kind == "given"
+    assert report.manifest.counts["ordered_without_times"] == 8
+    assert report.manifest.fingerprint == plain.manifest.fingerprint
+    again = write(tmp_path / "u", **files | {"test__txt": "1 5 6 7 8\n2 7\n"})
+    assert "test.txt: the line of user '1' begins with all items" in refusal(again)
+    mixed = write(tmp_path / "v", train__csv=text(ROWS), test__txt="1 8\n2 7\n")
+    assert "train.csv: a table, but test.txt has lines of ids" in refusal(mixed)
+
+
+NOTES = st.sampled_from(["", "view", "1,5", "1,500", '"', "a/b", "x=1"])
 KEYS = st.sampled_from(["a", "b", "7", "007", "x y", "ü", "", ' "', "long;one", "t\tab"])
 TIMES = st.one_of(
-    st.integers(0, 2_000_000_000).map(str), st.sampled_from(["", "soon", "-5", "2024-01-31", "1e9"])
+    st.integers(0, 2_000_000_000).map(str),
+    st.sampled_from(["", "soon", "-5", "2024-01-31", "1e9", "2024", "202401", "45321.5"]),
 )
+COLUMNS = ("user_id", "item_id", "timestamp", "note")
+
+
+def write_text(path, rows, order=COLUMNS, delimiter=","):
+    buffer = io.StringIO(newline="")
+    writer = csv.DictWriter(buffer, order, delimiter=delimiter, lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(dict(zip(COLUMNS, row, strict=True)) for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(buffer.getvalue())
+
+
+def folder_of(note):
+    return f"note={quote(note, safe='')}" if note else "note=__HIVE_DEFAULT_PARTITION__"
+
+
+def outcome(source):
+    """The manifest, or why there is none."""
+    try:
+        return prepared(source, clean=True).manifest, ""
+    except InputError as error:
+        return None, str(error)
 
 
 @given(
     rows=st.lists(st.tuples(KEYS, KEYS, TIMES, NOTES), min_size=1, max_size=25),
-    delimiter=st.sampled_from([",", ";", "\t"]),
-    order=st.permutations(["user_id", "item_id", "timestamp", "note"]),
+    delimiter=st.sampled_from([",", ";", "\t", "|"]),
+    order=st.permutations(COLUMNS),
+    cut=st.integers(0, 25),
 )
-def test_every_row_is_in_the_data_set_or_counted(tmp_path_factory, rows, delimiter, order):
-    columns = ("user_id", "item_id", "timestamp", "note")
-    buffer = io.StringIO(newline="")
-    writer = csv.DictWriter(buffer, order, delimiter=delimiter, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(dict(zip(columns, row, strict=True)) for row in rows)
+def test_every_row_is_in_the_data_set_or_counted_in_any_dialect(
+    tmp_path_factory, rows, delimiter, order, cut
+):
     folder = tmp_path_factory.mktemp("source")
-    source = write(folder / "s", interactions__csv=buffer.getvalue())
-    try:
-        counts = prepared(source, clean=True).manifest.counts
-    except InputError as error:
-        # Every row lacks something: there is no data set without events.
-        event(str(error).partition(": ")[2][:40])
+    rows = sorted(rows, key=lambda row: folder_of(row[3]))  # of duplicates, the first is kept
+    write_text(folder / "plain" / "interactions.csv", rows)
+    write_text(folder / "dialect" / "interactions.csv", rows, order, delimiter)
+    write_text(folder / "parts" / "interactions" / "a.csv", rows[:cut], order, delimiter)
+    write_text(folder / "parts" / "interactions" / "b.tsv", rows[cut:], delimiter="\t")
+    for note, own in itertools.groupby(rows, key=lambda row: row[3]):
+        path = folder / "hive" / "interactions" / folder_of(note) / "part.csv"
+        write_text(path, list(own), COLUMNS[:3], delimiter)
+    manifest, why = outcome(folder / "plain")
+    for dialect in ("dialect", "parts", "hive"):
+        other, _ = outcome(folder / dialect)
+        assert (other and other.fingerprint) == (manifest and manifest.fingerprint)
+    if manifest is None:
+        # Every row lacks something, or most times are none in seconds.
+        event(why.partition(": ")[2][:40])
         wrong = ("", "soon", "-5", "2024-01-31")  # a date among numbers, that is
-        assert all(not (row[0].strip() and row[1].strip()) or row[2] in wrong for row in rows)
+        are_wrong = [not (row[0].strip() and row[1].strip()) or row[2] in wrong for row in rows]
+        assert all(are_wrong) or "which look like" in why
         return
+    counts = manifest.counts
     lost = counts["duplicates"] + counts["missing_ids"] + counts["bad_times"]
     assert counts["events"] + lost == len(rows)

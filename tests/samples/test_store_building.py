@@ -291,11 +291,11 @@ def test_a_pause_in_the_log_is_no_future(tmp_path):
 def test_sources_that_are_no_log_are_refused(tmp_path):
     assert "no such file or folder" in refusal(tmp_path / "nothing", tmp_path / "store")
     (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "log.csv").write_text("user_id,item_id,timestamp\n")
-    assert "no Parquet file in it, found log.csv" in refusal(tmp_path / "texts", tmp_path / "store")
+    (tmp_path / "texts" / "log.pdf").write_text("user_id,item_id,timestamp\n")
+    assert "no known layout" in refusal(tmp_path / "texts", tmp_path / "store")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "x.parquet").write_bytes(b"PAR1 and then nothing")
-    assert "x.parquet: cannot be read as Parquet" in refusal(tmp_path / "bad", tmp_path / "store")
+    assert "x.parquet: cannot be read as a table" in refusal(tmp_path / "bad", tmp_path / "store")
     source = write_log(tmp_path / "log", user_id=[1], timestamp=[T0])
     assert "no column item_id; found user_id, timestamp" in refusal(source, tmp_path / "store")
 
@@ -356,3 +356,65 @@ def test_columns_that_are_there_twice_or_have_no_use_are_refused(tmp_path):
     (tmp_path / "twice").mkdir()
     pq.write_table(twice, tmp_path / "twice/a.parquet")
     assert "is there twice" in refusal(tmp_path / "twice", tmp_path / "store")
+
+
+ROWS = [(f"u{number % 3}", f"i{number}", T0 + number) for number in range(6)]
+
+
+def text(rows, header="user_id,item_id,timestamp"):
+    return "\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "settings"),
+    [
+        ({"interactions.csv": text(ROWS), "items.csv": "item_id,title\ni1,One\n"}, {}),
+        ({"log.tsv": text(ROWS).replace(",", "\t")}, {}),
+        ({"day=1/a.csv": text(ROWS[:2]), "day=2/a.csv": text(ROWS[2:])}, {}),
+        ({"log.csv": text(ROWS, "").lstrip()}, {"names": ["user_id", "item_id", "timestamp"]}),
+        (
+            {"log.csv": text([(*row[:2], f"{row[2] - T0}.1.2020") for row in ROWS[1:]])},
+            {"time_format": "%d.%m.%Y"},
+        ),
+        ({"a.inter": text(ROWS, "user_id:token,item_id:token,timestamp:float").replace(",", "\t")}, {}),
+    ],
+    ids=["folder", "tabs", "hive", "no header", "dates", "recbole"],
+)
+def test_a_store_reads_what_prepare_reads(tmp_path, files, settings):
+    for name, content in files.items():
+        path = tmp_path / "log" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    report = build(tmp_path / "log", tmp_path / "store", **settings)
+    if "time_format" in settings:
+        times = [time for events in histories(tmp_path / "store").values() for time, _ in events]
+        assert sorted(times) == [(T0 + day * DAY) * SECOND for day in range(5)]
+        return
+    assert report.added == 6
+    plain = write_log(
+        tmp_path / "plain",
+        "log.parquet",
+        **dict(zip(("user_id", "item_id", "timestamp"), zip(*ROWS, strict=True), strict=True)),
+    )
+    build(plain, tmp_path / "expected")
+    assert histories(tmp_path / "store") == histories(tmp_path / "expected")
+
+
+def test_numbers_of_text_files_are_kept_as_numbers(tmp_path):
+    rows = [(*row, number, f'"{number},5"') for number, row in enumerate(ROWS)]
+    (tmp_path / "log.csv").write_text(text(rows, "user_id,item_id,timestamp,count,price"))
+    build(tmp_path / "log.csv", tmp_path / "store", keep=["count", "price"])
+    kept = [event[2:] for events in histories(tmp_path / "store").values() for event in events]
+    assert sorted(kept) == [(number, number + 0.5) for number in range(6)]
+    assert "a store keeps numbers only" in refusal(tmp_path / "log.csv", tmp_path / "other", keep=["item_id"])
+
+
+def test_the_same_rows_in_another_folder_are_other_events(tmp_path):
+    for behavior in ("view", "a%2Fb"):
+        write_log(tmp_path / "log" / f"event={behavior}", user_id=[1], item_id=[2], timestamp=[T0])
+    assert build(tmp_path / "log", tmp_path / "store").added == 2
+
+
+def test_an_order_without_times_makes_no_store(tmp_path):
+    (tmp_path / "Beauty.txt").write_text("1 5 6 7\n2 6 5 8\n")
+    assert "a store needs times" in refusal(tmp_path / "Beauty.txt", tmp_path / "store")

@@ -20,6 +20,8 @@ Allowance = Literal[
     "unmatched-ids",
 ]
 
+TimeUnit = Literal["s", "ms", "us", "ns"]
+
 _DEFAULT_FRACTION = 0.1
 
 
@@ -66,8 +68,9 @@ class PrepareConfig(Config):
     """Names of the columns of a log in text files that have no line of names."""
     time_format: str | None = None
     """How dates are written that are not in ISO 8601, in the words of `strptime`: `%d/%m/%Y`."""
-    time_unit: Literal["s", "ms", "us", "ns"] = "s"
-    """Unit of numbers in the timestamp column, counted from 1970."""
+    time_unit: TimeUnit | None = None
+    """Unit of numbers in the timestamp column, counted from 1970; None: seconds, unless they look like years,
+    months or Excel's days."""
     split: Literal["leave_one_out", "time"] = "leave_one_out"
     """`leave_one_out`: each user's last event is tested, the last but one validates; `time`: each
     user's first event on or after a boundary."""

@@ -6,7 +6,7 @@ of parts merge. So types depend neither on the size of a file nor on where its o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -35,6 +35,13 @@ def _decimal_commas(texts: pa.Array) -> pa.Array:
     return pc.cast(pc.replace_substring(texts, ",", "."), pa.float64())
 
 
+_DECIMAL = r"(^[+-]?0,)|([0-9]{4},)|(,([0-9]{1,2}|[0-9]{4,})$)"
+
+
+def _has_decimal(texts: pa.Array | pa.ChunkedArray) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, _DECIMAL), min_count=0).as_py())
+
+
 _CASTS: dict[str, Cast] = {
     "integer": _numbers(pa.int64()),
     "boolean": lambda texts: pc.cast(texts, pa.bool_()),
@@ -45,6 +52,7 @@ _CASTS: dict[str, Cast] = {
 }
 """In the order in which they are taken; a text fits everything."""
 DECIMAL_COMMA = "decimal comma"
+FLOATS = ("float", DECIMAL_COMMA)
 
 
 @dataclass
@@ -54,6 +62,8 @@ class ColumnTypes:
     fitting: dict[str, set[str]] = field(default_factory=dict)
     empty: set[str] = field(default_factory=set)
     """Columns without a single value so far."""
+    decimals: set[str] = field(default_factory=set)
+    """Columns with a comma that is no separator of thousands: where all might be, `1,500` stays a text."""
 
     def add(self, batch: pa.RecordBatch | pa.Table) -> None:
         """Take a batch of texts into account."""
@@ -66,7 +76,17 @@ class ColumnTypes:
                 continue
             self.empty.discard(name)
             trimmed = pc.utf8_trim_whitespace(texts.drop_null())
+            if DECIMAL_COMMA in self.fitting[name] and _has_decimal(trimmed):
+                self.decimals.add(name)
             self.fitting[name] = {kind for kind in self.fitting[name] if _fits(_CASTS[kind], trimmed)}
+
+    def unclear(self) -> list[str]:
+        """Columns whose numbers have either decimal commas or separators of thousands; they stay texts."""
+        return [
+            name
+            for name, kinds in self.fitting.items()
+            if kinds == {DECIMAL_COMMA} and name not in self.decimals | self.empty
+        ]
 
     def merge(self, other: ColumnTypes) -> None:
         """Take what another one saw into account."""
@@ -75,16 +95,13 @@ class ColumnTypes:
             if name not in self.fitting and name in other.empty:
                 self.empty.add(name)
             self.fitting[name] = self.fitting.get(name, set(_CASTS)) & kinds
+        self.decimals |= other.decimals
 
-    def kind_of(self, name: str, delimiters: Iterable[str] = ()) -> str | None:
-        """The type that is taken of a column; None is text, which a column without values is, too.
-
-        Args:
-            delimiters: of the files; where all have commas between values, there is none inside numbers.
-        """
+    def kind_of(self, name: str) -> str | None:
+        """The type that is taken of a column; None is text, which a column without values is, too."""
         if name in self.empty:
             return None
-        kinds = self.fitting[name] - ({DECIMAL_COMMA} if set(delimiters) == {","} else set())
+        kinds = self.fitting[name] - (set() if name in self.decimals else {DECIMAL_COMMA})
         return next((kind for kind in _CASTS if kind in kinds), None)
 
 

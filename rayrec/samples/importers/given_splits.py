@@ -1,12 +1,15 @@
 """The layout `splits`: events that somebody has divided already, in `train`, `valid` and `test`.
 
-Each is a file or a folder of parts. What a model is validated and tested on is each user's first event in
-those files; `valid` may be missing, and may be called `validation`, `val` or `dev`.
+Each is a file or a folder of parts, or lines `user item item ...` without times, as LightGCN has them. What a
+model is validated and tested on is each user's first event in those files; `valid` may be missing, and may be
+called `validation`, `val` or `dev`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,9 +19,18 @@ from rayrec.samples.base.config import PrepareConfig, Role, option
 from rayrec.samples.importers.column_types import joined
 from rayrec.samples.importers.importer import Importer
 from rayrec.samples.importers.roles import read_log, read_side, without_part
-from rayrec.samples.importers.tables import PART, RawTable, RawTables, files_of, find_table, visible
+from rayrec.samples.importers.s3rec import are_sequences, sequences
+from rayrec.samples.importers.tables import (
+    GIVEN_SPLITS,
+    PART,
+    RawTable,
+    RawTables,
+    files_of,
+    find_table,
+    visible,
+)
 
-_STEMS = (("train", "training"), ("valid", "validation", "val", "dev"), ("test",))
+_SEQUENCES = ".txt"
 
 
 class GivenSplitsImporter(Importer):
@@ -37,12 +49,10 @@ class GivenSplitsImporter(Importer):
                 f"{source}: its files are split already, into train and test; leave {option('split')} out"
             )
         found = {number: _find(source, number) if source.is_dir() else None for number in range(3)}
-        missing = [_STEMS[number][0] for number in (0, 2) if found[number] is None]
+        missing = [GIVEN_SPLITS[number][0] for number in (0, 2) if found[number] is None]
         if missing:
             raise InputError(f"{source}: no file named {' or '.join(missing)}; found {files_of(source)}")
-        logs = {
-            number: without_part(read_log(path, config)) for number, path in found.items() if path is not None
-        }
+        logs = _logs({number: path for number, path in found.items() if path is not None}, config)
         raws, parts = list(logs.values()), []
         for number, raw in logs.items():
             names, expected = raw.table.schema.names, raws[0].table.schema.names
@@ -72,20 +82,64 @@ class GivenSplitsImporter(Importer):
                 for entry in visible(source)
                 if entry.name not in read and entry.name.split(".")[0] not in ("items", "users")
             ),
+            order_is_time=any(path.suffix == _SEQUENCES for path in found.values() if path is not None),
             is_divided=True,
         )
 
 
 def _find(source: Path, number: int) -> Path | None:
-    """The file or folder of a part.
+    """The file or folder of a part: a table, or lines of ids.
 
     Raises:
         InputError: there are two.
     """
-    found = [path for stem in _STEMS[number] if (path := find_table(source, stem)) is not None]
-    if len(found) > 1:
-        raise InputError(f"{source}: {' and '.join(path.name for path in found)} are both there; keep one")
-    return found[0] if found else None
+    stems = GIVEN_SPLITS[number]
+    if (table := find_table(source, *stems)) is not None:
+        return table
+    lines = find_table(source, *stems, suffixes=(_SEQUENCES,))
+    return lines if lines is not None and are_sequences(lines) else None
+
+
+def _logs(found: Mapping[int, Path], config: PrepareConfig) -> dict[int, RawTable]:
+    """The events of each part. Those of sequences go on where the parts before end.
+
+    Raises:
+        InputError: some parts are sequences and others are tables, or a line begins with what the parts
+            before have of the user, whose events would be counted twice.
+    """
+    lines = [path for path in found.values() if path.suffix == _SEQUENCES]
+    if not lines:
+        return {number: without_part(read_log(path, config)) for number, path in found.items()}
+    if len(lines) < len(found):
+        other = next(path for path in found.values() if path.suffix != _SEQUENCES)
+        raise InputError(f"{other}: a table, but {lines[0].name} has lines of ids; write all parts alike")
+    for setting, flag in (("columns", "--column"), ("names", "")):
+        if getattr(config, setting):
+            raise InputError(
+                f"{option(setting, flag)} has no effect on {lines[0]}, which has no columns; leave it out"
+            )
+    logs, before = {}, Counter[str]()
+    histories: dict[str, list[str]] = {}
+    for number, path in found.items():
+        log = sequences(path, before)
+        users, items = (log.table[name].to_pylist() for name in ("user_id", "item_id"))
+        own: dict[str, list[str]] = {}
+        for user, item in zip(users, items, strict=True):
+            own.setdefault(user, []).append(item)
+        again = [
+            user
+            for user, new in own.items()
+            if len(old := histories.get(user, [])) > 1 and new[: len(old)] == old
+        ]
+        if again:
+            raise InputError(
+                f"{path}: the line of user {again[0]!r} begins with all items that the files before have of "
+                f"the user ({len(again):,} such users); leave only what is new in it"
+            )
+        for user, new in own.items():
+            histories.setdefault(user, []).extend(new)
+        logs[number] = log
+    return logs
 
 
 def _side(source: Path, stem: str, key: Role, config: PrepareConfig) -> RawTable | None:

@@ -111,17 +111,26 @@ def read_log(path: Path | Sequence[Path], config: PrepareConfig) -> RawTable:
     Raises:
         InputError: a column that is needed, or that a setting names, is not there.
     """
-    names = column_names(path, config.names)
+    roles = log_roles(column_names(path, config.names), config, _label(path))
+    return _under_our_names(read_table(path, tuple(roles.values()), names=config.names), roles, REQUIRED)
+
+
+def log_roles(names: Sequence[str], config: PrepareConfig, file: str) -> dict[Role, str]:
+    """`roles_of` the columns of a log.
+
+    Raises:
+        InputError: naming the file, if one is missing that a log needs.
+    """
     roles = roles_of(names, config)
     missing = [config.columns.get(role, role) for role in REQUIRED if role not in roles]
     if missing:
         if config.names is None and _are_values(names):
             raise InputError(
-                f"{_label(path)}: its first line looks like values ({', '.join(names)}), not like names of "
-                f"columns; give their names, as in {option('names')} user_id,item_id,timestamp"
+                f"{file}: its first line looks like values ({', '.join(names)}), not like names of columns; "
+                f"give their names, as in {option('names')} user_id,item_id,timestamp"
             )
-        raise missing_columns(_label(path), names, missing)
-    return _under_our_names(read_table(path, tuple(roles.values()), names=config.names), roles, REQUIRED)
+        raise missing_columns(file, names, missing)
+    return roles
 
 
 def read_side(path: Path, config: PrepareConfig, key: Role) -> RawTable:

@@ -47,11 +47,11 @@ class S3RecImporter(Importer):
 
     def read(self, source: Path, config: PrepareConfig) -> RawTables:
         times = visible(source, f"*{_TIMES}") if source.is_dir() else []
-        if not times and (sequences := _sequences(source)) is not None:
-            folder, name = sequences.parent, sequences.stem
+        if not times and (lines := _sequences(source)) is not None:
+            folder, name = lines.parent, lines.stem
             return RawTables(
                 name=name,
-                interactions=_ordered(sequences),
+                interactions=sequences(lines),
                 items=_items(folder / "items.tsv", folder / f"{name}_item2attributes.json"),
                 order_is_time=True,
             )
@@ -70,23 +70,28 @@ class S3RecImporter(Importer):
 def _sequences(source: Path) -> Path | None:
     """The only text file of lines of ids, if there is just one: the source itself, or a file of it."""
     files = [source] if source.is_file() else visible(source, "*.txt")
-    files = [file for file in files if file.suffix == ".txt" and _has_ids(file)]
+    files = [file for file in files if file.suffix == ".txt" and are_sequences(file)]
     return files[0] if len(files) == 1 else None
 
 
-def _has_ids(file: Path) -> bool:
+def are_sequences(file: Path) -> bool:
+    """Whether the first line of a text file is of ids: a user's and its items'."""
     with file.open("rb") as opened:
         words = opened.readline(1 << 20).removeprefix(b"\xef\xbb\xbf").split()
     return len(words) > 1 and all(word.isdigit() for word in words)
 
 
-def _ordered(file: Path) -> RawTable:
-    """The events of lines `user item item ...`; their times count the events of a user from 0."""
+def sequences(file: Path, seen: Counter[str] | None = None) -> RawTable:
+    """The events of lines `user item item ...`; their times count the events of a user from 0.
+
+    Args:
+        seen: events of each user in files before this one; this file's are added.
+    """
     users: list[str] = []
     items: list[str] = []
     times: list[int] = []
     lines: list[int] = []
-    seen: Counter[str] = Counter()
+    seen = Counter() if seen is None else seen
     for number, line in enumerate(read_text(file).splitlines(), start=1):
         user, *of_user = line.split() or [""]
         users += [user] * len(of_user)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.importers.column_types import ColumnTypes, joined, plain, typed
+from rayrec.samples.base.config import option
+from rayrec.samples.importers.column_types import DECIMAL_COMMA, ColumnTypes, joined, plain, typed
 from rayrec.samples.importers.delimited import DelimitedFile, not_utf8
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
-
+_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+_BATCH_ROWS = 131_072
 
 PART = "__part"
 """Column of a log that is split already: 0 is for training, 1 for validation, 2 for test."""
@@ -52,6 +55,8 @@ class RawTables:
     """Whether the source has no times: those of the table count the events of a user from 0."""
     is_divided: bool = False
     """Whether the log has the column `PART`, of ours."""
+    titles_of_log: str = ""
+    """What became of the titles that the log has beside its events, for the report; importers leave it."""
 
 
 def read_text(path: Path) -> str:
@@ -84,14 +89,110 @@ def files_of(path: Path) -> str:
     return (", ".join(names[:8]) + (", ..." if len(names) > 8 else "")) or "an empty folder"
 
 
-def find_table(folder: Path, stem: str) -> Path | None:
-    """The file `stem`.parquet, .csv ... or the folder `stem` of such files; None if there is none."""
-    candidates = [folder / stem, *(folder / (stem + suffix) for suffix in SUFFIXES)]
+GIVEN_SPLITS = (("train", "training"), ("valid", "validation", "val", "dev"), ("test",))
+"""What files for training, validation and test are called."""
+
+
+def find_table(folder: Path, *stems: str, suffixes: Sequence[str] = ("", *SUFFIXES)) -> Path | None:
+    """The file `stem`.parquet, .csv ... or the folder `stem` of such files; None if there is none.
+
+    Raises:
+        InputError: there are several.
+    """
+    candidates = [folder / f"{stem}{suffix}" for stem in stems for suffix in suffixes]
     found = [path for path in candidates if path.exists()]
     if len(found) > 1:
         names = " and ".join(path.name for path in found)
-        raise InputError(f"{folder}: {names} are both there; keep the one that holds the {stem}")
+        raise InputError(f"{folder}: {names} are both there; keep the one that holds the {stems[0]}")
     return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """One file of a table, read in batches of the forms that `plain` knows; text files have texts."""
+
+    path: Path
+    text: DelimitedFile | None
+    """How a text file is written; None: Parquet."""
+    folders: Mapping[str, str | None]
+    """Columns that the folders `key=value` around the file give it; those that it has itself are left out."""
+    schema: pa.Schema
+    """Of its batches."""
+
+    @classmethod
+    def open(
+        cls,
+        root: Path | Sequence[Path],
+        path: Path,
+        names: Sequence[str] | None = None,
+        quoted: bool | None = None,
+    ) -> TableFile:
+        """Find out what is in a file.
+
+        Args:
+            root: what was asked for: a folder around the file, or the file itself.
+            names: of the columns of a text file without a header.
+            quoted: whether a double quote opens a quoted value in a text file; None: as the file has it.
+
+        Raises:
+            InputError: it cannot be read, or a column is there twice.
+        """
+        text = None
+        if path.suffix == ".parquet":
+            if names is not None:
+                raise InputError(f"{path}: {option('names')} has no effect on Parquet; leave it out")
+            with _open_parquet(path) as file:
+                schema = plain(file.schema_arrow.empty_table()).schema
+        elif path.name.endswith(SUFFIXES):
+            text = DelimitedFile.detect(path, names, quoted=quoted)
+            schema = pa.schema([(name, pa.string()) for name in text.columns])
+        else:
+            raise InputError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
+        if len(set(schema.names)) < len(schema.names):
+            raise InputError(f"{path}: a column is there twice in {', '.join(schema.names)}; rename one")
+        # Some writers keep it inside, too.
+        folders = {key: value for key, value in _hive_values(root, path).items() if key not in schema.names}
+        for key in folders:
+            schema = schema.append(pa.field(key, pa.string()))
+        return cls(path, text, folders, schema)
+
+    @property
+    def names(self) -> list[str]:
+        """The columns."""
+        return self.schema.names
+
+    def read(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """These columns, or all, in batches.
+
+        Raises:
+            InputError: naming the line, where there is one.
+        """
+        columns = self.names if columns is None else list(columns)
+        # A file without a column of its own has its number of rows nevertheless.
+        inside = [name for name in columns if name not in self.folders] or self.names[:1]
+        for batch in self._batches(inside):
+            values = {
+                name: pa.repeat(pa.scalar(self.folders[name], pa.string()), len(batch))
+                if name in self.folders
+                else batch.column(name)
+                for name in columns
+            }
+            yield pa.record_batch(values, pa.schema([self.schema.field(name) for name in columns]))
+
+    def where(self, row: int) -> str:
+        """Where a row is, for messages."""
+        return f"{self.path} row {row + 1}" if self.text is None else self.text.where(row)
+
+    def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        if self.text is not None:
+            yield from self.text.read(columns)
+            return
+        with _open_parquet(self.path) as file:
+            try:
+                for batch in file.iter_batches(_BATCH_ROWS, columns=list(columns)):
+                    yield from plain(pa.Table.from_batches([batch])).to_batches()
+            except (OSError, pa.ArrowException) as error:
+                raise InputError(f"{self.path}: cannot be read as a table: {error}") from error
 
 
 def column_names(path: Path | Sequence[Path], names: Sequence[str] | None = None) -> list[str]:
@@ -100,14 +201,7 @@ def column_names(path: Path | Sequence[Path], names: Sequence[str] | None = None
     Args:
         names: of text files without a header.
     """
-    root, files = path, table_files(path)
-    if files[0].suffix == ".parquet":
-        if names is not None:
-            raise InputError(f"{files[0]}: names (--names) has no effect on Parquet; leave it out")
-        found = _open_parquet(files[0]).schema_arrow.names
-    else:
-        found = list(DelimitedFile.detect(files[0], names, quoted=True).columns)
-    return found + [key for key in _hive_values(root, files[0]) if key not in found]
+    return TableFile.open(path, table_files(path)[0], names, quoted=True).names
 
 
 def read_table(
@@ -128,46 +222,35 @@ def read_table(
     Raises:
         InputError: a file is not readable or its columns are not those of the first.
     """
-    files = table_files(path)
+    files = [TableFile.open(path, file, names, quoted) for file in table_files(path)]
+    first = files[0]
     parts: list[pa.Table] = []
-    texts: dict[Path, DelimitedFile] = {}
     notes: dict[str, None] = {}
     types = ColumnTypes()
     for file in files:
-        if file.suffix == ".parquet":
-            part = plain(_read_parquet(file))
-        else:
-            texts[file] = DelimitedFile.detect(file, names, quoted=quoted)
-            part = _read_texts(texts[file])
-            notes |= dict.fromkeys(f"{note} in {file.name}" for note in texts[file].notes)
-            types.add(part)
-        _check_names(part, file)
-        folders = _hive_values(path, file)
-        for key, value in folders.items():
-            if key not in part.schema.names:  # some writers keep it inside, too
-                part = part.append_column(key, pa.chunked_array([pa.repeat(value, len(part))]))
-                types.add(part.select([key]))
-        if parts and set(part.schema.names) != set(parts[0].schema.names):
+        if set(file.names) != set(first.names):
             raise InputError(
-                f"{file}: its columns are {', '.join(part.schema.names)}, but those of {files[0].name} are "
-                f"{', '.join(parts[0].schema.names)}; all parts must have the same columns"
+                f"{file.path}: its columns are {', '.join(file.names)}, but those of {first.path.name} are "
+                f"{', '.join(first.names)}; all parts must have the same columns"
             )
-        parts.append(part.select(parts[0].schema.names) if parts else part)
-    delimiters = [text.delimiter for text in texts.values()]
-    kinds = {name: None if name in as_text else types.kind_of(name, delimiters) for name in types.fitting}
-    if commas := [name for name, kind in kinds.items() if kind == "decimal comma"]:
+        parts.append(pa.Table.from_batches(file.read(), file.schema).select(first.names))
+        types.add(parts[-1].select(file.names if file.text is not None else list(file.folders)))
+        if file.text is not None:
+            notes |= dict.fromkeys(f"{note} in {file.path.name}" for note in file.text.notes)
+    kinds = {name: None if name in as_text else types.kind_of(name) for name in types.fitting}
+    if commas := [name for name, kind in kinds.items() if kind == DECIMAL_COMMA]:
         notes[f"decimal commas in {', '.join(commas)}"] = None
+    if unclear := [name for name in types.unclear() if name not in as_text]:
+        notes[f"{', '.join(unclear)} kept as text: its commas may separate decimals or thousands"] = None
     for number, part in enumerate(parts):
         for at, column in enumerate(part.schema):
             if kinds.get(column.name) is not None and pa.types.is_string(column.type):
                 values = typed(part.column(at), kinds[column.name])
                 parts[number] = parts[number].set_column(at, column.name, values)
-    table = joined(parts, [file.name for file in files], str(path))
+    table = joined(parts, [file.path.name for file in files], str(path))
     notes |= dict.fromkeys(f"{name} ignored: no table" for name in _others(path))
-    where = path if isinstance(path, Path) else files[0].parent
-    return RawTable(
-        table, str(where), _tracer(files, texts, [len(part) for part in parts]), notes=tuple(notes)
-    )
+    where = path if isinstance(path, Path) else first.path.parent
+    return RawTable(table, str(where), _tracer(files, [len(part) for part in parts]), notes=tuple(notes))
 
 
 def rename(raw: RawTable, names: dict[str, str], required: Iterable[str]) -> RawTable:
@@ -242,23 +325,15 @@ def _others(path: Path | Sequence[Path]) -> list[str]:
     ]
 
 
-def _hive_values(root: Path | Sequence[Path], file: Path) -> dict[str, str]:
-    """The keys and values of the folders between a table's folder and one of its files."""
+def _hive_values(root: Path | Sequence[Path], file: Path) -> dict[str, str | None]:
+    """The keys and values of the folders between a table's folder and one of its files.
+
+    Hive and Spark write signs that a path cannot have as in URLs, and a missing value by a name of its own.
+    """
     if not isinstance(root, Path) or not root.is_dir():
         return {}
-    pairs = (part.partition("=") for part in file.relative_to(root).parts[:-1])
-    return {key: value for key, _, value in pairs}
-
-
-def _check_names(part: pa.Table, file: Path) -> None:
-    names = part.schema.names
-    if len(set(names)) < len(names):
-        raise InputError(f"{file}: a column is there twice in {', '.join(names)}; rename one")
-
-
-def _read_texts(file: DelimitedFile) -> pa.Table:
-    schema = pa.schema([(name, pa.string()) for name in file.columns])
-    return pa.Table.from_batches(file.read(), schema)
+    pairs = (part.partition("=") for part in file.relative_to(root).parts[:-1] if "=" in part)
+    return {unquote(key): None if value == _HIVE_NULL else unquote(value) for key, _, value in pairs}
 
 
 def _open_parquet(path: Path) -> pq.ParquetFile:
@@ -272,22 +347,11 @@ def _open_parquet(path: Path) -> pq.ParquetFile:
         raise InputError(f"{path}: cannot be read as a table: {error}") from error
 
 
-def _read_parquet(path: Path) -> pa.Table:
-    file = _open_parquet(path)
-    try:
-        return file.read()
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: cannot be read as a table: {error}") from error
-
-
-def _tracer(
-    files: Sequence[Path], texts: Mapping[Path, DelimitedFile], rows: Sequence[int]
-) -> Callable[[int], str]:
+def _tracer(files: Sequence[TableFile], rows: Sequence[int]) -> Callable[[int], str]:
     starts = [sum(rows[:number]) for number in range(len(rows))]
 
     def where(row: int) -> str:
         number = bisect_right(starts, row) - 1
-        file, index = files[number], row - starts[number]
-        return texts[file].where(index) if file in texts else f"{file} row {index + 1}"
+        return files[number].where(row - starts[number])
 
     return where

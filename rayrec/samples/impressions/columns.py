@@ -54,11 +54,13 @@ def number_column(column: pa.Array, name: str, where: Where) -> pa.FloatArray:
 
 
 def key_column(column: pa.Array, name: str, where: Where) -> pa.StringArray:
-    """Keys as texts; null where there is none.
+    """Keys as texts without blanks around them; null where there is none.
 
     Raises:
         InputError: the column can be no id.
     """
+    if pt.is_string(column.type):
+        column = pc.utf8_trim_whitespace(column)
     try:
         return key_texts(column, name)
     except InputError as error:
@@ -92,7 +94,7 @@ def key_lists(column: pa.Array, name: str, where: Where, separator: str) -> pa.L
 def _as_numbers(column: pa.Array, name: str, where: Where, expected: str) -> pa.DoubleArray:
     kind = column.type
     if is_text(kind):
-        texts = column.cast(pa.string())
+        texts = pc.utf8_trim_whitespace(column.cast(pa.string()))
         texts = pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
         try:
             return texts.cast(pa.float64())

@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
-from rayrec.samples.base.config import Boundary, option
+from rayrec.samples.base.config import Boundary, TimeUnit, option
 
 LayoutName = Literal["criteo", "avazu", "table", "movielens", "deskdrop"]
 SplitRule = Literal["auto", "files", "order", "time", "random"]
@@ -43,8 +43,8 @@ class ImpressionsConfig(Config):
     """Table: the column by which rows are grouped for GAUC; one of `ids`, or one of its own."""
     time: str | None = None
     """Table: the column of the time, for a split by time."""
-    time_unit: Literal["s", "ms", "us", "ns"] = "s"
-    """Unit of numbers in the column of the time, counted from 1970."""
+    time_unit: TimeUnit | None = None
+    """Unit of numbers in the column of the time, counted from 1970; None: seconds."""
     positive_rating: float = 4.0
     """MovieLens: ratings from this one on are positive."""
     history_events: Literal["liked", "all"] = "liked"
@@ -131,6 +131,13 @@ class ImpressionsConfig(Config):
             )
         if self.held_out_of is not None and self.split != "auto":
             raise ValueError(f"{option('held_out_of')} says what is held out; leave {option('split')} out")
+        if self.time_unit is not None and (
+            self.layout in ("criteo", "avazu") or (self.layout == "table" and self.time is None)
+        ):
+            raise ValueError(
+                f"{option('time_unit')} has no effect without a column of times ({option('time')}); leave it "
+                "out"
+            )
         starts = {"valid_start": self.valid_start, "test_start": self.test_start}
         dated = [name for name, value in starts.items() if value is not None]
         if dated and self.split != "time":

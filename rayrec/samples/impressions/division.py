@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
-from rayrec.samples.base.config import option
+from rayrec.samples.base.config import TimeUnit, option
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.manifest import ImpressionSplit
@@ -40,7 +40,7 @@ class Division:
     test_fraction: float
     seed: int
     time: str | None
-    time_unit: str
+    time_unit: TimeUnit | None
     num_rows: int | None
     """None if it was not needed."""
 
@@ -157,7 +157,7 @@ def _passed(
 
 
 def _tally_times(
-    source: ImpressionSource, time: str, unit: str, progress: Progress
+    source: ImpressionSource, time: str, unit: TimeUnit | None, progress: Progress
 ) -> tuple[Int64Array, Int64Array]:
     """Distinct times, ascending, and the rows of each: what is kept grows with the times, not the rows."""
     times_T, counts_T = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
@@ -169,7 +169,9 @@ def _tally_times(
     return times_T, counts_T
 
 
-def _times(part: SourcePart, batch: pa.RecordBatch, time: str, unit: str, first: int) -> Int64Array:
+def _times(
+    part: SourcePart, batch: pa.RecordBatch, time: str, unit: TimeUnit | None, first: int
+) -> Int64Array:
     """[R] microseconds since 1970."""
     table = pa.table({"timestamp": batch.column(time)})
     return parse_times(RawTable(table, part.where(first), lambda row: part.where(first + row)), unit)

@@ -111,6 +111,16 @@ def write_impressions(
             fingerprint=fingerprint_of(files, columns),
         )
         manifest.write(folder)
+    for space, (number, key, plain) in vocabulary.written_in_two_ways().items():
+        _log.warning(
+            "%s: %s ids of the space %s differ from others only in how they are written, such as %r and %r; "
+            "write them alike in all files, or they are different ids",
+            manifest.name,
+            f"{number:,}",
+            space,
+            key,
+            plain,
+        )
     _warn_of_constant_labels(manifest)
     _warn_of_lists_apart(out, manifest, source.schema, config.list_separator)
     return ImpressionsReport(out, manifest)

@@ -9,11 +9,16 @@ from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.impressions.ids import ids_and_checks, null_id, rare_id
 from rayrec.samples.impressions.tally import IdCollisionError, IdTally
+from rayrec.samples.prepare.ids import plain_spelling
+
+_ODD = r"^0+[0-9]|^[0-9]+\.0+$"
+_MOST_ODD = 10_000
 
 
 class Vocabulary:
@@ -24,6 +29,8 @@ class Vocabulary:
         self._frequent: dict[str, Int64Array] = {}
         """By space: ids that are kept, ascending; none if all are."""
         self._has_rare = dict.fromkeys(self._tallies, False)
+        self._odd: dict[str, dict[int, tuple[str, str]]] = {space: {} for space in self._tallies}
+        """By space: id of a key without leading zeros or `.0` -> the key with them, and the one without."""
 
     @classmethod
     def without_rare(cls, counted: Vocabulary, min_count: int) -> tuple[Vocabulary, dict[str, int]]:
@@ -49,6 +56,7 @@ class Vocabulary:
         if not len(encoded.dictionary):
             return pa.nulls(len(keys), pa.int64())
         ids_D, checks_D = ids_and_checks(space, encoded.dictionary)
+        self._remember_odd(space, encoded.dictionary)
         counts_D = np.bincount(indices_R[~missing_R], minlength=len(ids_D))
         try:
             self._tallies[space].add(ids_D, checks_D, counts_D)
@@ -77,6 +85,26 @@ class Vocabulary:
                 f"spaces ({', '.join(self._tallies)}) otherwise"
             )
         return num_ids
+
+    def written_in_two_ways(self) -> dict[str, tuple[int, str, str]]:
+        """By space, how many keys differ from others only in leading zeros or `.0`, and an example."""
+        found = {}
+        for space, odd in self._odd.items():
+            ids_D, _ = self._tallied(space, self._tallies[space])
+            both = np.intersect1d(np.array([*odd], dtype=np.int64), ids_D)
+            if len(both):
+                found[space] = (len(both), *odd[int(both[0])])
+        return found
+
+    def _remember_odd(self, space: str, keys: pa.StringArray) -> None:
+        odd, room = self._odd[space], _MOST_ODD - len(self._odd[space])
+        if room <= 0:
+            return
+        keys = keys.filter(pc.match_substring_regex(keys, _ODD))[:room]
+        plain = plain_spelling(keys)
+        ids, _ = ids_and_checks(space, plain)
+        for id_, key, without in zip(ids.tolist(), keys.to_pylist(), plain.to_pylist(), strict=True):
+            odd.setdefault(id_, (key, without))
 
     def _written(self, space: str, ids_D: Int64Array) -> Int64Array:
         frequent = self._frequent.get(space)

@@ -15,13 +15,14 @@ from pydantic import Field
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
+from rayrec.samples.base.config import TimeUnit
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.operations.columns import input_type, is_list, is_time, normal_type
 from rayrec.samples.operations.operation import OperationSettings, RowContext
 from rayrec.samples.prepare.ids import ids_of_kind
 from rayrec.samples.stores import open_store
 from rayrec.samples.stores.lookup import histories_before
-from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, StoreManifest, TimeUnit
+from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, StoreManifest
 from rayrec.samples.stores.retry import RetryConfig
 from rayrec.samples.stores.store import EventStore
 from rayrec.samples.stores.times import converted, times_of

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -18,7 +19,7 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
 from rayrec.samples.base.config import option
-from rayrec.samples.importers.tables import RawTable, RawTables
+from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.prepare.ids import IdTable
 
 # An item's number must never reach a model, and a column of strings may well be one (a SKU, a code, a link).
@@ -71,8 +72,7 @@ def text_columns(described: RawTable | None, named: Sequence[str] = ()) -> tuple
                 f"{described.file}: {setting} names {name!r}, which has the type {kinds[name]}; "
                 "expected strings, lists of strings or integers"
             )
-    if (kind := kinds.get("title")) is not None and _is_no_title(kind):
-        raise InputError(f"{described.file}: column title has the type {kind}; expected strings")
+    _refuse_no_title(described)
     chosen = [
         name
         for name, kind in kinds.items()
@@ -81,29 +81,82 @@ def text_columns(described: RawTable | None, named: Sequence[str] = ()) -> tuple
     return tuple(sorted(chosen, key=lambda name: name != "title"))
 
 
-def with_titles_of_log(raw: RawTables) -> RawTables:
-    """A source whose log has a title beside every event, as a source with a table of items.
+def with_titles_of_log(
+    log: RawTable, rows_E: Int64Array, times_E: Int64Array, items: RawTable | None
+) -> tuple[RawTable | None, str]:
+    """The table of items with the titles that a log has beside its events, for items that have none in it.
 
-    An item's title is the last one in the log. Where a table describes the items, the log's are left out.
+    In the log, an item's title is that of its latest event; of several at one time, the last in the alphabet.
+
+    Args:
+        log: with columns item_id and title.
+        rows_E: its rows that are events.
+
+    Returns:
+        The table, made of the log where there was none, and what became of the titles.
 
     Raises:
         InputError: titles are of a type that cannot be text.
     """
-    log = raw.interactions
-    if "title" not in log.table.schema.names:
-        return raw
-    table = log.table.drop_columns(["title"])
-    items, ignored = raw.items, raw.ignored
-    if items is not None:
-        why = f"its title, since {Path(items.file).name} describes the items"
-        ignored = (*ignored, (Path(log.file).name, why))
-    else:
-        rows = log.table.select(["item_id", "title"]).to_pandas()
-        rows_I = rows.dropna().drop_duplicates("item_id", keep="last").index.to_numpy()
-        titles = log.table.select(["item_id", "title"]).take(pa.array(rows_I))
+    _refuse_no_title(log)
+    titled = log.table.select(["item_id", "title"]).take(pa.array(rows_E))
+    of_log = pd.DataFrame(
+        {
+            "key": titled["item_id"].cast(pa.string()).to_pandas(),
+            "title": _texts(titled["title"]).to_pandas(),
+            "time": times_E,
+            "row": rows_E,
+        }
+    )
+    of_log = of_log.dropna().sort_values(["time", "title"]).drop_duplicates("key", keep="last")
+    of_log = of_log.sort_values("row")
+    if items is None:
         names = {name: log.names[name] for name in ("item_id", "title") if name in log.names}
-        items = RawTable(titles, log.file, lambda row: log.where(int(rows_I[row])), names)
-    return replace(raw, interactions=replace(log, table=table), items=items, ignored=ignored)
+        made = RawTable(_titles(of_log), log.file, log.where, names)
+        return _traced(made, log, of_log["row"].to_numpy()), "title and text of the items"
+    _refuse_no_title(items)
+    table, file = items.table, Path(items.file).name
+    keys = table["item_id"].cast(pa.string()).to_pandas()
+    titles = pa.chunked_array([pa.nulls(len(table), pa.string())])
+    if "title" in table.schema.names:
+        titles = _texts(table["title"])
+        table = table.drop_columns(["title"])
+    filled = pa.Array.from_pandas(keys.map(of_log.set_index("key")["title"]), type=pa.string())
+    missing = titles.null_count
+    titles = pc.coalesce(titles, filled)
+    further = of_log[~of_log["key"].isin(keys)]
+    num_filled = missing - titles.null_count + len(further)
+    if not num_filled:
+        return items, f"ignored: its titles, since {file} has one for every item"
+    table = table.append_column("title", titles)
+    if len(further):
+        at = table.schema.get_field_index("item_id")
+        table = table.set_column(at, "item_id", table["item_id"].cast(pa.string()))
+        table = pa.concat_tables([table, _titles(further)], promote_options="default")
+    rows = np.concatenate([np.full(len(items.table), -1), further["row"].to_numpy()])
+    return _traced(
+        replace(items, table=table), log, rows
+    ), f"title of {num_filled:,} items without one in {file}"
+
+
+def _titles(of_log: pd.DataFrame) -> pa.Table:
+    return pa.table(
+        {"item_id": pa.array(of_log["key"], pa.string()), "title": pa.array(of_log["title"], pa.string())}
+    )
+
+
+def _traced(items: RawTable, log: RawTable, rows: Int64Array) -> RawTable:
+    """A table of items some rows of which are rows of the log, -1 for the others."""
+    where = items.where
+    return replace(items, where=lambda row: log.where(int(rows[row])) if rows[row] >= 0 else where(row))
+
+
+def _refuse_no_title(raw: RawTable) -> None:
+    """Raise InputError if the titles of a table cannot be text."""
+    if "title" in raw.table.schema.names:
+        kind = raw.table.schema.field("title").type
+        if _is_no_title(kind):
+            raise InputError(f"{raw.file}: column title has the type {kind}; expected strings")
 
 
 def _is_no_title(kind: pa.DataType) -> bool:

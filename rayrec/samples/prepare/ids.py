@@ -101,6 +101,12 @@ def is_integer_id(column: pa.ChunkedArray | pa.Array) -> bool:
     return pc.all(pc.match_substring_regex(keys, _INTEGER), min_count=0).as_py()
 
 
+def plain_spelling(keys: pa.Array) -> pa.Array:
+    """Keys without what differs between exports of one system: leading zeros, `.0`, upper case."""
+    keys = pc.replace_substring_regex(keys, r"^([0-9]+)\.0+$", r"\1")
+    return pc.utf8_lower(pc.replace_substring_regex(keys, r"^0+([0-9])", r"\1"))
+
+
 def hash_strings(strings: pa.Array | pa.ChunkedArray | Sequence[str]) -> Int64Array:
     """Signed 64-bit blake2b of each string (UTF-8, little endian); each distinct one is hashed once."""
     if not isinstance(strings, pa.Array | pa.ChunkedArray):

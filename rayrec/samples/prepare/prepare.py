@@ -33,7 +33,7 @@ from rayrec.samples.dataset.manifest import (
 )
 from rayrec.samples.importers import load_source
 from rayrec.samples.importers.tables import PART, RawTables
-from rayrec.samples.prepare.catalog import item_table, text_columns, user_table, with_titles_of_log
+from rayrec.samples.prepare.catalog import item_table, text_columns, user_table
 from rayrec.samples.prepare.partitions import RunPartitions, run_partitions_locally
 from rayrec.samples.prepare.report import PrepareReport, uses_of
 from rayrec.samples.prepare.sequences import SequenceBuilder
@@ -70,7 +70,7 @@ def prepare(
     check_target(out, HISTORIES, config.overwrite)
     progress("reading", 0, 1)
     raw, layout = load_source(source, config)
-    events = validate(with_titles_of_log(raw), config)
+    events = validate(raw, config)
     raw = events.raw
     progress("reading", 1, 1)
     split = _split_of(events, raw, config)

@@ -52,7 +52,7 @@ def uses_of(raw: RawTables, textual: Sequence[str]) -> tuple[Use, ...]:
     log = raw.interactions
     parts = {"events": log, "items": raw.items, "users": raw.users}
     for what, part in parts.items():
-        if part is None or (what == "items" and part.file == log.file):
+        if part is None or (what == "items" and part.file == log.file):  # made of the log's titles
             continue
         file = Path(part.file).name
         uses += [Use(file, None, note) for note in part.notes]
@@ -61,10 +61,8 @@ def uses_of(raw: RawTables, textual: Sequence[str]) -> tuple[Use, ...]:
                 continue
             column = part.names.get(name, name)
             uses.append(Use(file, column, _use_of(what, name, column, textual)))
-    if raw.items is not None and raw.items.file == log.file:  # see `with_titles_of_log`
-        uses.append(
-            Use(Path(log.file).name, raw.items.names.get("title", "title"), "title and text of the items")
-        )
+    if raw.titles_of_log:
+        uses.append(Use(Path(log.file).name, log.names.get("title", "title"), raw.titles_of_log))
     uses += [Use(file, None, f"ignored: {why}") for file, why in raw.ignored]
     return tuple(uses)
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import TimeUnit, option
 from rayrec.samples.importers.tables import RawTable
 
 _PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -20,6 +21,11 @@ _LATEST_S = 100_000_000_000
 """The year 5138. In another unit than the configured one, times of today lie beyond it."""
 _DATES_AS_NUMBERS = {"%Y%m%d": 1, "%Y%m%d%H%M": 10_000, "%Y%m%d%H%M%S": 1_000_000}
 """Forms of dates without signs -> what they are multiples of, beside the day."""
+_FIRST_S, _STOP_S = 631_152_000, 4_102_444_800
+"""1990 and 2100, between which times of logs lie."""
+_YEARS = (1900, 2100)
+_EXCEL_DAYS = (32_874, 54_789)
+"""1990 to 2050 in days since the end of 1899, as Excel has them."""
 _NAMED_ZONE = re.compile(r"^(?P<time>.*\d)\s*\[?(?P<zone>[A-Za-z]+(?:[/_+-][A-Za-z0-9]+)*)\]?$")
 """A time with the name of its zone after it: `2024-01-31 12:00 UTC`, `... Europe/Berlin`."""
 
@@ -33,13 +39,13 @@ class Wrong:
     why: str
 
 
-def parse_times(raw: RawTable, unit: str, time_format: str | None = None) -> Int64Array:
+def parse_times(raw: RawTable, unit: TimeUnit | None, time_format: str | None = None) -> Int64Array:
     """[R] microseconds since 1970 of a column of numbers, dates, or texts of either.
 
     Dates without an offset are in UTC; what lies below the microsecond is cut off.
 
     Args:
-        unit: of numbers.
+        unit: of numbers; None: seconds, unless they look like something else.
         time_format: of dates in texts, or in numbers, in the words of `strptime`; None: ISO 8601.
 
     Raises:
@@ -63,57 +69,61 @@ def described(raw: RawTable, row: int, why: str) -> str:
     return "timestamp is missing" if value is None else f"timestamp is {value}, {why}"
 
 
-def times_of(raw: RawTable, unit: str, time_format: str | None = None) -> tuple[Int64Array, list[Wrong]]:
+def times_of(
+    raw: RawTable, unit: TimeUnit | None, time_format: str | None = None
+) -> tuple[Int64Array, list[Wrong]]:
     """The times of a column as far as rows have one, and the rows that have none, by reason.
 
     Raises:
-        InputError: the column has another type than numbers, dates or texts; it holds dates written as
-            numbers, which would be read as seconds of August 1970; or its floats are too short for its times.
+        InputError: the column has another type than numbers, dates or texts; its numbers are dates, years or
+            days, or of another unit than is said, and would be read as times of 1970; its floats are too
+            short for its times; or a setting has no effect on it.
     """
     column = raw.table["timestamp"]
     missing_R = column.is_null().to_numpy()
     wrong = [Wrong(missing_R, "")]
     kind = column.type
-    if time_format is not None and not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
-        raise InputError(
-            f"{raw.file}: time_format (--time-format) has no effect, since column timestamp has the type "
-            f"{kind}; leave it out"
-        )
-    if time_format is not None and (pa.types.is_integer(kind) or pa.types.is_string(kind)):
+    if time_format is not None:
+        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_string(kind)):
+            raise _without_effect(raw, "time_format", f"has the type {kind}")
         column = _formatted(column, time_format)
         wrong.append(Wrong(column.is_null().to_numpy() & ~missing_R, f"expected a date like {time_format}"))
     elif pa.types.is_string(kind):
         column, expected = _parse_text(column)
         wrong.append(Wrong(column.is_null().to_numpy() & ~missing_R, f"expected {expected}"))
-    unit_is_given = False
+    unit_is_known = False
+    if unit is not None and pa.types.is_temporal(column.type):
+        raise _without_effect(raw, "time_unit", "holds dates, not numbers")
     if pa.types.is_date(column.type):
         column = column.cast(pa.timestamp("ms"))
     kind = column.type
     none_R = column.is_null().to_numpy()
     if pa.types.is_timestamp(kind):
-        unit, unit_is_given = kind.unit, True
+        unit, unit_is_known = kind.unit, True
         times_R = column.cast(pa.int64()).fill_null(0).to_numpy()
     elif pa.types.is_integer(kind):
         times_R = column.fill_null(0).to_numpy()
-        _refuse_dates_as_numbers(raw, times_R[~none_R])
+        _refuse_misread(raw, times_R[~none_R], unit)
     elif pa.types.is_floating(kind):
         _refuse_coarse(raw, column)
         times_R = column.cast(pa.float64()).fill_null(0).to_numpy()
-        _refuse_dates_as_numbers(raw, times_R[~none_R])
+        _refuse_misread(raw, times_R[~none_R], unit)
         infinite_R = ~np.isfinite(times_R)
         wrong.append(Wrong(infinite_R, "expected a number of seconds since 1970"))
         times_R = np.where(infinite_R, 0, times_R)
     else:
         raise InputError(
-            f"{raw.file}: column timestamp has the type {kind}; expected numbers ({unit} since 1970) or dates"
+            f"{raw.file}: column timestamp has the type {kind}; expected numbers ({unit or 's'} since 1970) "
+            "or dates"
         )
+    unit = unit or "s"
     wrong.append(Wrong(times_R < 0, "expected a time since 1970, which is not negative"))
     late_R = times_R > _LATEST_S * _PER_SECOND[unit]
     wrong.append(
         Wrong(
             late_R,
             "which lies beyond the year 5138"
-            if unit_is_given
+            if unit_is_known
             else f"which in {unit} lies beyond the year 5138; set time_unit (--time-unit) to ms, us or ns",
         )
     )
@@ -126,6 +136,9 @@ def times_of(raw: RawTable, unit: str, time_format: str | None = None) -> tuple[
 
 def _formatted(column: pa.ChunkedArray, time_format: str) -> pa.ChunkedArray:
     """Dates in the configured format; null where one is written otherwise."""
+    if pa.types.is_floating(column.type):  # integers with gaps, as pandas has them
+        whole = pc.equal(column, pc.floor(column))
+        column = pc.if_else(whole, column, None).cast(pa.int64(), safe=False)
     texts_R = column.cast(pa.string()).to_pandas()
     try:
         dates_R = pd.to_datetime(texts_R, errors="coerce", format=time_format, utc=True)
@@ -179,12 +192,24 @@ def _of_named_zones(texts: pd.Series) -> pd.Series:
     return times
 
 
-def _refuse_dates_as_numbers(raw: RawTable, values: np.ndarray) -> None:
-    """Refuse numbers most of which are dates like 20240131 or 20240131120000: in no unit are they times.
+def _without_effect(raw: RawTable, setting: str, why: str) -> InputError:
+    return InputError(
+        f"{raw.file}: {option(setting)} has no effect, since column timestamp {why}; leave it out"
+    )
 
-    Most, since a log may have 0 where it knows no time. Few other numbers in the range are dates by chance.
+
+def _refuse_misread(raw: RawTable, values: np.ndarray, unit: TimeUnit | None) -> None:
+    """Refuse numbers most of which are something else than times in the unit.
+
+    Most, since a log may have 0 where it knows no time. Dates like 20240131 or 20240131120000 are times in no
+    unit, and few other numbers in the range are dates by chance. Years, months and days of Excel might be the
+    seconds of a clock that starts with the log: a unit that is given says so.
     """
     values = values[np.isfinite(values)]
+    if unit is None:
+        _refuse_short_dates(raw, values)
+    else:
+        _refuse_smaller_unit(raw, values, unit)
     for form, zeros in _DATES_AS_NUMBERS.items():
         in_range = (values >= 19_000_101 * zeros) & (values < 21_010_000 * zeros)
         if 2 * np.count_nonzero(in_range) <= len(values):
@@ -196,6 +221,44 @@ def _refuse_dates_as_numbers(raw: RawTable, values: np.ndarray) -> None:
                 f"{raw.file}: column timestamp holds dates written as numbers, such as "
                 f"{texts[dates].iloc[0]}; set time_format (--time-format {form})"
             )
+
+
+def _refuse_short_dates(raw: RawTable, values: np.ndarray) -> None:
+    whole_N = values == np.floor(values)
+    months_N = values % 100
+    for are_it_N, what, instead in (
+        (whole_N & _within(values, _YEARS), "years", "set time_format (--time-format %Y)"),
+        (
+            whole_N & _within(values // 100, _YEARS) & (months_N >= 1) & (months_N <= 12),
+            "months",
+            "set time_format (--time-format %Y%m)",
+        ),
+        (_within(values, _EXCEL_DAYS), "days as Excel counts them", "write them as dates"),
+    ):
+        if 2 * np.count_nonzero(are_it_N) > len(values):
+            raise InputError(
+                f"{raw.file}: column timestamp holds numbers such as {values[are_it_N][0]:.15g}, which look "
+                f"like {what}; {instead}, or set {option('time_unit')} if they are seconds (s) of a clock"
+            )
+
+
+def _refuse_smaller_unit(raw: RawTable, values: np.ndarray, unit: TimeUnit) -> None:
+    """Refuse times of today in seconds, say, that are said to be milliseconds: they would be of 1970."""
+    for other, per_second in _PER_SECOND.items():
+        if per_second >= _PER_SECOND[unit]:
+            continue
+        of_today_N = _within(values / per_second, (_FIRST_S, _STOP_S))
+        if 2 * np.count_nonzero(of_today_N) > len(values):
+            value = values[of_today_N][0]
+            date = pd.to_datetime(float(value) / per_second, unit="s")
+            raise InputError(
+                f"{raw.file}: column timestamp holds numbers such as {value:.15g}, which in {unit} would be "
+                f"of 1970, and in {other} {date:%Y-%m-%d}; set {option('time_unit')} to {other}"
+            )
+
+
+def _within(values: np.ndarray, bounds: tuple[int, int]) -> np.ndarray:
+    return (values >= bounds[0]) & (values < bounds[1])
 
 
 def _refuse_coarse(raw: RawTable, column: pa.ChunkedArray) -> None:

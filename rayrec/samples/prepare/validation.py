@@ -6,6 +6,7 @@ Every refusal names the file, the row and the value, and says what to do.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,11 +16,12 @@ import pyarrow.compute as pc
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS, UNKNOWN, Label
-from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.base.config import PrepareConfig, option
 from rayrec.samples.base.event_labels import LABEL_TYPE
 from rayrec.samples.importers.tables import RawTable, RawTables
+from rayrec.samples.prepare.catalog import with_titles_of_log
 from rayrec.samples.prepare.findings import Findings
-from rayrec.samples.prepare.ids import IdTable, assign_ids
+from rayrec.samples.prepare.ids import IdTable, assign_ids, plain_spelling
 from rayrec.samples.prepare.times import described, times_of
 
 EVENT_COLUMNS = ("user_id", "item_id", "timestamp", "behavior")
@@ -66,7 +68,9 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
         log, count = _trimmed(log, name)
         trimmed += count
         wrong_R |= _without_ids(log, name, findings, wrong_R)
-    times_R, faults = times_of(log, config.time_unit, config.time_format)
+    if raw.order_is_time:
+        _refuse_settings_of_times(log, config)
+    times_R, faults = times_of(log, "s" if raw.order_is_time else config.time_unit, config.time_format)
     for fault in faults:
         rows_R = fault.rows_R & ~wrong_R
 
@@ -92,8 +96,13 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
     source = log.table.take(pa.array(kept_R)) if len(kept_R) < len(times_R) else log.table
     items, trimmed_items = _described(raw.items, "item", findings)
     users, trimmed_users = _described(raw.users, "user", findings)
-    _find_unmatched(log, source, items, "item", findings)
-    _find_unmatched(log, source, users, "user", findings)
+    items = _compared(log, source, items, "item", findings)
+    users = _compared(log, source, users, "user", findings)
+    titles_of_log = ""
+    if "title" in log.table.schema.names:
+        items, titles_of_log = with_titles_of_log(log, kept_R, times_R[kept_R], items)
+        log = replace(log, table=log.table.drop_columns(["title"]))
+        source = source.drop_columns(["title"])
     item_ids, item_columns = _ids(source, items, "item")
     user_ids, user_columns = _ids(source, users, "user")
     columns = {
@@ -107,7 +116,7 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
     further = [name for name in source.schema.names if name not in (*EVENT_COLUMNS, *LABELS)]
     return Events(
         table=pa.table(columns | {name: source[name] for name in further}),
-        raw=replace(raw, interactions=log, items=items, users=users),
+        raw=replace(raw, interactions=log, items=items, users=users, titles_of_log=titles_of_log),
         users=user_ids,
         items=item_ids,
         item_rows=None if items is None else item_columns[1],
@@ -152,6 +161,16 @@ def refuse_nulls(raw: RawTable, name: str, column: pa.ChunkedArray) -> None:
             f"{raw.where(row)}: {name} is missing ({column.null_count} rows have none); "
             "fill it in or leave the row out"
         )
+
+
+def _refuse_settings_of_times(log: RawTable, config: PrepareConfig) -> None:
+    """Raise InputError if a setting says something of times, where the source has none."""
+    for name in ("time_unit", "time_format"):
+        if getattr(config, name) is not None:
+            raise InputError(
+                f"{log.file}: {option(name)} has no effect, since the source has no times, only an order; "
+                "leave it out"
+            )
 
 
 def _ids(log: pa.Table, described: RawTable | None, entity: str) -> tuple[IdTable, list[Int64Array]]:
@@ -219,21 +238,43 @@ def _of_rows(raw: RawTable, rows: Int64Array) -> RawTable:
     return replace(raw, table=raw.table.take(pa.array(rows)), where=lambda row: where(int(rows[row])))
 
 
-def _find_unmatched(
+def _compared(
     log: RawTable, source: pa.Table, described: RawTable | None, entity: str, findings: Findings
-) -> None:
-    """Find a table of items or users with none of the log's ids: they are written in two ways."""
+) -> RawTable | None:
+    """A table of items or users whose notes say how many of the log's ids it has, where it is not all.
+
+    Ids that are written in two ways are found: none of the table is in the log, or some would meet if `00012`
+    were `12`, `12.0` or an upper case the same as without.
+    """
     name = f"{entity}_id"
     if described is None or not len(described.table) or not len(source):
-        return
-    here, there = (table[name].cast(pa.string()) for table in (source, described.table))
-    if pc.any(pc.is_in(there, value_set=pc.unique(here))).as_py():
-        return
-    text = (
-        f"{described.file}: none of its {len(there):,} {entity} ids is in the log: {there[0].as_py()!r} "
-        f"there, {here[0].as_py()!r} in {log.file}"
+        return described
+    here = pc.unique(source[name].cast(pa.string()))
+    there = described.table[name].cast(pa.string()).combine_chunks()
+    alone_here = here.filter(pc.invert(pc.is_in(here, value_set=there)))
+    alone_there = there.filter(pc.invert(pc.is_in(there, value_set=here)))
+    if not len(alone_here) or not len(alone_there):
+        return described
+    shown, shown_log = Path(described.file).name, Path(log.file).name
+    plain_here, plain_there = plain_spelling(alone_here), plain_spelling(alone_there)
+    at_there = pc.index_in(plain_there, value_set=plain_here)
+    num_alike = len(pc.unique(at_there.drop_null()))
+    if num_alike:
+        first = int(np.argmax(at_there.is_valid().to_numpy(zero_copy_only=False)))
+        one, other = alone_there[first].as_py(), alone_here[at_there[first].as_py()].as_py()
+        why = f"{num_alike:,} of its {entity} ids differ from the log's only in how they are written"
+    else:
+        one, other = alone_there[0].as_py(), alone_here[0].as_py()
+    if len(alone_there) == len(there):
+        why = f"none of its {len(there):,} {entity} ids is in the log"
+    if num_alike or len(alone_there) == len(there):
+        text = f"{described.file}: {why}: {one!r} there, {other!r} in {log.file}"
+        findings.add("unmatched-ids", max(num_alike, 1), 0, lambda row: text)
+    note = (
+        f"has {len(here) - len(alone_here):,} of the log's {len(here):,} {entity} ids: {one!r} is in {shown} "
+        f"alone, {other!r} in {shown_log} alone"
     )
-    findings.add("unmatched-ids", 1, 0, lambda row: text)
+    return replace(described, notes=(*described.notes, note))
 
 
 def _codes(raw: RawTable, label: Label) -> tuple[Int64Array, tuple[str, ...]]:

@@ -1,6 +1,6 @@
 """`rayrec data store`: a log of events becomes an event store.
 
-Parquet files ─ ids, times, codes ─► spilled, by partition of the users ─► appended, a partition at a time
+Files of the log ─ ids, times, codes ─► spilled, by partition of the users ─► appended, a partition at a time
                                                                       ─► the files are remembered
 
 Memory holds one batch of rows, then one partition. A build that was cut short is simply run again: events
@@ -9,18 +9,21 @@ that are there already change nothing, and a file counts as done when all of it 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
-import pyarrow.parquet as pq
 import pyarrow.types as pt
 from pydantic import Field
 
@@ -28,18 +31,26 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
-from rayrec.samples.base.config import PrepareConfig, Role
+from rayrec.samples.base.config import PrepareConfig, Role, TimeUnit, option
 from rayrec.samples.dataset.dataset_folder import sha256_of
 from rayrec.samples.dataset.manifest import IdKind
-from rayrec.samples.importers.column_types import plain
-from rayrec.samples.importers.roles import roles_of
-from rayrec.samples.importers.tables import RawTable, files_of, is_hidden, missing_columns
+from rayrec.samples.importers import load_source
+from rayrec.samples.importers.column_types import FLOATS, ColumnTypes, typed
+from rayrec.samples.importers.roles import log_roles
+from rayrec.samples.importers.tables import (
+    SUFFIXES,
+    RawTable,
+    TableFile,
+    find_table,
+    is_hidden,
+    missing_columns,
+)
 from rayrec.samples.prepare.ids import ids_of_kind, is_integer_id
 from rayrec.samples.prepare.times import parse_times
 from rayrec.samples.prepare.validation import check_ids, refuse_nulls
 from rayrec.samples.stores import open_store
 from rayrec.samples.stores.errors import NoStoreError
-from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, By, ColumnType, StoreManifest, TimeUnit
+from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, By, ColumnType, StoreManifest
 from rayrec.samples.stores.retry import RetryConfig
 from rayrec.samples.stores.store import EventBatch, KeyValueEvents, StoredFile
 from rayrec.samples.stores.times import refuse_other_unit
@@ -64,8 +75,12 @@ class StoreBuildConfig(Config):
     """Of the log, part of the store's fingerprint; None: the name of the source's folder or file."""
     columns: dict[Role, str] = Field(default_factory=dict)
     """What the columns are called, where the usual names do not tell."""
-    time_unit: TimeUnit = "s"
-    """Unit of numbers in the time column, counted from 1970."""
+    names: tuple[str, ...] | None = None
+    """Names of the columns of text files that have no line of names."""
+    time_format: str | None = None
+    """How dates are written that are not in ISO 8601, in the words of `strptime`: `%d/%m/%Y`."""
+    time_unit: TimeUnit | None = None
+    """Unit of numbers in the time column, counted from 1970; None: seconds."""
     by: By = "user"
     """Which side of the store is built: what users did, or who met an item."""
     keep: tuple[str, ...] = ()
@@ -124,7 +139,11 @@ def build_store(
     config: StoreBuildConfig | None = None,
     progress: Progress = lambda phase, done, total: None,
 ) -> StoreReport:
-    """Add the events of a Parquet file, or of all those below a folder, to a store, which is made if need be.
+    """Add the events of a log to a store, which is made if need be.
+
+    Args:
+        source: any source of `rayrec prepare` that has times, or a folder of files of a log, which may be in
+            folders below it.
 
     Raises:
         InputError: a file cannot be used, or the store was built from another kind of log.
@@ -132,13 +151,12 @@ def build_store(
     """
     config = config or StoreBuildConfig()
     source = Path(source)
-    files = _files(source)
-    roles = _common_roles(files, config)
-    digests = _digests(files, progress)
+    files, roles = _log_of(source, config)
+    digests = _digests(files, {*roles.values(), *config.keep}, progress)
     there, accepted = _what_is_there(address, config, config.by)
     beside, _ = _what_is_there(address, config, "item" if config.by == "user" else "user")
     new = {digest: file for digest, file in digests.items() if digest not in accepted}
-    found = _Scan.of(list(new.values()), roles, progress)
+    found = _Scan.of(new, roles, config.keep, progress)
     manifest = _manifest(source, files[0], roles, found, config)
     if there is not None:
         _check_same_kind(address, there, manifest)
@@ -153,11 +171,10 @@ def build_store(
                 f"{manifest.id_kinds}; build both sides from the same files"
             )
         manifest = beside.with_behaviors(found.behaviors).model_copy(update={"by": config.by})
-    num_events = {digest: pq.ParquetFile(file).metadata.num_rows for digest, file in new.items()}
-    total = sum(num_events.values())
+    total = sum(found.num_events.values())
     with tempfile.TemporaryDirectory(prefix="rayrec-store-") as folder:
         partitions = _Partitions(Path(folder), _num_partitions(total, config))
-        reader = _EventReader(manifest, roles, config)
+        reader = _EventReader(manifest, roles, found.types, config)
         with partitions:
             done = 0
             for file in new.values():
@@ -179,7 +196,10 @@ def build_store(
                 report.late += appended.late
                 progress("storing", report.added + report.duplicates, total)
             store.add_sources(
-                {digest: StoredFile(_name(file, source), num_events[digest]) for digest, file in new.items()}
+                {
+                    digest: StoredFile(_name(file.path, source), found.num_events[digest])
+                    for digest, file in new.items()
+                }
             )
         finally:
             store.close()
@@ -212,43 +232,106 @@ def _agree_on_behaviors(store: KeyValueEvents, manifest: StoreManifest) -> None:
         )
 
 
+class _LogFile(Protocol):
+    """What is read of a log at once; `TableFile` is one."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def names(self) -> list[str]: ...
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    def folders(self) -> Mapping[str, str | None]: ...
+
+    def read(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]: ...
+
+    def where(self, row: int) -> str: ...
+
+
+@dataclass(frozen=True)
+class _LoadedLog:
+    """The log of a layout that is no table, such as MovieLens', under our names."""
+
+    raw: RawTable
+    folders: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.raw.file)
+
+    @property
+    def names(self) -> list[str]:
+        return self.raw.table.schema.names
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.raw.table.schema
+
+    def read(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        yield from self.raw.table.select(columns or self.names).combine_chunks().to_batches(_BATCH_ROWS)
+
+    def where(self, row: int) -> str:
+        return self.raw.where(row)
+
+
 @dataclass
 class _Scan:
     """What has to be known of all rows before the first one is taken."""
 
     kinds: dict[str, IdKind] = field(default_factory=dict)
     behaviors: set[str] = field(default_factory=set)
+    num_events: dict[str, int] = field(default_factory=dict)
+    """By digest of the file."""
+    types: ColumnTypes = field(default_factory=ColumnTypes)
+    """Of columns to keep that are texts in their files."""
 
     @classmethod
-    def of(cls, files: Sequence[Path], roles: Mapping[str, str], progress: Progress) -> _Scan:
+    def of(
+        cls,
+        files: Mapping[str, _LogFile],
+        roles: Mapping[str, str],
+        keep: Sequence[str],
+        progress: Progress,
+    ) -> _Scan:
         scan = cls({"user": "integer", "item": "integer"})
-        for number, file in enumerate(files):
+        for number, (digest, file) in enumerate(files.items()):
             progress("checking", number, len(files))
-            parquet = pq.ParquetFile(file)
             of_text = {
                 entity: roles[f"{entity}_id"]
                 for entity, kind in scan.kinds.items()
-                if kind == "integer"
-                and not pt.is_integer(parquet.schema_arrow.field(roles[f"{entity}_id"]).type)
+                if kind == "integer" and not pt.is_integer(file.schema.field(roles[f"{entity}_id"]).type)
             }
-            names = [*of_text.values(), *([roles["behavior"]] if "behavior" in roles else [])]
-            if not names:
-                continue
-            for batch in parquet.iter_batches(_BATCH_ROWS, columns=names):
+            texts = [name for name in keep if pt.is_string(file.schema.field(name).type)]
+            names = [*of_text.values(), *([roles["behavior"]] if "behavior" in roles else []), *texts]
+            scan.num_events[digest] = 0
+            for batch in file.read(list(dict.fromkeys(names)) or [roles["user_id"]]):
+                scan.num_events[digest] += len(batch)
                 for entity, name in of_text.items():
                     if not is_integer_id(_trimmed(batch.column(name))):
                         scan.kinds[entity] = "string"
                 if "behavior" in roles and not pt.is_nested(batch.column(roles["behavior"]).type):
                     values = pc.unique(batch.column(roles["behavior"]).cast(pa.string())).drop_null()
                     scan.behaviors.update(values.to_pylist())
+                scan.types.add(batch.select(texts))
         return scan
 
 
 class _EventReader:
     """Rows of the log -> events, counting what is odd about their order."""
 
-    def __init__(self, manifest: StoreManifest, roles: Mapping[str, str], config: StoreBuildConfig) -> None:
+    def __init__(
+        self,
+        manifest: StoreManifest,
+        roles: Mapping[str, str],
+        types: ColumnTypes,
+        config: StoreBuildConfig,
+    ) -> None:
         self._manifest = manifest
+        self._types = types
         self._roles = roles
         self._config = config
         self._codes = pa.array(manifest.behaviors, pa.string())
@@ -256,7 +339,7 @@ class _EventReader:
         self.out_of_order = 0
         self.events_of_day: dict[int, int] = {}
 
-    def read(self, file: Path) -> Iterator[pa.RecordBatch]:
+    def read(self, file: _LogFile) -> Iterator[pa.RecordBatch]:
         """`key` and the columns of the store.
 
         Raises:
@@ -264,14 +347,14 @@ class _EventReader:
         """
         first_row = 0
         columns = [*self._roles.values(), *self._config.keep]
-        for batch in pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=list(dict.fromkeys(columns))):
-            yield self._events(file, first_row, plain(pa.Table.from_batches([batch])))
+        for batch in file.read(list(dict.fromkeys(columns))):
+            yield self._events(file, first_row, pa.Table.from_batches([batch]))
             first_row += batch.num_rows
 
-    def _events(self, file: Path, first_row: int, rows: pa.Table) -> pa.RecordBatch:
+    def _events(self, file: _LogFile, first_row: int, rows: pa.Table) -> pa.RecordBatch:
         columns = {role: rows[name] for role, name in self._roles.items()}
         columns |= {role: _trimmed(columns[role]) for role in ("user_id", "item_id")}
-        raw = RawTable(pa.table(columns), str(file), lambda row: f"{file} row {first_row + row + 1}")
+        raw = RawTable(pa.table(columns), str(file.path), lambda row: file.where(first_row + row))
         times_R = self._times(raw, first_row)
         ids = {}
         for entity in ("user", "item"):
@@ -283,35 +366,36 @@ class _EventReader:
                     entity,
                 )
             except InputError as error:
-                raise InputError(f"{file}: {error}") from error
+                raise InputError(f"{file.path}: {error}") from error
         kinds = self._manifest.types
         key, other = ("user", "item") if self._config.by == "user" else ("item", "user")
         events = {"key": pa.array(ids[key]), TIMES: pa.array(times_R), ITEMS: pa.array(ids[other])}
         if BEHAVIORS in kinds:
             if pt.is_nested(raw.table["behavior"].type):
                 raise InputError(
-                    f"{file}: column {self._roles['behavior']} has the type {raw.table['behavior'].type}; "
-                    "expected strings or integers"
+                    f"{raw.file}: column {self._roles['behavior']} has the type "
+                    f"{raw.table['behavior'].type}; expected strings or integers"
                 )
             refuse_nulls(raw, "behavior", raw.table["behavior"])
             codes = pc.index_in(raw.table["behavior"].cast(pa.string()), self._codes).combine_chunks()
             events[BEHAVIORS] = codes.cast(pa.from_numpy_dtype(kinds[BEHAVIORS]))
         for name in self._config.keep:
-            events[name] = _numbers(rows[name], name, raw).cast(pa.from_numpy_dtype(kinds[name]))
+            values = rows[name]
+            if pt.is_string(values.type):
+                values = typed(values, self._types.kind_of(name))
+            events[name] = _numbers(values, name, raw).cast(pa.from_numpy_dtype(kinds[name]))
         return pa.record_batch(events)
 
     def _times(self, raw: RawTable, first_row: int) -> Int64Array:
         column = raw.table["timestamp"]
         refuse_nulls(raw, "timestamp", column)
-        if pt.is_integer(column.type) or pt.is_floating(column.type):
+        if self._config.time_format is None and not pt.is_temporal(column.type):
             where = f"{raw.file}: column {self._roles['timestamp']}"
-            numbers_R = column.to_numpy()
-            if pt.is_floating(column.type):
-                numbers_R = np.clip(
-                    np.nan_to_num(numbers_R), -(2.0**62), 2.0**62
-                )  # parse_times names the others
-            refuse_other_unit(numbers_R.astype(np.int64), self._config.time_unit, where, first_row)
-        times_R = parse_times(raw, self._config.time_unit)
+            numbers_R = pd.to_numeric(column.to_pandas(), errors="coerce").to_numpy()
+            if numbers_R.dtype.kind == "f":  # parse_times names what is none
+                numbers_R = np.clip(np.nan_to_num(numbers_R), -(2.0**62), 2.0**62).astype(np.int64)
+            refuse_other_unit(numbers_R, self._config.time_unit or "s", where, first_row)
+        times_R = parse_times(raw, self._config.time_unit, self._config.time_format)
         if len(times_R):
             before = times_R[0] if self._before is None else self._before
             self.out_of_order += int((np.diff(times_R, prepend=before) < 0).sum())
@@ -373,24 +457,29 @@ def _batches_of_users(table: pa.Table, manifest: StoreManifest) -> Iterator[Even
         start = stop
 
 
-def _files(source: Path) -> list[Path]:
-    if source.is_file() and source.suffix == ".parquet":
-        return [source]
-    files = []
-    if source.is_dir():
-        files = sorted(
-            file
-            for file in source.rglob("*.parquet")
-            if not any(is_hidden(part) for part in file.relative_to(source).parts)
+def _log_of(source: Path, config: StoreBuildConfig) -> tuple[list[_LogFile], dict[str, str]]:
+    """The files of a log, and role -> column, which all of them have."""
+    prepare = PrepareConfig(columns=config.columns, names=config.names)
+    if not source.exists():
+        raise InputError(f"{source}: no such file or folder; give the log of events")
+    log = source if source.is_file() else find_table(source, "interactions") or source
+    paths = (
+        sorted(
+            path
+            for path in log.rglob("*")
+            if path.name.endswith(SUFFIXES) and not any(map(is_hidden, path.relative_to(log).parts))
         )
-    if not files:
-        if not source.exists():
-            raise InputError(f"{source}: no such file or folder; give the log of events")
-        raise InputError(
-            f"{source}: no Parquet file in it, found {files_of(source)}; write the log as Parquet, say by "
-            'python -c \'import pandas; pandas.read_csv("LOG.csv").to_parquet("LOG.parquet")\''
-        )
-    return files
+        if log.is_dir()
+        else [log]
+    )
+    if not any(path.name.endswith(SUFFIXES) for path in paths):
+        raw, _ = load_source(source, prepare)
+        if raw.order_is_time:
+            raise InputError(f"{source}: has an order of events, but no times; a store needs times")
+        loaded: list[_LogFile] = [_LoadedLog(raw.interactions)]
+        return loaded, _roles_in(loaded, PrepareConfig(), config)
+    files: list[_LogFile] = [TableFile.open(log, path, config.names) for path in paths]
+    return files, _roles_in(files, prepare, config)
 
 
 def _trimmed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
@@ -405,55 +494,52 @@ def _name(file: Path, source: Path) -> str:
     return file.name if file == source else file.relative_to(source).as_posix()
 
 
-def _common_roles(files: Sequence[Path], config: StoreBuildConfig) -> dict[str, str]:
+def _roles_in(files: Sequence[_LogFile], prepare: PrepareConfig, config: StoreBuildConfig) -> dict[str, str]:
     """Role -> column, which all files must have."""
-    prepare = PrepareConfig(columns=config.columns)
-    roles: dict[str, str] = {}
+    first = files[0]
+    for role, name in prepare.columns.items():
+        if name not in first.names or role == "title":
+            raise InputError(
+                f"{first.path}: {option('columns', '--column')} says that {role} is called {name!r}, but a "
+                f"store has no use for it; found {', '.join(first.names)}"
+            )
+    found = log_roles(first.names, prepare, str(first.path))
+    roles: dict[str, str] = {role: name for role, name in found.items() if role != "title"}
     for file in files:
-        try:
-            names = list(pq.read_schema(file).names)
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{file}: cannot be read as Parquet: {error}") from error
-        if len(set(names)) < len(names):
-            raise InputError(f"{file}: a column is there twice in {', '.join(names)}; rename one")
-        if not roles:
-            for role, name in config.columns.items():
-                if name not in names or role == "title":
-                    raise InputError(
-                        f"{file}: columns (--column) says that {role} is called {name!r}, but a store has no "
-                        f"use for it; found {', '.join(names)}"
-                    )
-            roles = {role: name for role, name in roles_of(names, prepare).items() if role != "title"}
-            missing = [role for role in ("user_id", "item_id", "timestamp") if role not in roles]
-            if missing:
-                raise missing_columns(file, names, missing)
-        missing = [name for name in (*roles.values(), *config.keep) if name not in names]
+        missing = [name for name in (*roles.values(), *config.keep) if name not in file.names]
         if missing:
-            raise missing_columns(file, names, missing)
+            raise missing_columns(file.path, file.names, missing)
     return roles
 
 
-def _digests(files: Sequence[Path], progress: Progress) -> dict[str, Path]:
+def _digests(files: Sequence[_LogFile], used: Collection[str], progress: Progress) -> dict[str, _LogFile]:
     """sha256 -> file; of files with the same content, the first."""
-    digests: dict[str, Path] = {}
+    digests: dict[str, _LogFile] = {}
     for number, file in enumerate(files):
         progress("checking", number, len(files))
-        digests.setdefault(sha256_of(file), file)
+        digest = sha256_of(file.path)
+        if of_folders := {key: value for key, value in file.folders.items() if key in used}:
+            # The same rows in another folder are other events.
+            digest = hashlib.sha256(json.dumps([digest, of_folders], sort_keys=True).encode()).hexdigest()
+        digests.setdefault(digest, file)
     return digests
 
 
 def _manifest(
-    source: Path, first: Path, roles: Mapping[str, str], found: _Scan, config: StoreBuildConfig
+    source: Path, first: _LogFile, roles: Mapping[str, str], found: _Scan, config: StoreBuildConfig
 ) -> StoreManifest:
     columns: dict[str, ColumnType] = {}
     if "behavior" in roles:
         columns[BEHAVIORS] = "int16"
-    schema = pq.read_schema(first)
     for name in config.keep:
-        columns[name] = "float64" if pt.is_floating(schema.field(name).type) else "int64"
+        kind = first.schema.field(name).type
+        is_float = pt.is_floating(kind)
+        if pt.is_string(kind):
+            is_float = found.types.fitting.get(name) is not None and found.types.kind_of(name) in FLOATS
+        columns[name] = "float64" if is_float else "int64"
     return StoreManifest.parse(
         {
-            "name": config.name or source.resolve().stem,
+            "name": config.name or source.resolve().name.split(".")[0],
             "columns": columns,
             "time_unit": "us",
             "id_kinds": found.kinds,
@@ -475,13 +561,15 @@ def _check_same_kind(address: str, there: StoreManifest, wanted: StoreManifest) 
             raise InputError(f"{address}: its manifest has {name} {its!r}, this log {mine!r}; {remedy}")
 
 
-def _refuse_changed_files(new: Mapping[str, Path], accepted: Mapping[str, StoredFile], source: Path) -> None:
+def _refuse_changed_files(
+    new: Mapping[str, _LogFile], accepted: Mapping[str, StoredFile], source: Path
+) -> None:
     names = {file.name for file in accepted.values()}
     for file in new.values():
-        if _name(file, source) in names:
+        if _name(file.path, source) in names:
             raise InputError(
-                f"{file}: a file of this name is in the store, with other content; what it had then cannot "
-                "be taken back. Write what is new into a new file, or build a new store"
+                f"{file.path}: a file of this name is in the store, with other content; what it had then "
+                "cannot be taken back. Write what is new into a new file, or build a new store"
             )
 
 

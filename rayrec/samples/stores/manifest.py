@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.config import TimeUnit
 from rayrec.samples.dataset.manifest import IdKind
 
 FORMAT = 1
@@ -22,7 +23,6 @@ TIMES, ITEMS, BEHAVIORS = "times", "items", "behaviors"
 By = Literal["user", "item"]
 """Whose histories a store has: what users did, or who met an item."""
 
-TimeUnit = Literal["s", "ms", "us", "ns"]
 PER_SECOND: dict[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 
 ColumnType = Literal["int8", "int16", "int32", "int64", "float32", "float64"]

@@ -10,7 +10,8 @@ import pyarrow.types as pt
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.stores.manifest import PER_SECOND, TimeUnit
+from rayrec.samples.base.config import TimeUnit
+from rayrec.samples.stores.manifest import PER_SECOND
 
 _FIRST_S = 631_152_000
 _STOP_S = 4_102_444_800

@@ -58,7 +58,9 @@ def test_a_split_without_a_file_is_named(tmp_path):
     folder.mkdir()
     for name in ("train.tsv", "test.tsv"):
         (folder / name).write_text(criteo_line(0))
-    with pytest.raises(InputError, match="no file named valid or dev or val; expected one each"):
+    with pytest.raises(
+        InputError, match="no file named valid or validation or val or dev; expected one each"
+    ):
         prepared("criteo", folder, tmp_path / "data")
 
 

@@ -262,3 +262,55 @@ def test_damage_is_found_and_a_data_set_is_not_replaced_unasked(tmp_path):
     with pytest.raises(InputError, match=r"test.parquet: its checksum is not the one"):
         ImpressionDataset.open(dataset.root)
     ImpressionDataset.open(dataset.root, checksums=False)
+
+
+ROWS = [(number % 2, f"i{number % 7}", 1_700_000_000 + number) for number in range(20)]
+
+
+def table_text(rows):
+    return "\n".join(["click,item,at", *(",".join(map(str, row)) for row in rows)]) + "\n"
+
+
+def write_parts(folder, first, second):
+    """A part of text and one of Parquet."""
+    folder.mkdir()
+    (folder / "a.csv").write_text(table_text(first))
+    columns = zip(("click", "item", "at"), zip(*second, strict=True), strict=True)
+    pq.write_table(pa.table({name: list(values) for name, values in columns}), folder / "b.parquet")
+    return folder
+
+
+def of_table(source, out, **settings):
+    config = {"layout": "table", "labels": ("click",), "ids": {"item": "item"}, "time": "at"} | settings
+    return prepare_impressions(source, out, ImpressionsConfig.parse(config)).manifest
+
+
+def test_parts_of_text_and_of_parquet_are_one_table(tmp_path):
+    (tmp_path / "plain.csv").write_text(table_text(ROWS))
+    mixed = write_parts(tmp_path / "mixed", [(y, f" {item} ", at) for y, item, at in ROWS[:9]], ROWS[9:])
+    assert (
+        of_table(mixed, tmp_path / "a").fingerprint
+        == of_table(tmp_path / "plain.csv", tmp_path / "b").fingerprint
+    )
+
+
+@pytest.mark.parametrize("form", ["00{}", "{}.0"])
+def test_parts_that_write_ids_in_two_ways_are_told(tmp_path, caplog, form):
+    rows = [(y, int(item[1:]) + 1, at) for y, item, at in ROWS]
+    first = [(y, form.format(item), at) for y, item, at in rows[:9]]
+    of_table(write_parts(tmp_path / "mixed", first, rows[9:]), tmp_path / "a")
+    assert "7 ids of the space item differ from others only in how they are written" in caplog.text
+
+
+def test_files_for_validation_have_any_usual_name(tmp_path):
+    folder = tmp_path / "log"
+    folder.mkdir()
+    for number, name in enumerate(("training", "validation", "test")):
+        (folder / f"{name}.csv").write_text(table_text(ROWS[6 * number : 6 * number + 6]))
+    manifest = of_table(folder, tmp_path / "a")
+    assert (manifest.split.kind, manifest.rows) == ("files", {"train": 6, "valid": 6, "test": 6})
+
+
+def test_a_time_unit_without_times_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"time_unit .* has no effect without a column of times"):
+        of_table(tmp_path, tmp_path / "a", time=None, time_unit="s")

@@ -1,27 +1,25 @@
 """The layout `table`: Parquet, CSV or TSV under whatever column names, whose parts the config says.
 
-The source is a file, a folder with `train`, `valid` (or `dev`) and `test`, each a file or a folder of files,
-or a folder of files that are read in the order of their names and then divided.
+The source is a file, a folder with `train`, `valid` (or `validation`, `val`, `dev`) and `test`, each a file
+or a folder of files, or a folder of files that are read in the order of their names and then divided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.importers.delimited import DelimitedFile
-from rayrec.samples.importers.tables import SUFFIXES, table_files
+from rayrec.samples.importers.tables import GIVEN_SPLITS, SUFFIXES, TableFile, find_table, table_files
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.impressions.layouts.logs import column_of
 from rayrec.samples.impressions.layouts.query_columns import Columns, QueryColumns
 from rayrec.samples.impressions.layouts.split_files import split_files
-from rayrec.samples.impressions.source import BATCH_ROWS, ImpressionSource, SourcePart, SplitName
+from rayrec.samples.impressions.source import ImpressionSource, SourcePart, SplitName
 
 
 def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
@@ -72,50 +70,23 @@ def query_columns(rule: HistoryRule, origins: Mapping[str, str]) -> QueryColumns
     )
 
 
-def _files(source: Path) -> list[tuple[Path, SplitName | None]]:
-    if source.is_file():
-        return [(source, None)]
-    named = [path for path in source.iterdir() if path.name.split(".")[0] == "train"]
-    if named:
+def _files(source: Path) -> list[tuple[TableFile, SplitName | None]]:
+    if source.is_dir() and any(find_table(source, stem) for stem in GIVEN_SPLITS[0]):
         found = split_files(source, ("", *SUFFIXES))
         return [
-            (file, split if len(found) > 1 else None)
+            (TableFile.open(path, file), split if len(found) > 1 else None)
             for split, path in found.items()
             for file in table_files(path)
         ]
-    return [(file, None) for file in table_files(source)]
+    return [(TableFile.open(source, file), None) for file in table_files(source)]
 
 
-def _part(path: Path, split: SplitName | None, needed: tuple[str, ...]) -> SourcePart:
-    if path.suffix == ".parquet":
-        return _parquet(path, split, needed)
-    if not path.name.endswith(SUFFIXES):
-        raise InputError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}")
-    file = DelimitedFile.detect(path)
-    _check_columns(path, file.columns, needed)
+def _part(file: TableFile, split: SplitName | None, needed: tuple[str, ...]) -> SourcePart:
+    _check_columns(file.path, file.names, needed)
     return SourcePart(file.read, file.where, split)
 
 
-def _parquet(path: Path, split: SplitName | None, needed: tuple[str, ...]) -> SourcePart:
-    try:
-        names = pq.read_schema(path).names
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: not a readable Parquet file: {error}") from error
-    _check_columns(path, names, needed)
-
-    def read(columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        try:
-            with pq.ParquetFile(path) as file:
-                yield from file.iter_batches(BATCH_ROWS, columns=list(columns))
-        except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{path}: not a readable Parquet file: {error}") from error
-
-    return SourcePart(read, lambda row: f"{path} row {row + 1}", split)
-
-
 def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> None:
-    if len(set(found)) < len(found):
-        raise InputError(f"{path}: a column is there twice in {', '.join(found)}; rename one")
     missing = [name for name in needed if name not in found]
     if missing:
         plural = "s" if len(missing) > 1 else ""
