@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rayrec.platform.arrays import Float64Array, Int64Array
@@ -29,6 +31,8 @@ from rayrec.samples.prepare.validation import refuse_nulls
 ITEMS_FILE = "item_context"
 _REWARDS = ("click", "reward")
 _PROPENSITIES = ("propensity_score", "propensity", "pscore")
+_OF_REQUESTS = {"request_id", "recommended"}
+"""Columns of what `rayrec serve --request-log` writes: a row for each answer, with what was shown."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,15 @@ def read_log(source: str | Path) -> BanditLog:
     `propensity` or `pscore`), perhaps `position` (from 1) and `user_feature_*`, whose values are the context.
     `item_context` beside it lists all items; without it, they are those of the log.
 
+    A request log of `rayrec serve` has a row for each answer. It can be used where lists `propensities` and
+    `rewards` were added beside `recommended`: the service itself shows what it holds best, at every request.
+
     Args:
         source: the table, or a folder with it and no other of this kind.
 
     Raises:
-        InputError: naming the file, the row and the value that cannot be used.
+        InputError: naming the file, the row and the value that cannot be used; a request log without
+            propensities, from which nothing can be told of another policy.
     """
     path, raw = _find_log(Path(source))
     names = raw.table.schema.names
@@ -147,21 +155,74 @@ def _find_log(source: Path) -> tuple[Path, RawTable]:
         InputError: there is none, or several.
     """
     if source.is_dir():
+        if any("=" in entry.name for entry in visible(source) if entry.is_dir()):
+            return source, _with_columns(read_table(source, as_text=()))
         files = [file for file in visible(source) if file.is_file() and file.name.endswith(SUFFIXES)]
         files = [file for file in files if file.name.split(".")[0] != ITEMS_FILE]
-        logs = [file for file in files if {"item_id"} < set(column_names(file))] if len(files) > 1 else files
+        logs = files
+        if len(files) > 1:
+            logs = [file for file in files if {"item_id", "recommended"} & set(column_names(file))]
         if len(logs) != 1:
             raise InputError(
                 f"{source}: expected one table of shown items, found {len(logs)} among {files_of(source)}; "
                 "give the file itself"
             )
         source = logs[0]
-    raw = read_table(source, as_text=())
+    return source, _with_columns(read_table(source, as_text=()))
+
+
+def _with_columns(raw: RawTable) -> RawTable:
+    """A log with all columns that are needed, one row for each shown item.
+
+    Raises:
+        InputError: one is missing.
+    """
     names = raw.table.schema.names
+    if set(names) >= _OF_REQUESTS:
+        return _shown_items(raw)
     for wanted in (("item_id",), _REWARDS, _PROPENSITIES):
         if not set(wanted) & set(names):
-            raise InputError(f"{source}: has no column {' or '.join(wanted)}; found {', '.join(names)}")
-    return source, raw
+            raise InputError(f"{raw.file}: has no column {' or '.join(wanted)}; found {', '.join(names)}")
+    return raw
+
+
+def _shown_items(raw: RawTable) -> RawTable:
+    """The items of a request log, one in a row.
+
+    Raises:
+        InputError: there are no propensities or rewards, or not one for each item.
+    """
+    shown = raw.table["recommended"].combine_chunks()
+    lengths_R = pc.fill_null(pc.list_value_length(shown), 0).to_numpy(zero_copy_only=False)
+    missing = [name for name in ("propensities", "rewards") if name not in raw.table.schema.names]
+    if missing:
+        raise InputError(
+            f"{raw.file}: a request log of {len(raw.table):,} answers with {lengths_R.sum():,} shown items, "
+            f"but without {' and '.join(missing)}; the service shows what its model holds best, so other "
+            "items had no chance to be shown, and what another policy would have earned cannot be told from "
+            "it. Where something behind the service explores, add lists of these names beside `recommended`"
+        )
+    columns = {"item_id": shown.flatten()}
+    for name, column in (("propensity", "propensities"), ("reward", "rewards")):
+        values = raw.table[column].combine_chunks()
+        if not pa.types.is_list(values.type):
+            raise InputError(
+                f"{raw.file}: column {column} has the type {values.type}; expected lists of numbers"
+            )
+        wrong_R = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False) != lengths_R
+        if wrong_R.any():
+            raise InputError(
+                f"{raw.where(int(np.argmax(wrong_R)))}: {column} has another length than recommended; "
+                "expected one for each item"
+            )
+        columns[name] = values.flatten()
+    rows_N = np.repeat(np.arange(len(lengths_R)), lengths_R)
+    stops_R = np.cumsum(lengths_R)
+    columns["position"] = pa.array(np.arange(len(rows_N)) - (stops_R - lengths_R)[rows_N] + 1)
+    for name in raw.table.schema.names:
+        if name.startswith("user_feature_"):
+            columns[name] = raw.table[name].combine_chunks().take(pa.array(rows_N))
+    return RawTable(pa.table(columns), raw.file, lambda row: raw.where(int(rows_N[row])))
 
 
 def _ids_of_items(log: Path) -> list[int] | list[str] | None:

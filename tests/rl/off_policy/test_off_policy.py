@@ -8,6 +8,8 @@ import json
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -26,6 +28,8 @@ from rayrec.rl.off_policy.estimators import (
 from rayrec.rl.off_policy.logs import BanditLog, read_log
 from rayrec.rl.off_policy.policies import logged_frequencies, softmax_of, uniform
 from rayrec.rl.off_policy.reward_model import cross_fitted
+from rayrec.serve.config.events import RequestLogConfig
+from rayrec.serve.events.request_log import RequestLog
 from tests.helpers.data import real_data
 
 
@@ -266,3 +270,53 @@ def test_a_folder_that_is_no_log_is_refused_by_name(tmp_path):
     (tmp_path / "all.csv").write_text("item_id,position,click\n0,1,0\n")
     with pytest.raises(InputError, match="has no column propensity_score or propensity or pscore"):
         read_log(tmp_path)
+
+
+SHOWN = [["a", "b"], ["c"], []]
+
+
+def write_request_log(folder, **lists):
+    """What the service writes of three requests, with lists beside those of what was shown."""
+    log = RequestLog(RequestLogConfig(folder=str(folder)))
+    for number, items in enumerate(SHOWN):
+        log.log.offer({"request_id": f"r{number}", "row": 0, "k": 2, "recommended": items})
+    log.close()
+    for path in folder.rglob("*.parquet") if lists else ():
+        table = pq.read_table(path, partitioning=None)
+        for name, values in lists.items():
+            table = table.append_column(name, pa.array(values, pa.list_(pa.float64())))
+        pq.write_table(table, path)
+    return folder
+
+
+def test_the_request_log_of_the_service_says_why_it_judges_no_other_policy(tmp_path):
+    folder = write_request_log(tmp_path / "requests")
+    result = CliRunner().invoke(app, ["off-policy", str(folder)])
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.split())
+    assert "a request log of 3 answers with 3 shown items, but without propensities and rewards" in said
+    assert "other items had no chance to be shown" in said
+
+
+def test_a_request_log_with_propensities_is_a_log_of_shown_items(tmp_path):
+    lists = {"propensities": [[0.5, 0.25], [1.0], []], "rewards": [[0.0, 1.0], [1.0], []]}
+    log = read_log(write_request_log(tmp_path / "requests", **lists))
+    assert log.actions_N.tolist() == [0, 1, 2]
+    assert log.propensities_N.tolist() == [0.5, 0.25, 1.0]
+    assert log.rewards_N.tolist() == [0, 1, 1]
+    assert log.positions_N is not None
+    assert log.positions_N.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        ([[0.0], [1.0], []], "row 1: rewards has another length than recommended"),
+        ([[0.0, 1.0], None, []], "row 2: rewards has another length than recommended"),
+        ([[0.0, 2.0], [1.0], []], "row 1: reward is 2.0, expected 0 or 1"),
+    ],
+)
+def test_lists_that_do_not_fit_what_was_shown_are_refused(tmp_path, rewards, message):
+    lists = {"propensities": [[0.5, 0.25], [1.0], []], "rewards": rewards}
+    with pytest.raises(InputError, match=message):
+        read_log(write_request_log(tmp_path / "requests", **lists))
