@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import ConfigArgument, OverridesOption
+from rayrec.cli.runs import ConfigArgument, OverridesOption, check_run
 from rayrec.platform.console import Answer, command, print_rows, progress_bar
 
 _SHOWN = ("reward", "recall@1", "recall@10", "recall@50", "ndcg@10")
@@ -34,6 +34,8 @@ def rl_command(
     from rayrec.rl.config import RlConfig
 
     config = RlConfig.load(config_file, overrides or ())
+    check_run(Path(config.init_from))
+    # What is wrong with the arguments is said before these take seconds to import.
     from rayrec.pipelines.training.placements import in_process, on_ray
     from rayrec.rl.run import train_policy
 

@@ -121,6 +121,32 @@ def check_run(run: Path) -> None:
         RunFolder.open(run)
 
 
+def check_data(path: Path, of_impressions: bool = False) -> None:
+    """Refuse a folder that holds no data set before torch is imported.
+
+    Raises:
+        InputError: names the folder.
+    """
+    from rayrec.samples.dataset.dataset_folder import kind_of
+    from rayrec.samples.dataset.manifest import Manifest
+    from rayrec.samples.impressions.manifest import ImpressionManifest
+
+    if kind_of(path) is None:
+        (ImpressionManifest if of_impressions else Manifest).read(path)
+
+
+def check_served(run: str) -> None:
+    """Refuse what holds neither a run nor versions before torch and Ray are imported.
+
+    Raises:
+        InputError: names it.
+    """
+    from rayrec.pipelines.versions.store import VersionStore
+
+    if not (Path(run) / "run.json").is_file() and not VersionStore.is_there(run):
+        check_run(Path(run))
+
+
 @command(app, "train")
 def train_command(
     config_file: ConfigArgument,
@@ -155,6 +181,7 @@ def train_command(
     from rayrec.pipelines.config.run import RunConfig
 
     config = RunConfig.load(config_file, overrides or ())
+    check_data(Path(config.data.path), config.model.kind == "impressions")
     # What is wrong with the arguments is said before these take seconds to import.
     from rayrec.pipelines.training.placements import in_process, on_ray
     from rayrec.pipelines.training.train import train
@@ -285,7 +312,8 @@ def plan_command(
     from rayrec.pipelines.training.memory_plan import plan_memory
 
     plan = plan_memory(assemble(config, checksums=False))
-    _print_servers(plan.shards, plan.fullest)
+    if plan.fullest is not None:
+        _print_servers(plan.shards, plan.fullest)
     trainer = plan.trainer
     print_rows(
         f"Each of {trainer.num_trainers} trainers, dense activations aside",
@@ -329,8 +357,6 @@ def _print_servers(shards: Sequence[ShardPlan], fullest: ShardPlan) -> None:
         held, peak = human_size(shard.num_bytes), human_size(shard.peak_bytes)
         servers.add_row(str(shard.shard), f"{shard.num_rows:,}", held, peak, shard.peak_phase)
     out.print(servers)
-    if not fullest.tables:
-        return
     tables = _sizes_table(
         f"Server {fullest.shard}, the fullest", "table", "rows", "weights", "state", "stamps", "index"
     )

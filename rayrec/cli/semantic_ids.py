@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayrec.cli.app import app
+from rayrec.cli.runs import check_data
 from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 
@@ -57,26 +58,28 @@ def tokenize_command(
             "package."
         ),
     ] = "rq_kmeans",
-    levels: Annotated[int, typer.Option(help="Codes of an item.")] = 3,
+    levels: Annotated[int, typer.Option(min=1, max=8, help="Codes of an item.")] = 3,
     codebook_size: Annotated[
         int | None,
-        typer.Option(help="Values a code may have [--max-codebook-size, fewer for a small catalog]."),
+        typer.Option(
+            min=2, max=32_768, help="Values a code may have [--max-codebook-size, fewer for a small catalog]."
+        ),
     ] = None,
     max_codebook_size: Annotated[
-        int, typer.Option(help="Most values that a code gets without --codebook-size.")
+        int, typer.Option(min=2, max=32_768, help="Most values that a code gets without --codebook-size.")
     ] = 256,
     collisions: Annotated[
         Collisions,
         typer.Option(help="Items with the same codes: a further digit, other codes, or a tuple they share."),
     ] = Collisions.extra_digit,
     text_weight: Annotated[float, typer.Option(help="Weight of text beside interactions.")] = 1.0,
-    window: Annotated[int, typer.Option(help="Places between events that count as neighbors.")] = 5,
-    dim: Annotated[int, typer.Option(help="Width of interaction vectors.")] = 64,
-    components: Annotated[int, typer.Option(help="Principal components that are clustered.")] = 64,
+    window: Annotated[int, typer.Option(min=1, help="Places between events that count as neighbors.")] = 5,
+    dim: Annotated[int, typer.Option(min=1, help="Width of interaction vectors.")] = 64,
+    components: Annotated[int, typer.Option(min=1, help="Principal components that are clustered.")] = 64,
     iterations: Annotated[
-        int | None, typer.Option(help="Rounds over the vectors, epochs of rq_vae [25, 100].")
+        int | None, typer.Option(min=1, help="Rounds over the vectors, epochs of rq_vae [25, 100].")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the clustering.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the clustering.")] = 0,
     key_offset: Annotated[
         int, typer.Option(help="Added to the published file's keys, where it counts from another number.")
     ] = 0,
@@ -89,9 +92,12 @@ def tokenize_command(
     ] = None,
 ) -> Answer:
     """Give every item of a data set its semantic ID, and say what the IDs are like."""
+    _refuse_without_effect(context)
+    vector_settings = _settings(vector_setting or [])
+    check_data(data)
+    # What is wrong with the arguments is said before this takes seconds to import.
     from rayrec.pipelines.semantic_ids import tokenization as pipeline
 
-    _refuse_without_effect(context)
     if compare:
         reports = pipeline.compare(data, compare, categories)
         print_rows("Semantic IDs compared", [_row(*entry) for entry in enumerate(reports, start=1)])
@@ -108,7 +114,7 @@ def tokenize_command(
         config = pipeline.TokenizeConfig.parse(
             {
                 "vectors": vectors,
-                "vector_settings": _settings(vector_setting or []),
+                "vector_settings": vector_settings,
                 "tokenizer": tokenizer,
                 "num_levels": levels,
                 "codebook_size": codebook_size,

@@ -16,6 +16,8 @@ from rayrec.cli.runs import (
     ObjectiveOption,
     RankerOption,
     WhichOption,
+    check_run,
+    check_served,
     ranking_of,
 )
 from rayrec.platform.console import Answer, command
@@ -108,8 +110,8 @@ def serve_command(
     from rayrec.serve.config.events import EventsConfig, RequestLogConfig
     from rayrec.serve.config.serve import ServeConfig
     from rayrec.serve.config.services import ServicesConfig
+    from rayrec.serve.config.token import token_digest
     from rayrec.serve.launch.launch import serve_run
-    from rayrec.serve.web.bearer_token import token_digest
 
     if (tls_cert is None) != (tls_key is None):
         raise InputError("--tls-cert and --tls-key belong together; give both of them, or none")
@@ -138,5 +140,8 @@ def serve_command(
         "services": None if services is None else ServicesConfig.load(services),
     }
     config = ServeConfig.parse(values, source="rayrec serve")
+    check_served(run)
+    if ranker is not None:
+        check_run(ranker)
     serve_run(run, config)
     return {"run": run, "host": host, "port": port}

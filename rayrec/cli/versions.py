@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from rayrec.cli.app import app
+from rayrec.cli.runs import check_run
 from rayrec.platform.console import Answer, command, log, out
 from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size
@@ -38,6 +39,7 @@ def publish_command(
     ] = False,
 ) -> Answer:
     """Publish a run's model; services that follow the store answer with it at once."""
+    check_run(run)
     from rayrec.pipelines.runs.run_folder import RunFolder
     from rayrec.pipelines.runs.snapshots import read_snapshot
     from rayrec.pipelines.versions.publisher import Publisher

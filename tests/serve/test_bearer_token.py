@@ -10,11 +10,12 @@ from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.admission import AdmissionConfig
+from rayrec.serve.config.token import VARIABLE, token_digest
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.web.api import build_api
-from rayrec.serve.web.bearer_token import OPEN_PATHS, VARIABLE, require_token, token_digest
+from rayrec.serve.web.bearer_token import OPEN_PATHS, require_token
 from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.web.pages import RecentActivity
 from tests.serve.fake_recommender import FakeRecommender, api_of

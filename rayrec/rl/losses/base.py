@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from rayrec.platform.config import Config
+from rayrec.platform.lazy import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +46,7 @@ class SampledGroups:
     def of_users(self, rows: slice) -> Self:
         """The groups of some users."""
         chosen: dict[str, Any] = {
-            name: value[rows] for name, value in vars(self).items() if isinstance(value, Tensor)
+            name: value[rows] for name, value in vars(self).items() if isinstance(value, torch.Tensor)
         }
         return replace(self, **chosen)
 

@@ -9,12 +9,11 @@ Axes: U users, G candidates of a user, L codes of a candidate.
 from __future__ import annotations
 
 from abc import ABC
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
+from rayrec.platform.lazy import LazyModule
 from rayrec.rl.losses.base import LossInputs, Objective, PolicyLoss
 from rayrec.rl.losses.terms import (
     CodeMean,
@@ -30,6 +29,12 @@ from rayrec.rl.losses.terms import (
     standardized,
     sum_over_codes,
 )
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 _Clip = Annotated[float, Field(gt=0, lt=1)]
 

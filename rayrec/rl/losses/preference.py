@@ -6,14 +6,20 @@ Axes: U users, G candidates of a user.
 from __future__ import annotations
 
 from abc import ABC
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
-from torch.nn import functional
 
+from rayrec.platform.lazy import LazyModule
 from rayrec.rl.losses.base import LossInputs, Objective, PolicyLoss
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import functional
+else:
+    torch = LazyModule("torch")
+    functional = LazyModule("torch.nn.functional")
 
 
 class _PreferenceLoss(PolicyLoss, ABC):

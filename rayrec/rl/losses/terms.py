@@ -12,12 +12,16 @@ Axes: U users, G candidates of a user, L codes of a candidate.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor
-
+from rayrec.platform.lazy import LazyModule
 from rayrec.rl.losses.base import LossInputs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = LazyModule("torch")
 
 CodeMean = Literal["candidate", "batch", "constant"]
 """What the sum over a candidate's codes is divided by: its own number of codes (GRPO, arXiv:2402.03300), the
