@@ -116,7 +116,7 @@ class Trainer(StageActor[StageClock]):
         super().__init__(role, StageClock())
         self._spec = spec
         self._device = get_device(spec.device)
-        transport, shard_map = connect(servers, spec.transport), ShardMap(len(servers))
+        transport, shard_map = connect(servers, spec.transport), ShardMap(max(len(servers), 1))
         self._client = ShardClient(spec.tables, shard_map, transport)
         self._group = TrainerGroup(spec.num_trainers, role.member)
         exchange = self._group if spec.num_trainers > 1 else None

@@ -83,7 +83,7 @@ def connect(servers: Sequence[Any], choice: TransportChoice) -> ShardTransport:
     Raises:
         InputError: shared memory was asked for and is not to be had.
     """
-    if isinstance(servers[0], InProcessActor):
+    if not servers or isinstance(servers[0], InProcessActor):  # without any, nothing is called
         return InProcessTransport(servers)
     import ray
 

@@ -310,6 +310,8 @@ def plan_shards(
         batch_ids: most distinct ids of each table in one trainer's share of a batch.
         max_staleness: steps that trainers may be ahead; their updates wait here.
     """
+    if not tables:
+        return ()  # no server is started
     shard_map = ShardMap(num_shards)
     step_ids = {name: num_trainers * spread(most, num_shards)[0] for name, most in batch_ids.items()}
     step_bytes = 0

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 
 from rayrec.models.program.torch_program import TorchProgram
+from rayrec.pipelines.cluster.placement import actor_groups
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
-from tests.helpers.runs import SPARSE_SASREC, dataset_of, trained
+from tests.helpers.runs import MODELS, SPARSE_SASREC, dataset_of, trained
 
 
 @pytest.fixture(scope="module")
@@ -154,3 +157,25 @@ assert len(answers) == 3
 
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=root)
+
+
+@pytest.mark.parametrize("num_trainers", [1, 2])
+def test_a_model_without_tables_starts_no_servers(dataset, tmp_path, monkeypatch, num_trainers):
+    def refuse(*arguments: object, **more: object) -> None:
+        raise AssertionError("a server was started")
+
+    monkeypatch.setattr("rayrec.actors.parameter_server.ParameterServer.__init__", refuse)
+    config = settings(dataset, num_trainers).model_copy(
+        update={"model": RunConfig.parse({"data": {"path": "x"}, "model": MODELS["sasrec"]}).model}
+    )
+    assert "parameter_server" not in {group.stage for group in actor_groups(config)}
+    assert plan_memory(assemble(config)).shards == ()
+    train(config, tmp_path / "run", cluster=in_process)
+    more = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 2})})
+    train(more, tmp_path / "run", resume=True, cluster=in_process)
+    assert_same_bits(tmp_path / "run", run_of(more, tmp_path / "whole"))
+
+
+def run_of(config: RunConfig, path: Path) -> Path:
+    train(config, path, cluster=in_process)
+    return path

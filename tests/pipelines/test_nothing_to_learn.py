@@ -85,6 +85,10 @@ def test_what_was_not_trained_on_is_a_share_by_reason(tmp_path, caplog):
     config = settings(dataset)
     backbone = config.model.backbone.model_copy(update={"max_length": 2})
     short = config.model_copy(update={"model": config.model.model_copy(update={"backbone": backbone})})
+    whole = train(short, tmp_path / "whole", cluster=in_process)
+    assert whole.dropped == {}  # older events are read in windows of their own
+    training = short.training.model_copy(update={"windows": 1})
+    short = short.model_copy(update={"training": training})
 
     with caplog.at_level(logging.INFO, logger="rayrec"):
         result = train(short, tmp_path / "run", cluster=in_process)

@@ -220,7 +220,7 @@ def test_defaults_of_the_one_file_trainer_are_those_of_a_run(model: str):
 
     assert common(completed, of_a_run) == common(of_a_run, completed)
     # It has one way to do things.
-    not_its_own = ("batch_tokens", "length_of", "min_steps_per_epoch", "init_from", *asdict(PLAIN))
+    not_its_own = ("batch_tokens", "length_of", "min_steps_per_epoch", "windows", "init_from", *asdict(PLAIN))
     training = {key: value for key, value in of_a_run["training"].items() if key not in not_its_own}
     assert training["optimizer"].pop("decayed") == "all"
     assert completed["training"] == training

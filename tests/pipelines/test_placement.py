@@ -14,6 +14,7 @@ from rayrec.pipelines.cluster.placement_check import check_possible, still_waiti
 from rayrec.pipelines.cluster.reservation import Reservation
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.errors import InputError
+from tests.helpers.runs import SPARSE_SASREC
 
 
 def node(name: str, role: str | None = None, free: dict[str, float] | None = None, **total: float) -> Node:
@@ -179,7 +180,9 @@ def test_a_run_asks_for_what_its_settings_say():
         "readers": {"labels": {"role": "in(server,reader)"}},
     }
     pipeline = {"num_trainers": 2, "num_readers": 3, "cpus_per_actor": 0}
-    config = RunConfig.parse(SMALLEST | {"placement": placement, "pipeline": pipeline, "device": "npu"})
+    config = RunConfig.parse(
+        SMALLEST | {"model": SPARSE_SASREC, "placement": placement, "pipeline": pipeline, "device": "npu"}
+    )
 
     servers, readers, workers, trainers = actor_groups(config)
 

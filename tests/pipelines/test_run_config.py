@@ -10,6 +10,7 @@ from rayrec.platform.config import differing_keys
 from rayrec.platform.devices import KINDS
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
+from tests.helpers.runs import SPARSE_SASREC
 
 SMALLEST = {"data": {"path": "data"}, "model": {"name": "sasrec"}}
 
@@ -188,7 +189,11 @@ def test_cpus_are_counted_over_all_actors():
         SMALLEST | {"pipeline": {"num_readers": 2, "num_trainers": 3}, "sparse": {"num_servers": 4}}
     )
 
-    assert config.cpus_needed == (2 + 1 + 4) * 0.25 + 3 * 1.0
+    assert config.cpus_needed == (2 + 1) * 0.25 + 3 * 1.0  # the model has no tables
+    with_tables = config.model_copy(
+        update={"model": RunConfig.parse(SMALLEST | {"model": SPARSE_SASREC}).model}
+    )
+    assert with_tables.cpus_needed == (2 + 1 + 4) * 0.25 + 3 * 1.0
 
 
 def test_the_cosine_ends_with_the_last_epoch():

@@ -29,6 +29,45 @@ def test_inputs_and_targets_are_the_newest_items_shifted_by_one():
     assert features.counts["unread_events"] == 1
 
 
+def test_every_event_of_a_long_row_is_a_target_once():
+    features = SequenceFeatures(CATALOG, max_length=2, windows=3, tables=["item", "user"])
+    batch = sample_batch([[10, 20, 30, 40, 50, 10], [50, 10]])
+    (found,) = features(batch)
+    # 40, 50 -> 50, 10 | 20, 30 -> 30, 40 | 10 -> 20; then the other row.
+    assert found.offsets_B1.tolist() == [0, 2, 4, 5, 6]
+    assert CATALOG[found.items_N].tolist() == [40, 50, 20, 30, 10, 50]
+    assert CATALOG[found.targets_N].tolist() == [50, 10, 30, 40, 20, 10]
+    assert len(set(found.row_keys_B.tolist())) == 4
+    assert found.row_keys_B[[0, 3]].tolist() == batch.row_keys_B.tolist()
+    assert found.lookups["user"].ids_M[found.lookups["user"].inverse].tolist() == [100, 100, 100, 101]
+    assert (found.counts["rows"], found.counts["events"], found.counts["unread_events"]) == (2, 8, 0)
+
+
+def test_of_a_row_with_too_many_windows_every_step_reads_others():
+    features = SequenceFeatures(CATALOG, max_length=1, windows=2)
+    seen = set()
+    for step in range(40):
+        (found,) = features(dataclasses.replace(sample_batch([[10, 20, 30, 40, 50]]), step=step))
+        assert found.num_targets == 2
+        assert found.counts["unread_events"] == 2
+        seen |= set(CATALOG[found.targets_N].tolist())
+    assert seen == {20, 30, 40, 50}
+
+
+def test_windows_are_divided_among_trainers_and_counted_once():
+    batch = sample_batch([[10, 20, 30, 40, 50, 10], [50], []])
+    shares = SequenceFeatures(CATALOG, max_length=2, windows=9, num_trainers=2)(batch)
+    assert sum(len(share.items_N) for share in shares) == 5
+    counts = {name: sum(share.counts[name] for share in shares) for name in shares[0].counts}
+    assert counts == {
+        "rows": 3,
+        "events": 7,
+        "unknown_items": 0,
+        "unread_events": 0,
+        "rows_without_target": 2,
+    }
+
+
 def test_unknown_items_are_skipped_and_counted():
     (features,) = SequenceFeatures(CATALOG, max_length=5)(sample_batch([[10, 99, 20], [98, 30], [], [97]]))
     assert features.items_N.tolist() == [1]

@@ -132,6 +132,30 @@ class LookupMode(Protocol):
         ...
 
 
+class NoLookups:
+    """Of a model without tables, which has no servers to ask."""
+
+    def __init__(self) -> None:
+        self.on_rows: OnRows = ignore_rows
+        self.stats = LookupStats()
+
+    def prefetch(self, step: int, lookups: Lookups) -> None:
+        pass
+
+    def receive(self, step: int) -> None:
+        pass
+
+    def rows(self, step: int, lookups: Lookups) -> dict[str, Rows]:
+        assert not lookups, "there are no tables"
+        return {}
+
+    def update(self, step: int, lookups: Lookups, grads: Mapping[str, Rows]) -> None:
+        assert not grads, "there are no tables"
+
+    def drain(self) -> None:
+        pass
+
+
 class SyncLookups:
     """Everything in its turn; what the other modes are measured against."""
 

@@ -10,7 +10,7 @@ from rayrec.embeddings.lookup.bounded_stale import BoundedStale
 from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
 from rayrec.embeddings.lookup.cache.row_cache import MakeCache, RowCache
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
-from rayrec.embeddings.lookup.lookups import LookupMode, SyncLookups, TrainerLink
+from rayrec.embeddings.lookup.lookups import LookupMode, NoLookups, SyncLookups, TrainerLink
 from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
 from rayrec.platform.devices import Device
@@ -39,6 +39,8 @@ def make_lookups(
         exchange: how the trainers reach each other; None if this is the only one.
         make_cache: where a cache keeps its rows; see `caches_on`.
     """
+    if not link.tables:
+        return NoLookups()
     match settings.mode:
         case "sync":
             return SyncLookups(link)

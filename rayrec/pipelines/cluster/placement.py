@@ -119,12 +119,13 @@ def actor_groups(config: RunConfig) -> tuple[ActorGroup, ...]:
 
     servers, trainers = placement.servers, placement.trainers
     workers = pipeline.num_feature_workers
-    return (
-        group("parameter_server", "servers", config.sparse.num_servers, actor, servers, servers.strategy),
+    groups = (
+        group("parameter_server", "servers", config.num_servers, actor, servers, servers.strategy),
         group("sample_reader", "readers", pipeline.num_readers, actor, placement.readers),
         group("feature_worker", "feature_workers", workers, actor, placement.feature_workers),
         group("trainer", "trainers", pipeline.num_trainers, trainer, trainers, trainers.strategy),
     )
+    return tuple(group for group in groups if group.count)
 
 
 def assign(

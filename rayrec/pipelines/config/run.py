@@ -185,6 +185,10 @@ class TrainingConfig(Config):
     was made for a large log fits a small one."""
     epochs: int = Field(10, gt=0)
     """Most passes over the data."""
+    windows: int | None = Field(None, ge=1)
+    """Most windows of `max_length` events that are read of one row, so that every event of a longer history
+    is a target; of a row with more, every step reads others. 1: the newest events only. None: 8; of
+    `data.samples`, whose rows may repeat each other's events, 1."""
     optimizer: DenseOptimizerConfig = DenseOptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     """Of dense and sparse learning rates alike."""
@@ -460,9 +464,21 @@ class RunConfig(Config):
         return self.model_copy(update={"data": self.data.model_copy(update=paths)})
 
     @property
+    def windows(self) -> int:
+        """Most windows of a training row that a step reads."""
+        if self.training.windows is not None:
+            return self.training.windows
+        return 8 if self.data.samples is None else 1
+
+    @property
+    def num_servers(self) -> int:
+        """Parameter servers that are started: none for a model without tables."""
+        return self.sparse.num_servers if self.model.tables else 0
+
+    @property
     def cpus_needed(self) -> float:
         pipeline = self.pipeline
-        num_actors = pipeline.num_readers + pipeline.num_feature_workers + self.sparse.num_servers
+        num_actors = pipeline.num_readers + pipeline.num_feature_workers + self.num_servers
         return num_actors * pipeline.cpus_per_actor + pipeline.num_trainers * pipeline.cpus_per_trainer
 
     def rate_schedule(self, total_steps: Callable[[], int | None]) -> RateSchedule:

@@ -75,4 +75,4 @@ def _seconds(stage: str, members: list[StageTimes]) -> dict[str, float]:
 
 
 def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    return sum(values) / len(values) if values else 0.0  # a model without tables has no servers

@@ -153,13 +153,18 @@ class NextItemTask(Task):
     def most_batch_ids(self, table: str) -> int:
         """As `SequenceFeatures` makes them."""
         model = self.model
-        num_rows, num_trainers = self.config.training.batch_size, self.config.pipeline.num_trainers
+        num_trainers = self.config.pipeline.num_trainers
+        num_rows = self.config.training.batch_size * self.config.windows
         num_tokens = num_rows * model.history_length
+        if self.config.data.samples is None:
+            # Each window but a row's only one has a target for each place; there are not more than events.
+            events = self.dataset.manifest.counts["train_events"]
+            num_tokens = max(min(num_tokens, events), self.config.training.batch_size * model.history_length)
         if num_trainers > 1:
             # Shares are of about equal length, within that of a row; one may have all but a few long rows.
             num_tokens = min(num_tokens, -(-num_tokens // num_trainers) + model.history_length)
         if table == "user":
-            return num_rows
+            return self.config.training.batch_size
         if table == "code":
             assert self.registry is not None
             return num_tokens * self.registry.num_learned_levels

@@ -148,8 +148,9 @@ class MemoryPlan:
         )
 
     @property
-    def fullest(self) -> ShardPlan:
-        return max(self.shards, key=lambda shard: shard.peak_bytes)
+    def fullest(self) -> ShardPlan | None:
+        """The server that needs most; None of a model without tables, which has none."""
+        return max(self.shards, key=lambda shard: shard.peak_bytes, default=None)
 
     def check(self) -> None:
         """Refuse a run that does not fit.
@@ -174,11 +175,11 @@ class MemoryPlan:
                         "more servers (sparse.num_servers)"
                     )
         largest = self.fullest
-        if self.server_limit is not None and largest.peak_bytes > self.server_limit:
+        if largest is not None and self.server_limit is not None and largest.peak_bytes > self.server_limit:
             raise InputError(
                 f"parameter server {largest.shard} (of {len(self.shards)}) would need "
                 f"{_described(largest)}; sparse.server_memory allows {human_size(self.server_limit)}: "
-                f"{self._remedy_of_a_server()}"
+                f"{self._remedy_of_a_server(largest)}"
             )
         trainer = self.trainer
         if self.device_limit is not None and trainer.device_bytes > self.device_limit:
@@ -190,22 +191,26 @@ class MemoryPlan:
                 "sparse.cache_rows, training.batch_size or model.backbone.dim"
             )
         if self.machine_limit is not None and self.machine_bytes > self.machine_limit:
-            servers = sum(shard.peak_bytes for shard in self.shards)
+            servers = ""
+            if largest is not None:
+                servers = (
+                    f"{len(self.shards)} parameter servers need "
+                    f"{human_size(sum(shard.peak_bytes for shard in self.shards))} (the largest, number "
+                    f"{largest.shard}, {_described(largest)}), "
+                )
             trainers = self.trainer.num_trainers * self.trainer.peak_bytes
             raise InputError(
                 f"the run would need {human_size(self.machine_bytes)} and this machine has "
-                f"{human_size(self.machine_limit)}: {len(self.shards)} parameter servers need "
-                f"{human_size(servers)} (the largest, number {largest.shard}, {_described(largest)}), "
-                f"{self.trainer.num_trainers} trainer(s) {human_size(trainers)}, processes and Ray the "
-                "rest; lower model.backbone.dim, take an optimizer with less state (sparse.optimizer.kind), "
-                "or join a cluster (cluster.address)"
+                f"{human_size(self.machine_limit)}: {servers}{self.trainer.num_trainers} trainer(s) "
+                f"{human_size(trainers)}, processes and Ray the rest; lower model.backbone.dim, take an "
+                "optimizer with less state (sparse.optimizer.kind), or join a cluster (cluster.address)"
             )
 
     def log(self) -> None:
         """One line for the run's log."""
         largest, trainer = self.fullest, self.trainer
         parts = []
-        if largest.num_rows:
+        if largest is not None and largest.num_rows:
             parts.append(
                 f"{len(self.shards)} servers hold up to {human_size(largest.num_bytes)} each "
                 f"({human_size(largest.peak_bytes)} while {largest.peak_phase})"
@@ -247,9 +252,8 @@ class MemoryPlan:
             "machine_bytes": self.machine_bytes,
         }
 
-    def _remedy_of_a_server(self) -> str:
+    def _remedy_of_a_server(self, largest: ShardPlan) -> str:
         assert self.server_limit is not None
-        largest = self.fullest
         needed, shared = largest.peak_bytes, largest.shared_bytes
         remedies = [f"raise it to {human_size(1.05 * needed)}"]
         if needed - shared < self.server_limit:

@@ -73,7 +73,7 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
     pipeline, sparse, recovery = config.pipeline, config.sparse, config.recovery
     spec = ServerSpec(
         assembly.tables,
-        num_shards=sparse.num_servers,
+        num_shards=config.num_servers,
         shard=0,
         num_trainers=pipeline.num_trainers,
         wait_timeout_s=sparse.wait_timeout_s,

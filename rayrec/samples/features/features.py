@@ -31,6 +31,8 @@ _NEGATIVES_STREAM = 2
 """Negatives of a step come from `default_rng([seed, 2, step])`: part of what makes a run repeatable."""
 _EVENT_NEGATIVES_STREAM = 3
 """Those of one event from the hash of (seed, 3, step, row, index of the event in its row, number)."""
+_WINDOWS_STREAM = 4
+"""Of rows that have more windows than a step reads, those from the hash of (seed, 4, step, row) on."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,28 @@ class _Share:
     """Of either kind, one after the other."""
 
 
+@dataclass(frozen=True)
+class _Windows:
+    """What is read of the rows of a batch: V windows, those of a row one after the other."""
+
+    row_V: Int64Array
+    is_first_V: NDArray[np.bool_]
+    """Of its row."""
+    keys_V: Int64Array
+    """The row's, of its newest window; others have keys of their own."""
+    starts_V: Int64Array
+    num_targets_V: Int64Array
+
+
 class SequenceFeatures:
     """SampleBatch -> one FeatureBatch per trainer, with about as many tokens each; needs nothing but arrays.
 
     Training reads the newest `max_length + 1` known items s of a row: inputs are s[:-1], targets
-    s[1:]. Older ones are not read (`unread_events`), ids that are not in the catalog are skipped
-    (`unknown_items`); a row with fewer than two known items stays in the batch without tokens
-    (`rows_without_target`).
+    s[1:]. Older ones are read in windows of their own, which stand in the batch as rows, the newest first,
+    and share an item with the next: each item but the row's first is a target once. Of a row with more than
+    `windows`, every step reads others; what it leaves is counted (`unread_events`). Ids that are not in the
+    catalog are skipped (`unknown_items`); a row with fewer than two known items stays in the batch without
+    tokens (`rows_without_target`).
 
     The tables, by name, and the shape of their `inverse`:
 
@@ -71,6 +88,7 @@ class SequenceFeatures:
         item_ids_I: Int64Array,
         *,
         max_length: int,
+        windows: int = 1,
         tables: Sequence[str] = ("item",),
         codes_IL: NDArray[np.integer] | None = None,
         num_negatives: int = 0,
@@ -84,7 +102,8 @@ class SequenceFeatures:
         """
         Args:
             item_ids_I: the catalog, `Dataset.items.ids_I`.
-            max_length: most input items of a row.
+            max_length: most input items of a window.
+            windows: most windows of a row that a training step reads; 1 reads the newest.
             tables: names of the embedding tables that the model reads.
             codes_IL: semantic codes per catalog position; needed for the table `code`.
             num_negatives: S, sampled for a batch; 0 for none.
@@ -104,6 +123,7 @@ class SequenceFeatures:
         if num_negatives and negatives_per_event:
             raise ValueError("num_negatives and negatives_per_event are of two losses; set one of them to 0")
         self._max_length = max_length
+        self._max_windows = windows
         self._num_negatives = num_negatives
         self._negatives_per_event = negatives_per_event
         self._cumulative_I = _cumulative(negatives, len(self._item_ids_I), train_counts_I)
@@ -133,26 +153,29 @@ class SequenceFeatures:
             InputError: a row has every item of the catalog, so that no negative is left for its events.
         """
         known_N, offsets_B1, indices_N = self._known(batch)
-        starts_B, lengths_B = _newest(offsets_B1, self._max_length + 1)
-        num_targets_B = np.maximum(lengths_B - 1, 0)
-        unread_B = np.diff(offsets_B1) - lengths_B
-        input_at_N = concatenated_ranges(starts_B, num_targets_B)
+        windows = self._windows(batch, offsets_B1)
+        num_targets_V = windows.num_targets_V
+        input_at_N = concatenated_ranges(windows.starts_V, num_targets_V)
         items_N, targets_N = known_N[input_at_N], known_N[input_at_N + 1]
-        negatives_NK = self._draw_event_negatives(batch, known_N, offsets_B1, num_targets_B)
-        events_B = np.diff(batch.offsets_B1)
-        unknown_B = events_B - np.diff(offsets_B1)
+        negatives_NK = self._draw_event_negatives(batch, known_N, offsets_B1, windows)
+        # A row's first window speaks for it in what is counted.
+        rows_V, first_V = windows.row_V, windows.is_first_V
+        events_V = np.where(first_V, np.diff(batch.offsets_B1)[rows_V], 0)
+        known_V = np.where(first_V, np.diff(offsets_B1)[rows_V], 0)
+        read_V = num_targets_V + (first_V & (known_V > 0))
         inputs_N, targets_at_N = indices_N[input_at_N], indices_N[input_at_N + 1]
-        offsets_B1 = offsets_from_lengths(num_targets_B)
+        user_ids_V = batch.user_ids_B[rows_V]
+        offsets_V1 = offsets_from_lengths(num_targets_V)
         negatives_S = self._draw_negatives(batch.step)
         labels = self.check_labels(batch)
 
-        bounds = balanced_bounds(num_targets_B, self._num_trainers)
+        bounds = balanced_bounds(num_targets_V, self._num_trainers)
         rows = [slice(low, high) for low, high in pairwise(bounds)]
-        tokens = [slice(offsets_B1[mine.start], offsets_B1[mine.stop]) for mine in rows]
+        tokens = [slice(offsets_V1[mine.start], offsets_V1[mine.stop]) for mine in rows]
         lookups = self._lookups(
             [
                 _Share(
-                    batch.user_ids_B[mine],
+                    user_ids_V[mine],
                     items_N[held],
                     targets_N[held],
                     negatives_S if negatives_NK is None else negatives_NK[held].reshape(-1),
@@ -163,8 +186,8 @@ class SequenceFeatures:
         return [
             FeatureBatch(
                 step=batch.step,
-                row_keys_B=batch.row_keys_B[mine],
-                offsets_B1=offsets_B1[mine.start : mine.stop + 1] - offsets_B1[mine.start],
+                row_keys_B=windows.keys_V[mine],
+                offsets_B1=offsets_V1[mine.start : mine.stop + 1] - offsets_V1[mine.start],
                 items_N=items_N[held],
                 targets_N=targets_N[held],
                 num_targets=len(targets_N),
@@ -175,11 +198,11 @@ class SequenceFeatures:
                 labels=_at(labels, inputs_N[held]),
                 target_labels=_at(labels, targets_at_N[held]),
                 counts={
-                    "rows": len(unknown_B[mine]),
-                    "events": int(events_B[mine].sum()),
-                    "unknown_items": int(unknown_B[mine].sum()),
-                    "unread_events": int(unread_B[mine].sum()),
-                    "rows_without_target": int((num_targets_B[mine] == 0).sum()),
+                    "rows": int(first_V[mine].sum()),
+                    "events": int(events_V[mine].sum()),
+                    "unknown_items": int((events_V - known_V)[mine].sum()),
+                    "unread_events": int((known_V - read_V)[mine].sum()),
+                    "rows_without_target": int((num_targets_V[mine] == 0).sum()),
                 },
             )
             for rank, (mine, held) in enumerate(zip(rows, tokens, strict=True))
@@ -286,6 +309,31 @@ class SequenceFeatures:
     def _positions(self, item_ids: Int64Array) -> Int64Array:
         return self._index.get_indexer(pd.Index(item_ids)).astype(np.int64, copy=False)
 
+    def _windows(self, batch: SampleBatch, offsets_B1: Int64Array) -> _Windows:
+        """What a step reads of its rows.
+
+        Args:
+            offsets_B1: of their known items.
+        """
+        length = self._max_length
+        num_B = np.maximum(-(-(np.diff(offsets_B1) - 1) // length), 1)
+        read_B = np.minimum(num_B, self._max_windows)
+        row_V = np.repeat(np.arange(batch.num_rows), read_B)
+        nth_V = concatenated_ranges(np.zeros_like(read_B), read_B)
+        if self._max_windows > 1 and (num_B > read_B).any():
+            drawn_B = combine64(self._seed, _WINDOWS_STREAM, batch.step, batch.row_keys_B) % num_B.astype(
+                np.uint64
+            )
+            first_B = np.where(num_B > read_B, drawn_B.astype(np.int64), 0)
+            nth_V = (first_B[row_V] + nth_V) % num_B[row_V]
+        stops_V = offsets_B1[1:][row_V] - nth_V * length
+        starts_V = np.maximum(stops_V - length - 1, offsets_B1[:-1][row_V])
+        keys_V = batch.row_keys_B[row_V]
+        older_V = nth_V > 0
+        keys_V[older_V] = combine64(keys_V[older_V], nth_V[older_V]).view(np.int64)
+        is_first_V = np.diff(row_V, prepend=-1) > 0
+        return _Windows(row_V, is_first_V, keys_V, starts_V, np.maximum(stops_V - starts_V - 1, 0))
+
     def _draw_negatives(self, step: int) -> Int64Array | None:
         if not self._num_negatives:
             return None
@@ -294,7 +342,7 @@ class SequenceFeatures:
         return np.searchsorted(self._cumulative_I, draws_S, side="right")
 
     def _draw_event_negatives(
-        self, batch: SampleBatch, known_N: Int64Array, offsets_B1: Int64Array, num_targets_B: Int64Array
+        self, batch: SampleBatch, known_N: Int64Array, offsets_B1: Int64Array, windows: _Windows
     ) -> Int64Array | None:
         """[targets, K] negatives.
 
@@ -304,13 +352,14 @@ class SequenceFeatures:
         if not self._negatives_per_event:
             return None
         num_items = len(self._item_ids_I)
-        row_N = np.repeat(np.arange(len(num_targets_B)), num_targets_B)
-        index_N = concatenated_ranges(np.zeros_like(num_targets_B), num_targets_B)
+        num_targets_V = windows.num_targets_V
+        row_N = np.repeat(windows.row_V, num_targets_V)
+        index_N = concatenated_ranges(np.zeros_like(num_targets_V), num_targets_V)
         bits_NK = combine64(
             self._seed,
             _EVENT_NEGATIVES_STREAM,
             batch.step,
-            batch.row_keys_B[row_N][:, None],
+            np.repeat(windows.keys_V, num_targets_V)[:, None],
             index_N[:, None],
             np.arange(self._negatives_per_event)[None, :],
         )
@@ -319,6 +368,7 @@ class SequenceFeatures:
         had_row_H = had_H // num_items
         first_B = np.searchsorted(had_row_H, np.arange(batch.num_rows))
         num_left_B = num_items - np.bincount(had_row_H, minlength=batch.num_rows)
+        num_targets_B = np.bincount(row_N, minlength=batch.num_rows)
         if (without_B := (num_left_B == 0) & (num_targets_B > 0)).any():
             raise InputError(
                 f"user {batch.user_ids_B[np.argmax(without_B)]} has all {num_items} items of the catalog "
