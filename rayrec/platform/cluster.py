@@ -104,7 +104,7 @@ def _keep_handler(number: signal.Signals, handler: Any) -> None:
 
 
 def _check_answers(address: str, setting: str) -> None:
-    """Refuse an address at which nothing listens: Ray would try it for a quarter of an hour.
+    """Refuse an address at which no Ray listens: Ray itself would try it for a quarter of an hour.
 
     Raises:
         InputError: names the setting that has it.
@@ -114,7 +114,10 @@ def _check_answers(address: str, setting: str) -> None:
         return
     for left in reversed(range(ADDRESS_TRIES)):
         try:
-            socket.create_connection((at["host"].strip("[]"), int(at["port"])), ADDRESS_PATIENCE_S).close()
+            place = (at["host"].strip("[]"), int(at["port"]))
+            with socket.create_connection(place, ADDRESS_PATIENCE_S) as connection:
+                if not _speaks_http2(connection):
+                    raise OSError("something listens there that is no Ray cluster")
             return
         except OSError as error:
             if left:
@@ -124,6 +127,21 @@ def _check_answers(address: str, setting: str) -> None:
                 f"{setting}: no Ray cluster answers at {address!r} ({error}); start one with "
                 "'ray start --head', or leave the address out (unset RAY_ADDRESS) to start one for this run"
             ) from error
+
+
+def _speaks_http2(connection: socket.socket) -> bool:
+    """Whether a connection begins as gRPC's do, which Ray's are."""
+    if os.environ.get("RAY_USE_TLS", "0") == "1":
+        return True  # it would have to be asked in TLS
+    # Both sides send their settings first: frame type 4, in the fourth byte (RFC 9113, section 3.4).
+    connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+    answer = b""
+    while len(answer) < 4:
+        part = connection.recv(4 - len(answer))
+        if not part:
+            return False
+        answer += part
+    return answer[3] == 4
 
 
 def start_on_this_machine(**options: Any) -> None:

@@ -1,5 +1,8 @@
+import contextlib
 import signal
 import socket
+import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -117,9 +120,42 @@ def test_an_address_at_which_nothing_listens_is_refused_at_once(monkeypatch, add
         pass
 
 
-def test_an_address_that_answers_and_names_that_ray_knows_are_left_to_ray():
+@contextlib.contextmanager
+def listening(answer: bytes | None) -> Iterator[str]:
+    """The address of something that answers with these bytes; None: it says nothing."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        cluster._check_answers(f"127.0.0.1:{server.getsockname()[1]}", "cluster.address")
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    if answer is not None:
+                        connection.sendall(answer)
+                        connection.close()
+                    else:
+                        silent.append(connection)
+
+        silent: list[socket.socket] = []
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        for connection in silent:
+            connection.close()
+
+
+@pytest.mark.parametrize("answer", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-ERR\r\n", b""])
+def test_an_address_at_which_something_else_listens_is_refused(monkeypatch, answer):
+    monkeypatch.setattr(cluster, "ADDRESS_PAUSE_S", 0.0)
+    monkeypatch.setattr(cluster, "ADDRESS_PATIENCE_S", 0.05)
+    with (
+        listening(answer) as address,
+        pytest.raises(InputError, match=f"^cluster.address: no Ray cluster answers at '{address}'"),
+    ):
+        cluster._check_answers(address, "cluster.address")
+
+
+def test_an_address_that_answers_and_names_that_ray_knows_are_left_to_ray():
+    with listening(b"\0\0\6\4\0\0\0\0\0") as address:
+        cluster._check_answers(address, "cluster.address")
     for name in ("auto", "local", "anyscale://mine"):
         cluster._check_answers(name, "cluster.address")
 
