@@ -107,10 +107,10 @@ def serve_command(
 ) -> Answer:
     """Answer requests over HTTP until interrupted."""
     from rayrec.serve.config.admission import OPEN, AdmissionConfig
+    from rayrec.serve.config.bearer_token import token_digest
     from rayrec.serve.config.events import EventsConfig, RequestLogConfig
     from rayrec.serve.config.serve import ServeConfig
     from rayrec.serve.config.services import ServicesConfig
-    from rayrec.serve.config.token import token_digest
     from rayrec.serve.launch.launch import serve_run
 
     if (tls_cert is None) != (tls_key is None):

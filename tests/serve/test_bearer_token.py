@@ -10,7 +10,7 @@ from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.admission import AdmissionConfig
-from rayrec.serve.config.token import VARIABLE, token_digest
+from rayrec.serve.config.bearer_token import VARIABLE, token_digest
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
