@@ -25,7 +25,7 @@ from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.compiled import extend64, kernel_input
 from rayrec.samples.graph.counting import FREE, add, best, clear
 from rayrec.samples.graph.temporal_graph import TemporalGraph
-from rayrec.samples.graph.views import MAX_RUNS, Side, nth_newest, ranges_before, view
+from rayrec.samples.graph.views import nth_newest, ranges_before, view
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,9 @@ def co_visited(
     left_out_BE = _sorted(left_out_BE, len(histories.before_B))
     slots, used = _table(settings.last * settings.most_users * 2 * settings.window)
     _co_visit(
-        state.users,
-        state.items,
+        state.users.table_S7,
+        state.items.table_S7,
+        state.floor,
         *_inputs(histories),
         settings.last,
         settings.decay,
@@ -138,8 +139,9 @@ def walked(
     slots, used = _table(settings.steps)
     of_one, used_of_one = _table(settings.steps)
     _walk(
-        state.users,
-        state.items,
+        state.users.table_S7,
+        state.items.table_S7,
+        state.floor,
         *_inputs(histories),
         settings.last,
         settings.decay,
@@ -184,8 +186,9 @@ def _table(most_keys: int) -> tuple[tuple[Int64Array, Float64Array], Int64Array]
 
 @njit(nogil=True, cache=True)
 def _co_visit(
-    users: Side,
-    items: Side,
+    users_S7: Any,
+    items_S7: Any,
+    floor: int,
     items_N: Any,
     offsets_B1: Any,
     before_B: Any,
@@ -201,7 +204,7 @@ def _co_visit(
     ids_BK: Any,
     scores_BK: Any,
 ) -> None:
-    low_S, high_S = np.empty(MAX_RUNS, np.int64), np.empty(MAX_RUNS, np.int64)
+    low_S, high_S = np.empty(len(users_S7), np.int64), np.empty(len(users_S7), np.int64)
     users_E, times_E = np.empty(most_users, np.int64), np.empty(most_users, np.int64)
     events_E, event_times_E = np.empty(most_events, np.int64), np.empty(most_events, np.int64)
     kinds_E, event_kinds_E = np.empty(most_users, np.int16), np.empty(most_events, np.int16)
@@ -209,10 +212,18 @@ def _co_visit(
         weight = 1.0
         for n in range(offsets_B1[b + 1] - 1, max(offsets_B1[b], offsets_B1[b + 1] - last) - 1, -1):
             item = items_N[n]
-            num_users = view(items, item, before_B[b], low_S, high_S, users_E, times_E, kinds_E)
+            num_users = view(items_S7, floor, item, before_B[b], low_S, high_S, users_E, times_E, kinds_E)
             for e in range(num_users):
                 count = view(
-                    users, users_E[e], before_B[b], low_S, high_S, events_E, event_times_E, event_kinds_E
+                    users_S7,
+                    floor,
+                    users_E[e],
+                    before_B[b],
+                    low_S,
+                    high_S,
+                    events_E,
+                    event_times_E,
+                    event_kinds_E,
                 )
                 at = _event(events_E, event_times_E, event_kinds_E, count, item, times_E[e], kinds_E[e])
                 if at < 0:
@@ -244,8 +255,9 @@ def _event(events_E: Any, times_E: Any, kinds_E: Any, count: int, item: int, tim
 
 @njit(nogil=True, cache=True)
 def _walk(
-    users: Side,
-    items: Side,
+    users_S7: Any,
+    items_S7: Any,
+    floor: int,
     items_N: Any,
     offsets_B1: Any,
     before_B: Any,
@@ -267,7 +279,7 @@ def _walk(
     ids_BK: Any,
     scores_BK: Any,
 ) -> None:
-    low_S, high_S = np.empty(MAX_RUNS, np.int64), np.empty(MAX_RUNS, np.int64)
+    low_S, high_S = np.empty(len(users_S7), np.int64), np.empty(len(users_S7), np.int64)
     restart_below = np.uint64(restart * 2.0**53)
     for b in range(len(before_B)):
         first = max(offsets_B1[b], offsets_B1[b + 1] - last)
@@ -280,10 +292,14 @@ def _walk(
             at: Any = items_N[n]
             num_enough = 0
             for step in range(np.int64(np.ceil(share * steps))):
-                user = _step(items, at, before_B[b], most, extend64(prefix, 3 * step), low_S, high_S)
+                user = _step(
+                    items_S7, floor, at, before_B[b], most, extend64(prefix, 3 * step), low_S, high_S
+                )
                 if user == FREE:
                     break  # nobody met the item that the walk began at
-                at = _step(users, user, before_B[b], most, extend64(prefix, 3 * step + 1), low_S, high_S)
+                at = _step(
+                    users_S7, floor, user, before_B[b], most, extend64(prefix, 3 * step + 1), low_S, high_S
+                )
                 if at != items_N[n]:
                     slot = add(own_keys_C, own_sums_C, own_used, at, 1.0)
                     if enough_items and slot >= 0 and own_sums_C[slot] == enough_visits:
@@ -303,10 +319,12 @@ def _walk(
 
 
 @njit(nogil=True, cache=True)
-def _step(side: Side, node: int, before: int, most: int, draw: Any, low_S: Any, high_S: Any) -> int:
+def _step(
+    table_S7: Any, floor: int, node: int, before: int, most: int, draw: Any, low_S: Any, high_S: Any
+) -> int:
     """One of the newest neighbors of a node, each as likely; FREE where there is none."""
-    count = min(ranges_before(side, node, before, low_S, high_S), most)
+    count = min(ranges_before(table_S7, floor, node, before, low_S, high_S), most)
     if count == 0:
         return FREE
     chosen: Any = np.int64(draw % np.uint64(count))
-    return nth_newest(side, low_S, high_S, chosen)
+    return nth_newest(table_S7, low_S, high_S, chosen)

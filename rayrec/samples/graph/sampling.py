@@ -20,7 +20,7 @@ from rayrec.platform.arrays import Float64Array, Int16Array, Int64Array
 from rayrec.platform.compiled import extend64, kernel_input
 from rayrec.platform.errors import InputError
 from rayrec.samples.graph.temporal_graph import TemporalGraph
-from rayrec.samples.graph.views import MAX_RUNS, Side, ranges_before, view
+from rayrec.samples.graph.views import ranges_before, view
 
 By = Literal["newest", "weight", "uniform"]
 Node = Literal["user", "item"]
@@ -125,8 +125,10 @@ def _neighbors_of(
         np.full(shape, -1, np.int16),
         np.zeros(len(nodes_F), np.int64),
     )
+    side = state.users if of == "user" else state.items
     _sample(
-        state.users if of == "user" else state.items,
+        side.table_S7,
+        side.floor,
         kernel_input(nodes_F, np.int64),
         kernel_input(before_F, np.int64),
         _CODES[sampling.by],
@@ -164,8 +166,10 @@ def degrees(
     """[F] how many edges each node has before its time, and not longer ago than `within`: of an item, its
     popularity at that time."""
     state, counts_F = graph.state, np.zeros(len(nodes_F), np.int64)
+    side = state.users if of == "user" else state.items
     _count(
-        state.users if of == "user" else state.items,
+        side.table_S7,
+        side.floor,
         kernel_input(nodes_F, np.int64),
         kernel_input(before_F, np.int64),
         np.iinfo(np.int64).max if within is None else within,
@@ -175,18 +179,19 @@ def degrees(
 
 
 @njit(nogil=True, cache=True)
-def _count(side: Side, nodes_F: Any, before_F: Any, within: int, counts_F: Any) -> None:
-    low_S, high_S = np.empty(MAX_RUNS, np.int64), np.empty(MAX_RUNS, np.int64)
+def _count(table_S7: Any, floor: int, nodes_F: Any, before_F: Any, within: int, counts_F: Any) -> None:
+    low_S, high_S = np.empty(len(table_S7), np.int64), np.empty(len(table_S7), np.int64)
     for f in range(len(nodes_F)):
-        count = ranges_before(side, nodes_F[f], before_F[f], low_S, high_S)
+        count = ranges_before(table_S7, floor, nodes_F[f], before_F[f], low_S, high_S)
         if count and before_F[f] > _EARLIEST + within:
-            count -= ranges_before(side, nodes_F[f], before_F[f] - within, low_S, high_S)
+            count -= ranges_before(table_S7, floor, nodes_F[f], before_F[f] - within, low_S, high_S)
         counts_F[f] = count
 
 
 @njit(nogil=True, cache=True)
 def _sample(
-    side: Side,
+    table_S7: Any,
+    floor: int,
     nodes_F: Any,
     before_F: Any,
     by: int,
@@ -199,12 +204,12 @@ def _sample(
     kinds_FK: Any,
     counts_F: Any,
 ) -> None:
-    low_S, high_S = np.empty(MAX_RUNS, np.int64), np.empty(MAX_RUNS, np.int64)
+    low_S, high_S = np.empty(len(table_S7), np.int64), np.empty(len(table_S7), np.int64)
     others_E, times_E = np.empty(most, np.int64), np.empty(most, np.int64)
     kinds_E, weights_E = np.empty(most, np.int16), np.empty(most, np.float64)
     fan_out = ids_FK.shape[1]
     for f in range(len(nodes_F)):
-        count = view(side, nodes_F[f], before_F[f], low_S, high_S, others_E, times_E, kinds_E)
+        count = view(table_S7, floor, nodes_F[f], before_F[f], low_S, high_S, others_E, times_E, kinds_E)
         total = 0.0
         if by == _WEIGHT:
             kept = 0

@@ -32,11 +32,12 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.files import sync, write_json
 from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.graph.runs import Edges, Run
-from rayrec.samples.graph.views import ANY_TIME, MAX_RUNS, Side
+from rayrec.samples.graph.views import ANY_TIME, Side, place_of
 from rayrec.samples.stores.manifest import TimeUnit
 
 MANIFEST = "graph.json"
 FORMAT = 1
+MAX_SEGMENTS = 8
 _RATIO = 4
 """Runs of a period are merged until each has so many times the edges of the next."""
 
@@ -75,9 +76,7 @@ class Segment:
 
     @classmethod
     def merged(cls, older: Segment, newer: Segment) -> Segment:
-        users, items = (
-            Run.merged([getattr(one, side) for one in (older, newer)]) for side in ("users", "items")
-        )
+        users, items = Run.merged(older.users, newer.users), Run.merged(older.items, newer.items)
         return cls._of_runs(newer.period, users, items)
 
     @classmethod
@@ -299,7 +298,7 @@ def _tidied(segments: list[Segment]) -> tuple[Segment, ...]:
     for runs in by_period.values():
         while len(runs) > 1 and runs[-2].num_edges < _RATIO * runs[-1].num_edges:
             _merge_last_two(runs)
-    while sum(map(len, by_period.values())) > MAX_RUNS:
+    while sum(map(len, by_period.values())) > MAX_SEGMENTS:
         several = [runs for runs in by_period.values() if len(runs) > 1]
         if several:
             _merge_last_two(min(several, key=lambda runs: runs[-2].num_edges))
@@ -351,8 +350,8 @@ def _mark_there(
     for e in range(len(nodes_E)):
         if there_E[e] or times_E[e] < first_time or times_E[e] > last_time:
             continue
-        place = np.searchsorted(nodes_V, nodes_E[e])
-        if place == len(nodes_V) or nodes_V[place] != nodes_E[e]:
+        place = place_of(nodes_V, nodes_E[e])
+        if place < 0:
             continue
         start, stop = offsets_V1[place], offsets_V1[place + 1]
         at = start + np.searchsorted(run_times[start:stop], times_E[e])

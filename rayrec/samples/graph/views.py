@@ -13,97 +13,168 @@ Axes: S runs, E edges of a view, newest first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import carray, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from rayrec.platform.arrays import Int16Array, Int64Array
 from rayrec.platform.compiled import mix64
-from rayrec.samples.graph.runs import EMPTY, Run
+from rayrec.samples.graph.runs import Run
 
-MAX_RUNS = 8
-"""Of one direction; fewer are filled up with empty ones, so kernels are compiled for one number."""
 ANY_TIME = np.iinfo(np.int64).max
 """Before which all edges are."""
+_EVER = np.iinfo(np.int64).min
 
-Column = tuple[Any, ...]
+NODES, OFFSETS, OTHERS, TIMES, KINDS, NUM_NODES, NUM_EDGES = range(7)
 
 
-class Side(NamedTuple):
-    """One direction of a graph, as kernels take it."""
+@dataclass(frozen=True)
+class Side:
+    """One direction of a graph."""
 
-    nodes: Column
-    offsets: Column
-    others: Column
-    times: Column
-    kinds: Column
-    floor: np.int64
+    runs: tuple[Run, ...]
+    table_S7: Int64Array
+    """Of each run, where its five columns lie in memory, and how many nodes and edges it has. Kernels take
+    this: arrays in tuples would have their references counted at every access, which costs more than what is
+    read. The runs are held beside it."""
+    floor: int
     """Older edges are not there any more."""
 
     @classmethod
     def of(cls, runs: Sequence[Run], floor: int) -> Side:
-        assert len(runs) <= MAX_RUNS, "they are merged"
-        filled = [*runs, *[EMPTY] * (MAX_RUNS - len(runs))]
-        nodes, offsets, others, times, kinds = zip(*filled, strict=True)
-        return cls(nodes, offsets, others, times, kinds, np.int64(floor))
+        rows = [[*(column.ctypes.data for column in run), len(run.nodes_V), run.num_edges] for run in runs]
+        return cls(tuple(runs), np.array(rows, dtype=np.int64).reshape(-1, 7), floor)
+
+
+@intrinsic
+def _pointer(typing_context: Any, address: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate
 
 
 @njit(nogil=True, cache=True)
-def ranges_before(side: Side, node: int, before: int, low_S: Int64Array, high_S: Int64Array) -> int:
+def _column(table_S7: Any, s: int, column: int, size: int) -> Any:
+    address: Any = table_S7[s, column]
+    return carray(_pointer(address), (size,), np.int64)  # type: ignore[call-arg]
+
+
+@njit(nogil=True, cache=True)
+def _kinds(table_S7: Any, s: int) -> Any:
+    address: Any = table_S7[s, KINDS]
+    return carray(_pointer(address), (table_S7[s, NUM_EDGES],), np.int16)  # type: ignore[call-arg]
+
+
+@njit(nogil=True, cache=True)
+def ranges_before(
+    table_S7: Any, floor: int, node: int, before: int, low_S: Int64Array, high_S: Int64Array
+) -> int:
     """Where each run has the node's edges before a time: low_S[s]:high_S[s].
 
     Returns:
         How many edges these are.
     """
     count = 0
-    for s in range(MAX_RUNS):
+    for s in range(len(table_S7)):
         low_S[s] = high_S[s] = 0
-        nodes = side.nodes[s]
-        if len(nodes) == 0:
+        num_nodes = table_S7[s, NUM_NODES]
+        place = place_of(_column(table_S7, s, NODES, num_nodes), node)
+        if place < 0:
             continue
-        place = np.searchsorted(nodes, node)
-        if place == len(nodes) or nodes[place] != node:
-            continue
-        start, stop = side.offsets[s][place], side.offsets[s][place + 1]
-        times = side.times[s]
-        if before <= times[stop - 1]:
+        offsets = _column(table_S7, s, OFFSETS, num_nodes + 1)
+        start, stop = offsets[place], offsets[place + 1]
+        times = _column(table_S7, s, TIMES, table_S7[s, NUM_EDGES])
+        if before != ANY_TIME and before <= times[stop - 1]:
             stop = start + np.searchsorted(times[start:stop], before)
-        if stop > start and times[start] < side.floor:
-            start += np.searchsorted(times[start:stop], side.floor)
+        if floor > _EVER and stop > start and times[start] < floor:
+            start += np.searchsorted(times[start:stop], floor)
         low_S[s], high_S[s] = start, stop
         count += stop - start
     return count
 
 
 @njit(nogil=True, cache=True)
-def newest_run(side: Side, low_S: Int64Array, high_S: Int64Array) -> int:
+def place_of(nodes_V: Any, node: int) -> int:
+    """Where a node stands among those of a run, which are in the order of their hashes; -1 if nowhere.
+
+    Hashes are spread evenly, so the first guess is nearly right: from there, steps that double.
+    """
+    count = len(nodes_V)
+    if count == 0:
+        return -1
+    wanted = mix64(np.uint64(node))
+    low: Any = np.int64((wanted >> np.uint64(32)) * np.uint64(count) >> np.uint64(32))
+    high: Any = low + 1
+    step = 1
+    while low > 0 and mix64(np.uint64(nodes_V[low])) > wanted:
+        high = low
+        low = max(low - step, 0)
+        step *= 2
+    step = 1
+    while high < count and mix64(np.uint64(nodes_V[high - 1])) < wanted:
+        low = high
+        high = min(high + step, count)
+        step *= 2
+    while low < high:
+        middle = (low + high) // 2
+        if nodes_V[middle] == node:
+            return middle
+        if mix64(np.uint64(nodes_V[middle])) < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return -1
+
+
+@njit(nogil=True, cache=True)
+def only_run(low_S: Int64Array, high_S: Int64Array, num_runs: int) -> int:
+    """The only run that has edges left; -1 where there are several."""
+    found = -1
+    for s in range(num_runs):
+        if high_S[s] > low_S[s]:
+            if found >= 0:
+                return -1
+            found = s
+    return found
+
+
+@njit(nogil=True, cache=True)
+def newest_run(table_S7: Any, low_S: Int64Array, high_S: Int64Array) -> int:
     """The run with the newest of the edges that are left: the one at high_S[s] - 1."""
     best = -1
-    for s in range(MAX_RUNS):
+    for s in range(len(table_S7)):
         if high_S[s] <= low_S[s]:
             continue
-        if best < 0 or _is_newer(side, s, high_S[s] - 1, best, high_S[best] - 1):
+        if best < 0 or _is_newer(table_S7, s, high_S[s] - 1, best, high_S[best] - 1):
             best = s
     return best
 
 
 @njit(nogil=True, cache=True)
-def _is_newer(side: Side, s: int, place: int, other_s: int, other_place: int) -> bool:
+def _is_newer(table_S7: Any, s: int, place: int, other_s: int, other_place: int) -> bool:
     """Whether one edge of a node stands behind another, in the order of `Run`."""
-    time, other_time = side.times[s][place], side.times[other_s][other_place]
+    time = _column(table_S7, s, TIMES, table_S7[s, NUM_EDGES])[place]
+    other_time = _column(table_S7, other_s, TIMES, table_S7[other_s, NUM_EDGES])[other_place]
     if time != other_time:
         return bool(time > other_time)
-    key = mix64(np.uint64(side.others[s][place]))
-    other_key = mix64(np.uint64(side.others[other_s][other_place]))
+    key = mix64(np.uint64(_column(table_S7, s, OTHERS, table_S7[s, NUM_EDGES])[place]))
+    other_key = mix64(
+        np.uint64(_column(table_S7, other_s, OTHERS, table_S7[other_s, NUM_EDGES])[other_place])
+    )
     if key != other_key:
         return bool(key > other_key)
-    return bool(side.kinds[s][place] > side.kinds[other_s][other_place])
+    return bool(_kinds(table_S7, s)[place] > _kinds(table_S7, other_s)[other_place])
 
 
 @njit(nogil=True, cache=True)
 def view(
-    side: Side,
+    table_S7: Any,
+    floor: int,
     node: int,
     before: int,
     low_S: Int64Array,
@@ -117,16 +188,16 @@ def view(
     Returns:
         How many these are.
     """
-    count = min(ranges_before(side, node, before, low_S, high_S), len(others_E))
+    count = min(ranges_before(table_S7, floor, node, before, low_S, high_S), len(others_E))
     e = 0
     while e < count:
-        s = only_run(low_S, high_S)
+        s = only_run(low_S, high_S, len(table_S7))
         rest = count - e  # where only one run has edges left, they follow as they stand
         if s < 0:
-            s, rest = newest_run(side, low_S, high_S), 1
-        # Looked up once: taking a run's columns out of a tuple costs more than what is read of them.
-        others, times, kinds = side.others[s], side.times[s], side.kinds[s]
-        place = high_S[s]
+            s, rest = newest_run(table_S7, low_S, high_S), 1
+        num_edges, place = table_S7[s, NUM_EDGES], high_S[s]
+        others, times = _column(table_S7, s, OTHERS, num_edges), _column(table_S7, s, TIMES, num_edges)
+        kinds = _kinds(table_S7, s)
         for _ in range(rest):
             place -= 1
             others_E[e], times_E[e], kinds_E[e] = others[place], times[place], kinds[place]
@@ -136,26 +207,14 @@ def view(
 
 
 @njit(nogil=True, cache=True)
-def only_run(low_S: Int64Array, high_S: Int64Array) -> int:
-    """The only run that has edges left; -1 where there are several."""
-    found = -1
-    for s in range(MAX_RUNS):
-        if high_S[s] > low_S[s]:
-            if found >= 0:
-                return -1
-            found = s
-    return found
-
-
-@njit(nogil=True, cache=True)
-def nth_newest(side: Side, low_S: Int64Array, high_S: Int64Array, n: int) -> int:
+def nth_newest(table_S7: Any, low_S: Int64Array, high_S: Int64Array, n: int) -> int:
     """The neighbor at the n-th newest of the edges in these ranges, from 0."""
-    s = only_run(low_S, high_S)
+    s = only_run(low_S, high_S, len(table_S7))
     while s < 0:
-        s = newest_run(side, low_S, high_S)
+        s = newest_run(table_S7, low_S, high_S)
         if n == 0:
             break
         high_S[s] -= 1
         n -= 1
-        s = only_run(low_S, high_S)
-    return int(side.others[s][high_S[s] - 1 - n])
+        s = only_run(low_S, high_S, len(table_S7))
+    return int(_column(table_S7, s, OTHERS, table_S7[s, NUM_EDGES])[high_S[s] - 1 - n])

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.graph.sampling import Sampling, degrees, hops, neighbors
-from rayrec.samples.graph.temporal_graph import MANIFEST, TemporalGraph
-from rayrec.samples.graph.views import ANY_TIME, MAX_RUNS
+from rayrec.samples.graph.temporal_graph import MANIFEST, MAX_SEGMENTS, TemporalGraph
+from rayrec.samples.graph.views import ANY_TIME
 from tests.helpers.examples import examples
 from tests.samples.graph.brute_force import Event, append, graph_of, newest
 
@@ -66,7 +66,7 @@ def test_what_is_read_depends_on_the_set_of_events_alone(events, data, by):
         for name in ("ids_FK", "times_FK", "kinds_FK", "counts_F"):
             assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
     assert graphs[0].state.num_edges == graphs[1].state.num_edges == len(set(events))
-    assert len(graphs[1].state.segments) <= MAX_RUNS
+    assert len(graphs[1].state.segments) <= MAX_SEGMENTS
 
 
 def test_no_edge_at_the_time_of_the_question_or_behind_a_detour_is_sampled():
