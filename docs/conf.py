@@ -38,6 +38,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
     "docs/guides/index": {
         "": [
             "docs/guides/prepare-data",
+            "docs/guides/neighbors",
             "docs/guides/semantic-ids",
             "docs/guides/training-recipes",
             "docs/guides/size-tables",
@@ -51,6 +52,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
     "docs/explanation/index": {
         "": [
             "docs/explanation/samples",
+            "docs/explanation/graph",
             "docs/explanation/embeddings",
             "docs/explanation/models",
             "docs/explanation/pipelines",
