@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -27,18 +28,31 @@ torch.set_num_threads(1)
 os.environ.setdefault("RAY_worker_niceness", "0")
 
 
+COMPILING_FILES = tuple(
+    Path(__file__).parent / name
+    # Of two processes, the second is busy with torch alone while the first compiles; then either goes on.
+    for name in (
+        "actors/test_parameter_server.py",
+        "models/test_recipes.py",
+        "benchmarks/test_reproduction.py",
+    )
+)
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that use the session's Ray cluster, and put files that use Ray first.
 
     They take longest, and what comes last should be short: `--no-loadscope-reorder` keeps the order. A file
-    is not divided: its fixtures would be made twice.
+    is not divided: its fixtures would be made twice. Before them come a few that compile most kernels, in a
+    checkout that has none yet: else all processes of a cluster, and both of xdist's, compile the same ones.
     """
     for item in items:
         if "ray_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("ray")
     with_ray = {item.path for item in items if item.get_closest_marker("ray")}
-    items.sort(key=lambda item: item.path not in with_ray)
+    kernels = {path: place for place, path in enumerate(COMPILING_FILES)}
+    items.sort(key=lambda item: (kernels.get(item.path, len(kernels)), item.path not in with_ray))
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -38,7 +38,7 @@ from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.runs import SPARSE_SASREC
 
 STEPS_PER_EPOCH = 20  # 160 users in batches of 8
-EPOCHS = 4
+EPOCHS = 3
 SNAPSHOT_EVERY = 6
 
 
@@ -245,7 +245,7 @@ def test_another_number_of_trainers_goes_on_to_the_same_losses(alone, data, stop
     )
 
     expected = alone[1][goes_on_after + 1 :]
-    assert len(losses) == len(expected) >= 50
+    assert len(losses) == len(expected) >= 40
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-3)
 
 
