@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays
     from rayrec.pipelines.inference.neighbors import NeighborRecommender
     from rayrec.pipelines.inference.recommender import Recommender
     from rayrec.platform.event_labels import Part
+    from rayrec.samples.dataset.manifest import Split
 
 
 class EvaluationSplit(StrEnum):
@@ -400,6 +401,13 @@ def evaluate_command(
         Path | None,
         typer.Option(help="Data set on which to judge what needs no training, without a run."),
     ] = None,
+    candidates_with_neighbors: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            help="Compare so many candidates of the recommender with half of them and as many neighbors.",
+        ),
+    ] = None,
     baselines: Annotated[
         bool, typer.Option(help="Judge neighbors beside a recommender, which takes time on a large catalog.")
     ] = True,
@@ -408,6 +416,10 @@ def evaluate_command(
     impressions."""
     if (run is None) == (neighbors is None):
         raise InputError("give the folder of a run, or --neighbors and a data set, and not both")
+    if candidates_with_neighbors is not None:
+        if run is None:
+            raise InputError("--candidates-with-neighbors compares those of a run; --neighbors has none")
+        return _compare_candidates(run, split.value, snapshot, data, candidates_with_neighbors)
     if run is None:
         assert neighbors is not None
         from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
@@ -438,6 +450,27 @@ def evaluate_command(
     for name, estimates in report.results.items():
         cells = [f"{e.value:.4f}\n[dim]±{(e.high - e.low) / 2:.4f}[/dim]" for e in estimates.values()]
         table.add_row(name, *cells)
+    out.print(table)
+    return report.to_json()
+
+
+def _compare_candidates(run: Path, split: Split, snapshot: str, data: Path | None, number: int) -> Answer:
+    from rayrec.pipelines.evaluation.evaluate_candidates import evaluate_candidates
+    from rayrec.pipelines.inference.recommender import Recommender
+
+    check_run(run)
+    recommender = Recommender.load(run, snapshot, data=data)
+    with progress_bar("evaluate") as progress:
+        report = evaluate_candidates(recommender, split, number, on_batch=progress)
+    table = Table(title=f"Recall of {number} candidates, {report.count:,} users, {split} split")
+    for heading in ("", "generated", "with neighbors", "ratio"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for group, estimates in report.results.items():
+        cells = [
+            f"{e.value:.4f}\n[dim]{e.low:.4f} to {e.high:.4f}[/dim]" if (e := estimates.get(name)) else ""
+            for name in ("generated", "with neighbors", "ratio")
+        ]
+        table.add_row(group if group == "all items" else f"{group} ({report.num_rare:,} users)", *cells)
     out.print(table)
     return report.to_json()
 
