@@ -310,9 +310,10 @@ def plan_command(
 
     config = RunConfig.load(config_file, overrides or ())
     from rayrec.pipelines.tasks.assembly import assemble
+    from rayrec.pipelines.tasks.sizes import with_sizes
     from rayrec.pipelines.training.memory_plan import plan_memory
 
-    plan = plan_memory(assemble(config, checksums=False))
+    plan = plan_memory(assemble(with_sizes(config), checksums=False))
     if plan.fullest is not None:
         _print_servers(plan.shards, plan.fullest)
     trainer = plan.trainer

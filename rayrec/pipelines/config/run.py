@@ -340,6 +340,9 @@ class RunConfig(Config):
     seed: int = Field(0, ge=0, lt=2**31)
     device: str = HOST.kind
     """`cpu`, `cuda` or `npu`: where dense compute runs."""
+    fit_to_data: bool = False
+    """Whether `max_length`, `dim` and `feedforward_dim` of the backbone, and the batch size, are chosen by
+    the data where they are not given; the log says what was chosen and why."""
     data: DataConfig
     model: AnyModelConfig
     sparse: SparseConfig = SparseConfig()
@@ -351,6 +354,14 @@ class RunConfig(Config):
     cluster: ClusterConfig = ClusterConfig()
     placement: PlacementConfig = PlacementConfig()
     tracking: TrackingConfig = TrackingConfig()
+
+    @model_validator(mode="after")
+    def _sizes_can_be_chosen(self) -> RunConfig:
+        if self.fit_to_data and not hasattr(self.model, "backbone"):
+            raise ValueError(
+                f"fit_to_data: {self.model.name!r} has no backbone whose sizes could be chosen; leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _what_is_published_recommends(self) -> RunConfig:

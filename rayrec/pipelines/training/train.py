@@ -22,6 +22,7 @@ from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly, assemble, check_continues
+from rayrec.pipelines.tasks.sizes import with_sizes
 from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.pipelines.training.placements import Placement, on_ray
@@ -65,7 +66,7 @@ def train(
             shows when it has been joined; `run.json` says so.
         Exception: a stage's own error, after every actor has been stopped.
     """
-    config = config.with_absolute_paths()
+    config = with_sizes(config.with_absolute_paths())
     assembly = assemble(config)
     assembly.task.check_validation()
     check_trackers(config.tracking)

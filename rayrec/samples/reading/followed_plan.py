@@ -216,7 +216,11 @@ class FollowedPlan:
 
     def segments_to_json(self, first: int) -> list[dict[str, Any]]:
         """The segments from one on, in the order of their acceptance."""
-        return [asdict(segment) for segment in self._segments[first:]]
+        # Not by `asdict`, which copies every value: a snapshot has all files that were ever accepted.
+        return [
+            {**vars(segment), "files": [dict(vars(file)) for file in segment.files]}
+            for segment in self._segments[first:]
+        ]
 
     @classmethod
     def restore(
