@@ -9,7 +9,7 @@ Axes: F nodes of a frontier, K neighbors of each at most, B kinds of edges.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,13 +59,16 @@ class Sampling:
             raise ValueError("weights of kinds must not be negative or infinite")
 
 
+NEWEST = Sampling()
+
+
 def neighbors(
     graph: TemporalGraph,
     of: Node,
     nodes_F: Int64Array,
     before_F: Int64Array,
     fan_out: int,
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = NEWEST,
     hop: int = 0,
 ) -> Neighbors:
     """Neighbors of users (items) or of items (users), by edges strictly before each node's time.
@@ -88,17 +91,33 @@ def hops(
     nodes_B: Int64Array,
     before_B: Int64Array,
     fan_outs: Sequence[int],
-    sampling: Sampling = Sampling(),
+    sampling: Sampling = NEWEST,
 ) -> list[Neighbors]:
     """Neighbors, their neighbors, and so on: hop h has as many rows as hop h - 1 has places.
 
     Every hop is strictly before the time of the node that was asked about, so nothing of the future comes in
     by a detour. Rows of places without a node are empty.
     """
-    state, found = graph.state, []
+    state = graph.state  # one moment for all hops
+
+    def ask(of: Node, nodes_F: Int64Array, before_F: Int64Array, fan_out: int, hop: int) -> Neighbors:
+        return _neighbors_of(graph, state, of, nodes_F, before_F, fan_out, sampling, hop)
+
+    return hops_by(ask, of, nodes_B, before_B, fan_outs)
+
+
+Ask = Callable[[Node, Int64Array, Int64Array, int, int], Neighbors]
+"""(of what, [F] nodes, [F] times, neighbors of each, hop) -> their neighbors."""
+
+
+def hops_by(
+    ask: Ask, of: Node, nodes_B: Int64Array, before_B: Int64Array, fan_outs: Sequence[int]
+) -> list[Neighbors]:
+    """`hops`, by anything that knows neighbors."""
+    found = []
     frontier_F, before_F = np.asarray(nodes_B, np.int64), np.asarray(before_B, np.int64)
     for hop, fan_out in enumerate(fan_outs):
-        result = _neighbors_of(graph, state, of, frontier_F, before_F, fan_out, sampling, hop)
+        result = ask(of, frontier_F, before_F, fan_out, hop)
         found.append(result)
         frontier_F = result.ids_FK.reshape(-1)
         is_node_F = (np.arange(fan_out) < result.counts_F[:, None]).reshape(-1)

@@ -69,10 +69,10 @@ class Segment:
     """Where it was saved or read from."""
 
     @classmethod
-    def of(cls, period: int, edges: Edges) -> Segment:
+    def of(cls, period: int, edges: Edges, both_ways: bool = True) -> Segment:
         """Of edges from users to items."""
-        users = Run.of(edges)
-        return cls._of_runs(period, users, Run.of(edges.reversed()))
+        back = edges.reversed()
+        return cls._of_runs(period, Run.of(edges), Run.of(back if both_ways else back.take(slice(0))))
 
     @classmethod
     def merged(cls, older: Segment, newer: Segment) -> Segment:
@@ -156,8 +156,18 @@ class GraphState:
 class TemporalGraph:
     """Users and items, joined by events. One thread at a time appends; any number reads `state` meanwhile."""
 
-    def __init__(self, config: GraphConfig | None = None, segments: Iterable[Segment] = ()) -> None:
+    def __init__(
+        self,
+        config: GraphConfig | None = None,
+        segments: Iterable[Segment] = (),
+        both_ways: bool = True,
+    ) -> None:
+        """
+        Args:
+            both_ways: keep edges from items to users as well; without, half as much memory.
+        """
         self.config = config or GraphConfig()
+        self._both_ways = both_ways
         self.state = GraphState(tuple(segments))
         """What readers take: once per question, so that all of it is of one moment."""
         self._lock = threading.Lock()
@@ -184,7 +194,10 @@ class TemporalGraph:
             if not len(edges.nodes_E):
                 return 0
             period_E = edges.times_E // (self.config.period or ANY_TIME)
-            new = [Segment.of(p, edges.take(period_E == p)) for p in np.unique(period_E).tolist()]
+            new = [
+                Segment.of(period, edges.take(period_E == period), self._both_ways)
+                for period in np.unique(period_E).tolist()
+            ]
             self.state = GraphState(_tidied([*state.segments, *new]), state.floor)
             return self.state.num_edges - state.num_edges
 
