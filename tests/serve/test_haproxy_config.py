@@ -28,6 +28,7 @@ from ray.serve._private.haproxy import (
 from ray.serve.config import HTTPOptions
 
 from rayrec.serve.config.tls import TlsConfig, link_for_haproxy
+from rayrec.serve.on_ray import haproxy_stand_in
 from rayrec.serve.on_ray.haproxy_config import (
     NO_REPLICA,
     NO_REPLICA_OPENAI,
@@ -51,7 +52,7 @@ def config_file(tmp_path: Path) -> Path:
 
 
 def written_config(tmp_path: Path, *replica_ports: int, **settings: str) -> Path:
-    """As Serve writes it, for one application."""
+    """As Serve writes it, for one application; for none where there is no replica."""
     file = tmp_path / "serve" / "haproxy.cfg"
     config = HAProxyConfig(
         http_options=HTTPOptions(host="127.0.0.1", port=8123),
@@ -65,7 +66,7 @@ def written_config(tmp_path: Path, *replica_ports: int, **settings: str) -> Path
         ServerConfig(f"replica-{number}", "127.0.0.1", port) for number, port in enumerate(replica_ports)
     ]
     backend = BackendConfig(name="http-rayrec", path_prefix="/", app_name="rayrec", servers=replicas)
-    api = HAProxyApi(config, {"http-rayrec": backend}, str(file))
+    api = HAProxyApi(config, {"http-rayrec": backend} if replica_ports else {}, str(file))
     api._generate_config_file_internal()
     return file
 
@@ -233,20 +234,74 @@ def running_haproxy(
     **settings: str,
 ) -> Iterator[int]:
     """The real one, before these replicas; the value is its port."""
-    file, port = written_config(tmp_path, *replica_ports, **settings), free_port()
+    port = free_port()
     listen: Listen = {"host": "127.0.0.1", "port": port, "certificate": None}
     plan: Plan = {"haproxy": haproxy(), "listen": listen, "most": most}
     plan |= {"rest_ms": rest_ms, "has_token": has_token}
-    program = write_program(tmp_path, sys.executable, plan)
-    text = file.read_text().replace("bind *:8404", f"bind *:{free_port()}")
-    file.write_text(text.replace("bind :9101", f"bind :{free_port()}"))
-    running = subprocess.Popen([program, "-db", "-f", file])
+    running = started(tmp_path, plan, written_config(tmp_path, *replica_ports, **settings))
     try:
         wait_until(lambda: accepts(port))
         yield port
     finally:
         running.terminate()
         running.wait()
+
+
+def started(tmp_path: Path, plan: Plan, file: Path) -> subprocess.Popen[bytes]:
+    """The program, as Serve starts it."""
+    program = write_program(tmp_path, sys.executable, plan)
+    text = file.read_text().replace("bind *:8404", f"bind *:{free_port()}")
+    file.write_text(text.replace("bind :9101", f"bind :{free_port()}"))
+    return subprocess.Popen([program, "-db", "-f", file])
+
+
+def test_another_haproxy_answers_for_one_that_died_until_a_newer_one_knows_the_application(tmp_path):
+    port = free_port()
+    listen: Listen = {"host": "127.0.0.1", "port": port, "certificate": None}
+    plan: Plan = {"haproxy": haproxy(), "listen": listen, "most": MOST, "launcher": os.getpid()}
+
+    def answer() -> str | None:
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/v1/users", trust_env=False).text
+        except httpx.TransportError:
+            return None
+
+    def is_standing_in() -> bool:
+        return haproxy_stand_in.answers(tmp_path)
+
+    with named_replicas(2) as ports:
+        first = started(tmp_path, plan, written_config(tmp_path, ports[0]))
+        wait_until(lambda: answer() == str(ports[0]))
+        assert not is_standing_in()
+        first.kill()
+        first.wait()
+        wait_until(is_standing_in)
+        wait_until(lambda: answer() == str(ports[0]))
+        # As Serve begins: nothing is known, and the stand-in is left to answer.
+        unknowing = started(tmp_path, plan, written_config(tmp_path))
+        wait_until(lambda: "rayrec_no_replica" in (tmp_path / "serve" / "haproxy.cfg").read_text())
+        assert [answer() for _ in range(20)] == [str(ports[0])] * 20
+        newer = started(tmp_path, plan, written_config(tmp_path, ports[1]))
+        wait_until(lambda: not is_standing_in())
+        assert [answer() for _ in range(20)] == [str(ports[1])] * 20
+
+        (tmp_path / haproxy_stand_in.STOPPING).touch()
+        for each in (unknowing, newer):
+            each.kill()
+            each.wait()
+        wait_until(lambda: not accepts(port))
+        assert not is_standing_in()
+
+
+def test_where_no_application_is_known_it_is_said_when_to_come_back(tmp_path):
+    """Serve's own answer is status 404, which clients take for good."""
+    with (
+        running_haproxy(tmp_path, MOST) as port,
+        httpx.Client(trust_env=False, base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        answers = [client.post(path, content=b"{}") for path in ("/v1/recommend", "/v1/completions")]
+    assert [(answer.status_code, answer.headers["Retry-After"]) for answer in answers] == [(503, "1")] * 2
+    assert [answer.json() for answer in answers] == [NO_REPLICA, NO_REPLICA_OPENAI]
 
 
 class NamedReplica(BaseHTTPRequestHandler):

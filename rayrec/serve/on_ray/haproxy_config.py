@@ -10,8 +10,9 @@ Serve writes HAProxy's configuration from a template that has no settings for an
 * every request is logged, with its query, to port 514 of this machine; here none is;
 * a replica gets whatever comes, and to refuse a request takes it longer than HAProxy, of the time in which it
   computes; here HAProxy refuses what is to be computed while the replicas have as much of it as they hold;
-* where no replica answers, callers get status 500; here 503, with the time after which to try again, in the
-  form of the protocol that was spoken;
+* where no replica answers, callers get status 500, and where HAProxy does not know the application yet, 404;
+  here 503, with the time after which to try again, in the form of the protocol that was spoken;
+* when HAProxy dies, nobody listens until Serve has started another one; here `haproxy_stand_in.py` does;
 * `/-/routes` tells every client which applications there are; here it does not where callers need a token
   (`/-/healthz`, which says whether there are replicas, is a probe of health and stays open);
 * a replica does not know how long a request has waited for it; here HAProxy says when it came;
@@ -20,7 +21,8 @@ Serve writes HAProxy's configuration from a template that has no settings for an
 
 So Serve is told of this program instead of HAProxy. It rewrites the configuration that it is given, refuses
 one that it does not know to the last address, and becomes HAProxy, in the same process. It runs at every
-change of the replicas, by its path and without the rest of the package: it imports the standard library only.
+change of the replicas, by its path and without the rest of the package: it imports the standard library and
+`haproxy_stand_in.py` only.
 """
 
 from __future__ import annotations
@@ -37,10 +39,18 @@ import sys
 from pathlib import Path
 from typing import NoReturn, NotRequired, TypedDict
 
+if __name__ == "__main__":  # by its path: there is no package to import it from
+    sys.path.append(str(Path(__file__).resolve().parent))
+    import haproxy_stand_in as stand_in  # type: ignore[import-not-found]
+else:
+    from rayrec.serve.on_ray import haproxy_stand_in as stand_in
+
 METRICS, REQUESTS, STATISTICS = "frontend prometheus", "frontend http_frontend", "listen stats"
 """Sections that listen."""
 
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen|userlist|peers|resolvers|cache|program)\b")
+_UNKNOWN = "backend default_backend"
+"""The section that says 404 to all: reached while no application is known, since ours has all routes."""
 _BIND = re.compile(r"(?P<indent>\s+)bind\s+(?P<address>\S*):(?P<port>\d+)\s*")
 _DIE_WITH_PARENT = 1
 """`PR_SET_PDEATHSIG` of prctl(2)."""
@@ -68,6 +78,8 @@ class Plan(TypedDict):
     """See `REST_MS`."""
     has_token: NotRequired[bool]
     """Whether callers have to send a token, which the replicas ask for."""
+    launcher: NotRequired[int]
+    """The process that stops the service; without one, nothing stands in for a HAProxy that died."""
 
 
 REST_MS = 20
@@ -101,13 +113,21 @@ def write_program(folder: Path, python: str, plan: Plan) -> Path:
     return program
 
 
-def rewritten(config: str, listen: Listen, most: int, rest_ms: int = REST_MS, has_token: bool = False) -> str:
+def rewritten(
+    config: str,
+    listen: Listen,
+    most: int,
+    rest_ms: int = REST_MS,
+    has_token: bool = False,
+    listens: bool = True,
+) -> str:
     """Serve's configuration with our addresses and bounds.
 
     Args:
         most: requests to compute something that a replica holds at once.
         rest_ms: as `REST_MS`.
         has_token: as in a `Plan`.
+        listens: whether requests come here.
 
     Raises:
         ValueError: something listens in it that this module does not know, or what it knows is missing.
@@ -120,6 +140,12 @@ def rewritten(config: str, listen: Listen, most: int, rest_ms: int = REST_MS, ha
             section = line.strip()
         words = line.split()
         if section == "global" and words[:1] == ["log"]:
+            continue
+        if section == _UNKNOWN and words[:4] == ["http-request", "return", "status", "404"]:
+            lines.append(
+                "    http-request return status 503 content-type application/json "
+                "lf-string '%[var(txn.rayrec_no_replica)]' hdr Retry-After 1"
+            )
             continue
         if words[:1] == ["errorfile"]:
             # A file would be the same for all paths; `_requests` says what is in this variable.
@@ -142,7 +168,7 @@ def rewritten(config: str, listen: Listen, most: int, rest_ms: int = REST_MS, ha
             raise ValueError(f"{section!r} listens in a way that is not known: {line.strip()!r}")
         seen.append(section)
         if section == REQUESTS:
-            lines += [found["indent"] + text for text in _requests(listen, has_token)]
+            lines += [found["indent"] + text for text in _requests(listen, has_token)][not listens :]
         else:
             lines.append(f"{found['indent']}bind 127.0.0.1:{found['port']}")
     if sorted(seen) != sorted((METRICS, REQUESTS, STATISTICS)):
@@ -210,16 +236,25 @@ def _refusals(most: int, rest_ms: int) -> list[str]:
 
 def main(arguments: list[str]) -> NoReturn:
     """Called as `PLAN.json [arguments of HAProxy]`."""
-    plan: Plan = json.loads(Path(arguments[0]).read_text())
+    plan_file = Path(arguments[0])
+    plan: Plan = json.loads(plan_file.read_text())
     rest = arguments[1:]
+    launcher = plan.get("launcher")
     if "-f" in rest:
         file = Path(rest[rest.index("-f") + 1])
         # Serve's own file, since Serve knows its HAProxy by that path among its arguments.
         changed = file.with_name(f"{file.name}.changed")
         try:
             rest_ms, has_token = plan.get("rest_ms", REST_MS), plan.get("has_token", False)
-            config = rewritten(file.read_text(), plan["listen"], plan["most"], rest_ms, has_token)
+            written = file.read_text()
+            # Serve begins with a HAProxy that knows no application: what stands in for the one before knows it.
+            is_known = re.search(r"^\s*use_backend ", written, re.MULTILINE) is not None
+            listens = is_known or launcher is None or not stand_in.answers(plan_file.parent)
+            config = rewritten(written, plan["listen"], plan["most"], rest_ms, has_token, listens)
             changed.write_text(config)
+            if is_known and launcher is not None:
+                stand_in.note_current(plan_file.parent, config)
+                stand_in.start(plan_file.parent, plan["haproxy"], launcher)
         except ValueError as error:
             sys.exit(f"rayrec: this version of Ray Serve configures HAProxy in a new way: {error}")
         changed.replace(file)

@@ -36,6 +36,7 @@ from rayrec.serve.config.admission import USER_HEADER
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import link_for_haproxy
 from rayrec.serve.on_ray.haproxy_config import Plan, write_program
+from rayrec.serve.on_ray.haproxy_stand_in import STOPPING
 from rayrec.serve.web.address import READY_TIMEOUT_S, ip_of
 from rayrec.serve.web.guards import BODY_TIMEOUT_S
 
@@ -131,6 +132,8 @@ class Ingress:
     """For the environment of a cluster that is started here."""
     http_options: Mapping[str, str | int] = field(default_factory=dict)
     """For `serve.start`."""
+    folder: Path | None = None
+    """Of what HAProxy is told; None: nothing is."""
 
     def said(self) -> str:
         """For the log."""
@@ -138,6 +141,11 @@ class Ingress:
         if self.not_in_force:
             text += f"; not in force: {', '.join(self.not_in_force)}"
         return text
+
+    def stops(self) -> None:
+        """Call it before the service is stopped: a HAProxy that ends from now on was not meant to go on."""
+        if self.folder is not None:
+            (self.folder / STOPPING).touch()
 
 
 @contextmanager
@@ -257,6 +265,7 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
         },
         "most": config.max_in_flight,
         "has_token": config.token_sha256 is not None,
+        "launcher": os.getpid(),
     }
     own = {HAPROXY_PROGRAM: str(write_program(folder, sys.executable, plan))}
     own |= {name: str(folder / file) for name, file in _FOLDERS.items()}
@@ -267,7 +276,7 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
     wanted = {**FAST, **_sticky(config)}
     variables = _unless_set({**wanted, **COMMON}) | own
     otherwise = tuple(f"{name}={value}" for name, value in wanted.items() if variables[name] != value)
-    return Ingress(Kind.HAPROXY, haproxy.version, otherwise, variables, options)
+    return Ingress(Kind.HAPROXY, haproxy.version, otherwise, variables, options, folder)
 
 
 def _sticky(config: ServeConfig) -> Mapping[str, str]:

@@ -80,6 +80,7 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
                 )
             yield _start(run, config, ingress, running is not None and running.has_tls)
         finally:
+            ingress.stops()
             # Serve's controller ends before it answers the call that ends it, as it should, and Ray
             # reports that as a failed task on this process's standard output.
             with redirect_stdout(io.StringIO()):
