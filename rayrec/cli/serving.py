@@ -43,6 +43,13 @@ def serve_command(
             "\\[only names of this machine, on a loopback address]."
         ),
     ] = None,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Connections at once, of one address half of them.")
+    ] = 8192,
+    keep_alive: Annotated[
+        int | None,
+        typer.Option(min=1, help="Seconds that connections stay open without a request \\[5; Ray Serve's]."),
+    ] = None,
     page: Annotated[
         bool | None,
         typer.Option(help="Serve a web page with users' histories at / \\[only on a loopback address]."),
@@ -126,6 +133,7 @@ def serve_command(
         "num_replicas": replicas,
         "single_process": single_process,
         "allowed_hosts": allowed_host or [],
+        "connections": {"most": max_connections, "keep_alive_s": keep_alive},
         "page": page,
         "snapshot": snapshot,
         "device": device,

@@ -231,13 +231,14 @@ def running_haproxy(
     *replica_ports: int,
     rest_ms: int = REST_MS,
     has_token: bool = False,
+    of_one_address: int = 1000,
     **settings: str,
 ) -> Iterator[int]:
     """The real one, before these replicas; the value is its port."""
     port = free_port()
     listen: Listen = {"host": "127.0.0.1", "port": port, "certificate": None}
     plan: Plan = {"haproxy": haproxy(), "listen": listen, "most": most}
-    plan |= {"rest_ms": rest_ms, "has_token": has_token}
+    plan |= {"rest_ms": rest_ms, "has_token": has_token, "of_one_address": of_one_address}
     running = started(tmp_path, plan, written_config(tmp_path, *replica_ports, **settings))
     try:
         wait_until(lambda: accepts(port))
@@ -291,6 +292,26 @@ def test_another_haproxy_answers_for_one_that_died_until_a_newer_one_knows_the_a
             each.wait()
         wait_until(lambda: not accepts(port))
         assert not is_standing_in()
+
+
+def test_one_address_has_no_more_connections_than_it_may(tmp_path):
+    with (
+        named_replicas(1) as ports,
+        running_haproxy(tmp_path, MOST, *ports, of_one_address=3) as port,
+        ExitStack() as stack,
+    ):
+        wait_until(lambda: httpx.get(f"http://127.0.0.1:{port}/", trust_env=False).status_code == 200)
+        held = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(6)]
+        statuses = []
+        for each in held:
+            try:
+                each.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                statuses.append(each.recv(12))
+            except ConnectionError:
+                statuses.append(b"")
+        # The one that asked before may still count.
+        assert 2 <= statuses.count(b"HTTP/1.1 200") <= 3, statuses
+        assert set(statuses) == {b"HTTP/1.1 200", b""}
 
 
 def test_where_no_application_is_known_it_is_said_when_to_come_back(tmp_path):

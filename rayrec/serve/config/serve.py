@@ -14,6 +14,7 @@ from rayrec.platform.config import Config
 from rayrec.platform.devices import device_named
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.compile import CompileConfig
+from rayrec.serve.config.connections import ConnectionsConfig
 from rayrec.serve.config.events import EventsConfig, RequestLogConfig
 from rayrec.serve.config.services import ServicesConfig
 from rayrec.serve.config.tls import TlsConfig
@@ -61,6 +62,8 @@ class ServeConfig(Config):
     page: bool | None = None
     """Whether users' histories and the state of the service can be looked at, at `/`; None: only where no
     other machine reaches it."""
+    connections: ConnectionsConfig = ConnectionsConfig()
+    """How many there may be, and how long clients may take."""
     admission: AdmissionConfig = AdmissionConfig()
     """Which requests are admitted, and what degrades under load before any is refused."""
     prefix_cache_mib: float | None = Field(None, ge=0)

@@ -19,8 +19,10 @@ from rayrec.serve.config.tls import check_tls
 from rayrec.serve.web.address import check_port, url_of, wait_until_ready
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.browsers import keep_pages_out
+from rayrec.serve.web.connections import Connections, allowed_by_files
 from rayrec.serve.web.metrics import PrometheusMeter
 
+KEEP_ALIVE_S = 5
 STOP_TIMEOUT_S = 5
 """In which requests in flight are answered when the service stops."""
 
@@ -44,6 +46,7 @@ def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
     api = load_api(run, config, PrometheusMeter())
     require_token(api, config.token_sha256)
     keep_pages_out(api, config)
+    connections = Connections(allowed_by_files(config.connections))
     server = uvicorn.Server(
         uvicorn.Config(
             api,
@@ -54,6 +57,8 @@ def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
             log_level="warning",
             access_log=False,
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
+            timeout_keep_alive=config.connections.keep_alive_s or KEEP_ALIVE_S,
+            http=connections.protocol,  # type: ignore[arg-type]  # called as a class is
         )
     )
     # Of a thread: signals are the caller's, on the main one.

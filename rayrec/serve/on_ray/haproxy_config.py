@@ -41,7 +41,7 @@ from typing import NoReturn, NotRequired, TypedDict
 
 if __name__ == "__main__":  # by its path: there is no package to import it from
     sys.path.append(str(Path(__file__).resolve().parent))
-    import haproxy_stand_in as stand_in  # type: ignore[import-not-found]
+    import haproxy_stand_in as stand_in
 else:
     from rayrec.serve.on_ray import haproxy_stand_in as stand_in
 
@@ -78,6 +78,8 @@ class Plan(TypedDict):
     """See `REST_MS`."""
     has_token: NotRequired[bool]
     """Whether callers have to send a token, which the replicas ask for."""
+    of_one_address: NotRequired[int]
+    """Connections of one client's address at most; without it, any number."""
     launcher: NotRequired[int]
     """The process that stops the service; without one, nothing stands in for a HAProxy that died."""
 
@@ -120,13 +122,14 @@ def rewritten(
     rest_ms: int = REST_MS,
     has_token: bool = False,
     listens: bool = True,
+    of_one_address: int | None = None,
 ) -> str:
     """Serve's configuration with our addresses and bounds.
 
     Args:
         most: requests to compute something that a replica holds at once.
         rest_ms: as `REST_MS`.
-        has_token: as in a `Plan`.
+        has_token, of_one_address: as in a `Plan`.
         listens: whether requests come here.
 
     Raises:
@@ -168,7 +171,8 @@ def rewritten(
             raise ValueError(f"{section!r} listens in a way that is not known: {line.strip()!r}")
         seen.append(section)
         if section == REQUESTS:
-            lines += [found["indent"] + text for text in _requests(listen, has_token)][not listens :]
+            bind, *rules = _requests(listen, has_token, of_one_address)
+            lines += [found["indent"] + text for text in ([bind, *rules] if listens else rules)]
         else:
             lines.append(f"{found['indent']}bind 127.0.0.1:{found['port']}")
     if sorted(seen) != sorted((METRICS, REQUESTS, STATISTICS)):
@@ -176,7 +180,7 @@ def rewritten(
     return "\n".join(lines) + "\n"
 
 
-def _requests(listen: Listen, has_token: bool) -> list[str]:
+def _requests(listen: Listen, has_token: bool, of_one_address: int | None) -> list[str]:
     family = f"ipv{ipaddress.ip_address(listen['host']).version}"
     bind = f"bind {family}@{listen['host']}:{listen['port']}"
     if listen["certificate"] is not None:
@@ -185,8 +189,16 @@ def _requests(listen: Listen, has_token: bool) -> list[str]:
     no_routes = "http-request return status 403 content-type application/json string"
     of_routes = "if { path,url_dec -m reg -i ^/+-/+routes/*$ }"
     of_openai = "if { path /v1/completions } or { path_beg /v1/models } or { path_beg /v1/chat }"
+    bounds = []
+    if of_one_address is not None:
+        bounds = [
+            "stick-table type ipv6 size 100k expire 1m store conn_cur",
+            "tcp-request connection track-sc1 src",
+            f"tcp-request connection reject if {{ sc1_conn_cur gt {of_one_address} }}",
+        ]
     return [
         bind,
+        *bounds,
         # Else a client that sends its headers byte by byte keeps its connection. Bodies: `web/guards.py`.
         f"timeout http-request {HEADERS_S}s",
         "http-request set-header X-Forwarded-For %[src]",
@@ -247,10 +259,13 @@ def main(arguments: list[str]) -> NoReturn:
         try:
             rest_ms, has_token = plan.get("rest_ms", REST_MS), plan.get("has_token", False)
             written = file.read_text()
-            # Serve begins with a HAProxy that knows no application: what stands in for the one before knows it.
+            # Serve begins with one that knows no application: what stands in for the one before knows it.
             is_known = re.search(r"^\s*use_backend ", written, re.MULTILINE) is not None
             listens = is_known or launcher is None or not stand_in.answers(plan_file.parent)
-            config = rewritten(written, plan["listen"], plan["most"], rest_ms, has_token, listens)
+            config = rewritten(
+                *(written, plan["listen"], plan["most"], rest_ms, has_token, listens),
+                plan.get("of_one_address"),
+            )
             changed.write_text(config)
             if is_known and launcher is not None:
                 stand_in.note_current(plan_file.parent, config)

@@ -1,7 +1,7 @@
 """What answers when HAProxy died, until Ray Serve has started another one.
 
-    HAProxy ─ dies ─► this program, which waited for that ─► HAProxy with the same configuration
-                                                              └ until a newer one listens, or the service stops
+    HAProxy ─ dies ─► this program, which waited for it ─► HAProxy with the same configuration
+                                                            └ until a newer one listens, or the service stops
 
 Serve finds out by its health checks, and starts an actor that starts HAProxy: that takes from 7 to 21 s, in
 which nobody would listen. The stand-in listens within a fraction of a second. It has no socket of
@@ -25,8 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 CONFIG, CURRENT, STOPPING, LOCK = "stand-in.cfg", "current", "stopping", "stand-in.lock"
-"""Files in the folder of the plan: what a stand-in is configured by; the process id of the newest HAProxy that
-knows an application; whether the service is being stopped; held by the stand-in that answers."""
+"""Files in the folder of the plan: what a stand-in is configured by; the process id of the newest HAProxy
+that knows an application; whether the service is being stopped; held by the stand-in that answers."""
 LONGEST_S = 120.0
 """Serve has given up by then."""
 SETTLE_S = 1.0

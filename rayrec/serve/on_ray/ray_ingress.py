@@ -266,13 +266,14 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
         "most": config.max_in_flight,
         "has_token": config.token_sha256 is not None,
         "launcher": os.getpid(),
+        "of_one_address": config.connections.of_one_address,
     }
     own = {HAPROXY_PROGRAM: str(write_program(folder, sys.executable, plan))}
     own |= {name: str(folder / file) for name, file in _FOLDERS.items()}
     loopback = get_localhost_ip()
     own |= {name: str(port) for name, port in zip(_PORTS, _free_ports(len(_PORTS), loopback), strict=True)}
     # The address of the replicas; HAProxy's is in the plan.
-    options: dict[str, str | int] = {"host": loopback, "port": config.port}
+    options: dict[str, str | int] = {"host": loopback, "port": config.port, **_keep_alive(config)}
     wanted = {**FAST, **_sticky(config)}
     variables = _unless_set({**wanted, **COMMON}) | own
     otherwise = tuple(f"{name}={value}" for name, value in wanted.items() if variables[name] != value)
@@ -283,8 +284,13 @@ def _sticky(config: ServeConfig) -> Mapping[str, str]:
     return STICKY if config.has_prefix_cache else {}
 
 
+def _keep_alive(config: ServeConfig) -> dict[str, int]:
+    keep_alive_s = config.connections.keep_alive_s
+    return {} if keep_alive_s is None else {"keep_alive_timeout_s": keep_alive_s}
+
+
 def _proxy_options(config: ServeConfig) -> dict[str, str | int]:
-    options: dict[str, str | int] = {"host": config.host, "port": config.port}
+    options: dict[str, str | int] = {"host": config.host, "port": config.port, **_keep_alive(config)}
     if config.tls is not None:
         # In this order: Serve checks the second against the first.
         options |= {"ssl_keyfile": config.tls.key, "ssl_certfile": config.tls.certificate}
