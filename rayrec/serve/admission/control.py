@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from rayrec.serve.admission.answer_cache import AnswerCache, key_of
 from rayrec.serve.admission.limits import Admissions, Clock
@@ -36,7 +37,7 @@ class AdmissionStatus:
     """For metrics."""
 
     in_flight: int
-    """Requests that were admitted and have no answer yet."""
+    """Requests that were admitted and have no answer yet; with limits, as often as these count them."""
     callers: int
     """Of which something is remembered."""
     refused_callers: int
@@ -171,12 +172,14 @@ class AdmissionControl:
     def _begun(
         self, requests: Sequence[RecommendRequest], info: RequestInfo, pinned: RecommendationService
     ) -> list[asyncio.Future[RecommendAnswer]]:
-        caller, count = info.caller, info.num_rows
+        caller, costs = info.caller, self._costs(requests, pinned)
+        count = sum(costs)
         room = self._admissions.check(caller, count, info.room)
         entries = self._entries(requests, pinned)
         # Before any is submitted: an idle model computes the first at once, whatever becomes of the others.
         self._check_waiting(sum(entry.kept is None for entry in entries))
-        releases = self._admissions.admit_all(caller, count, room)
+        slots = iter(self._admissions.admit_all(caller, count, room))
+        releases = [list(islice(slots, cost)) for cost in costs]
         # The batcher computes with a service that stays the same.
         compute = None if pinned is self._service else pinned.recommend_all
         timeout_s = self._left_s(info)
@@ -185,7 +188,7 @@ class AdmissionControl:
         try:
             for entry, release in zip(entries, releases, strict=True):
                 if entry.kept is not None:
-                    release()
+                    _release_all(release)
                     answered = asyncio.get_running_loop().create_future()
                     answered.set_result(entry.kept)
                 else:
@@ -204,10 +207,29 @@ class AdmissionControl:
             for future in submitted:
                 future.cancel()
             for release in releases[len(all_answered) :]:
-                release()
+                _release_all(release)
             self._admissions.give_back(caller, count)
             raise
         return all_answered
+
+    def _costs(self, requests: Sequence[RecommendRequest], pinned: RecommendationService) -> list[int]:
+        """What each request of a message counts for limits: how many times as long it takes as one that says
+        nothing of how much is wanted, by the batches of late, and at least 1.
+
+        A message of few enough rows costs no more than may come at once: else it never could.
+        """
+        left = self._admissions.most_at_once
+        if left is None:
+            return [1] * len(requests)
+        known = self._batcher.costs
+        usual_s = known.at(known.measured_width).of(1)
+        costs = []
+        for num_before, request in enumerate(requests):
+            cost = round(known.at(pinned.width_of(request)).of(1) / usual_s)
+            num_after = len(requests) - num_before - 1
+            costs.append(max(min(cost, left - num_after), 1))
+            left -= costs[-1]
+        return costs
 
     def _left_s(self, info: RequestInfo) -> float:
         return max(info.expires_at - self._clock(), 0.0)
@@ -297,5 +319,10 @@ def _names_lists(request: RecommendRequest) -> bool:
     return wanted is not None and bool(wanted.allow_lists or wanted.deny_lists)
 
 
-def _released(release: Callable[[], None], future: Future[RecommendAnswer]) -> None:
-    release()
+def _released(releases: Sequence[Callable[[], None]], future: Future[RecommendAnswer]) -> None:
+    _release_all(releases)
+
+
+def _release_all(releases: Sequence[Callable[[], None]]) -> None:
+    for release in releases:
+        release()

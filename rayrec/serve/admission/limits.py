@@ -4,7 +4,8 @@
                      └ CallerLimitError      └ ServiceLimitError       each with the seconds to wait
 
 A limit that refuses has taken nothing: a request that the service has no room for costs its caller no token.
-The rows of one message are admitted together, or none of them is. One thread admits; any thread may release.
+The rows of one message are admitted together, or none of them is, and each counts as often as it takes longer
+than a usual one (`AdmissionControl`). One thread admits; any thread may release.
 
 The buckets are ours: the strategies of the `limits` package are windows, without a burst beside a rate, and
 do not tell when several tokens will be there.
@@ -154,7 +155,7 @@ class Limit:
         Args:
             count: no more than the limit admits at once of those that find nobody.
         """
-        more = "" if count == 1 else f", and {count} of one message come"
+        more = "" if count == 1 else f", and what comes counts as {count}"
         if wait_s := self.concurrency.wait_s(count):
             return f"{self.concurrency.in_flight} requests are in flight already{more}", wait_s
         if self.bucket is not None and (wait_s := self.bucket.wait_s(count)):

@@ -14,7 +14,8 @@ StepName = Literal["fewer_beams", "shorter_history", "no_ranking", "cached_answe
 
 
 class LimitConfig(Config):
-    """What is admitted; by default everything. Each row of a message of tensors or prompts is a request."""
+    """What is admitted; by default everything. Each row of a message of tensors or prompts is a request, and
+    one that takes as long as ten usual ones, since it asks for many items, counts as ten."""
 
     rate: float | None = Field(None, gt=0)
     """Requests per second over time; None is any number."""

@@ -195,6 +195,32 @@ def test_a_place_is_given_back_whatever_becomes_of_the_request(start, fields, er
     assert model.admission.status.in_flight == 0
 
 
+def test_limits_count_a_request_by_what_it_takes(start):
+    """One with four times the beams is four, and one that is more than all is all."""
+    model = start(service={"concurrency": 6}, callers={"rate": 0.001, "burst": 5})
+    model.service.width_of = lambda request: WIDTH * max(request.k // 10, 1)
+
+    async def scenario() -> tuple[int, int]:
+        tasks = await model.occupy(1)
+        wide = asyncio.create_task(model.ask(ANN, k=40))
+        await asyncio.sleep(0)
+        in_flight = model.admission.status.in_flight
+        with pytest.raises(CallerLimitError, match="what comes counts as 4"):
+            await model.ask(ANN, k=40)
+        with pytest.raises(ServiceLimitError, match="5 requests are in flight already, and what comes"):
+            await model.ask({"X-Caller-Key": "bob"}, k=40)
+        model.free()
+        await asyncio.gather(*tasks, wide)
+        await model.idle()
+        # Five come at once at most: a message of two that would be eight is five.
+        both = [RecommendRequest(k=40)] * 2
+        await asyncio.gather(*model.admission.begin_all(both, model.info({"X-Caller-Key": "cid"})))
+        await model.idle()
+        return in_flight, model.admission.status.in_flight
+
+    assert run(scenario()) == (5, 0)
+
+
 def test_what_the_batcher_refuses_gives_its_place_back(start):
     model = start(service={"concurrency": 9})
 

@@ -183,10 +183,10 @@ def test_the_requests_of_a_message_are_admitted_together_or_none_is(clock):
     admissions = Admissions(LimitConfig(), CallersConfig(rate=1.0, burst=4, concurrency=4), clock)
     first, second, third = admissions.admit_all("ann", 3)
 
-    with pytest.raises(CallerLimitError, match="3 requests are in flight already, and 2 of one message come"):
+    with pytest.raises(CallerLimitError, match=r"3 requests are in flight already, .* counts as 2"):
         admissions.admit_all("ann", 2)
     first(), second()
-    with pytest.raises(CallerLimitError, match="more than 1 requests a second have come, and 2 of") as late:
+    with pytest.raises(CallerLimitError, match=r"a second have come, .* counts as 2") as late:
         admissions.admit_all("ann", 2)
     assert late.value.wait_s == pytest.approx(1.0)
     admissions.admit("ann")()  # the token that neither of them took
