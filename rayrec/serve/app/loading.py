@@ -21,6 +21,7 @@ from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
 from rayrec.serve.config.serve import ServeConfig
@@ -100,7 +101,7 @@ def load_api(
         intake = EventIntake.open(config.events, lambda: service.pinned.dataset)
         build.user_state = first.user_state = intake.state
     lists = None
-    if config.lists is not None or (config.num_replicas == 1 and config.services is None):
+    if keeps_lists(config):
         lists = build.item_lists = first.item_lists = ItemLists(config.lists)
     request_log = None if config.request_log is None else RequestLog(config.request_log, config.target)
     first.warm_up()
@@ -126,7 +127,7 @@ def load_api(
         on_close.append(follower.stop)
     if compilation is not None:
         on_close.append(compilation.close)
-    return build_api(
+    api = build_api(
         service,
         batcher,
         config.timeout_s,
@@ -138,6 +139,13 @@ def load_api(
         None if follower is None else follower.metrics,
         lists,
     )
+    api.state.has_token = config.token_sha256 is not None
+    return api
+
+
+def keeps_lists(config: ServeConfig) -> bool:
+    """Whether lists that are put to one process are those of all that answer."""
+    return config.lists is not None or (config.num_replicas == 1 and config.services is None)
 
 
 def _spare_collector() -> None:
@@ -157,6 +165,20 @@ def load_service(run: str | Path, config: ServeConfig, device: str | None) -> Re
         InputError: the run, the version, or that of the ranking stage, cannot be loaded.
     """
     return _open(run, config, device).first
+
+
+def check_service(run: str | Path, config: ServeConfig) -> None:
+    """Check that what answers can be loaded, on the CPU and without the rows of its tables, which are most of
+    it.
+
+    Args:
+        run: as `load_api`.
+
+    Raises:
+        InputError: the run, the version, or that of the ranking stage, cannot be loaded.
+    """
+    # The CPU is always here; this machine may lack the device of the replicas.
+    _open(run, config, HOST.kind, with_rows=False)
 
 
 def device_of(run: str | Path, config: ServeConfig) -> str:
@@ -184,10 +206,11 @@ def _open(
     device: str | None,
     compilation: CompileService | None = None,
     ranker_of: RankerOf | None = None,
+    with_rows: bool = True,
 ) -> _Opened:
     build = _Builder(config, device, ranker_of)
     if not VersionStore.is_there(run):
-        service = build(TrainedModel.load(run, config.snapshot, device, config.data))
+        service = build(TrainedModel.load(run, config.snapshot, device, config.data, with_rows))
         return _Opened(service, service, build)
     if config.data is not None or config.snapshot != "best":
         raise InputError(
@@ -195,7 +218,7 @@ def _open(
             "`rayrec rollback`; leave out --data and --snapshot"
         )
     store = VersionStore(run)
-    loaded = load_version(store, store.serving(), device)
+    loaded = load_version(store, store.serving(), device, with_rows=with_rows)
     service = build(loaded.model)
     current = CurrentService(service)
 

@@ -52,6 +52,7 @@ from rayrec.serve.on_ray.http_messages import (
 from rayrec.serve.on_ray.ray_ingress import by_message, of_session, sticky_routing
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.browsers import keep_pages_out
+from rayrec.serve.web.guards import WithoutRequestId
 from rayrec.serve.web.metrics import RayMeter
 
 GATEWAY, FEATURES, SPARSE, DENSE = "gateway", "features", "sparse", "dense"
@@ -79,6 +80,7 @@ class GatewayReplica:
         self._api = build_gateway(gateway, [RayMeter(Path(run).name)])
         require_token(self._api, config.token_sha256)
         keep_pages_out(self._api, config)
+        self._api.add_middleware(WithoutRequestId)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""
@@ -147,14 +149,7 @@ class SparseReplica:
 
             behaviors = call(users, "behaviors", timeout_s=timeout_s)
             state = RemoteState(histories, behaviors, config.events.pause_s)
-        alone = config.model_copy(
-            update={
-                "events": None,
-                "services": None,
-                "admission": AdmissionConfig(degrade=config.admission.degrade),
-            }
-        )
-        self._api = load_api(run, alone, RayMeter(Path(run).name), ranker_of, state)
+        self._api = load_api(run, settings_of_sparse(config), RayMeter(Path(run).name), ranker_of, state)
         self._lifespan: AsyncExitStack | None = None
 
     async def http(self, request: HttpRequest) -> HttpAnswer:
@@ -199,6 +194,21 @@ class DenseReplica:
         follower: PointerFollower | None = getattr(self, "_follower", None)
         if follower is not None:
             follower.stop()
+
+
+def settings_of_sparse(config: ServeConfig) -> ServeConfig:
+    """Of one replica of a sparse part, which is a service but for what is elsewhere."""
+    services = config.services
+    assert services is not None, "as these deployments are of it"
+    return config.model_copy(
+        update={
+            "events": None,
+            "services": None,
+            "admission": AdmissionConfig(degrade=config.admission.degrade),
+            # As many would have named lists of their own, where no folder has those of all.
+            "num_replicas": services.sparse.most * (1 + len(services.targets)),
+        }
+    )
 
 
 def build_services(run: str | Path, config: ServeConfig) -> serve.Application:

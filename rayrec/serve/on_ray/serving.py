@@ -18,9 +18,8 @@ from ray import serve
 from ray.serve.config import ProxyLocation
 
 from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
-from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
-from rayrec.serve.app.loading import load_service
+from rayrec.serve.app.loading import check_service
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import MAIN
 from rayrec.serve.config.tls import check_tls
@@ -122,13 +121,12 @@ def _why_not_running() -> str:
 
 
 def _check_run(run: str, config: ServeConfig) -> None:
-    """Load the model as a replica will, so that one that cannot be loaded is refused in its own words."""
-    # On the CPU, which is always here; this machine may lack the device of the replicas.
-    load_service(run, config, HOST.kind)
+    """Check what replicas will load, so that what they cannot is refused in its own words."""
+    check_service(run, config)
     if config.services is not None:
         for name, (other, settings) in targets_of(run, config, config.services).items():
             if name != MAIN:
-                load_service(other, settings, HOST.kind)
+                check_service(other, settings)
 
 
 def joined(config: ServeConfig, running: RunningServe) -> ServeConfig:

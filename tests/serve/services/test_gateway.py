@@ -11,11 +11,12 @@ from fastapi.testclient import TestClient
 
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import InputError
+from rayrec.serve.app.loading import keeps_lists
 from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import ServicesConfig
 from rayrec.serve.on_ray import http_messages
-from rayrec.serve.on_ray.deployments import targets_of
+from rayrec.serve.on_ray.deployments import settings_of_sparse, targets_of
 from rayrec.serve.on_ray.gateway import Gateway, build_gateway
 from rayrec.serve.on_ray.http_messages import HttpAnswer, HttpRequest
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH
@@ -69,6 +70,22 @@ def test_all_goes_to_main_but_events_and_the_probe_of_life():
     assert targets["main"].asked[-1].query == b"pretty=1"
     assert json.loads(targets["main"].asked[0].body) == {"user_id": "u1"}
     assert len(events.asked) == 1
+
+
+def test_lists_are_put_to_main_and_kept_by_one_process_only_where_there_is_one():
+    client, targets, _ = client_of()
+    put = client.put("/v1/lists/stock", json={"items": ["i1"]})
+    assert put.json() == {"by": "main", "path": "/v1/lists/stock"}
+    assert (targets["main"].asked[-1].method, targets["main"].asked[-1].body) == ("PUT", b'{"items":["i1"]}')
+    assert client.delete("/v1/lists/stock").json()["by"] == "main"
+
+    def keeps(settings, **more):
+        return keeps_lists(settings_of_sparse(ServeConfig.parse({"services": settings, **more})))
+
+    assert keeps({})
+    assert not keeps({"sparse": {"replicas": 2}})
+    assert not keeps(SPLIT)
+    assert keeps({"sparse": {"replicas": 2}}, lists="/folder")
 
 
 @pytest.mark.parametrize(("settings", "is_told"), [(None, True), (SPLIT, False)], ids=["one", "two"])
@@ -137,8 +154,8 @@ def test_a_shadow_gets_the_same_and_nobody_waits_for_it():
     assert len(targets["main"].asked) == 3
     assert targets["new"].asked == targets["main"].asked[:1]
     shown = meter.page().decode()
-    assert "rayrec_gateway_shadow_sent 1.0" in shown
-    assert "rayrec_gateway_shadow_dropped 2.0" in shown
+    assert "rayrec_gateway_shadow_sent_total 1.0" in shown
+    assert "rayrec_gateway_shadow_dropped_total 2.0" in shown
     assert 'rayrec_requests_total{route="/v1/recommend",status="200"} 3.0' in shown
 
 
