@@ -143,9 +143,11 @@ class RayMetrics:
         if name not in self._counters:
             counter = importlib.import_module("ray.util.metrics").Counter
             self._counters[name] = counter(f"rayrec_{name}", name.replace("_", " "), tuple(self._tags))
-        if (more := value - self._counted.get(name, 0.0)) > 0:
+        before = self._counted.get(name, 0.0)
+        # What counts may have begun again, as a prefix cache does with a new version.
+        if (more := value - before if value >= before else value) > 0:
             self._counters[name].inc(more, self._tags)
-            self._counted[name] = value
+        self._counted[name] = value
 
 
 class RayStageMetrics:

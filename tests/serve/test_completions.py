@@ -178,7 +178,7 @@ def test_values_that_change_nothing_are_taken(client):
         ({"top_p": 0.9}, "top_p", "leave it out, or give 1"),
         ({"presence_penalty": 1}, "presence_penalty", "leave it out, or give 0"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "leave it out, or give {}"),
-        ({"stop": "x"}, "stop", "a text ends with its item"),
+        ({"stop": ["x"] * 5}, "stop", "stop: "),
         ({"echo": True}, "echo", "leave it out, or give false"),
         ({"stream": True}, "stream", "stream: all items are found at once; leave it out, or give false"),
         ({"extra_body": {"tools": []}}, "tools", "tools: unknown field; known are model, prompt, n,"),

@@ -1,4 +1,5 @@
 import asyncio
+import gzip
 import json
 import logging
 import re
@@ -9,10 +10,12 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ray.serve._private.http_util import RequestIdMiddleware
 
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.web.api import MAX_BODY_BYTES
+from rayrec.serve.web.guards import WithoutRequestId
 from rayrec.serve.wire.schemas import MAX_HISTORY
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
@@ -361,5 +364,69 @@ def test_page_describes_fields_and_errors(client):
     schemas = page["components"]["schemas"]
     described = page["paths"]["/v1/recommend"]["post"]["responses"]
     assert "oldest first" in schemas["RecommendRequest"]["properties"]["history"]["description"]
-    assert set(described) == {"200", "400", "413", "422", "429", "500", "503"}
+    assert set(described) == {"200", "400", "408", "413", "415", "422", "429", "500", "503"}
     assert described["422"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
+    assert set(described["429"]["headers"]) == {"Retry-After"}
+    assert set(described["200"]["headers"]) == {"X-Request-Id"}
+    headers = {each["name"] for each in page["paths"]["/v1/recommend"]["post"]["parameters"]}
+    assert headers == {"X-Request-Id", "X-Request-Timeout-Ms", "X-User-Id"}
+    openai = page["paths"]["/v1/completions"]["post"]["responses"]
+    assert openai["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/OpenAIError")
+    assert "422" not in openai
+
+
+def test_page_says_where_a_token_is_needed(client):
+    assert "securitySchemes" not in client.get("/openapi.json").json()["components"]
+    api = api_of(RecommendationService(FakeRecommender(), max_k=50))
+    api.state.has_token = True
+    page = api.openapi()
+    assert page["components"]["securitySchemes"] == {"token": {"type": "http", "scheme": "bearer"}}
+    assert page["paths"]["/v1/recommend"]["post"]["security"] == [{"token": []}]
+    assert "401" in page["paths"]["/v1/recommend"]["post"]["responses"]
+    assert "security" not in page["paths"]["/health/live"]["get"]
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"])
+def test_head_is_answered_as_get_without_a_body(client, path):
+    found, asked = client.head(path), client.get(path)
+    assert (found.status_code, found.content) == (200, b"")
+    assert found.headers["content-length"] == asked.headers["content-length"]
+    assert client.head("/v1/recommend").status_code == 405
+
+
+def test_packed_bodies_are_read_and_wrong_ones_refused(client):
+    body = gzip.compress(json.dumps({"history": ["alien"], "k": 1}).encode())
+    packed = {**JSON, "Content-Encoding": "gzip"}
+    assert client.post("/v1/recommend", content=body, headers=packed).status_code == 200
+    assert client.post("/v1/recommend", content=body[:-1], headers=packed).status_code == 400
+    other = client.post("/v1/recommend", content=body, headers={**JSON, "Content-Encoding": "br"})
+    assert (other.status_code, "known are gzip, deflate" in other.json()["error"]) == (415, True)
+
+
+def test_a_key_that_stands_in_a_body_twice_is_refused(client):
+    twice = client.post("/v1/recommend", content=b'{"k": 1, "k": 2}', headers=JSON)
+    assert (twice.status_code, twice.json()["error"]) == (
+        400,
+        "the key 'k' stands in one object twice; which is meant?",
+    )
+
+
+def test_large_answers_are_packed_for_those_that_take_it(client):
+    small = client.get("/health/live", headers={"Accept-Encoding": "gzip"})
+    assert "content-encoding" not in small.headers
+    packed = client.get("/openapi.json", headers={"Accept-Encoding": "gzip"})
+    assert packed.headers["content-encoding"] == "gzip"
+    plain = client.get("/openapi.json", headers={"Accept-Encoding": "identity"})
+    assert "content-encoding" not in plain.headers
+    assert packed.json() == plain.json()
+
+
+def test_an_answer_behind_ray_serve_has_one_request_id():
+    api = api_of(RecommendationService(FakeRecommender(), max_k=50))
+    api.add_middleware(WithoutRequestId)
+    behind = TestClient(RequestIdMiddleware(api))
+    for headers in ({"X-Request-Id": "mine"}, {}):
+        answer = behind.post("/v1/recommend", json={"history": ["alien"]}, headers=headers)
+        ids = answer.headers.get_list("x-request-id")
+        assert len(ids) == 1
+        assert ids[0] == headers.get("X-Request-Id", ids[0])

@@ -46,7 +46,7 @@ def test_what_was_read_of_a_user_who_returns_is_kept_and_counted(tmp_path):
         assert [item["score"] for item in items] == pytest.approx(
             [item["score"] for item in others], abs=1e-4
         )
-    assert float(re.search(r"^rayrec_prefix_cache_events_reused (\S+)$", metrics, re.MULTILINE)[1]) >= 2
+    assert float(re.search(r"^rayrec_prefix_cache_events_reused_total (\S+)$", metrics, re.MULTILINE)[1]) >= 2
     assert "prefix_cache_histories" not in plain_metrics
 
 

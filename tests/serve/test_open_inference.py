@@ -49,9 +49,7 @@ def client(address):
 
 
 def tensor(name, values, datatype="BYTES", binary=True):
-    values = np.array(
-        values, dtype=object if datatype == "BYTES" else {"INT32": "i4", "INT64": "i8"}[datatype]
-    )
+    values = np.array(values, dtype=object if datatype == "BYTES" else np.dtype(datatype.lower()))
     given = InferInput(name, list(values.shape), datatype)
     given.set_data_from_numpy(values, binary_data=binary)
     return given
@@ -166,6 +164,35 @@ def test_lengths_say_where_a_history_ends(triton, recommender, datatype):
     assert answer.as_numpy("source").tolist() == [b"model", b"popular"]
 
 
+@pytest.mark.parametrize("datatype", ["INT32", "INT64", "UINT64"])
+def test_ids_may_be_integers(triton, recommender, datatype):
+    recommender.asked.clear()
+    inputs = [
+        tensor("history", [[7, 7], [7, 0]], datatype),
+        tensor("history_length", [2, 1], "INT32"),
+        tensor("user_id", [5, 6], datatype),
+    ]
+    answer = triton.infer("recommend", inputs, parameters={"k": 1})
+    assert answer.as_numpy("num_items").tolist() == [1, 1]
+    texts = [tensor("history", [["7", "7"], ["7", ""]])]
+    as_texts = triton.infer("recommend", texts, parameters={"k": 1})
+    assert answer.as_numpy("item_id").tolist() == as_texts.as_numpy("item_id").tolist()
+
+
+def test_tritons_timeout_and_priority_are_taken(triton, client):
+    inputs = [tensor("user_id", ["ann"])]
+    answer = triton.infer("recommend", inputs, timeout=60_000_000, priority=3)
+    assert answer.as_numpy("num_items").tolist() == [3]
+    body = {"inputs": [json_input("user_id", ["ann"], [1])]}
+    late = client.post("/v2/models/recommend/infer", json={**body, "parameters": {"timeout": 1}})
+    assert late.status_code == 503
+    assert late.headers["retry-after"] == "1"
+    for wrong in (-1, 0.5, "1", True):
+        refusal = client.post("/v2/models/recommend/infer", json={**body, "parameters": {"timeout": wrong}})
+        assert refusal.status_code == 400
+        assert "timeout: expected a whole number" in refusal.json()["error"]
+
+
 @pytest.mark.parametrize("packing", ["gzip", "deflate"])
 def test_packed_bodies_are_read_and_packed_answers_not_needed(triton, packing):
     answer = triton.infer(
@@ -198,7 +225,7 @@ def test_packed_bodies_are_refused_where_they_are_too_large_or_none(client):
         ({"inputs": [json_input("user_id", ["a"] * 9, [9])]}, "9 rows in one request; send from 1 to 8"),
         ({"inputs": [json_input("user_id", ["a"], [1]), HISTORY, HISTORY]}, "'history' stands there twice"),
         ({"inputs": [json_input("items", ["a"], [1])]}, "inputs: there is no 'items'; known are history,"),
-        ({"inputs": [json_input("history", [1], [1, 1], "INT64")]}, "history: is INT64; expected BYTES"),
+        ({"inputs": [json_input("history", [1.0], [1, 1], "FP32")]}, "history: is FP32; expected BYTES"),
         (
             {"inputs": [json_input("history", ["a"], [1])]},
             "history: has the shape [1]; expected 2 dimensions",
@@ -250,8 +277,8 @@ def test_packed_bodies_are_refused_where_they_are_too_large_or_none(client):
             "row 0: rank: this service has no ranking stage",
         ),
         (
-            {"inputs": [HISTORY], "parameters": {"priority": 1}},
-            "'priority' is not known; known are k, exclude_seen",
+            {"inputs": [HISTORY], "parameters": {"sequence_id": 1}},
+            "'sequence_id' is not known; known are k, exclude_seen",
         ),
         (
             {"inputs": [HISTORY], "outputs": [{"name": "title"}]},

@@ -26,6 +26,8 @@ class RequestInfo:
     """For limits of each caller: a key and an address are never the same caller."""
     expires_at: float
     """When its answer is of no use any more, by the clock that it was made with."""
+    began_at: float
+    """When its headers were read, by the same clock."""
     num_rows: int = 1
     """Requests in the message, as limits count them; 1 until its body is understood."""
     room: Room | None = None
@@ -51,15 +53,16 @@ class RequestInfo:
             HeaderError: the caller's key is too long to be kept, or the timeout is no number.
         """
         # What the body takes to come counts: the caller waits from now on.
-        expires_at = clock() + timeout_of(headers, timeout_s)
+        began_at = clock()
+        expires_at = began_at + timeout_of(headers, timeout_s)
         key = headers.get(caller_header)
         if key is None:
-            return RequestInfo(("address", address), expires_at)
+            return RequestInfo(("address", address), expires_at, began_at)
         if len(key) > MAX_CALLER_KEY:
             raise HeaderError(
                 f"{caller_header}: expected at most {MAX_CALLER_KEY} characters, got {len(key)}"
             )
-        return RequestInfo(("key", key), expires_at)
+        return RequestInfo(("key", key), expires_at, began_at)
 
 
 def address_of(http: HTTPConnection) -> str | None:

@@ -10,11 +10,12 @@ from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
+from rayrec.models.generative.prefix_cache import PrefixCache
 from rayrec.pipelines.inference.item_filter import FilterMasks, ItemFilter, NamedList
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender
@@ -347,7 +348,7 @@ class RecommendationService:
         """What a meter watches."""
         kept = self._recommender.prefix_cache
         answers = {f"serving_answers_{name}_total": count for name, count in self._num_answers.read().items()}
-        return answers | ({} if kept is None else kept.metrics())
+        return answers if kept is None else answers | prefix_cache_metrics(kept)
 
     def compile(self, compilation: CompileService, waits: bool = True) -> None:
         """Have batches ranked by compiled programs.
@@ -582,3 +583,8 @@ def _checked_times(timestamps: Sequence[int], num_items: int) -> Int64Array:
             "oldest first"
         )
     return times
+
+
+def prefix_cache_metrics(cache: PrefixCache[Any]) -> dict[str, float]:
+    """What a meter watches of a cache: what it has read so far is counted."""
+    return {f"{name}_total" if "_events_" in name else name: value for name, value in cache.metrics().items()}

@@ -147,9 +147,9 @@ class EventIntake:
         """What a meter watches."""
         with self._lock:
             found: dict[str, float] = {
-                "events_taken": self._taken,
-                "events_repeated": self._repeated,
-                "events_of_unknown_items": self._unknown,
+                "events_taken_total": self._taken,
+                "events_repeated_total": self._repeated,
+                "events_of_unknown_items_total": self._unknown,
             }
         return found if self._log is None else found | log_metrics("event_log", self._log)
 
@@ -247,9 +247,9 @@ def log_metrics(name: str, log: ParquetLog) -> dict[str, float]:
     status = log.status
     return {
         f"{name}_queued": status.queued,
-        f"{name}_dropped": status.dropped,
-        f"{name}_rows": status.rows,
-        f"{name}_files": status.files,
-        f"{name}_failures": status.failures,
+        f"{name}_dropped_total": status.dropped,
+        f"{name}_rows_total": status.rows,
+        f"{name}_files_total": status.files,
+        f"{name}_failures_total": status.failures,
         f"{name}_newest_age_seconds": status.newest_age_s,
     }

@@ -17,6 +17,7 @@ from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.on_ray.ray_ingress import sticky_routing
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.browsers import keep_pages_out
+from rayrec.serve.web.guards import WithoutRequestId
 from rayrec.serve.web.metrics import RayMeter
 
 DEPLOYMENT = "recommend"
@@ -35,6 +36,7 @@ class RecommendReplica:
         self._api = load_api(run, config, RayMeter(Path(run).name))
         require_token(self._api, config.token_sha256)
         keep_pages_out(self._api, config)
+        self._api.add_middleware(WithoutRequestId)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

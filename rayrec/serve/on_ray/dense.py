@@ -26,6 +26,7 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import own_stream, synchronize
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.service import prefix_cache_metrics
 from rayrec.serve.on_ray.packed_batch import RankBatch, packed_items, unpacked_items
 
 MOST_VERSIONS = 3
@@ -96,7 +97,7 @@ class DensePart:
         metrics = {"dense_versions": float(len(programs))}
         for program in programs:
             if (kept := program.model.prefix_cache) is not None:
-                for name, value in kept.metrics().items():
+                for name, value in prefix_cache_metrics(kept).items():
                     metrics[name] = metrics.get(name, 0) + value
         return metrics
 

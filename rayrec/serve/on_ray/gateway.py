@@ -28,7 +28,7 @@ from rayrec.serve.routing.shadow import Shadow, Shadowed
 from rayrec.serve.routing.targets import Routed, Router
 from rayrec.serve.web.api import ANSWERING_ROUTES
 from rayrec.serve.web.error_handlers import add_error_handlers
-from rayrec.serve.web.guards import RequestGuard
+from rayrec.serve.web.guards import HeadAsGet, RequestGuard
 from rayrec.serve.web.metrics import Meter, RequestMeter
 from rayrec.serve.wire.deadlines import NO_TIME_HEADER
 from rayrec.serve.wire.errors import RequestError, error_response
@@ -122,17 +122,17 @@ class Gateway:
         """What a meter watches."""
         found: dict[str, float] = {
             "gateway_in_flight": self._admissions.service.concurrency.in_flight,
-            "gateway_refused": self._admissions.num_refused + self._admissions.num_refused_callers,
+            "gateway_refused_total": self._admissions.num_refused + self._admissions.num_refused_callers,
         }
         if self._routed is not None:
-            found |= {f"gateway_sent_to_{name}": count for name, count in self._routed.num_sent.items()}
+            found |= {f"gateway_sent_to_{name}_total": count for name, count in self._routed.num_sent.items()}
         if self.shadow is not None:
             counts = self.shadow.counts
             found |= {
-                "gateway_shadow_sent": counts.sent,
-                "gateway_shadow_answered": counts.answered,
-                "gateway_shadow_failed": counts.failed,
-                "gateway_shadow_dropped": counts.dropped,
+                "gateway_shadow_sent_total": counts.sent,
+                "gateway_shadow_answered_total": counts.answered,
+                "gateway_shadow_failed_total": counts.failed,
+                "gateway_shadow_dropped_total": counts.dropped,
             }
         return found
 
@@ -151,6 +151,7 @@ def build_gateway(gateway: Gateway, meters: Sequence[Meter] = ()) -> FastAPI:
         await gateway.close()
 
     api = FastAPI(title="RayRec, gateway", openapi_url=None, lifespan=lifespan)
+    api.add_middleware(HeadAsGet)
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_middleware(RequestMeter, meters=meters)
     add_error_handlers(api)

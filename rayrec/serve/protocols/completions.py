@@ -48,6 +48,8 @@ from rayrec.serve.wire.schemas import MODEL_NAME, Filter, RecommendAnswer, Recom
 
 MAX_LOGPROBS = 5
 """As in OpenAI's API."""
+MAX_STOPS = 4
+"""As in OpenAI's API."""
 
 _NO_DRAWING = "the most probable items are found and none is drawn"
 _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
@@ -57,7 +59,6 @@ _ONLY: dict[str, tuple[tuple[Any, ...], str]] = {
     "presence_penalty": ((0,), _NO_DRAWING),
     "frequency_penalty": ((0,), _NO_DRAWING),
     "logit_bias": (({},), "items have the probabilities of the model"),
-    "stop": (([],), "a text ends with its item"),
     "suffix": (("",), "the model reads no text after what it writes"),
     "echo": ((False,), "a choice is the item alone"),
     "stream": ((False,), "all items are found at once"),
@@ -79,6 +80,8 @@ class CompletionRequest(BaseModel):
     logprobs: StrictInt | None = Field(None, ge=0, le=MAX_LOGPROBS)
     """How many of the most probable items are listed with each choice."""
     max_tokens: StrictInt | None = Field(None, ge=0)
+    stop: StrictStr | Annotated[list[StrictStr], Field(max_length=MAX_STOPS)] | None = None
+    """A text ends before the first of these that it has; `item_id` names the item all the same."""
     seed: StrictInt | None = None
     """Changes nothing: equal requests have equal answers."""
     user: StrictStr | None = None
@@ -271,7 +274,7 @@ def _completion(
             text = text_of[item.item_id]
             choices.append(
                 {
-                    "text": text,
+                    "text": _stopped(text, asked.stop),
                     # By which clients find the prompt of a choice: index // n.
                     "index": position * asked.n + rank,
                     "logprobs": None if asked.logprobs is None else _logprobs(item, text, top),
@@ -296,6 +299,14 @@ def _completion(
         "unread_events": [answer.unread_events for answer in answers],
         "degraded": [answer.degraded for answer in answers],
     }
+
+
+def _stopped(text: str, stop: str | list[str] | None) -> str:
+    """The text, up to the first of what ends it."""
+    for each in [stop] if isinstance(stop, str) else stop or ():
+        if each:
+            text = text.partition(each)[0]
+    return text
 
 
 def _logprobs(item: RecommendedItem, text: str, top: Mapping[str, float]) -> dict[str, Any]:

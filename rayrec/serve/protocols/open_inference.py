@@ -2,9 +2,9 @@
 
     message ─► `tensor_codec` ─► inputs ─► a `RecommendRequest` per row ─► the batcher ─► outputs ─► message
 
-    history         BYTES         [B, T]         item ids, oldest first; "" fills rows up, on the right
+    history         BYTES, INT64  [B, T]         item ids, oldest first; "" fills rows up, on the right
     history_length  INT32, INT64  [B]            items of each row, instead of filling up with ""
-    user_id         BYTES         [B] or [B, 1]  "" is nobody
+    user_id         BYTES, INT64  [B] or [B, 1]  "" is nobody
     timestamps      INT64         [B, T]         UNIX seconds, as filled up as the history
 
     item_id         BYTES         [B, K]         best first, then ""
@@ -13,8 +13,11 @@
     source          BYTES         [B]            "model" or "popular", as in `/v1/recommend`
 
 Either `history` or `user_id` is needed; all other inputs may be left out, and mean what they mean in
-`/v1/recommend`: a history replaces the stored one, even where it is empty. Parameters of a request
-are `k`, `exclude_seen` and `rank` from there; K is `k`, however few items there are.
+`/v1/recommend`: a history replaces the stored one, even where it is empty. Ids may be integers of 32 or 64
+bits, too: 12 is the id "12", and rows of different lengths need `history_length`. Parameters of a request
+are `k`, `exclude_seen`, `rank` and `filter` from there; K is `k`, however few items there are. Of Triton's
+parameters, `timeout` (microseconds) is as the header `X-Request-Timeout-Ms`, and `priority` is taken: as in
+Triton for a model without priority levels, all requests have the same, and the earliest deadline goes first.
 
 Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
 of the message says what, of all its rows together: names of `/v1/recommend` with commas between them.
@@ -63,10 +66,11 @@ from rayrec.serve.wire.request_body import (
 )
 from rayrec.serve.wire.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest
 
+IDS = ("BYTES", "INT64", "INT32", "UINT64", "UINT32")
 INPUTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    "history": (("BYTES",), (-1, -1)),
+    "history": (IDS, (-1, -1)),
     "history_length": (("INT32", "INT64"), (-1,)),
-    "user_id": (("BYTES",), (-1,)),
+    "user_id": (IDS, (-1,)),
     "timestamps": (("INT64",), (-1, -1)),
 }
 """Datatypes, the first of which the metadata name, and shape; -1 is any size."""
@@ -79,6 +83,8 @@ OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
 PARAMETERS = ("k", "exclude_seen", "rank", "filter")
 """Parameters are texts, numbers and truth values: a filter is the JSON of one of `/v1/recommend`."""
 
+MESSAGE_PARAMETERS = ("timeout", "priority")
+"""Of the message and not of its rows; see above."""
 NO_SCORE = float(np.finfo(np.float32).min)
 """Score of a position without an item."""
 
@@ -113,6 +119,8 @@ _BODY = {
                             "exclude_seen": {"type": "boolean"},
                             "rank": {"type": "boolean"},
                             "filter": {"type": "string", "description": "JSON of a filter."},
+                            "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds."},
+                            "priority": {"type": "integer", "minimum": 0},
                             "binary_data_output": {"type": "boolean"},
                         },
                         "additionalProperties": False,
@@ -198,8 +206,11 @@ def open_inference_router(service: Service, admission: AdmissionControl) -> APIR
             return call, _wanted_outputs(call), rows_of(call, admission.most_at_once)
 
         call, is_binary, requests = await beside_the_loop(len(body) > LARGE_BYTES, read)
+        info = info_of(request)
+        if (timeout_s := timeout_in(call.parameters)) is not None:
+            info.expires_at = min(info.expires_at, info.began_at + timeout_s)
         request_id = request_id_of(request.headers.get(REQUEST_ID))
-        answers = await answers_of_all(admission, pinned, requests, info_of(request), _of_row, request_id)
+        answers = await answers_of_all(admission, pinned, requests, info, _of_row, request_id)
 
         def written() -> tuple[bytes, int | None]:
             found = outputs_of(answers, requests[0].k)
@@ -256,15 +267,29 @@ def rows_of(call: InferenceCall, max_rows: int) -> list[RecommendRequest]:
         if values.shape[0] != num_rows:
             raise RequestError(f"{name}: has {values.shape[0]} rows, where others have {num_rows}")
     for name in call.parameters:
-        if name not in PARAMETERS:
-            raise RequestError(f"parameters: {name!r} is not known; known are {', '.join(PARAMETERS)}")
-    parameters = dict(call.parameters)
+        if name not in (*PARAMETERS, *MESSAGE_PARAMETERS):
+            known = ", ".join((*PARAMETERS, *MESSAGE_PARAMETERS))
+            raise RequestError(f"parameters: {name!r} is not known; known are {known}")
+    parameters = {name: value for name, value in call.parameters.items() if name in PARAMETERS}
     if isinstance(given := parameters.get("filter"), str):
         try:
             parameters["filter"] = json_object(given.encode())
         except RequestError as error:
             raise RequestError(f"parameters: filter: {error}") from error
     return [_row(row, inputs, parameters) for row in range(num_rows)]
+
+
+def timeout_in(parameters: Mapping[str, Any]) -> float | None:
+    """Seconds in which the answer is wanted, by Triton's parameter; None: it says nothing, as 0 does.
+
+    Raises:
+        RequestError: it, or the priority, is no whole number of at least 0.
+    """
+    for name in MESSAGE_PARAMETERS:
+        value = parameters.get(name, 0)
+        if type(value) is not int or value < 0:
+            raise RequestError(f"parameters: {name}: expected a whole number of at least 0, got {value!r}")
+    return parameters["timeout"] / 1e6 if parameters.get("timeout") else None
 
 
 def outputs_of(answers: Sequence[RecommendAnswer], k: int) -> dict[str, NamedTensor]:
@@ -308,6 +333,10 @@ def _checked_inputs(inputs: Mapping[str, NamedTensor]) -> dict[str, NDArray[Any]
         if tensor.datatype not in datatypes:
             raise RequestError(f"{name}: is {tensor.datatype}; expected {' or '.join(datatypes)}")
         values = tensor.values
+        if datatypes is IDS and tensor.datatype != "BYTES":
+            values = np.array([str(each).encode() for each in values.ravel().tolist()], dtype=object).reshape(
+                values.shape
+            )
         if name == "user_id" and values.ndim == 2 and values.shape[1] == 1:
             values = values[:, 0]
         if values.ndim != len(shape):

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.middleware.gzip import GZipMiddleware
 from fastapi_offline import FastAPIOffline
 
 from rayrec import __version__
@@ -33,7 +34,7 @@ from rayrec.serve.protocols.completions import completions_router
 from rayrec.serve.protocols.open_inference import open_inference_router
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.events import events_router
-from rayrec.serve.web.guards import LoadShedding, RequestGuard
+from rayrec.serve.web.guards import HeadAsGet, LoadShedding, RequestGuard
 from rayrec.serve.web.lists import lists_router
 from rayrec.serve.web.metrics import (
     Meter,
@@ -43,10 +44,10 @@ from rayrec.serve.web.metrics import (
     metrics_router,
     serving_metrics,
 )
+from rayrec.serve.web.openapi import describe
 from rayrec.serve.web.pages import RecentActivity, page_router
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES, CheckedRoute
 from rayrec.serve.wire.schemas import (
-    ErrorAnswer,
     LiveAnswer,
     ReadyAnswer,
     RecommendAnswer,
@@ -62,15 +63,8 @@ ANSWERING_ROUTES = (
     "/v2/models/{name}/versions/{version}/infer",
 )
 """That compute something."""
-_ERRORS: dict[int, str] = {
-    400: "The body is not JSON.",
-    413: "The body is too large.",
-    422: "The request is not one the service answers.",
-    429: "This caller asks for more than it may; the header Retry-After says when to try again.",
-    500: "Something failed; the log says what, under the id of the answer.",
-    503: "More requests come or wait than the service takes, the answer would come too late, or an event "
-    "store does not answer; try again.",
-}
+PACKED_BYTES = 1024
+"""Smaller answers are not compressed for those that take compressed ones."""
 
 
 def build_api(
@@ -118,16 +112,15 @@ def build_api(
         lifespan=lifespan,
     )
     api.add_middleware(LoadShedding, admission=admission)
+    api.add_middleware(GZipMiddleware, minimum_size=PACKED_BYTES, compresslevel=1)
+    api.add_middleware(HeadAsGet)
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_middleware(RequestMeter, meters=meters)
     add_error_handlers(api)
 
     recommending = APIRouter(route_class=CheckedRoute)
 
-    @recommending.post(
-        "/v1/recommend",
-        responses={status: {"model": ErrorAnswer, "description": text} for status, text in _ERRORS.items()},
-    )
+    @recommending.post("/v1/recommend")
     async def recommend(request: RecommendRequest, http: Request, response: Response) -> RecommendAnswer:
         """The items that the model expects next. With a header `X-Request-Timeout-Ms`, an answer that would
         come later than in so many milliseconds is not computed. The answer has the `X-Request-Id` of the
@@ -167,4 +160,5 @@ def build_api(
     api.include_router(completions_router(service, admission))
     api.include_router(events_router(intake, admit))
     api.include_router(lists_router(item_lists))
+    describe(api, ANSWERING_ROUTES)
     return api

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from rayrec.serve.events.intake import EventIntake, LogFullError, RefusedEventError
 from rayrec.serve.wire.errors import RequestError, explain
-from rayrec.serve.wire.request_body import parsed_json, unpacked_body
+from rayrec.serve.wire.request_body import strict_json, unpacked_body
 from rayrec.serve.wire.schemas import Event, EventsAnswer
 
 _EVENTS: TypeAdapter[list[Event]] = TypeAdapter(Annotated[list[Event], Field(fail_fast=True)])
@@ -73,7 +73,7 @@ def checked_events(body: bytes, check_count: Callable[[int], None]) -> list[Even
         RequestError: the body is no JSON (400), or no events (422).
         RefusedEventError: they are too many.
     """
-    found = parsed_json(body)
+    found = strict_json(body)
     is_one = not isinstance(found, list)
     if not is_one:
         check_count(len(found))

@@ -1,6 +1,7 @@
 """Middleware between server and application.
 
     RequestGuard   bodies stay small and come soon; no failure leaves as a stack trace
+    HeadAsGet      HEAD is answered as GET is
     LoadShedding   under overload, requests are refused before anything is spent on them
 
 Most requests are refused under overload, and what a refusal costs is missing where others are answered. To
@@ -22,6 +23,7 @@ from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.limits import CallerLimitError, RefusedError
 from rayrec.serve.admission.request_info import address_of, attach_info
 from rayrec.serve.engine.batching import DeadlineError, TooManyWaitingError
+from rayrec.serve.events.request_log import REQUEST_ID
 from rayrec.serve.wire.deadlines import NO_TIME_HEADER, HeaderError
 from rayrec.serve.wire.errors import error_response, status_of_bad_request
 
@@ -90,6 +92,42 @@ class RequestGuard:
             sentence = "something failed in the service; its log says what"
             answer = error_response(scope["path"], 500, sentence, error_id)
             await answer(scope, receive, send)
+
+
+class WithoutRequestId:
+    """ASGI middleware: the answer's `X-Request-Id` is left to Ray Serve, which adds the same one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = REQUEST_ID.lower().encode()
+                kept = [each for each in message["headers"] if each[0].lower() != own]
+                message = {**message, "headers": kept}
+            await send(message)
+
+        await self._app(scope, receive, send_without)
+
+
+class HeadAsGet:
+    """ASGI middleware: HEAD is answered as GET is, without the body (RFC 9110, section 9.3.2)."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_head(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_head)
 
 
 class LoadShedding:

@@ -9,7 +9,7 @@
     rayrec_serving_load                           now, 1 is full; 0 without steps under load
     rayrec_serving_degrade_steps                  in force
     rayrec_serving_callers                        of which something is remembered
-    rayrec_serving_refused                        requests so far that were too many
+    rayrec_serving_refused_total                  requests so far that were too many
     rayrec_serving_answers_kept                   for the step that gives them again
     rayrec_serving_answers_model_total            answers with items of the model
     rayrec_serving_answers_popular_total          with popular items
@@ -18,8 +18,8 @@
     rayrec_serving_model_step                     training steps in the weights
     rayrec_prefix_cache_histories                 histories whose context is kept, with `--prefix-cache-mib`
     rayrec_prefix_cache_bytes                     of them
-    rayrec_prefix_cache_events_read               so far, by the network
-    rayrec_prefix_cache_events_reused             so far, instead of being read again
+    rayrec_prefix_cache_events_read_total         so far, by the network
+    rayrec_prefix_cache_events_reused_total       so far, instead of being read again
     rayrec_dense_versions                         networks that a dense part holds
 
 One process shows them at /metrics. Of replicas of Ray Serve, a proxy would ask any one: theirs go to Ray's
@@ -168,7 +168,7 @@ def serving_metrics(status: AdmissionStatus, model_step: int) -> dict[str, float
         "serving_load": status.load,
         "serving_degrade_steps": len(status.steps),
         "serving_callers": status.callers,
-        "serving_refused": status.refused + status.refused_callers,
+        "serving_refused_total": status.refused + status.refused_callers,
         "serving_answers_kept": status.cached,
         "serving_model_step": model_step,
     }

@@ -64,13 +64,18 @@ def error_response(
     # JSON can write half of a surrogate pair, and a sentence may quote it.
     error = error.encode(errors="backslashreplace").decode()
     param = None if param is None else param.encode(errors="backslashreplace").decode()
-    if _is_below(path, _OPENAI_PATHS):
+    if is_openai(path):
         said = error if error_id is None else f"{error} under {error_id}"
         kind = "server_error" if status >= 500 else "invalid_request_error"
         content = {"error": {"message": said, "type": kind, "param": param, "code": code}}
         return JSONResponse(content, status, headers)
     answer = ErrorAnswer(error=error, error_id=error_id)
     return JSONResponse(answer.model_dump(exclude_none=True), status, headers)
+
+
+def is_openai(path: str) -> bool:
+    """Whether errors of a path are in OpenAI's form."""
+    return _is_below(path, _OPENAI_PATHS)
 
 
 def status_of_bad_request(path: str) -> int:

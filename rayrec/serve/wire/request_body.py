@@ -112,20 +112,29 @@ def check_containers(content: bytes) -> None:
         raise RequestError(f"the body has more than {MAX_CONTAINERS} arrays and objects; send less")
 
 
+def strict_json(content: bytes) -> Any:
+    """Parse JSON in which no key stands in an object twice, and every number is finite.
+
+    Raises:
+        RequestError: it is something else, or of too many parts.
+    """
+    return parsed_json(content, object_pairs_hook=_without_repetition, parse_constant=_refuse_constant)
+
+
 def json_object(content: bytes) -> dict[str, Any]:
     """Parse a JSON object strictly.
 
     Raises:
         RequestError: it is no JSON, or no object; a key stands there twice, or a number is not finite.
     """
-    found = parsed_json(content, object_pairs_hook=_without_repetition, parse_constant=_refuse_constant)
+    found = strict_json(content)
     if not isinstance(found, dict):
         raise RequestError("expected a JSON object")
     return found
 
 
 class CheckedRoute(APIRoute):
-    """A route whose body the framework parses, after `check_containers`."""
+    """A route whose body the framework validates, read as `json_object` reads those of others."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """As the framework wants it."""
@@ -138,12 +147,19 @@ class CheckedRoute(APIRoute):
 
 
 class _CheckedRequest(Request):
-    async def json(self) -> Any:
+    async def body(self) -> bytes:
+        body = await super().body()
         try:
-            check_containers(await self.body())
+            return unpacked(body, self.headers.get("content-encoding"))
         except RequestError as error:  # the framework takes all but this for one of its own
             raise HTTPException(error.status, str(error)) from error
-        return await super().json()
+
+    async def json(self) -> Any:
+        body = await self.body()
+        try:
+            return strict_json(body)
+        except RequestError as error:
+            raise HTTPException(error.status, str(error)) from error
 
 
 def _num_openings(content: bytes) -> int:

@@ -1,5 +1,6 @@
 """Rows of a log are in files, each once, whatever the disk does meanwhile."""
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -158,3 +159,16 @@ def test_a_run_that_follows_the_log_reads_each_row_once(tmp_path):
     reader = SampleReader(plan.spec)
     batches = [reader.read_batch(plan.batch(step)) for step in range(plan.known_steps)]
     assert sorted(RowBatch.concatenate(batches).rows["number"].to_pylist()) == list(range(8))
+
+
+def test_others_read_no_file_of_a_log_whatever_the_umask(tmp_path):
+    before = os.umask(0)
+    try:
+        log = ParquetLog(str(tmp_path / "log"), SCHEMA, roll_s=3600)
+        log.offer(row(1))
+        log.close()
+    finally:
+        os.umask(before)
+    (file,) = (tmp_path / "log").rglob("part-*.parquet")
+    for path in (file, file.parent):
+        assert path.stat().st_mode & 0o007 == 0, path

@@ -166,7 +166,7 @@ def test_a_store_that_is_away_takes_no_events_and_answers_go_on_without_it(recom
         refused = client.post("/v1/events", json=event)
         assert refused.status_code == 503
         assert refused.headers["Retry-After"] == "1"
-        assert intake.metrics()["event_log_queued"] == intake.metrics()["events_taken"] == 0
+        assert intake.metrics()["event_log_queued"] == intake.metrics()["events_taken_total"] == 0
         without = client.post("/v1/recommend", json=asked).json()
         assert without["degraded"] == ["no_recent_events"]
         assert without["items"] == before["items"]
@@ -201,7 +201,7 @@ def test_what_cannot_be_taken_is_refused_in_whole(recommender, tmp_path):
         broken = client.post("/v1/events", content=b"{", headers={"Content-Type": "application/json"})
         assert broken.status_code == 400
         assert client.post("/v1/events", json=[]).json() == {"taken": 0, "repeated": 0, "unknown_items": 0}
-        assert intake.metrics()["events_taken"] == intake.metrics()["event_log_queued"] == 0
+        assert intake.metrics()["events_taken_total"] == intake.metrics()["event_log_queued"] == 0
         assert [len(found.items_E) for found in state.histories([1, 2])] == [0, 0]
         assert client.post("/v1/events", json=[good, good]).json()["repeated"] == 1
         assert intake.metrics()["event_log_queued"] == 1
@@ -243,7 +243,7 @@ def test_limits_of_callers_hold_for_events_too(recommender, tmp_path):
     assert (statuses, refused.status_code, asked.status_code) == ([200, 200], 429, 429)
     assert int(refused.headers["Retry-After"]) > 0
     assert other.status_code == 200
-    assert intake.metrics()["events_taken"] == 3
+    assert intake.metrics()["events_taken_total"] == 3
 
 
 def test_a_message_leaves_its_place_whatever_comes_of_it(recommender, tmp_path):

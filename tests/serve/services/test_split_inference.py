@@ -208,7 +208,7 @@ def test_a_dense_part_says_what_it_keeps_of_histories(tmp_path):
 
     metrics = part.metrics()
     assert metrics["dense_versions"] == metrics["prefix_cache_histories"] == 1
-    assert metrics["prefix_cache_events_reused"] > 0
+    assert metrics["prefix_cache_events_reused_total"] > 0
 
 
 def test_sets_of_items_travel_eight_to_a_byte():
