@@ -10,12 +10,12 @@ from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from rayrec.models.generative.prefix_cache import PrefixCache
+from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.pipelines.inference.item_filter import FilterMasks, ItemFilter, NamedList
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender
@@ -585,6 +585,6 @@ def _checked_times(timestamps: Sequence[int], num_items: int) -> Int64Array:
     return times
 
 
-def prefix_cache_metrics(cache: PrefixCache[Any]) -> dict[str, float]:
+def prefix_cache_metrics(cache: CacheMetrics) -> dict[str, float]:
     """What a meter watches of a cache: what it has read so far is counted."""
     return {f"{name}_total" if "_events_" in name else name: value for name, value in cache.metrics().items()}
