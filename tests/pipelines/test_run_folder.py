@@ -180,6 +180,19 @@ def test_a_run_goes_on_with_its_work_laid_out_differently(tmp_path, changes):
     assert folder.config == config(**changes)
 
 
+def test_a_run_of_before_reads_the_newest_events_alone_as_it_began(tmp_path):
+    """Windows of longer histories are newer than its settings: they would be other batches."""
+    folder = RunFolder.create(tmp_path, config())
+    folder.update(state="failed")
+    written = (tmp_path / "config.yaml").read_text()
+    (tmp_path / "config.yaml").write_text(written.replace("  windows: null\n", ""))
+
+    assert folder.config.training.windows == 1
+    with pytest.raises(InputError, match=r"differs from this config in training\.windows"):
+        RunFolder.resume(tmp_path, config())
+    assert RunFolder.resume(tmp_path, config(training={"windows": 1})).config.windows == 1
+
+
 def test_no_run_cannot_be_opened(tmp_path):
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(InputError, match="not a run folder; expected one that 'rayrec train' made"):

@@ -193,7 +193,12 @@ class RunFolder:
 
     @property
     def config(self) -> RunConfig:
-        return RunConfig.load(self.path / "config.yaml")
+        config = RunConfig.load(self.path / "config.yaml")
+        if "windows" in config.training.model_fields_set:
+            return config
+        # Begun by a version that read the newest events alone: it goes on as it began.
+        training = config.training.model_copy(update={"windows": 1})
+        return config.model_copy(update={"training": training})
 
     @property
     def state(self) -> dict[str, Any]:
