@@ -60,7 +60,7 @@ def build_graph(
             raise InputError(f"{folder}: the kinds of this graph have other codes than those of {source}")
         graph.check_log(read.config.log, source)
         before = graph.state.num_edges
-        graph.config = graph.config.model_copy(update={"kinds": read.config.kinds})
+        graph.name_kinds(read.config.kinds)
         for segment in read.state.segments:
             edges = segment.users.edges()
             graph.append(edges.nodes_E, edges.others_E, edges.times_E, edges.kinds_E)

@@ -15,7 +15,7 @@ import itertools
 import json
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -133,6 +133,7 @@ class GraphState:
     segments: tuple[Segment, ...] = ()
     """The newest period first."""
     floor: int = np.iinfo(np.int64).min
+    has_kinds: bool = True
     users: Side = field(init=False)
     """From users to items."""
     items: Side = field(init=False)
@@ -141,7 +142,7 @@ class GraphState:
     def __post_init__(self) -> None:
         for side in ("users", "items"):
             runs = [getattr(segment, side) for segment in self.segments]
-            object.__setattr__(self, side, Side.of(runs, self.floor))
+            object.__setattr__(self, side, Side.of(runs, self.floor, self.has_kinds))
 
     @property
     def num_edges(self) -> int:
@@ -168,7 +169,7 @@ class TemporalGraph:
         """
         self.config = config or GraphConfig()
         self._both_ways = both_ways
-        self.state = GraphState(tuple(segments))
+        self.state = GraphState(tuple(segments), has_kinds=bool(self.config.kinds))
         """What readers take: once per question, so that all of it is of one moment."""
         self._lock = threading.Lock()
 
@@ -198,7 +199,7 @@ class TemporalGraph:
                 Segment.of(period, edges.take(period_E == period), self._both_ways)
                 for period in np.unique(period_E).tolist()
             ]
-            self.state = GraphState(_tidied([*state.segments, *new]), state.floor)
+            self.state = replace(state, segments=_tidied([*state.segments, *new]))
             return self.state.num_edges - state.num_edges
 
     def drop_before(self, time: int) -> None:
@@ -206,7 +207,13 @@ class TemporalGraph:
         with self._lock:
             floor = max(time, self.state.floor)
             kept = tuple(one for one in self.state.segments if one.last_time >= floor)
-            self.state = GraphState(kept, floor)
+            self.state = replace(self.state, segments=kept, floor=floor)
+
+    def name_kinds(self, kinds: tuple[str, ...]) -> None:
+        """Give names to further kinds; the codes of those that have one stay."""
+        with self._lock:
+            self.config = self.config.model_copy(update={"kinds": kinds})
+            self.state = replace(self.state, has_kinds=bool(kinds))
 
     def _edges(self, users_E: Any, items_E: Any, times_E: Any, kinds_E: Any) -> Edges:
         kinds_E = np.full(len(users_E), -1, np.int16) if kinds_E is None else np.asarray(kinds_E)
@@ -256,7 +263,7 @@ class TemporalGraph:
                 "segments": entries,
             }
             write_json(folder / MANIFEST, content)
-            self.state = GraphState(tuple(saved), state.floor)
+            self.state = replace(state, segments=tuple(saved))
         used = {entry["file"] for entry in entries}
         for path in folder.glob("*.arrow"):
             if path.name not in used:
@@ -283,7 +290,7 @@ class TemporalGraph:
                     for entry in content["segments"]
                 ],
             )
-            graph.state = GraphState(graph.state.segments, int(content["floor"]))
+            graph.state = replace(graph.state, floor=int(content["floor"]))
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise InputError(f"{path}: is damaged ({error}); make the graph again") from error
         return graph

@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 
 from rayrec.platform.arrays import Int16Array, Int64Array
 from rayrec.platform.compiled import mix64
-from rayrec.samples.graph.runs import Run
+from rayrec.samples.graph.runs import NO_KIND, Run
 
 ANY_TIME = np.iinfo(np.int64).max
 """Before which all edges are."""
@@ -45,9 +45,13 @@ class Side:
     """Older edges are not there any more."""
 
     @classmethod
-    def of(cls, runs: Sequence[Run], floor: int) -> Side:
+    def of(cls, runs: Sequence[Run], floor: int, has_kinds: bool) -> Side:
+        """Without names of kinds, the column of kinds is not looked at: all are `NO_KIND`."""
         rows = [[*(column.ctypes.data for column in run), len(run.nodes_V), run.num_edges] for run in runs]
-        return cls(tuple(runs), np.array(rows, dtype=np.int64).reshape(-1, 7), floor)
+        table_S7 = np.array(rows, dtype=np.int64).reshape(-1, 7)
+        if not has_kinds:
+            table_S7[:, KINDS] = 0
+        return cls(tuple(runs), table_S7, floor)
 
 
 @intrinsic
@@ -168,6 +172,8 @@ def _is_newer(table_S7: Any, s: int, place: int, other_s: int, other_place: int)
     )
     if key != other_key:
         return bool(key > other_key)
+    if table_S7[s, KINDS] == 0:
+        return False
     return bool(_kinds(table_S7, s)[place] > _kinds(table_S7, other_s)[other_place])
 
 
@@ -197,11 +203,16 @@ def view(
             s, rest = newest_run(table_S7, low_S, high_S), 1
         num_edges, place = table_S7[s, NUM_EDGES], high_S[s]
         others, times = _column(table_S7, s, OTHERS, num_edges), _column(table_S7, s, TIMES, num_edges)
-        kinds = _kinds(table_S7, s)
-        for _ in range(rest):
-            place -= 1
-            others_E[e], times_E[e], kinds_E[e] = others[place], times[place], kinds[place]
-            e += 1
+        for n in range(rest):
+            others_E[e + n], times_E[e + n] = others[place - 1 - n], times[place - 1 - n]
+        if table_S7[s, KINDS] == 0:
+            kinds_E[e : e + rest] = NO_KIND
+        else:
+            kinds = _kinds(table_S7, s)
+            for n in range(rest):
+                kinds_E[e + n] = kinds[place - 1 - n]
+        place -= rest
+        e += rest
         high_S[s] = place
     return count
 
