@@ -346,8 +346,9 @@ Limits of the comparison:
 - **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
   tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on all three data sets, within the
   interval of SASRec and the prefix decoder on Sports and MovieLens, and 9 to 13 % below them on Beauty. At 50
-  items the trained models are ahead on Beauty and Sports. *At the time* means that it knows what everybody
-  did before each event and nothing after it; models know all training events, later ones too.
+  items SASRec with full softmax, HSTU, TIGER and the prefix decoder are ahead of it on Beauty and Sports.
+  *At the time* means that it knows what everybody did before each event and nothing after it; models know all
+  training events, later ones too.
 - Semantic IDs have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a digit for
   collisions; seeds of a method share them.
 - Two x86-64 cores, no accelerator. Training times are those of the steps, the median of the seeds. Many

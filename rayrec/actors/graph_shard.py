@@ -108,7 +108,9 @@ class ShardedGraph:
         hop: int = 0,
     ) -> Neighbors:
         """As `rayrec.samples.graph.neighbors`."""
-        shard_F = part_of(nodes_F, len(self._shards))
+        # Nothing is before the beginning of time: a place of a frontier without a node asks nobody.
+        is_asked_F = before_F > np.iinfo(np.int64).min
+        shard_F = np.where(is_asked_F, part_of(nodes_F, len(self._shards)), -1)
         places = [np.flatnonzero(shard_F == shard) for shard in range(len(self._shards))]
         promises = [
             shard.neighbors.remote(of, nodes_F[mine], before_F[mine], fan_out, sampling, hop)

@@ -190,7 +190,9 @@ def test_a_run_of_before_reads_the_newest_events_alone_as_it_began(tmp_path):
     assert folder.config.training.windows == 1
     with pytest.raises(InputError, match=r"differs from this config in training\.windows"):
         RunFolder.resume(tmp_path, config())
-    assert RunFolder.resume(tmp_path, config(training={"windows": 1})).config.windows == 1
+    begun = RunFolder.as_begun(tmp_path, config())
+    assert RunFolder.resume(tmp_path, begun).config.windows == begun.windows == 1
+    assert RunFolder.as_begun(tmp_path / "none", config()) == config()
 
 
 def test_no_run_cannot_be_opened(tmp_path):

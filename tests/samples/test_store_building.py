@@ -19,6 +19,7 @@ from rayrec.samples.stores import build as build_module
 from rayrec.samples.stores import open_store
 from rayrec.samples.stores.build import StoreBuildConfig, build_store
 from rayrec.samples.stores.key_samples import write_key_samples
+from rayrec.samples.stores.store import check_sides
 from tests.helpers.data import random_events, write_source
 
 DAY = 86_400
@@ -104,6 +105,25 @@ def test_the_side_by_item_is_built_beside_the_other(tmp_path):
     texts = write_log(tmp_path / "texts", user=["x"], item=[1], timestamp=[T0], event=["a"])
     build(texts, tmp_path / "third", name="log")
     assert "build both sides from the same files" in refusal(source, tmp_path / "third", by="item")
+
+
+def test_behaviors_have_the_same_codes_on_both_sides_however_files_came(tmp_path):
+    parts = [
+        write_log(tmp_path / name, f"{name}.parquet", user=[1], item=[2], timestamp=[T0 + n], event=[name])
+        for n, name in enumerate(["view", "like", "buy"])
+    ]
+    for part in parts:
+        build(part, tmp_path / "store", name="log")
+    build(parts[0], tmp_path / "store", name="log", by="item")
+
+    for part in parts[:0:-1]:
+        build(part, tmp_path / "store", name="log", by="item")
+
+    both = [open_store(str(tmp_path / "store"), by=by) for by in ("user", "item")]
+    assert both[0].manifest.behaviors == both[1].manifest.behaviors == ("view", "like", "buy")
+    check_sides(*both)
+    for each in both:
+        each.close()
 
 
 def test_names_given_and_columns_kept(tmp_path):

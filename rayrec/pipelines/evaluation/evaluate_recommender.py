@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
@@ -28,6 +29,10 @@ CO_VISITATION, SWING = "neighbors, co-visitation", "neighbors, Swing"
 CO_VISITATION_IN_TIME = "neighbors, co-visitation at the time"
 """All events of all users before the one that is to be predicted, held-out ones of other users too: what a
 service would know. The others know training events alone, as models do."""
+
+MOST_BASELINE_ITEMS = 200_000
+"""Of catalogs with more, neighbors are judged only where they are asked for."""
+logger = logging.getLogger(__name__)
 
 Ranker = Callable[[SampleBatch, np.ndarray], RankedItems]
 """(samples, UNIX seconds at which each asks) -> the best items."""
@@ -72,7 +77,15 @@ def evaluate_recommender(
             np.empty((samples.num_rows, 0), dtype=np.int64)
         ),
     }
-    if baselines:
+    if baselines and len(dataset.items) > MOST_BASELINE_ITEMS:
+        logger.info(
+            "%s: neighbors are not judged beside the model, since tables of %d items take gigabytes; "
+            "--neighbors %s judges them alone",
+            dataset.root,
+            len(dataset.items),
+            dataset.root,
+        )
+    elif baselines:
         rankers |= _neighbors(dataset)
     batches = evaluation_batches(
         dataset,

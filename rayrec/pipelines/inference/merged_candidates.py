@@ -19,7 +19,7 @@ from rayrec.samples.base.batches import SampleBatch
 
 
 class MergedCandidates:
-    """The face of a recommender for evaluation and for a ranking stage. Not thread-safe."""
+    """Candidates of a model and of neighbors. Not thread-safe."""
 
     def __init__(self, recommender: Recommender, neighbors: NeighborRecommender, share: float = 0.5) -> None:
         """
@@ -36,7 +36,7 @@ class MergedCandidates:
         """
         generated = self.recommender.recommend_samples(samples, k, exclude_seen=True)
         near = self._neighbors.recommend_samples(samples, k)
-        return merged(generated, near.items_BK, k, round(k * (1.0 - self._share)))
+        return merged(generated, near.items_BK, k, max(1, round(k * (1.0 - self._share))))
 
 
 def merged(generated: RankedItems, near_BK: Int64Array, k: int, num_generated: int) -> RankedItems:
@@ -63,11 +63,13 @@ def merged(generated: RankedItems, near_BK: Int64Array, k: int, num_generated: i
         axis=1,
     )
     # A neighbor that was generated too has the model's score.
-    is_both_BNG = all_BN[:, :, None] == generated.items_BK[:, None, :]
-    place_BN = is_both_BNG.argmax(axis=2)
-    scores_BN = np.where(
-        is_both_BNG.any(axis=2), np.take_along_axis(generated.scores_BK, place_BN, axis=1), scores_BN
-    )
+    for items_N, scores_N, named_K, given_K in zip(
+        all_BN, scores_BN, generated.items_BK, generated.scores_BK, strict=True
+    ):
+        order_K = np.argsort(named_K)
+        place_N = order_K[np.searchsorted(named_K, items_N, sorter=order_K).clip(max=len(named_K) - 1)]
+        is_both_N = named_K[place_N] == items_N
+        scores_N[is_both_N] = given_K[place_N[is_both_N]]
     kept_BN = (all_BN >= 0) & _is_first(all_BN)
     order_BK = np.argsort(~kept_BN, axis=1, kind="stable")[:, :k]
     is_kept_BK = np.take_along_axis(kept_BN, order_BK, axis=1)

@@ -63,9 +63,9 @@ class NeighborRecommender:
         before_B = np.full(samples.num_rows, ANY_TIME) if times_B is None else times_B
         histories = Histories(samples.item_ids_N, samples.offsets_B1, before_B)
         if times_B is None:
-            return self._ranked(self._table(method).answer(histories, k, left_out_BE=_padded(histories)))
+            return self._ranked(self._table(method).answer(histories, k, left_out_BE=histories.padded()))
         assert method == "co_visitation", "a table is of one time"
-        return self._ranked(co_visited(self.graph, histories, k, left_out_BE=_padded(histories)))
+        return self._ranked(co_visited(self.graph, histories, k, left_out_BE=histories.padded()))
 
     def answer(self, queries: Sequence[Query], k: int, method: Method = "co_visitation") -> list[Answer]:
         """The k nearest unseen items for each query, best first; fewer where fewer are near."""
@@ -75,7 +75,7 @@ class NeighborRecommender:
             items_N, offsets_from_lengths(np.array(lengths, np.int64)), np.full(len(queries), ANY_TIME)
         )
         restricted = any(query.allowed_I is not None for query in queries)
-        most, seen_BE = len(self.dataset.items) if restricted else k, _padded(histories)
+        most, seen_BE = len(self.dataset.items) if restricted else k, histories.padded()
         if method == "co_visitation":
             found = co_visited(self.graph, histories, most, left_out_BE=seen_BE)
         else:
@@ -112,14 +112,3 @@ class NeighborRecommender:
         return RankedItems(
             np.take_along_axis(items_BK, order_BK, axis=1), np.take_along_axis(scores_BK, order_BK, axis=1)
         )
-
-
-def _padded(histories: Histories) -> Int64Array:
-    """[B, E] the ids of each history, filled up with its first one."""
-    lengths_B = np.diff(histories.offsets_B1)
-    seen_BE = np.empty((len(lengths_B), int(lengths_B.max(initial=0))), np.int64)
-    if not seen_BE.size:
-        return seen_BE
-    place_BE = np.minimum(np.arange(seen_BE.shape[1]), lengths_B[:, None] - 1).clip(min=0)
-    at_BE = np.minimum(histories.offsets_B1[:-1, None] + place_BE, len(histories.items_N) - 1)
-    return np.where(lengths_B[:, None] > 0, histories.items_N[at_BE], np.iinfo(np.int64).min)

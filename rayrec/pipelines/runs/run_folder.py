@@ -160,6 +160,15 @@ class RunFolder:
         folder.update(state="running", error=None, best=None, last=None)
         return folder
 
+    @staticmethod
+    def as_begun(path: Path, config: RunConfig) -> RunConfig:
+        """The settings with which a run goes on; what its version did not know stays as it was then."""
+        if not (path / "config.yaml").is_file() or config.training.windows is not None:
+            return config
+        windows = RunFolder(path).config.training.windows
+        training = config.training.model_copy(update={"windows": windows})
+        return config.model_copy(update={"training": training})
+
     @classmethod
     def resume(cls, path: Path, config: RunConfig) -> RunFolder:
         """The folder of a run that may continue with these settings; `begin` says that it does.

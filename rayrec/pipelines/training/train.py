@@ -66,6 +66,8 @@ def train(
             shows when it has been joined; `run.json` says so.
         Exception: a stage's own error, after every actor has been stopped.
     """
+    if resume:
+        config = RunFolder.as_begun(Path(run), config)
     config = with_sizes(config.with_absolute_paths())
     assembly = assemble(config)
     assembly.task.check_validation()

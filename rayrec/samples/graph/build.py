@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -70,16 +71,20 @@ def build_graph(
     added, per_s = state.num_edges - before, PER_SECOND[graph.config.time_unit]
     newest = max(segment.last_time for segment in state.segments)
     if keep_days is not None:
+        # An event whose clock was wrong must not age all others.
+        newest = min(newest, round(time.time() * per_s))
         graph.drop_before(newest - round(keep_days * _DAY_S * per_s))
         state = graph.state
     graph.save(folder)
     oldest = max(min(segment.first_time for segment in state.segments), state.floor)
     first, last = (
-        datetime.fromtimestamp(time / per_s, UTC).isoformat(" ", "seconds") for time in (oldest, newest)
+        datetime.fromtimestamp(at / per_s, UTC).isoformat(" ", "seconds") for at in (oldest, newest)
     )
     per_edge = state.num_bytes / state.num_edges
     return GraphReport(state.num_edges, added, len(state.segments), per_edge, first, last)
 
 
 def _period(days: float | None, unit: str) -> int | None:
-    return None if days is None else round(days * _DAY_S * PER_SECOND[unit])  # type: ignore[index]
+    if days is not None and days <= 0:
+        raise InputError(f"--period-days {days:g}: a segment has a length above 0")
+    return None if days is None else max(1, round(days * _DAY_S * PER_SECOND[unit]))  # type: ignore[index]

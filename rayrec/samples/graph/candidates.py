@@ -38,6 +38,13 @@ class Histories:
     before_B: Int64Array
     """Time of each question, in the graph's unit; `ANY_TIME` is after everything."""
 
+    def padded(self) -> Int64Array:
+        """[B, E] the ids of each history, filled up with an id of nobody."""
+        lengths_B = np.diff(self.offsets_B1)
+        ids_BE = np.full((len(lengths_B), int(lengths_B.max(initial=0))), FREE, np.int64)
+        ids_BE[np.arange(ids_BE.shape[1]) < lengths_B[:, None]] = self.items_N
+        return ids_BE
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -167,6 +174,8 @@ def _nothing(num_rows: int, k: int) -> Candidates:
 
 
 def _inputs(histories: Histories) -> tuple[Any, Any, Any]:
+    if len(histories.offsets_B1) != len(histories.before_B) + 1:
+        raise ValueError(f"{len(histories.before_B)} questions have {len(histories.offsets_B1)} offsets")
     columns = (histories.items_N, histories.offsets_B1, histories.before_B)
     items_N, offsets_B1, before_B = (kernel_input(column, np.int64) for column in columns)
     return items_N, offsets_B1, before_B
@@ -287,7 +296,13 @@ def _walk(
         for age in range(offsets_B1[b + 1] - first):
             total += decay**age
         for n in range(first, offsets_B1[b + 1]):
-            share = decay ** (offsets_B1[b + 1] - 1 - n) / total
+            share, comes_again = 0.0, False
+            for other in range(first, offsets_B1[b + 1]):
+                if items_N[other] == items_N[n]:  # several times in the history is one place to begin at
+                    share += decay ** (offsets_B1[b + 1] - 1 - other) / total
+                    comes_again |= other > n
+            if comes_again:
+                continue
             prefix = extend64(extend64(extend64(np.uint64(0), seed), before_B[b]), items_N[n])
             at: Any = items_N[n]
             num_enough = 0

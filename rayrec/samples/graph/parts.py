@@ -16,11 +16,11 @@ import numpy as np
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.hashing import mix64
 from rayrec.samples.graph.sampling import Neighbors, Node, Sampling, neighbors
+from rayrec.samples.graph.sources import config_of_store, edges_of_store
 from rayrec.samples.graph.temporal_graph import GraphConfig, TemporalGraph
 from rayrec.samples.stores import open_store
-from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS
+from rayrec.samples.stores.store import check_sides
 
-_KEYS_AT_ONCE = 10_000
 _SIDES: tuple[Node, Node] = ("user", "item")
 
 
@@ -48,23 +48,12 @@ class GraphPart:
         """
         stores = {side: open_store(address, by=side) for side in _SIDES}
         try:
-            manifest = stores["user"].manifest
-            config = GraphConfig(
-                log=manifest.log_fingerprint,
-                time_unit=manifest.time_unit,
-                kinds=manifest.behaviors,
-                id_kinds=dict(manifest.id_kinds),
-            )
-            made = cls(part, num_parts, config)
-            names = [ITEMS, *([BEHAVIORS] if BEHAVIORS in manifest.types else [])]
+            check_sides(stores["user"], stores["item"])
+            longest = max((store.manifest for store in stores.values()), key=lambda one: len(one.behaviors))
+            made = cls(part, num_parts, config_of_store(longest))
             for side, store in stores.items():
-                for keys_K in store.key_batches(_KEYS_AT_ONCE):
-                    mine_K = keys_K[part_of(keys_K, num_parts) == part]
-                    found = store.get_many(mine_K, names)
-                    nodes_E = np.repeat(mine_K, np.diff(found.offsets_K1))
-                    made.append(
-                        side, nodes_E, found.columns[ITEMS], found.times_N, found.columns.get(BEHAVIORS)
-                    )
+                for edges in edges_of_store(store, lambda keys_K: part_of(keys_K, num_parts) == part):
+                    made.append(side, *edges)
         finally:
             for store in stores.values():
                 store.close()

@@ -137,6 +137,7 @@ def _neighbors_of(
     sampling: Sampling,
     hop: int,
 ) -> Neighbors:
+    _check_lengths(nodes_F, before_F)
     shape = (len(nodes_F), fan_out)
     result = Neighbors(
         np.full(shape, -1, np.int64),
@@ -184,6 +185,7 @@ def degrees(
 ) -> Int64Array:
     """[F] how many edges each node has before its time, and not longer ago than `within`: of an item, its
     popularity at that time."""
+    _check_lengths(nodes_F, before_F)
     state, counts_F = graph.state, np.zeros(len(nodes_F), np.int64)
     side = state.users if of == "user" else state.items
     _count(
@@ -195,6 +197,11 @@ def degrees(
         counts_F,
     )
     return counts_F
+
+
+def _check_lengths(nodes_F: Int64Array, before_F: Int64Array) -> None:
+    if len(nodes_F) != len(before_F):
+        raise ValueError(f"{len(nodes_F)} nodes have {len(before_F)} times; give each node its own")
 
 
 @njit(nogil=True, cache=True)

@@ -100,7 +100,7 @@ def similar_items(
         settings = CoVisitation(most_users=config.most_users)
         near = co_visited(graph, each, config.k, settings)
         return SimilarItems(item_ids_I, near.ids_BK, near.scores_BK)
-    users_E, items_E, times_E = _pairs(graph, item_ids_I, before)
+    users_E, items_E, times_E, hashes_E = _pairs(graph, item_ids_I, before)
     num_users = int(users_E.max(initial=-1)) + 1
     found = SimilarItems(
         item_ids_I,
@@ -109,7 +109,7 @@ def similar_items(
     )
     by_user = np.lexsort((items_E, users_E))
     # The newest users of an item first; in what order those of one time come, a hash says.
-    by_item = np.lexsort((mix64(users_E), -times_E, items_E))
+    by_item = np.lexsort((hashes_E, -times_E, items_E))
     size = 1 << max(10, (2 * len(item_ids_I)).bit_length())
     compute = _swing if config.method == "swing" else _rp3
     compute(
@@ -131,8 +131,9 @@ def similar_items(
 
 def _pairs(
     graph: TemporalGraph, item_ids_I: Int64Array, before: int
-) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Numbers of the users and items that an edge joins, each pair once, and the time of its newest edge."""
+) -> tuple[Int64Array, Int64Array, Int64Array, Any]:
+    """Numbers of the users and items that an edge joins, each pair once, the time of its newest edge, and a
+    hash of the user."""
     state = graph.state
     parts = [segment.users.edges() for segment in state.segments]
     nothing = np.zeros(0, np.int64)
@@ -144,13 +145,15 @@ def _pairs(
     kept_E = (times_E < before) & (times_E >= state.floor)
     if len(item_ids_I):
         kept_E &= item_ids_I[number_E] == items_E
-    _, users_E = deduplicate(users_E[kept_E])
+    ids_U, users_E = deduplicate(users_E[kept_E])
     items_E, times_E = number_E[kept_E], times_E[kept_E]
     order_E = np.lexsort((-times_E, items_E, users_E))
     users_E, items_E, times_E = users_E[order_E], items_E[order_E], times_E[order_E]
     is_first_E = np.ones(len(users_E), np.bool_)
     is_first_E[1:] = (users_E[1:] != users_E[:-1]) | (items_E[1:] != items_E[:-1])
-    return users_E[is_first_E], items_E[is_first_E], times_E[is_first_E]
+    users_E = users_E[is_first_E]
+    # Numbers follow the order of the appends; ids do not.
+    return users_E, items_E[is_first_E], times_E[is_first_E], mix64(ids_U)[users_E]
 
 
 @njit(nogil=True, cache=True)

@@ -5,17 +5,20 @@ Axes: E events.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import numpy as np
 import pyarrow.parquet as pq
 
+from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.samples.base.event_times import TIMES
 from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import HISTORY_FILE
+from rayrec.samples.graph.runs import NO_KIND, Edges
 from rayrec.samples.graph.temporal_graph import GraphConfig, TemporalGraph
-from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS
+from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, StoreManifest
 from rayrec.samples.stores.store import KeyValueEvents
 
 _KEYS_AT_ONCE = 10_000
@@ -59,21 +62,36 @@ def graph_of_store(store: KeyValueEvents, period: int | None = None) -> Temporal
     Raises:
         StoreUnavailableError: the store did not answer.
     """
-    manifest = store.manifest
-    has_kinds = BEHAVIORS in manifest.types
-    graph = TemporalGraph(
-        GraphConfig(
-            log=manifest.log_fingerprint,
-            time_unit=manifest.time_unit,
-            kinds=manifest.behaviors,
-            id_kinds=dict(manifest.id_kinds),
-            period=period,
-        )
-    )
-    for keys_K in store.key_batches(_KEYS_AT_ONCE):
-        found = store.get_many(keys_K, [ITEMS, *([BEHAVIORS] if has_kinds else [])])
-        keys_E = np.repeat(keys_K, np.diff(found.offsets_K1))
-        others_E = found.columns[ITEMS]
-        users_E, items_E = (keys_E, others_E) if manifest.by == "user" else (others_E, keys_E)
-        graph.append(users_E, items_E, found.times_N, found.columns[BEHAVIORS] if has_kinds else None)
+    graph = TemporalGraph(config_of_store(store.manifest, period))
+    for edges in edges_of_store(store):
+        graph.append(*(edges if store.manifest.by == "user" else edges.reversed()))
     return graph
+
+
+def config_of_store(manifest: StoreManifest, period: int | None = None) -> GraphConfig:
+    return GraphConfig(
+        log=manifest.log_fingerprint,
+        time_unit=manifest.time_unit,
+        kinds=manifest.behaviors,
+        id_kinds=dict(manifest.id_kinds),
+        period=period,
+    )
+
+
+def edges_of_store(
+    store: KeyValueEvents, wanted: Callable[[Int64Array], BoolArray] | None = None
+) -> Iterator[Edges]:
+    """Edges from the keys of a store, many keys at a time.
+
+    Args:
+        wanted: which of some keys; None: all.
+    """
+    has_kinds = BEHAVIORS in store.manifest.types
+    for keys_K in store.key_batches(_KEYS_AT_ONCE):
+        if wanted is not None:
+            keys_K = keys_K[wanted(keys_K)]
+        found = store.get_many(keys_K, [ITEMS, *([BEHAVIORS] if has_kinds else [])])
+        others_E = found.columns[ITEMS]
+        kinds_E = found.columns[BEHAVIORS] if has_kinds else np.full(len(others_E), NO_KIND)
+        keys_E = np.repeat(keys_K, np.diff(found.offsets_K1))
+        yield Edges(keys_E, others_E, found.times_N, kinds_E.astype(np.int16))

@@ -10,11 +10,14 @@ from the event store, and a writer that does not know whether its append succeed
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import itertools
 import json
+import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -31,13 +34,18 @@ from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import sync, write_json
 from rayrec.samples.dataset.manifest import IdKind
+from rayrec.samples.graph.counting import FREE
 from rayrec.samples.graph.runs import Edges, Run
 from rayrec.samples.graph.views import ANY_TIME, Side, place_of
 from rayrec.samples.stores.manifest import TimeUnit
 
 MANIFEST = "graph.json"
+_BEFORE = ".before"
+"""Below the folder, the manifest before."""
+_TEMPORARY = ".segment-"
 FORMAT = 1
-MAX_SEGMENTS = 8
+MAX_SEGMENTS = 64
+"""A question looks into each of them."""
 _RATIO = 4
 """Runs of a period are merged until each has so many times the edges of the next."""
 
@@ -79,6 +87,13 @@ class Segment:
         users, items = Run.merged(older.users, newer.users), Run.merged(older.items, newer.items)
         return cls._of_runs(newer.period, users, items)
 
+    def since(self, floor: int) -> Segment:
+        """Without the edges before a time, if they are more than half of it; else as it is."""
+        kept = [edges.take(edges.times_E >= floor) for edges in (self.users.edges(), self.items.edges())]
+        if 2 * len(kept[0].nodes_E) >= self.num_edges:
+            return self
+        return self._of_runs(self.period, Run.of(kept[0]), Run.of(kept[1]))
+
     @classmethod
     def _of_runs(cls, period: int, users: Run, items: Run, file: Path | None = None) -> Segment:
         times_E = users.times_E
@@ -95,7 +110,7 @@ class Segment:
             The segment, which now has a file; and the sha256 of it.
         """
         batch = pa.record_batch(self.users.named_columns("users") | self.items.named_columns("items"))
-        temporary = folder / f".segment.{threading.get_ident()}.tmp"
+        temporary = folder / f"{_TEMPORARY}{os.getpid()}"
         try:
             with pa.OSFile(str(temporary), "wb") as file, ipc.new_file(file, batch.schema) as out:
                 out.write_batch(batch)
@@ -206,7 +221,7 @@ class TemporalGraph:
         """Forget edges before a time; memory is given back by whole segments."""
         with self._lock:
             floor = max(time, self.state.floor)
-            kept = tuple(one for one in self.state.segments if one.last_time >= floor)
+            kept = tuple(one.since(floor) for one in self.state.segments if one.last_time >= floor)
             self.state = replace(self.state, segments=kept, floor=floor)
 
     def name_kinds(self, kinds: tuple[str, ...]) -> None:
@@ -224,6 +239,9 @@ class TemporalGraph:
                 f"{num_kinds} (-1 is unknown)"
             )
         users_E, items_E, times_E = (np.asarray(one, dtype=np.int64) for one in (users_E, items_E, times_E))
+        for entity, ids_E in (("user", users_E), ("item", items_E)):
+            if len(ids_E) and ids_E.min() == FREE:
+                raise InputError(f"an event has the {entity} id {FREE}, which stands for none here")
         return Edges(users_E, items_E, times_E, kinds_E.astype(np.int16))
 
     def check_log(self, fingerprint: str, where: str) -> None:
@@ -239,10 +257,18 @@ class TemporalGraph:
             )
 
     def save(self, folder: str | Path) -> None:
-        """Write the graph; a crash leaves the one before. Segments that are there are not written again."""
+        """Write the graph; a crash leaves the one before. Segments that are there are not written again.
+
+        Raises:
+            InputError: the folder holds something else.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        with self._lock:
+        if not (folder / MANIFEST).exists() and any(not one.name.startswith(".") for one in folder.iterdir()):
+            raise InputError(f"{folder}: something else is there; give a new folder for the graph")
+        with self._lock, _locked(folder):
+            for left in folder.glob(f"{_TEMPORARY}*"):  # of a process that was killed
+                left.unlink()
             state, entries = self.state, []
             known = _entries(folder)
             saved = []
@@ -264,10 +290,14 @@ class TemporalGraph:
             }
             write_json(folder / MANIFEST, content)
             self.state = replace(state, segments=tuple(saved))
-        used = {entry["file"] for entry in entries}
-        for path in folder.glob("*.arrow"):
-            if path.name not in used:
-                path.unlink()
+            # Who read the manifest before may be about to map its files: they go with the next one.
+            for name in (
+                _entries(folder / _BEFORE).keys() - known.keys() - {entry["file"] for entry in entries}
+            ):
+                (folder / name).unlink(missing_ok=True)
+            (folder / _BEFORE).mkdir(exist_ok=True)
+            before = [{"file": name, "sha256": digest} for name, digest in known.items()]
+            write_json(folder / _BEFORE / MANIFEST, {"segments": before})
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
@@ -276,7 +306,15 @@ class TemporalGraph:
         Raises:
             InputError: there is none, or it is damaged.
         """
-        path = Path(folder) / MANIFEST
+        try:
+            return cls._open(Path(folder) / MANIFEST)
+        except InputError:
+            # Saved meanwhile, twice: what the manifest named is gone, and a newer one is there.
+            return cls._open(Path(folder) / MANIFEST)
+
+    @classmethod
+    def _open(cls, path: Path) -> Self:
+        folder = path.parent
         if not path.is_file():
             raise InputError(f"{folder}: there is no graph; `rayrec data graph SOURCE {folder}` makes one")
         try:
@@ -294,6 +332,14 @@ class TemporalGraph:
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise InputError(f"{path}: is damaged ({error}); make the graph again") from error
         return graph
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time changes a saved graph; the lock goes with the process."""
+    with open(folder / ".lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _sha256(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -18,7 +19,7 @@ from rayrec.platform.remote_files import absolute
 from rayrec.samples.base.jagged import offsets_from_lengths, without_nulls
 from rayrec.samples.graph.candidates import CoVisitation, Histories, co_visited
 from rayrec.samples.graph.sampling import degrees
-from rayrec.samples.graph.temporal_graph import GraphConfig, TemporalGraph
+from rayrec.samples.graph.temporal_graph import MANIFEST, GraphConfig, TemporalGraph
 from rayrec.samples.operations.columns import input_type, is_list, is_time
 from rayrec.samples.operations.join_history import UNITS
 from rayrec.samples.operations.operation import OperationSettings, RowContext
@@ -30,8 +31,8 @@ from rayrec.samples.stores.times import times_of
 class JoinNeighborsConfig(OperationSettings):
     """Features of a graph of users and items, strictly before each row's time.
 
-    `output` gets the items that others met beside the row's newest ones (co-visitation), best first; `counts`
-    how many events the row's item had within some time. A row without a time has no neighbors and counts 0.
+    `output` gets other items that users met beside the row's newest ones (co-visitation), best first;
+    `counts` how many events the row's item had within some time. A row without a time has neither.
     """
 
     op: Literal["join_neighbors"] = "join_neighbors"
@@ -95,8 +96,10 @@ class JoinNeighborsConfig(OperationSettings):
         return self.model_copy(update={"graph": absolute(self.graph)})
 
     def content(self) -> str:
-        """Of what log the graph is; neighbors before a time do not change as events follow."""
-        return TemporalGraph.open(self.graph).config.log
+        """Of what log the graph is, and what it has forgotten; what was before a time does not change as
+        events follow."""
+        graph = TemporalGraph.open(self.graph)
+        return f"{graph.config.log} {graph.state.floor}"
 
 
 @dataclass
@@ -109,6 +112,7 @@ class JoinNeighbors:
     graph_config: GraphConfig
     time_unit: TimeUnit
     _graph: TemporalGraph | None = field(default=None, repr=False)
+    _saved_at: int | None = field(default=None, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_graph": None}
@@ -132,7 +136,8 @@ class JoinNeighbors:
             histories = Histories(
                 self._ids(lists.flatten()), offsets_from_lengths(lengths_B.astype(np.int64)), before_B
             )
-            found = co_visited(graph, histories, config.k, CoVisitation(last=config.last))
+            own_BE = histories.padded()
+            found = co_visited(graph, histories, config.k, CoVisitation(last=config.last), own_BE)
             is_there_BK = found.scores_BK > -np.inf
             offsets = pa.array(offsets_from_lengths(is_there_BK.sum(axis=1)), pa.int32())
             made[config.output] = pa.ListArray.from_arrays(offsets, pa.array(found.ids_BK[is_there_BK]))
@@ -142,7 +147,8 @@ class JoinNeighbors:
             items_B = np.zeros(len(items), np.int64)
             items_B[has_item_B] = self._ids(items.drop_null())
             for name, seconds in config.counts.items():
-                counts_B = degrees(graph, "item", items_B, before_B, seconds * PER_SECOND[unit])
+                within = min(seconds * PER_SECOND[unit], np.iinfo(np.int64).max)
+                counts_B = degrees(graph, "item", items_B, before_B, within)
                 made[name] = pa.array(np.where(has_item_B, counts_B, 0))
         return made
 
@@ -153,8 +159,10 @@ class JoinNeighbors:
         return ids
 
     def _opened(self) -> TemporalGraph:
-        if self._graph is None:
+        manifest = Path(self.config.graph) / MANIFEST
+        saved_at = manifest.stat().st_mtime_ns if manifest.is_file() else None
+        if self._graph is None or saved_at != self._saved_at:  # the graph has grown since
             graph = TemporalGraph.open(self.config.graph)
             graph.check_log(self.graph_config.log, f"the run that reads {self.config.graph}")
-            self._graph = graph
+            self._graph, self._saved_at = graph, saved_at
         return self._graph

@@ -161,7 +161,10 @@ def build_store(
     if there is not None:
         _check_same_kind(address, there, manifest)
         _refuse_changed_files(new, accepted, source)
-        manifest = there.with_behaviors(found.behaviors)
+        if beside is not None:
+            _check_same_codes(address, there, beside)
+        longer = there if beside is None or len(there.behaviors) >= len(beside.behaviors) else beside
+        manifest = longer.with_behaviors(found.behaviors).model_copy(update={"by": config.by})
     elif beside is not None:
         # Both sides of a log have one clock, one kind of ids, and the same codes of behaviors.
         _check_same_kind(address, beside, manifest)
@@ -225,7 +228,7 @@ def _what_is_there(
 
 def _agree_on_behaviors(store: KeyValueEvents, manifest: StoreManifest) -> None:
     """Give the store the codes that the events were read with."""
-    store.add_behaviors(manifest.behaviors)
+    store.take_behaviors(manifest.behaviors)
     if store.manifest.behaviors[: len(manifest.behaviors)] != manifest.behaviors:
         raise InputError(
             f"{store.name}: another process added behaviors to it meanwhile; run this command again"
@@ -548,6 +551,15 @@ def _manifest(
         },
         source="rayrec data store",
     )
+
+
+def _check_same_codes(address: str, there: StoreManifest, beside: StoreManifest) -> None:
+    number = min(len(there.behaviors), len(beside.behaviors))
+    if there.behaviors[:number] != beside.behaviors[:number]:
+        raise InputError(
+            f"{address}: its two sides have other codes of behaviors ({', '.join(there.behaviors)}; "
+            f"{', '.join(beside.behaviors)}); build both again from the same files"
+        )
 
 
 def _check_same_kind(address: str, there: StoreManifest, wanted: StoreManifest) -> None:

@@ -24,6 +24,8 @@ from rayrec.samples.stores.store import Changes, KeyValueEvents, Read
 DEFAULT_PREFIX = "rayrec"
 
 _KEYS_PER_SCAN = 10_000
+_LOST_RACES = 20
+"""How often a transaction is tried again at once before that counts as a failure."""
 
 
 class RedisStore(KeyValueEvents):
@@ -99,6 +101,14 @@ class RedisStore(KeyValueEvents):
             yield lambda names: self._client.mget(self._full(names)) if names else []
 
     def _transact(self, change: Callable[[Read], Changes]) -> None:
+        for _ in range(_LOST_RACES):
+            try:
+                return self._transact_once(change)
+            except redis.WatchError:  # the server answers: another writer was first, of a popular item, say
+                continue
+        self._transact_once(change)
+
+    def _transact_once(self, change: Callable[[Read], Changes]) -> None:
         with self._told_apart(), self._client.pipeline(transaction=True) as pipeline:
 
             def read(names: Sequence[bytes]) -> list[Value | None]:

@@ -202,6 +202,20 @@ class KeyValueEvents(ABC):
         self._change(change)
         self._manifest = self._read_manifest()
 
+    def take_behaviors(self, names: tuple[str, ...]) -> None:
+        """Give further behaviors the codes that a list has for them, where this store's are its first."""
+
+        def change(read: Read) -> Changes:
+            content = read([MANIFEST])[0]
+            assert content is not None, "a store has a manifest"
+            manifest = StoreManifest.from_bytes(bytes(content), self._name)
+            if names[: len(manifest.behaviors)] != manifest.behaviors:
+                return {}
+            return {MANIFEST: manifest.model_copy(update={"behaviors": names}).to_bytes()}
+
+        self._change(change)
+        self._manifest = self._read_manifest()
+
     def sources(self) -> dict[str, StoredFile]:
         """Files whose events are all here, by the sha256 of their content."""
 
@@ -219,6 +233,10 @@ class KeyValueEvents(ABC):
             return {SOURCES: json.dumps({digest: asdict(file) for digest, file in merged.items()}).encode()}
 
         self._change(change)
+
+    def is_empty(self) -> bool:
+        """Whether no key has an event."""
+        return next(self.key_batches(1), None) is None
 
     def key_batches(self, most: int) -> Iterator[Int64Array]:
         """All keys, each once, so many at a time."""
@@ -425,6 +443,21 @@ def append_sides(
     first = batches[0][0]
     first._attempt(lambda: first._transact(change))
     return list(reports)
+
+
+def check_sides(store: KeyValueEvents, other: KeyValueEvents) -> None:
+    """Refuse two sides that are not of one log, or have other codes of behaviors.
+
+    Raises:
+        InputError: names the store.
+    """
+    mine, theirs = store.manifest, other.manifest
+    number = min(len(mine.behaviors), len(theirs.behaviors))
+    if mine.log_fingerprint != theirs.log_fingerprint or mine.behaviors[:number] != theirs.behaviors[:number]:
+        raise InputError(
+            f"{store.name}: its two sides are not of one log, or have other codes of behaviors; build both "
+            "from the same files (rayrec data store SOURCE STORE, and again with --by item)"
+        )
 
 
 SIDES: dict[By, bytes] = {"user": b"", "item": b"item:"}

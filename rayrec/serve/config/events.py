@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
 from rayrec.samples.stores.retry import RetryConfig
@@ -50,3 +50,9 @@ class EventsConfig(Config):
     """Of the event store; short, since requests wait for it."""
     pause_s: float = Field(1.0, ge=0)
     """In which a store that did not answer is not asked for histories again."""
+
+    @model_validator(mode="after")
+    def _a_side_is_of_a_store(self) -> EventsConfig:
+        if self.by_item and self.store is None:
+            raise ValueError("by_item is a side of an event store, and there is none; set store")
+        return self

@@ -22,7 +22,7 @@ from rayrec.samples.dataset.manifest import Manifest
 from rayrec.samples.stores import AppendReport, EventBatch, KeyValueEvents, StoreManifest, open_store
 from rayrec.samples.stores.lookup import histories_before
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, PER_SECOND
-from rayrec.samples.stores.store import append_sides
+from rayrec.samples.stores.store import append_sides, check_sides
 from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.events.circuit import Circuit
 from rayrec.serve.events.grouping import Grouped
@@ -182,22 +182,20 @@ def open_state(config: EventsConfig, data: Manifest) -> UserState:
         if config.by_item:
             other = store.manifest.model_copy(update={"by": "item"})
             by_item = open_store(config.store, config.retry, create=other, by="item")
-            _check_sides(store, by_item)
+            check_sides(store, by_item)
+            store.take_behaviors(by_item.manifest.behaviors)
+            by_item.take_behaviors(store.manifest.behaviors)
+            if by_item.is_empty() and not store.is_empty():
+                raise InputError(
+                    f"{store.name}: events.by_item writes who met each item, and the store knows that of no "
+                    "event yet; build this first, from the same files (rayrec data store SOURCE STORE --by item)"
+                )
     except BaseException:
         store.close()
         if by_item is not None:
             by_item.close()
         raise
     return StoredState(store, config.last, config.pause_s, by_item=by_item)
-
-
-def _check_sides(store: KeyValueEvents, by_item: KeyValueEvents) -> None:
-    mine, other = store.manifest, by_item.manifest
-    if mine.log_fingerprint != other.log_fingerprint or mine.behaviors != other.behaviors:
-        raise InputError(
-            f"{store.name}: its two sides are not of one log, or have other codes of behaviors; build both "
-            "from the same files (rayrec data store SOURCE STORE, and again with --by item)"
-        )
 
 
 def _check(store: KeyValueEvents, data: Manifest) -> None:

@@ -94,6 +94,19 @@ def test_swing_sums_over_all_pairs_of_users(events, repeated):
         assert ours == pytest.approx(swing(events, item, 0.7))
 
 
+def test_which_users_of_an_item_count_does_not_depend_on_the_appends():
+    events = [Event(user, item, 5) for user in range(30) for item in range(4) if (user * 7 + item) % 3]
+    grouped = graph_of([])
+    for start in (20, 0, 40, 10):
+        append(grouped, events[start : start + 20])
+    append(grouped, events)
+    for method in ("swing", "rp3"):
+        config = SimilarityConfig(method, k=4, most_users=5)
+        whole, parts = (similar_items(graph, np.arange(4), config) for graph in (graph_of(events), grouped))
+        assert np.array_equal(whole.ids_IK, parts.ids_IK)
+        assert np.array_equal(whole.scores_IK, parts.scores_IK)
+
+
 def test_rp3_is_the_probability_of_two_steps_with_popular_items_held_back():
     graph = graph_of([Event(0, 1, 1), Event(0, 2, 2), Event(1, 1, 3), Event(1, 3, 4), Event(2, 3, 5)])
 
@@ -153,3 +166,12 @@ def test_walks_stop_early_where_enough_items_were_visited_often():
 
     assert sum(score >= 4 for score in some.values()) == 3
     assert sum(some.values()) < sum(whole.values()) / 100
+
+
+def test_an_item_that_comes_twice_in_a_history_is_one_place_to_begin_at():
+    events = [Event(0, 1, 1), Event(0, 6, 3), Event(1, 2, 1), Event(1, 7, 3)]
+    settings = Walks(steps=30_000, restart=1.0, decay=1.0)
+
+    scores = found(walked(graph_of(events), histories([1, 1, 2]), 5, settings))
+
+    assert scores[6] / scores[7] == pytest.approx(2.0, rel=0.1), "twice the steps, and no boost"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.graph.sampling import Sampling, degrees, hops, neighbors
-from rayrec.samples.graph.temporal_graph import MANIFEST, MAX_SEGMENTS, TemporalGraph
+from rayrec.samples.graph.temporal_graph import MANIFEST, MAX_SEGMENTS, Segment, TemporalGraph
 from rayrec.samples.graph.views import ANY_TIME
 from tests.helpers.examples import examples
 from tests.samples.graph.brute_force import Event, append, graph_of, newest
@@ -134,6 +134,54 @@ def test_old_edges_are_dropped_at_once_and_their_segments_with_them():
     assert append(graph, [Event(0, 1, 44)]) == 0, "what is too old does not come back"
 
 
+def test_what_is_forgotten_is_given_back_however_many_periods_there_are(tmp_path):
+    """More periods than segments: the oldest stand together, and go by parts."""
+    events = [Event(n % 5, n % 7, n) for n in range(4000)]
+    graph = graph_of(events, period=20)
+
+    graph.drop_before(3500)
+
+    assert graph.state.num_edges < 2 * 500
+    assert degrees(graph, "user", np.arange(5), np.full(5, ANY_TIME)).sum() == 500
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "mine.arrow").write_bytes(b"data")
+
+    with pytest.raises(InputError, match="something else is there"):
+        graph_of([Event(1, 2, 3)]).save(tmp_path)
+
+    assert (tmp_path / "mine.arrow").read_bytes() == b"data"
+
+
+def test_a_reader_whose_segments_went_meanwhile_reads_the_newer_ones(tmp_path, monkeypatch):
+    graph = graph_of([Event(n % 7, n % 5, n) for n in range(50)])
+    graph.save(tmp_path)
+    load, events = Segment.load, iter(range(100, 105))
+
+    def saved_meanwhile(path, period, digest):
+        for _ in range(3):
+            if (n := next(events, None)) is not None:
+                append(graph, [Event(1, 2, n)])
+                graph.save(tmp_path)
+        if not path.exists():
+            monkeypatch.setattr(Segment, "load", load)
+        return load(path, period, digest)
+
+    monkeypatch.setattr(Segment, "load", saved_meanwhile)
+
+    assert TemporalGraph.open(tmp_path).state.num_edges == graph.state.num_edges
+
+
+def test_ids_and_times_that_cannot_be_are_refused():
+    with pytest.raises(InputError, match="which stands for none"):
+        append(graph_of([]), [Event(1, -(2**63), 3)])
+    with pytest.raises(ValueError, match="2 nodes have 1 times"):
+        neighbors(graph_of([]), "user", np.array([1, 2]), np.array([3]), 4)
+    with pytest.raises(ValueError, match="2 nodes have 1 times"):
+        degrees(graph_of([]), "user", np.array([1, 2]), np.array([3]))
+
+
 def test_a_saved_graph_is_read_as_it_was_and_grows_on(tmp_path):
     events = [Event(n % 7, n % 5, n) for n in range(200)]
     graph = graph_of(events[:150], period=64)
@@ -153,10 +201,12 @@ def test_a_saved_graph_is_read_as_it_was_and_grows_on(tmp_path):
             assert np.array_equal(getattr(ours, name), getattr(theirs, name))
     kept = [path for path, at in files.items() if path.exists() and path.stat().st_mtime_ns == at]
     assert kept, "segments that did not change are not written again"
-    assert {path.name for path in tmp_path.iterdir()} == {
-        MANIFEST,
-        *(entry["file"] for entry in json.loads((tmp_path / MANIFEST).read_text())["segments"]),
-    }
+    named = {entry["file"] for entry in json.loads((tmp_path / MANIFEST).read_text())["segments"]}
+    append(again, [Event(1, 1, 10_000)])
+    again.save(tmp_path)
+    left = {path.name for path in tmp_path.glob("*.arrow")}
+    now = {entry["file"] for entry in json.loads((tmp_path / MANIFEST).read_text())["segments"]}
+    assert left == named | now, "a reader of the manifest before may still map its files; older ones are gone"
 
 
 @pytest.mark.parametrize("what", ["byte", "missing", "manifest", "nothing"])

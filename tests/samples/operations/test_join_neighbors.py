@@ -36,6 +36,7 @@ def test_rows_get_what_others_met_beside_their_items_before_their_time(graph):
 
     for history, before, items in zip(histories, times, found["near"].to_pylist(), strict=True):
         scores = co_visits(EVENTS, history, before, last=20, decay=0.8, window=5, most=200)
+        scores = {item: score for item, score in scores.items() if item not in history}
         assert set(items) == set(scores)
         assert [scores[item] for item in items] == sorted(scores.values(), reverse=True)
 
@@ -97,6 +98,21 @@ def test_times_in_another_unit_are_refused(graph):
 
     with pytest.raises(InputError, match="in ms"):
         computed(columns, near(graph))
+
+
+def test_a_graph_that_was_saved_anew_is_read_anew(tmp_path):
+    append(grown := TemporalGraph(GraphConfig(log="clicks")), EVENTS)
+    grown.save(tmp_path)
+    columns = {"item": pa.array([3]), "timestamp": pa.array([T0 + 5000])}
+    rows = pa.RecordBatch.from_pydict(columns)
+    settings = {"op": "join_neighbors", "graph": str(tmp_path), "item": "item", "counts": {"ever": 10**10}}
+    made = program(rows.schema, settings)
+    before = made(rows, context(1))["ever"].to_pylist()[0]
+
+    append(grown, [Event(9, 3, T0 + 4000)])
+    grown.save(tmp_path)
+
+    assert made(rows, context(1))["ever"].to_pylist() == [before + 1]
 
 
 def test_a_graph_of_another_log_that_took_its_place_is_refused(graph, tmp_path):

@@ -76,6 +76,18 @@ def test_the_side_by_item_is_written_in_the_same_step(recommender, tmp_path):
     state.close()
 
 
+def test_a_side_that_lacks_the_events_of_the_other_is_built_first(recommender, tmp_path):
+    address = str(tmp_path / "store")
+    state = open_state(EventsConfig(store=address), recommender.dataset.manifest)
+    state.append(np.array([1]), events((1, 50)))
+    state.close()
+
+    with pytest.raises(InputError, match="build this first, from the same files"):
+        open_state(EventsConfig(store=address, by_item=True), recommender.dataset.manifest)
+    with pytest.raises(InputError, match="by_item is a side of an event store"):
+        EventsConfig.parse({"by_item": True})
+
+
 def test_sides_of_two_logs_are_refused(recommender, tmp_path):
     manifest = StoreManifest(name="another", by="item")
     open_store(tmp_path / "store", create=manifest, by="item").close()
