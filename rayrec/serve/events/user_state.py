@@ -188,7 +188,7 @@ def open_state(config: EventsConfig, data: Manifest) -> UserState:
             if by_item.is_empty() and not store.is_empty():
                 raise InputError(
                     f"{store.name}: events.by_item writes who met each item, and the store knows that of no "
-                    "event yet; build this first, from the same files (rayrec data store SOURCE STORE --by item)"
+                    "event yet; build this first of the same log (rayrec data store SOURCE STORE --by item)"
                 )
     except BaseException:
         store.close()

@@ -162,7 +162,7 @@ def test_a_reader_whose_segments_went_meanwhile_reads_the_newer_ones(tmp_path, m
     def saved_meanwhile(path, period, digest):
         for _ in range(3):
             if (n := next(events, None)) is not None:
-                append(graph, [Event(1, 2, n)])
+                append(graph, [Event(1, 2, 1000 * n + m) for m in range(100)])
                 graph.save(tmp_path)
         if not path.exists():
             monkeypatch.setattr(Segment, "load", load)

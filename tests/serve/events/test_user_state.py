@@ -82,7 +82,7 @@ def test_a_side_that_lacks_the_events_of_the_other_is_built_first(recommender, t
     state.append(np.array([1]), events((1, 50)))
     state.close()
 
-    with pytest.raises(InputError, match="build this first, from the same files"):
+    with pytest.raises(InputError, match="build this first of the same log"):
         open_state(EventsConfig(store=address, by_item=True), recommender.dataset.manifest)
     with pytest.raises(InputError, match="by_item is a side of an event store"):
         EventsConfig.parse({"by_item": True})
