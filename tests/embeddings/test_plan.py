@@ -306,7 +306,5 @@ def test_updates_that_wait_for_others_are_counted():
     assert step_bytes(2, 0) == 200 * (32 + 2 * 40 + 32)  # two updates of each, and their sum
 
 
-def test_a_shard_without_tables_holds_nothing():
-    (planned,) = plan_shards([], {}, {}, 1, 2)
-
-    assert (planned.num_bytes, planned.peak_bytes) == (0, 0)
+def test_without_tables_there_are_no_servers():
+    assert plan_shards([], {}, {}, 3, 2) == ()
