@@ -577,6 +577,11 @@ def recommend_command(
             if not sign:
                 raise InputError(f"--where {each}: expected COLUMN=VALUE")
             values.setdefault(column, []).append(value)
+        for option, keys in (("--allow", allow or []), ("--deny", deny or [])):
+            if unknown := [key for key in keys if dataset.position_by_key(key) is None]:
+                raise InputError(
+                    f"{option} {unknown[0]}: there is no such item in {dataset.root}; use an id of its source"
+                )
         kept = ItemFilter(tuple(allow) if allow else None, tuple(deny or ()), where=values)
         allowed_I = FilterMasks(dataset).mask(kept)
     asked = replace(query, instruction=wanted, allowed_I=allowed_I)

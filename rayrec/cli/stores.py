@@ -99,7 +99,7 @@ def graph_command(
     print_rows(
         f"Graph: {folder}",
         [
-            ("edges", f"{report.edges:,}, of which {report.added:,} are new"),
+            ("edges", f"{report.edges:,}; {report.added:,} came new, before any were forgotten"),
             ("segments", f"{report.segments}"),
             ("bytes per edge", f"{report.bytes_per_edge:.1f}"),
             ("from", report.first),

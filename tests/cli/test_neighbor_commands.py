@@ -32,6 +32,7 @@ def test_users_get_neighbors_of_what_they_did(data):
         (["recommend", "--user", "u1"], "give the folder of a run, or --neighbors"),
         (["recommend", "--user", "nobody", "--neighbors", "DATA"], "there is no such user"),
         (["recommend", "--user", "u1", "--neighbors", "DATA", "--scenario", "home"], "takes no ranker"),
+        (["recommend", "--user", "u1", "--neighbors", "DATA", "--deny", "0i0"], "there is no such item"),
     ],
 )
 def test_what_makes_no_sense_is_said(data, arguments, message):
