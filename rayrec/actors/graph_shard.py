@@ -117,13 +117,7 @@ class ShardedGraph:
             for shard, mine in zip(self._shards, places, strict=True)
             if len(mine)
         ]
-        shape = (len(nodes_F), fan_out)
-        found = Neighbors(
-            np.full(shape, -1, np.int64),
-            np.zeros(shape, np.int64),
-            np.full(shape, -1, np.int16),
-            np.zeros(len(nodes_F), np.int64),
-        )
+        found = Neighbors.nothing(len(nodes_F), fan_out)
         answers = self._calls.get(promises)
         for mine, answer in zip([mine for mine in places if len(mine)], answers, strict=True):
             found.ids_FK[mine], found.times_FK[mine] = answer.ids_FK, answer.times_FK

@@ -51,7 +51,7 @@ def test_as_many_candidates_are_compared_with_and_without_neighbors(run):
     assert report.count == len(Recommender.load(run).dataset.evaluation_rows("test"))
     assert 0 < everything["generated"].value < 1
     whole = evaluate_candidates(Recommender.load(run), "test", num_candidates=NUM_ITEMS)
-    assert whole.results["all items"]["ratio"].value == 1.0, "whoever names all items misses none"
+    assert whole.results["all items"]["ratio"].value == 1.0, "all items are named either way"
 
 
 def test_the_command_prints_both(run):

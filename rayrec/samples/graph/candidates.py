@@ -23,9 +23,12 @@ from numba import njit
 
 from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.compiled import extend64, kernel_input
-from rayrec.samples.graph.counting import FREE, add, best, clear
+from rayrec.samples.graph.counting import FREE, add, best, clear, table
 from rayrec.samples.graph.temporal_graph import TemporalGraph
 from rayrec.samples.graph.views import nth_newest, ranges_before, view
+
+_MOST_KEYS = 1 << 17
+"""Of a table of sums; see `counting.add`."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,10 @@ class Candidates:
     """-1 after the last."""
     scores_BK: Float64Array
     """-inf after the last."""
+
+    @classmethod
+    def nothing(cls, num_rows: int, k: int) -> Candidates:
+        return cls(np.full((num_rows, k), -1, np.int64), np.full((num_rows, k), -np.inf))
 
 
 @dataclass(frozen=True)
@@ -107,9 +114,8 @@ def co_visited(
     Args:
         left_out_BE: ids that are not wanted, padded with -1 (such as what a user has seen).
     """
-    state, found = graph.state, _nothing(len(histories.before_B), k)
-    left_out_BE = _sorted(left_out_BE, len(histories.before_B))
-    slots, used = _table(settings.last * settings.most_users * 2 * settings.window)
+    state, found = graph.state, Candidates.nothing(len(histories.before_B), k)
+    most_keys = min(settings.last * settings.most_users * 2 * settings.window, _MOST_KEYS)
     _co_visit(
         state.users.table_S7,
         state.items.table_S7,
@@ -120,9 +126,8 @@ def co_visited(
         settings.window,
         settings.most_users,
         settings.most_events,
-        left_out_BE,
-        *slots,
-        used,
+        left_out_of(left_out_BE, len(histories.before_B)),
+        *table(most_keys),
         found.ids_BK,
         found.scores_BK,
     )
@@ -141,10 +146,8 @@ def walked(
     Visits from several items of a history count more than as many from one: the score of an item is
     (sum of the square roots of its visits from each)^2.
     """
-    state, found = graph.state, _nothing(len(histories.before_B), k)
-    left_out_BE = _sorted(left_out_BE, len(histories.before_B))
-    slots, used = _table(settings.steps)
-    of_one, used_of_one = _table(settings.steps)
+    state, found = graph.state, Candidates.nothing(len(histories.before_B), k)
+    most_keys = min(settings.steps, _MOST_KEYS)
     _walk(
         state.users.table_S7,
         state.items.table_S7,
@@ -158,19 +161,13 @@ def walked(
         settings.enough_items,
         settings.enough_visits,
         np.uint64(settings.seed % 2**64),
-        left_out_BE,
-        *slots,
-        used,
-        *of_one,
-        used_of_one,
+        left_out_of(left_out_BE, len(histories.before_B)),
+        *table(most_keys),
+        *table(most_keys),
         found.ids_BK,
         found.scores_BK,
     )
     return found
-
-
-def _nothing(num_rows: int, k: int) -> Candidates:
-    return Candidates(np.full((num_rows, k), -1, np.int64), np.full((num_rows, k), -np.inf))
 
 
 def _inputs(histories: Histories) -> tuple[Any, Any, Any]:
@@ -181,16 +178,11 @@ def _inputs(histories: Histories) -> tuple[Any, Any, Any]:
     return items_N, offsets_B1, before_B
 
 
-def _sorted(left_out_BE: Int64Array | None, num_rows: int) -> Any:
+def left_out_of(left_out_BE: Int64Array | None, num_rows: int) -> Any:
+    """Ids that are not wanted, as kernels look them up; nothing for None."""
     if left_out_BE is None:
         left_out_BE = np.zeros((num_rows, 0), np.int64)
     return kernel_input(np.sort(left_out_BE, axis=1), np.int64)
-
-
-def _table(most_keys: int) -> tuple[tuple[Int64Array, Float64Array], Int64Array]:
-    """Slots for keys and sums; and the list of those in use."""
-    size = 1 << max(10, min(2 * most_keys, 1 << 18).bit_length() - 1)
-    return (np.full(size, FREE), np.zeros(size)), np.zeros(size + 1, np.int64)
 
 
 @njit(nogil=True, cache=True)

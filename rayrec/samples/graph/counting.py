@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.compiled import mix64
 
 FREE = np.iinfo(np.int64).min
 """Marks a slot without a key; no id is this."""
+
+
+def table(most_keys: int) -> tuple[Int64Array, Float64Array, Int64Array]:
+    """(keys, sums, used) of an empty table with room for so many keys."""
+    size = 1 << max(10, (2 * most_keys).bit_length())
+    return np.full(size, FREE), np.zeros(size), np.zeros(size + 1, np.int64)
 
 
 @njit(nogil=True, cache=True)

@@ -39,6 +39,16 @@ class Neighbors:
     kinds_FK: Int16Array
     counts_F: Int64Array
 
+    @classmethod
+    def nothing(cls, num_nodes: int, fan_out: int) -> Neighbors:
+        shape = (num_nodes, fan_out)
+        return cls(
+            np.full(shape, -1, np.int64),
+            np.zeros(shape, np.int64),
+            np.full(shape, -1, np.int16),
+            np.zeros(num_nodes, np.int64),
+        )
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -138,13 +148,7 @@ def _neighbors_of(
     hop: int,
 ) -> Neighbors:
     _check_lengths(nodes_F, before_F)
-    shape = (len(nodes_F), fan_out)
-    result = Neighbors(
-        np.full(shape, -1, np.int64),
-        np.zeros(shape, np.int64),
-        np.full(shape, -1, np.int16),
-        np.zeros(len(nodes_F), np.int64),
-    )
+    result = Neighbors.nothing(len(nodes_F), fan_out)
     side = state.users if of == "user" else state.items
     _sample(
         side.table_S7,

@@ -22,8 +22,8 @@ from rayrec.platform.compiled import kernel_input
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.hashing import mix64
 from rayrec.samples.base.jagged import offsets_from_lengths
-from rayrec.samples.graph.candidates import Candidates, CoVisitation, Histories, co_visited
-from rayrec.samples.graph.counting import FREE, add, best, clear
+from rayrec.samples.graph.candidates import Candidates, CoVisitation, Histories, co_visited, left_out_of
+from rayrec.samples.graph.counting import add, best, clear, table
 from rayrec.samples.graph.temporal_graph import TemporalGraph
 from rayrec.samples.graph.views import ANY_TIME
 
@@ -65,9 +65,7 @@ class SimilarItems:
     ) -> Candidates:
         """The k items with the largest sum of decay^age times their similarity to an item of the history."""
         num_rows = len(histories.before_B)
-        left_out_BE = np.zeros((num_rows, 0), np.int64) if left_out_BE is None else left_out_BE
-        found = Candidates(np.full((num_rows, k), -1, np.int64), np.full((num_rows, k), -np.inf))
-        size = 1 << max(10, (2 * last * self.ids_IK.shape[1]).bit_length())
+        found = Candidates.nothing(num_rows, k)
         _sum_similar(
             kernel_input(histories.items_N, np.int64),
             kernel_input(histories.offsets_B1, np.int64),
@@ -76,10 +74,8 @@ class SimilarItems:
             self.scores_IK,
             last,
             decay,
-            kernel_input(np.sort(left_out_BE, axis=1), np.int64),
-            np.full(size, FREE),
-            np.zeros(size),
-            np.zeros(size + 1, np.int64),
+            left_out_of(left_out_BE, num_rows),
+            *table(last * self.ids_IK.shape[1]),
             found.ids_BK,
             found.scores_BK,
         )
@@ -102,15 +98,10 @@ def similar_items(
         return SimilarItems(item_ids_I, near.ids_BK, near.scores_BK)
     users_E, items_E, times_E, hashes_E = _pairs(graph, item_ids_I, before)
     num_users = int(users_E.max(initial=-1)) + 1
-    found = SimilarItems(
-        item_ids_I,
-        np.full((len(item_ids_I), config.k), -1, np.int64),
-        np.full((len(item_ids_I), config.k), -np.inf),
-    )
+    found = Candidates.nothing(len(item_ids_I), config.k)
     by_user = np.lexsort((items_E, users_E))
     # The newest users of an item first; in what order those of one time come, a hash says.
     by_item = np.lexsort((hashes_E, -times_E, items_E))
-    size = 1 << max(10, (2 * len(item_ids_I)).bit_length())
     compute = _swing if config.method == "swing" else _rp3
     compute(
         offsets_from_lengths(np.bincount(users_E, minlength=num_users)),
@@ -120,13 +111,11 @@ def similar_items(
         config.most_users,
         config.alpha if config.method == "swing" else config.beta,
         item_ids_I,
-        np.full(size, FREE),
-        np.zeros(size),
-        np.zeros(size + 1, np.int64),
-        found.ids_IK,
-        found.scores_IK,
+        *table(len(item_ids_I)),
+        found.ids_BK,
+        found.scores_BK,
     )
-    return found
+    return SimilarItems(item_ids_I, found.ids_BK, found.scores_BK)
 
 
 def _pairs(
