@@ -196,7 +196,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path, content):
 def test_another_format_is_refused(tmp_path):
     (tmp_path / "manifest.json").write_text('{"format_version": 99}')
 
-    with pytest.raises(InputError, match="format version 99, this version reads 2"):
+    with pytest.raises(InputError, match="format version 99, this version reads 2 to 3"):
         read_snapshot(tmp_path)
 
 

@@ -526,7 +526,7 @@ def test_files_accepted_after_a_snapshot_are_found_again_in_the_same_steps(ring,
     assembly = assemble(following)
     accepted = AcceptedFiles(tmp_path)
     accepted.keep(assembly.plan)
-    of_snapshot = assembly.rows.state
+    of_snapshot = assembly.rows.state()
     for number, name in enumerate(("hour=01/b.parquet", "hour=00/late.parquet")):
         write_log(tmp_path / "log", {name: 9}, seed=1 + number)
         assembly.plan.refresh()
@@ -554,5 +554,5 @@ def test_what_was_accepted_in_another_life_of_the_folder_is_not_taken_for_ours(r
     accepted = AcceptedFiles(tmp_path)
     accepted.keep(theirs.plan)
 
-    assert accepted.state_since(ours.rows.state) == ours.rows.state
-    assert AcceptedFiles(tmp_path / "nothing").state_since(ours.rows.state) == ours.rows.state
+    assert accepted.state_since(ours.rows.state()) == ours.rows.state()
+    assert AcceptedFiles(tmp_path / "nothing").state_since(ours.rows.state()) == ours.rows.state()

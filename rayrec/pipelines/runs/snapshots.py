@@ -17,7 +17,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,13 @@ import safetensors.numpy
 from rayrec.embeddings.snapshot.saved_files import SavedFile, checksum_file
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import is_plain_name, sync, write_json
+from rayrec.samples.reading.consumed_segments import PREFIX, ConsumedSegments, commit, read_segments
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.read_plan import ReadPosition
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+_READ_VERSIONS = (2, 3)
+"""Those of version 2 have all files of a growing folder in their manifest."""
 MANIFEST = "manifest.json"
 WEIGHTS, OPTIMIZER, CURSOR = "dense.safetensors", "optimizer.safetensors", "cursor.parquet"
 
@@ -55,7 +58,7 @@ class RunState:
     progress: dict[str, Any] = field(default_factory=dict)
     """What the training loop has to know of itself to go on."""
     followed: dict[str, Any] | None = None
-    """Files of a growing folder that were accepted so far."""
+    """Files of a growing folder that were accepted so far, without the segments that are consumed."""
     labels: dict[str, list[str]] | None = None
     """Names of the codes that the model reads of events, by label; None where it reads none."""
 
@@ -98,7 +101,12 @@ class Snapshot:
     @property
     def cursor(self) -> Cursor:
         """Rows consumed so far."""
-        return Cursor.from_table(pq.read_table(self.path / CURSOR), str(self.path / CURSOR))
+        return _cursor_in(self.path, _consumed_files(_manifest(self.path)))
+
+    @property
+    def followed(self) -> dict[str, Any] | None:
+        """Files of a growing folder that were accepted so far, those of consumed segments among them."""
+        return _followed_in(self.path, _manifest(self.path))
 
 
 def write_snapshot(
@@ -110,11 +118,13 @@ def write_snapshot(
     cursor: pa.Table,
     save_sparse: SaveSparse,
     base: str | None = None,
+    consumed: ConsumedSegments | None = None,
 ) -> None:
     """Write all of a run's state at a step boundary to `path`.
 
     Args:
         base: name of the snapshot beside it that `save_sparse` writes the changes since.
+        consumed: segments before those of `state.followed`, whose rows `cursor` does not have.
     """
     # A server of an attempt that was given up may still write, to the folder that it was told: not to ours.
     for left in path.parent.glob(f".{path.name}.*unfinished"):
@@ -126,7 +136,8 @@ def write_snapshot(
             _save_arrays(arrays, unfinished / name)
         pq.write_table(cursor, unfinished / CURSOR)
         checksums = {}
-        for name in (WEIGHTS, OPTIMIZER, CURSOR):
+        consumed_files = [] if consumed is None else consumed.save(unfinished)
+        for name in (WEIGHTS, OPTIMIZER, CURSOR, *consumed_files):
             sync(unfinished / name)
             checksums[name] = checksum_file(unfinished / name)
         sparse_files = list(save_sparse(str(unfinished.resolve())))
@@ -144,6 +155,8 @@ def write_snapshot(
             path.rename(replaced)
         unfinished.rename(path)
         sync(path.parent)
+        if consumed is not None:
+            consumed.saved(path)
         shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -160,7 +173,13 @@ def _save_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
 
 def restate_snapshot(path: Path, state: RunState) -> None:
     """Let a whole snapshot say something else of its run; weights and rows are those of its step anyway."""
-    manifest = _manifest(path) | asdict(state)
+    before = _manifest(path)
+    manifest = before | asdict(state) | {"format_version": FORMAT_VERSION}
+    if state.followed is not None and (kept := before["followed"].get("first_segment", 0)) == 0:
+        # Of version 2: the consumed segments stay where they are.
+        first = state.followed["first_segment"]
+        segments = [*before["followed"]["segments"][:first], *state.followed["segments"]]
+        manifest["followed"] = {**state.followed, "first_segment": kept, "segments": segments}
     write_json(path / MANIFEST, manifest | {"checksum": checksum_of(manifest)})
 
 
@@ -200,8 +219,10 @@ def read_consumed(path: Path) -> tuple[RunState, Cursor]:
     Raises:
         InputError: the manifest or the cursor is missing or was changed.
     """
-    state = _state_in(_verified_manifest(path, only=(CURSOR,)))
-    return state, Cursor.from_table(pq.read_table(path / CURSOR), str(path / CURSOR))
+    consumed = _consumed_files(_manifest(path))
+    manifest = _verified_manifest(path, only=(CURSOR, *consumed))
+    state = replace(_state_in(manifest), followed=_followed_in(path, manifest))
+    return state, _cursor_in(path, consumed)
 
 
 def base_of(path: Path) -> str | None:
@@ -213,6 +234,29 @@ def base_of(path: Path) -> str | None:
 def _state_in(manifest: dict[str, Any]) -> RunState:
     values = {key: manifest[key] for key in RunState.__dataclass_fields__}
     return RunState(read_position=ReadPosition(**values.pop("read_position")), **values)
+
+
+def _consumed_files(manifest: dict[str, Any]) -> list[str]:
+    return sorted(name for name in manifest["checksums"] if name.startswith(PREFIX))
+
+
+def _cursor_in(path: Path, consumed: Sequence[str]) -> Cursor:
+    cursor = Cursor.from_table(pq.read_table(path / CURSOR), str(path / CURSOR))
+    commit([path / name for name in consumed], cursor)
+    return cursor
+
+
+def _followed_in(path: Path, manifest: dict[str, Any]) -> dict[str, Any] | None:
+    followed: dict[str, Any] | None = manifest["followed"]
+    if followed is None or not (first := followed.get("first_segment", 0)):
+        return followed
+    consumed = read_segments([path / name for name in _consumed_files(manifest)])
+    if len(consumed) != first:
+        raise InputError(
+            f"{path / MANIFEST}: {first:,} segments of the folder are consumed, but {len(consumed):,} are in "
+            "the snapshot's files; the snapshot is damaged"
+        )
+    return {**followed, "first_segment": 0, "segments": [*consumed, *followed["segments"]]}
 
 
 def _verified_manifest(path: Path, only: Collection[str] | None = None) -> dict[str, Any]:
@@ -244,9 +288,10 @@ def _manifest(path: Path) -> dict[str, Any]:
         format_version = manifest["format_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{manifest_path}: not the manifest of a snapshot; the file was changed") from error
-    if format_version != FORMAT_VERSION:
+    if format_version not in _READ_VERSIONS:
         raise InputError(
-            f"{manifest_path}: format version {format_version}, this version reads {FORMAT_VERSION}"
+            f"{manifest_path}: format version {format_version}, this version reads {_READ_VERSIONS[0]} to "
+            f"{_READ_VERSIONS[-1]}"
         )
     if manifest.pop("checksum", None) != checksum_of(manifest):
         raise InputError(f"{manifest_path}: its own checksum differs: the file was changed")

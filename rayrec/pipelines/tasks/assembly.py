@@ -85,7 +85,7 @@ class Assembly:
         """The same inputs, read on from a snapshot of a run; None: from the start."""
         if self.config.data.follow is None:
             return self
-        followed = AcceptedFiles(run).state_since(None if snapshot is None else snapshot.state.followed)
+        followed = AcceptedFiles(run).state_since(None if snapshot is None else snapshot.followed)
         if followed is None:
             return self  # nothing was accepted yet but by this
         next_step = 0 if snapshot is None else snapshot.committed_step + 1

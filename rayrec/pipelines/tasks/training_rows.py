@@ -42,10 +42,13 @@ class TrainingRows:
     fingerprint: str
     """Of the data that the cursor counts rows of."""
 
-    @property
-    def state(self) -> dict[str, Any] | None:
-        """What a snapshot has to know to read the same rows: the files of a growing folder."""
-        return self.plan.to_json() if isinstance(self.plan, FollowedPlan) else None
+    def state(self, first_segment: int = 0) -> dict[str, Any] | None:
+        """What a snapshot has to know to read the same rows: the files of a growing folder.
+
+        Args:
+            first_segment: those before it were read to their end, and the snapshot knows them otherwise.
+        """
+        return self.plan.to_json(first_segment) if isinstance(self.plan, FollowedPlan) else None
 
 
 class RowSource(Protocol):
@@ -73,7 +76,7 @@ def training_rows(
     """The rows that training reads, from where a run goes on.
 
     Args:
-        followed: `TrainingRows.state` of the snapshot that a run goes on from.
+        followed: `TrainingRows.state`, whole, of the snapshot that a run goes on from.
         next_step: the step it goes on with.
 
     Raises:

@@ -23,6 +23,7 @@ from rayrec.pipelines.training.trackers import Trackers
 from rayrec.pipelines.training.validation import validate
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import RayMetrics
+from rayrec.samples.reading.consumed_segments import take
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.followed_plan import FollowedPlan
 
@@ -98,6 +99,8 @@ class Attempt:
         """None where a folder is followed that grows."""
         self._progress = RunProgress()
         self._cursor = Cursor(assembly.rows.fingerprint)
+        self._first_segment = 0
+        """Of a growing folder: what was consumed of those before it was handed to the writer of snapshots."""
         self._incarnation = 0
         """Of the servers: raised by every recovery, so that nothing of the time before is taken for new."""
 
@@ -292,20 +295,25 @@ class Attempt:
 
     def _write(self, pending: PendingSnapshot) -> None:
         state, shown = self._description(pending.step)
-        self._writer.begin(pending, state, self._cursor.to_table(), shown)
+        consumed = None
+        if isinstance(self._plan, FollowedPlan):
+            first, self._first_segment = self._first_segment, state.read_position.epoch
+            consumed = take(self._plan, self._cursor, first, self._first_segment)
+        self._writer.begin(pending, state, self._cursor.to_table(), shown, consumed)
 
     def _description(self, step: int) -> tuple[RunState, Shown]:
         """What a snapshot after this step says of the run."""
         task = self._assembly.task
         progress = asdict(self._progress)
+        position = self._plan.position(step + 1)
         state = RunState(
             committed_step=step,
             incarnation=self._incarnation,
             dataset_fingerprint=task.fingerprint,
             semantic_ids_version=task.semantic_ids_version,
-            read_position=self._plan.position(step + 1),
+            read_position=position,
             progress=progress,
-            followed=self._assembly.rows.state,
+            followed=self._assembly.rows.state(position.epoch),
             labels=task.labels,
         )
         return state, Shown(progress, is_best=self._progress.best_step == step + 1)

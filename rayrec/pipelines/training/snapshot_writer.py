@@ -36,6 +36,7 @@ from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import root_cause
+from rayrec.samples.reading.consumed_segments import ConsumedSegments
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class SnapshotWriter:
         self._folder = folder
         self._stages = stages
         self._config = config
+        self._consumed = ConsumedSegments()
         self._last: _Last | None = None
         if loaded is not None:
             self._last = _Last(loaded.path.name, loaded.committed_step, len(loaded.sparse_chain) - 1)
@@ -101,9 +103,22 @@ class SnapshotWriter:
         """Whether somebody waits for a snapshot on demand."""
         return bool(self._requests.pending())
 
-    def begin(self, pending: PendingSnapshot, state: RunState, cursor: pa.Table, shown: Shown) -> None:
-        """Write a snapshot in the background, once the one before is written; raises what became of that."""
+    def begin(
+        self,
+        pending: PendingSnapshot,
+        state: RunState,
+        cursor: pa.Table,
+        shown: Shown,
+        consumed: pa.Table | None = None,
+    ) -> None:
+        """Write a snapshot in the background, once the one before is written; raises what became of that.
+
+        Args:
+            consumed: segments of a growing folder that were read to their end since this was called last.
+        """
         self.wait()
+        if consumed is not None:
+            self._consumed.add(consumed)
         requests = self._requests.pending()
         self._writing = self._thread.submit(self._write, pending, state, cursor, shown, requests)
 
@@ -189,6 +204,7 @@ class SnapshotWriter:
                 folder, pending.step, None if base is None else base.step
             ),
             base=None if base is None else base.name,
+            consumed=self._consumed,
         )
         self._last = _Last(path.name, pending.step, 0 if base is None else base.num_increments + 1)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -90,6 +91,8 @@ class Cursor:
         """
         self.dataset = dataset
         self._rows: dict[tuple[int, str, bool], _Rows] = {}
+        self._first_epoch = 0
+        """Rows of epochs before it were taken: all that there were to consume are consumed."""
 
     def commit(self, epoch: int, read: Iterable[Interval], unreadable: Iterable[Interval] = ()) -> None:
         """Rows of an epoch that have now been trained on, and those that were passed over.
@@ -100,6 +103,9 @@ class Cursor:
             ValueError: a row was, or is named twice; says which one.
         """
         changed: dict[tuple[int, str, bool], _Rows] = {}
+        if epoch < self._first_epoch:
+            for file, starts_K, _ in Intervals.of([*read, *unreadable]).by_file():
+                raise _consumed_twice(epoch, file, int(starts_K[0]))
         for is_unreadable, intervals in ((False, read), (True, unreadable)):
             for file, starts_K, stops_K in Intervals.of(intervals).by_file():
                 for kind in (False, True):
@@ -113,6 +119,35 @@ class Cursor:
                 key = (epoch, file, is_unreadable)
                 changed[key] = changed.get(key, self._of(key)).joined(starts_K, stops_K)
         self._rows |= changed
+
+    def take(self, stop: int) -> dict[tuple[int, str, bool], tuple[list[int], list[int]]]:
+        """Hand over what was consumed in the epochs before one, which are over.
+
+        Returns:
+            By epoch, file, and whether rows are unreadable: where intervals start and stop.
+        """
+        self._first_epoch = max(stop, self._first_epoch)
+        taken = [key for key in self._rows if key[0] < stop]
+        rows = {key: self._rows.pop(key) for key in taken}
+        return {key: (found.starts_K.tolist(), found.stops_K.tolist()) for key, found in rows.items()}
+
+    def put_back(self, epoch: int, file: str, unreadable: bool, starts: list[int], stops: list[int]) -> None:
+        """Have again what `take` handed over.
+
+        Raises:
+            ValueError: rows of the file are here already, or are named twice.
+        """
+        key = (epoch, file, unreadable)
+        if key in self._rows:
+            raise _consumed_twice(epoch, file, starts[0])
+        bounds = [bound for pair in zip(starts, stops, strict=True) for bound in pair]
+        if any(low >= high for low, high in pairwise(bounds)):
+            raise ValueError(f"intervals of {file} in epoch {epoch} are not in order")
+        rows = _Rows(np.array(starts, dtype=np.int64), np.array(stops, dtype=np.int64))
+        other = self._rows.get((epoch, file, not unreadable))
+        if other is not None and (shared := other.first_shared(rows.starts_K, rows.stops_K)) is not None:
+            raise _consumed_twice(epoch, file, shared)
+        self._rows[key] = rows
 
     @property
     def epochs(self) -> list[int]:

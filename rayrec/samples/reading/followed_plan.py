@@ -206,20 +206,29 @@ class FollowedPlan:
         rows = int(self._epoch_plan(segment).cuts_S1[index]) if index else 0
         return ReadPosition(segment, rows, self._order_after(segment + (index > 0)))
 
-    def to_json(self) -> dict[str, Any]:
-        """All that `restore` needs to read the same rows in the same steps."""
-        return {**self.head_to_json(), "segments": self.segments_to_json(0), "unreadable": self.unreadable}
+    def to_json(self, first: int = 0) -> dict[str, Any]:
+        """All that `restore` needs to read the same rows in the same steps.
+
+        Args:
+            first: segments before it are kept elsewhere; `restore` wants them among the others.
+        """
+        return {
+            **self.head_to_json(),
+            "first_segment": first,
+            "segments": self.segments_to_json(first),
+            "unreadable": self.unreadable,
+        }
 
     def head_to_json(self) -> dict[str, Any]:
         """How rows are put in order: what stays while the folder grows."""
         return {"format": FORMAT, "order": self._order_settings()}
 
-    def segments_to_json(self, first: int) -> list[dict[str, Any]]:
-        """The segments from one on, in the order of their acceptance."""
-        # Not by `asdict`, which copies every value: a snapshot has all files that were ever accepted.
+    def segments_to_json(self, first: int, stop: int | None = None) -> list[dict[str, Any]]:
+        """The segments from one on, up to another (exclusive), in the order of their acceptance."""
+        # Not by `asdict`, which copies every value.
         return [
             {**vars(segment), "files": [dict(vars(file)) for file in segment.files]}
-            for segment in self._segments[first:]
+            for segment in self._segments[first:stop]
         ]
 
     @classmethod
@@ -251,6 +260,7 @@ class FollowedPlan:
                 f"{url}: the saved state of the folder has format {state.get('format')!r}, this version "
                 f"reads {FORMAT}"
             )
+        assert state.get("first_segment", 0) == 0, "those before were not put back"
         plan._check_order(state["order"])
         plan.unreadable = dict(state["unreadable"])
         segments = [
