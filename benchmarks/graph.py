@@ -12,7 +12,8 @@ Zipf's law; all of it in memory, one thread. Bars:
   20,000 edges a second.
 * `graph-memory`: 48 bytes over the bytes of an edge, both directions.
 
-`graph-growth` repeats hops and ingest with 1, 10 and 50 million edges.
+`graph-growth` repeats hops and ingest with 1 to 50 million edges, and draws the picture of them in
+`docs/images/graph-growth.svg` where matplotlib is installed.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from rayrec.samples.stores.store import KeyValueEvents, TimeWindow
 NUM_USERS, NUM_ITEMS, NUM_EVENTS = 200_000, 100_000, 4_000_000
 SEEDS, FAN_OUT = 512, 10
 BATCH, ARRIVALS_PER_S = 10_000, 20_000
-GROWTH = (1_000_000, 10_000_000, 50_000_000)
+GROWTH = (1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000)
+PICTURE = Path(__file__).parents[1] / "docs/images/graph-growth.svg"
 
 Events = tuple[Int64Array, Int64Array, Int64Array]
 
@@ -112,9 +114,29 @@ def bench_growth(options: BenchOptions) -> list[Bar]:
         )
         log.print(json.dumps(rows[-1]), highlight=False)
         del graph
+    _draw(rows)
     slowdown = rows[-1]["hops_ms"] / rows[0]["hops_ms"]
     more = rows[-1]["edges"] / rows[0]["edges"]
     return [Bar.once("graph-growth", more / slowdown, f"{more:.0f} x the edges, time of hops", 10.0)]
+
+
+def _draw(rows: list[dict[str, float]]) -> None:
+    """Time of two hops, and bytes of an edge, by the number of edges."""
+    if importlib.util.find_spec("matplotlib") is None:
+        log.print("matplotlib is not installed: no picture; pip install 'rayrec[bench]'")
+        return
+    from matplotlib.figure import Figure
+
+    millions = [row["edges"] / 1e6 for row in rows]
+    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
+    times, memory = figure.subplots(1, 2)
+    times.plot(millions, [row["hops_ms"] for row in rows], marker="o", label="median")
+    times.plot(millions, [row["hops_p99_ms"] for row in rows], marker="^", linestyle="--", label="p99")
+    times.legend()
+    memory.plot(millions, [row["bytes_per_edge"] for row in rows], marker="o")
+    for axes, title in ((times, "Two hops, ms"), (memory, "Bytes per edge, both directions")):
+        axes.set(title=title, xlabel="million edges", xscale="log", ylim=(0, None))
+    figure.savefig(PICTURE, metadata={"Date": None})
 
 
 def _hops_of_store(

@@ -4,9 +4,10 @@
                        └──────────── whole histories replace the prefix ◄────────┘
 
 The cache holds keys and values of a causal network's layers. They depend on the events of the history and on
-the weights alone, so they are looked up by the events, for any user, and the events are compared in full: no
-history is ever taken for another. As in paged serving of language models (automatic prefix caching: Kwon et
-al., SOSP 2023, arXiv:2309.06180), but by events and not by blocks.
+the weights alone, so they are looked up by the events, for any user. One pass hashes all prefixes of a
+history; where a hash is known the events are compared in full, so no history is ever taken for another. As
+in paged serving of language models (automatic prefix caching: Kwon et al., SOSP 2023, arXiv:2309.06180), but
+by events and not by blocks.
 
 A history that is longer than a model reads loses its first event with each new one. Then every event has
 another index, nothing in the cache fits, and the history is read from its start.
@@ -20,7 +21,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +30,8 @@ from torch import Tensor
 from rayrec.models.attention.past import KeysAndValues, Past
 from rayrec.models.generative.backbone import Context
 from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.platform.arrays import Int64Array
+from rayrec.platform.hashing import mix64
 
 C = TypeVar("C", bound=Context)
 C_co = TypeVar("C_co", bound=Context, covariant=True)
@@ -50,6 +53,23 @@ class ReadsOn(Protocol[C_co]):
         ...
 
 
+class _Kept(NamedTuple):
+    events_P: Int64Array
+    tensors: Tensor
+    """[layers, 2, tokens, G, C] keys and values."""
+
+
+class _Found(NamedTuple):
+    """What is used of a kept history."""
+
+    num_events: int
+    key: int | None
+    tensors: Tensor | None
+
+
+_NOTHING = _Found(0, None, None)
+
+
 class PrefixCache(Generic[C]):
     """Encodes contexts, from cached prefixes where there are some. Safe to call from several threads."""
 
@@ -59,8 +79,8 @@ class PrefixCache(Generic[C]):
             max_bytes: of keys and values; the least recently used history is evicted first.
         """
         self._backbone, self._max_bytes = backbone, max_bytes
-        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
-        """Events -> [layers, 2, P, G, C] keys and values."""
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        """By the hash of the events."""
         self._lock = threading.Lock()
         self.num_bytes = 0
         """In the cache."""
@@ -85,38 +105,37 @@ class PrefixCache(Generic[C]):
         offsets_B1 = batch.layout.offsets_B1
         events_N = batch.items_N.cpu().numpy()
         histories = [events_N[start:stop] for start, stop in pairwise(offsets_B1)]
+        keys = [prefix_hashes(history).tolist() for history in histories]
         with self._lock:
-            found = [self._longest(history) for history in histories]
-        kept = [tensor for _, _, tensor in found if tensor is not None]
+            found = [self._longest(*row) for row in zip(histories, keys, strict=True)]
+        kept = [one.tensors for one in found if one.tensors is not None]
         layers = [KeysAndValues(*both) for both in torch.cat(kept, dim=2)] if kept else []
-        num_events_B = np.array([num_events for num_events, _, _ in found], dtype=np.int64)
+        num_events_B = np.array([one.num_events for one in found], dtype=np.int64)
         past = Past(num_events_B * self._backbone.tokens_per_event, layers)
         context, whole = self._backbone.read_on(batch, past)
-        self._keep(histories, [key for _, key, _ in found], whole, offsets_B1)
+        self._keep(histories, keys, found, whole, offsets_B1)
         with self._lock:
             self.num_reused += int(num_events_B.sum())
             self.num_read += len(events_N) - int(num_events_B.sum())
         return context
 
-    def _longest(self, history: np.ndarray) -> tuple[int, bytes | None, Tensor | None]:
-        """(Number of cached events, their key, their tensors); never all events: the last one is read."""
-        size = history.itemsize
-        key = history.tobytes()
-        for num_events in range(len(history), 0, -1):
-            beginning = key[: num_events * size]
-            if (kept := self._kept.get(beginning)) is None:
-                continue
-            self._kept.move_to_end(beginning)
-            used = min(num_events, len(history) - 1)
-            if not used:
+    def _longest(self, history: Int64Array, keys: Sequence[int]) -> _Found:
+        """The longest kept prefix; never all events, since the last one is read."""
+        for key in filter(self._kept.__contains__, reversed(keys)):
+            kept = self._kept[key]
+            if not np.array_equal(kept.events_P, history[: len(kept.events_P)]):
+                continue  # another history of the same hash
+            self._kept.move_to_end(key)
+            if not (used := min(len(kept.events_P), len(history) - 1)):
                 break
-            return used, beginning, kept[:, :, : used * self._backbone.tokens_per_event]
-        return 0, None, None
+            return _Found(used, key, kept.tensors[:, :, : used * self._backbone.tokens_per_event])
+        return _NOTHING
 
     def _keep(
         self,
-        histories: Sequence[np.ndarray],
-        grown_from: Sequence[bytes | None],
+        histories: Sequence[Int64Array],
+        keys: Sequence[Sequence[int]],
+        found: Sequence[_Found],
         whole: Sequence[KeysAndValues],
         offsets_B1: np.ndarray,
     ) -> None:
@@ -133,18 +152,25 @@ class PrefixCache(Generic[C]):
             for row, history in enumerate(histories):
                 if not len(history):
                     continue
-                key = history.tobytes()
-                if (beginning := grown_from[row]) is not None and beginning != key:
-                    self._forget(beginning)
+                key, grown_from = keys[row][-1], found[row].key
+                if grown_from is not None and grown_from != key:
+                    self._forget(grown_from)
                 if key in self._kept:
                     continue
-                # A copy: the rest of the batch is not to stay with it.
-                kept = both[:, :, offsets_B1[row] * size : offsets_B1[row + 1] * size].clone()
-                self._kept[key] = kept
-                self.num_bytes += kept.nbytes
+                # Copies: the rest of the batch is not to stay with them.
+                part = both[:, :, offsets_B1[row] * size : offsets_B1[row + 1] * size].clone()
+                self._kept[key] = _Kept(history.copy(), part)
+                self.num_bytes += part.nbytes
             while self.num_bytes > self._max_bytes:
                 self._forget(next(iter(self._kept)))
 
-    def _forget(self, key: bytes) -> None:
+    def _forget(self, key: int) -> None:
         if (kept := self._kept.pop(key, None)) is not None:
-            self.num_bytes -= kept.nbytes
+            self.num_bytes -= kept.tensors.nbytes
+
+
+def prefix_hashes(events_P: Int64Array) -> np.ndarray:
+    """[P] a hash of each prefix of a history, as uint64: the sum of a hash of each event with its place."""
+    places_P = mix64(np.arange(len(events_P)))
+    hashes_P: np.ndarray = np.cumsum(mix64(events_P.astype(np.uint64) ^ places_P), dtype=np.uint64)
+    return hashes_P

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayrec.models.generative import prefix_cache
 from rayrec.models.generative.causal_lm_config import CausalLmConfig
 from rayrec.models.generative.config import LazyDecoderConfig, PrefixDecoderConfig
 from rayrec.models.sequence.catalog import Catalog
@@ -117,6 +118,21 @@ def test_no_more_is_kept_than_allowed_and_who_was_away_longest_goes():
     assert kept.num_reused == reused + 2  # the second user went
     assert_same(keeping, plain, [[2, 3, 6, 6, 6, 6]])  # more than is allowed, alone
     assert kept.num_bytes <= 5 * of_event
+
+
+def test_histories_of_one_hash_are_told_apart(monkeypatch):
+    monkeypatch.setattr(prefix_cache, "prefix_hashes", lambda events_P: np.ones(len(events_P), np.uint64))
+    keeping, plain = model(), model()
+    kept = keeping.use_prefix_cache(PLENTY)
+    for rows in ([[0, 1, 2]], [[3, 4]], [[3, 4, 5]], [[0, 1, 2, 6]], [[0]]):
+        assert_same(keeping, plain, rows)
+    assert kept.num_reused > 0
+
+
+def test_the_hash_of_a_prefix_is_that_of_its_events_in_order():
+    whole = prefix_cache.prefix_hashes(np.array([5, 6, 5]))
+    np.testing.assert_array_equal(whole[:2], prefix_cache.prefix_hashes(np.array([5, 6])))
+    assert len({*whole, prefix_cache.prefix_hashes(np.array([6, 5]))[-1]}) == 4
 
 
 def test_a_model_that_reads_a_history_as_a_whole_says_so():
