@@ -30,7 +30,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 COMPILING_FILES = tuple(
     Path(__file__).parent / name
-    # Of two processes, the second is busy with torch alone while the first compiles; then either goes on.
+    # While the first process compiles, the others are busy with torch alone; then each goes on.
     for name in (
         "actors/test_parameter_server.py",
         "models/test_recipes.py",
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     They take longest, and what comes last should be short: `--no-loadscope-reorder` keeps the order. A file
     is not divided: its fixtures would be made twice. Before them come a few that compile most kernels, in a
-    checkout that has none yet: else all processes of a cluster, and both of xdist's, compile the same ones.
+    checkout that has none yet: else all processes of a cluster, and all of xdist's, compile the same ones.
     """
     for item in items:
         if "ray_cluster" in getattr(item, "fixturenames", ()):
