@@ -54,6 +54,32 @@ def test_of_a_row_with_too_many_windows_every_step_reads_others():
     assert seen == {20, 30, 40, 50}
 
 
+@given(num_events=st.integers(0, 40), step=st.sampled_from([1, 2, 3, 6]), windows=st.sampled_from([1, 2, 50]))
+def test_windows_of_steps_begin_where_serving_reads_from(num_events, step, windows):
+    catalog = np.arange(100, 140)
+    features = SequenceFeatures(catalog, max_length=6, windows=windows, window_step=step)
+    row = catalog[:num_events].tolist()
+    ranked = features.ranking(sample_batch([row]))
+    start = num_events - len(ranked.items_N)
+    assert start % step == 0
+    assert num_events <= 6 or 6 - step < len(ranked.items_N) <= 6
+    np.testing.assert_array_equal(ranked.items_N, np.arange(start, num_events))
+
+    (trained,) = features(sample_batch([[*row, 139]]))
+    windows_V = np.split(trained.items_N, trained.offsets_B1[1:-1])
+    assert all(not len(window) or window[0] % step == 0 for window in windows_V)
+    if windows != 2:  # of a row with more than two, others are drawn
+        np.testing.assert_array_equal(windows_V[0], ranked.items_N)
+    if windows == 50 and num_events < 39:
+        assert sorted(trained.targets_N) == [*range(1, num_events), *([39] if num_events else [])]
+        assert trained.counts["unread_events"] == 0
+
+
+def test_a_step_that_does_not_divide_the_window_is_refused():
+    with pytest.raises(ValueError, match="does not divide"):
+        SequenceFeatures(CATALOG, max_length=5, window_step=2)
+
+
 def test_windows_are_divided_among_trainers_and_counted_once():
     batch = sample_batch([[10, 20, 30, 40, 50, 10], [50], []])
     shares = SequenceFeatures(CATALOG, max_length=2, windows=9, num_trainers=2)(batch)

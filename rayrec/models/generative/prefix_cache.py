@@ -10,7 +10,8 @@ in paged serving of language models (automatic prefix caching: Kwon et al., SOSP
 by events and not by blocks.
 
 A history that is longer than a model reads loses its first event with each new one. Then every event has
-another index, nothing in the cache fits, and the history is read from its start.
+another index, nothing in the cache fits, and the history is read from its start. With `model.window_step` it
+loses events once in so many, and is read on in between.
 
 Axes: as in `backbone`; P tokens of a cached history.
 """

@@ -51,6 +51,20 @@ class SequenceModelConfig(ModelConfig):
     needs_semantic_ids: ClassVar[bool] = False
     """Whether the catalog that `build` is given has semantic IDs (`rayrec tokenize`)."""
 
+    window_step: int = Field(1, ge=1)
+    """Events by which the beginning of what is read of a longer history moves, in training and serving; it
+    divides the length that is read. 1: the newest are read. With more, up to that many fewer are read, and
+    the prefix cache serves users who have more events than are read, too."""
+
+    @model_validator(mode="after")
+    def _steps_divide_windows(self) -> Self:
+        if self.history_length % self.window_step:
+            raise ValueError(
+                f"model.window_step is {self.window_step}; it must divide the {self.history_length} events "
+                "of a history that the model reads"
+            )
+        return self
+
     @property
     @abstractmethod
     def history_length(self) -> int:

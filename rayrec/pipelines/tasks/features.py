@@ -149,6 +149,7 @@ def sequence_features(
     return SequenceFeatures(
         dataset.items.ids_I,
         max_length=model.history_length,
+        window_step=model.window_step,
         windows=config.windows,
         tables=tuple(model.tables),
         codes_IL=None if registry is None else registry.learned_codes_IL,

@@ -65,7 +65,9 @@ class SequenceFeatures:
     Training reads the newest `max_length + 1` known items s of a row: inputs are s[:-1], targets
     s[1:]. Older ones are read in windows of their own, which stand in the batch as rows, the newest first,
     and share an item with the next: each item but the row's first is a target once. Of a row with more than
-    `windows`, every step reads others; what it leaves is counted (`unread_events`). Ids that are not in the
+    `windows`, every step reads others; what it leaves is counted (`unread_events`). With a `window_step`, all
+    windows begin at multiples of it, counted from the oldest event, so that the newest of a longer row has up
+    to that many items fewer: it begins where it began for the events before. Ids that are not in the
     catalog are skipped (`unknown_items`); a row with fewer than two known items stays in the batch without
     tokens (`rows_without_target`).
 
@@ -89,6 +91,7 @@ class SequenceFeatures:
         *,
         max_length: int,
         windows: int = 1,
+        window_step: int = 1,
         tables: Sequence[str] = ("item",),
         codes_IL: NDArray[np.integer] | None = None,
         num_negatives: int = 0,
@@ -104,6 +107,7 @@ class SequenceFeatures:
             item_ids_I: the catalog, `Dataset.items.ids_I`.
             max_length: most input items of a window.
             windows: most windows of a row that a training step reads; 1 reads the newest.
+            window_step: items by which windows move, a divisor of `max_length`.
             tables: names of the embedding tables that the model reads.
             codes_IL: semantic codes per catalog position; needed for the table `code`.
             num_negatives: S, sampled for a batch; 0 for none.
@@ -118,12 +122,15 @@ class SequenceFeatures:
             raise ValueError("item_ids_I holds an id twice; every item has one catalog position")
         if max_length < 1:
             raise ValueError(f"max_length must be at least 1, got {max_length}: a row needs an input item")
+        if max_length % window_step:
+            raise ValueError(f"window_step {window_step} does not divide max_length {max_length}")
         if num_trainers < 1:
             raise ValueError(f"num_trainers must be at least 1, got {num_trainers}")
         if num_negatives and negatives_per_event:
             raise ValueError("num_negatives and negatives_per_event are of two losses; set one of them to 0")
         self._max_length = max_length
         self._max_windows = windows
+        self._window_step = window_step
         self._num_negatives = num_negatives
         self._negatives_per_event = negatives_per_event
         self._cumulative_I = _cumulative(negatives, len(self._item_ids_I), train_counts_I)
@@ -209,14 +216,15 @@ class SequenceFeatures:
         ]
 
     def ranking(self, batch: SampleBatch) -> FeatureBatch:
-        """Features to rank what comes next: the newest `max_length` known items of the history.
+        """Features to rank what comes next: the newest window of the known items of the history.
 
         There are no targets and no negatives, so the table `item` is [N].
         """
         known_N, offsets_B1, indices_N = self._known(batch)
         events_B = np.diff(batch.offsets_B1)
         unknown_B = events_B - np.diff(offsets_B1)
-        starts_B, lengths_B = _newest(offsets_B1, self._max_length)
+        skipped_B = self._num_before_newest(np.diff(offsets_B1))
+        starts_B, lengths_B = offsets_B1[:-1] + skipped_B, np.diff(offsets_B1) - skipped_B
         held_N = concatenated_ranges(starts_B, lengths_B)
         items_N = known_N[held_N]
         (lookups,) = self._lookups([_Share(batch.user_ids_B, items_N, None, None)])
@@ -316,7 +324,8 @@ class SequenceFeatures:
             offsets_B1: of their known items.
         """
         length = self._max_length
-        num_B = np.maximum(-(-(np.diff(offsets_B1) - 1) // length), 1)
+        newest_B = self._num_before_newest(np.diff(offsets_B1) - 1)
+        num_B = 1 - (-newest_B // length)
         read_B = np.minimum(num_B, self._max_windows)
         row_V = np.repeat(np.arange(batch.num_rows), read_B)
         nth_V = concatenated_ranges(np.zeros_like(read_B), read_B)
@@ -326,13 +335,20 @@ class SequenceFeatures:
             )
             first_B = np.where(num_B > read_B, drawn_B.astype(np.int64), 0)
             nth_V = (first_B[row_V] + nth_V) % num_B[row_V]
-        stops_V = offsets_B1[1:][row_V] - nth_V * length
-        starts_V = np.maximum(stops_V - length - 1, offsets_B1[:-1][row_V])
+        begins_V, ends_V = offsets_B1[:-1][row_V], offsets_B1[1:][row_V]
+        starts_V = begins_V + np.maximum(newest_B[row_V] - nth_V * length, 0)
+        # An older window ends with the first item of the next: that is a target here, and an input there.
+        stops_V = np.where(nth_V == 0, ends_V, begins_V + newest_B[row_V] - (nth_V - 1) * length + 1)
         keys_V = batch.row_keys_B[row_V]
         older_V = nth_V > 0
         keys_V[older_V] = combine64(keys_V[older_V], nth_V[older_V]).view(np.int64)
         is_first_V = np.diff(row_V, prepend=-1) > 0
         return _Windows(row_V, is_first_V, keys_V, starts_V, np.maximum(stops_V - starts_V - 1, 0))
+
+    def _num_before_newest(self, lengths_B: Int64Array) -> Int64Array:
+        """Input items of each row that are older than its newest window."""
+        step = self._window_step
+        return -(-np.maximum(lengths_B - self._max_length, 0) // step) * step
 
     def _draw_negatives(self, step: int) -> Int64Array | None:
         if not self._num_negatives:
@@ -423,12 +439,6 @@ def code_ids(codes_IL: NDArray[np.integer]) -> Int64Array:
     """[I, L] ids of codes in the table `code`: `level << 32 | code`, levels from 0."""
     levels_L = np.arange(codes_IL.shape[1], dtype=np.int64) << 32
     return codes_IL.astype(np.int64) | levels_L
-
-
-def _newest(offsets_B1: Int64Array, most: int) -> tuple[Int64Array, Int64Array]:
-    """(starts_B, lengths_B) of the last `most` values of every row."""
-    lengths_B = np.minimum(np.diff(offsets_B1), most)
-    return offsets_B1[1:] - lengths_B, lengths_B
 
 
 def _at(labels: Mapping[Label, Int64Array], indices_N: Int64Array) -> dict[Label, Int64Array]:

@@ -14,6 +14,9 @@ from rayrec.models.generative.causal_lm_config import CausalLmConfig
 from rayrec.models.generative.config import LazyDecoderConfig, PrefixDecoderConfig
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_program import build_model
+from rayrec.platform.errors import InputError
+from rayrec.samples.features.features import SequenceFeatures
+from tests.helpers.data import sample_batch
 from tests.models.networks import histories, tensor_batch
 
 CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])
@@ -104,6 +107,23 @@ def test_a_window_that_has_moved_is_read_anew():
     assert_same(keeping, plain, [[0, 1, 2, 3, 4, 5]])
     assert_same(keeping, plain, [[1, 2, 3, 4, 5, 6]])
     assert (kept.num_read, kept.num_reused) == (12, 0)
+
+
+def test_a_window_that_moves_in_steps_is_read_on():
+    features = SequenceFeatures(np.arange(NUM_ITEMS), max_length=LONGEST, window_step=3, tables=[])
+    events = np.arange(20) % NUM_ITEMS
+    keeping, plain = model(), model()
+    kept = keeping.use_prefix_cache(PLENTY)
+    for num_events in range(1, 21):
+        read = features.ranking(sample_batch([events[:num_events].tolist()])).items_N.tolist()
+        assert_same(keeping, plain, [read])
+    # Each event once, and at each third beyond the longest those of the window that then begins.
+    assert kept.num_read == 20 + 5 * (LONGEST - 3)
+
+
+def test_a_step_that_does_not_divide_the_window_is_refused():
+    with pytest.raises(InputError, match="must divide the 50 events"):
+        PrefixDecoderConfig.parse({"name": "prefix_decoder", "window_step": 7})
 
 
 def test_no_more_is_kept_than_allowed_and_who_was_away_longest_goes():
