@@ -100,7 +100,7 @@ class SomeItems:
 
 
 def shown(masks: FilterMasks, **parts) -> str:
-    return "".join(itertools.compress("abcd", masks.mask(ItemFilter(**parts))))
+    return "".join(itertools.compress("abcd", masks.allowed(ItemFilter(**parts)).allowed_I))
 
 
 def test_every_part_of_a_filter_has_to_let_an_item_through():
@@ -118,7 +118,7 @@ def test_every_part_of_a_filter_has_to_let_an_item_through():
     assert shown(masks, where={"brand": ["x", None]}) == "acd"
     assert shown(masks, where={"price": [2, 4]}) == "bd"
     assert shown(masks, where={"price": ["2"]}) == "b"  # as the command line gives it
-    assert shown(masks, where={"tags": ["sale", "?"]}) == "b"
+    assert shown(masks, where={"tags": ["sale", None]}) == "b"
     assert shown(masks, where={"tags": ["new"], "brand": ["x"]}) == "a"
 
 
@@ -128,13 +128,28 @@ def test_columns_and_values_that_are_not_there_are_named():
         shown(masks, where={"colour": ["red"]})
     with pytest.raises(InputError, match="'price' has values of type int64, not"):
         shown(masks, where={"price": ["cheap"]})
+    with pytest.raises(InputError, match=r"no item of the catalog has 'z' in 'brand'; there are x, y$"):
+        shown(masks, where={"brand": ["x", "z"]})
+    with pytest.raises(InputError, match="no item of the catalog has '' in 'tags'; there are new, sale"):
+        shown(masks, where={"tags": ["new", ""]})
+
+
+def test_ids_that_are_not_in_the_catalog_are_counted():
+    masks = FilterMasks(SomeItems())
+    stock = NamedList("stock", "1", {"a", "sold long ago"})
+
+    def unknown(**parts):
+        return masks.allowed(ItemFilter(**parts)).num_unknown
+
+    assert unknown() == unknown(allow=("a",), deny=("b",)) == 0
+    assert unknown(allow=("7", "7", "8"), deny=("9",), allow_lists=(stock,), deny_lists=(stock,)) == 5
 
 
 def test_a_mask_is_made_once_for_a_filter_and_anew_for_another_version_of_a_list():
     masks = FilterMasks(SomeItems())
     one, other = (NamedList("stock", version, {version}) for version in "ab")
 
-    first = masks.mask(ItemFilter(allow_lists=(one,)))
+    first = masks.allowed(ItemFilter(allow_lists=(one,)))
 
-    assert masks.mask(ItemFilter(allow_lists=(one,))) is first
+    assert masks.allowed(ItemFilter(allow_lists=(one,))) is first
     assert shown(masks, allow_lists=(other,)) == "b"

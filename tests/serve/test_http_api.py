@@ -38,6 +38,7 @@ def test_answer_is_what_the_page_promises(client):
         "unread_events": 0,
         "model": {"run": "films", "step": 100, "version": None},
         "allowed_items": None,
+        "unknown_filter_items": None,
         "ranker": None,
         "degraded": [],
     }

@@ -32,6 +32,7 @@ def test_a_list_is_kept_used_replaced_and_forgotten(client):
     answer = recommended(client, filter={"allow_lists": ["stock"]})
     assert {item["item_id"] for item in answer["items"]} == {"i1", "i2"}
     assert (answer["source"], answer["allowed_items"]) == ("model", 2)
+    assert answer["unknown_filter_items"] == 1
 
     second = client.put("/v1/lists/stock", json={"items": ["i3"]}).json()
     assert second["version"] != first["version"]
@@ -57,6 +58,8 @@ def test_ids_and_columns_filter_with_and_without_a_history(client):
     assert {item["item_id"] for item in popular["items"]} == {"i4", "i5"}
     nothing = recommended(client, filter={"allow": []})
     assert (nothing["items"], nothing["allowed_items"]) == ([], 0)
+    foreign = recommended(client, filter={"allow": [4, 5], "deny": ["?"]})
+    assert (foreign["items"], foreign["allowed_items"], foreign["unknown_filter_items"]) == ([], 0, 3)
     assert recommended(client)["allowed_items"] is None
 
 
@@ -64,6 +67,7 @@ def test_ids_and_columns_filter_with_and_without_a_history(client):
     ("wanted", "sentence"),
     [
         ({"where": {"colour": "red"}}, "no column 'colour'"),
+        ({"where": {"title": "nothing"}}, "no item of the catalog has 'nothing' in 'title'; there are Title"),
         ({"only": []}, "filter.only: unknown field"),
         ({"allow": "i1"}, "filter.allow"),
     ],
@@ -76,9 +80,11 @@ def test_filters_that_cannot_be_followed_are_refused(client, wanted, sentence):
 
 
 def test_other_protocols_filter_too(client):
-    wanted = {"allow": ["i7", "i8"]}
+    wanted = {"allow": ["i7", "i8", "?"]}
     body = {"model": "recommend", "prompt": "i1 i2", "n": 5, "filter": wanted}
-    choices = client.post("/v1/completions", json=body).json()["choices"]
+    completion = client.post("/v1/completions", json=body).json()
+    choices = completion["choices"]
+    assert (completion["allowed_items"], completion["unknown_filter_items"]) == (2, 1)
     assert {choice["item_id"] for choice in choices} == {"i7", "i8"}
     tensors = {
         "parameters": {"k": 3, "filter": json.dumps(wanted)},
@@ -87,6 +93,7 @@ def test_other_protocols_filter_too(client):
     }
     answer = client.post("/v2/models/recommend/infer", json=tensors)
     assert answer.json()["outputs"][0]["data"] == [2]
+    assert answer.json()["parameters"] == {"allowed_items": 2, "unknown_filter_items": 1}
     tensors["parameters"]["filter"] = "{"
     assert "parameters: filter" in client.post("/v2/models/recommend/infer", json=tensors).json()["error"]
 

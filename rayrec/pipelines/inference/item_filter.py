@@ -10,7 +10,7 @@ An item may be recommended if every part of the filter lets it: in-stock items o
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ from rayrec.samples.dataset.dataset import Dataset
 
 KEPT_MASKS = 64
 """Of lists and filters that came last; each takes a byte per item."""
+_SHOWN = 10
+"""Values of a column that an error names."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,16 @@ class ItemFilter:
     """Column of the catalog -> values, one of which an item has there (or in its list of values)."""
 
 
+@dataclass(frozen=True)
+class AllowedByFilter:
+    """What a filter leaves of one catalog."""
+
+    allowed_I: BoolArray
+    """[I] whether each item may be recommended."""
+    num_unknown: int
+    """Ids of the filter, and of each of its lists, that are not in the catalog."""
+
+
 class FilterMasks:
     """Masks over one catalog, which remember what came last. Not thread-safe."""
 
@@ -63,13 +75,13 @@ class FilterMasks:
         """
         self._dataset = dataset
         self._item_keys = pd.Index(dataset.items.keys.to_pandas()) if item_keys is None else item_keys
-        self._kept: OrderedDict[Any, BoolArray] = OrderedDict()
+        self._kept: OrderedDict[Any, AllowedByFilter] = OrderedDict()
 
-    def mask(self, wanted: ItemFilter) -> BoolArray:
-        """[I] whether each item may be recommended; the same array for the same filter.
+    def allowed(self, wanted: ItemFilter) -> AllowedByFilter:
+        """The items that may be recommended; the same array for the same filter.
 
         Raises:
-            InputError: the catalog has no such column, or values of another type there.
+            InputError: the catalog has no such column, no such value there, or values of another type.
         """
         lists = [
             [(each.name, each.version) for each in some] for some in (wanted.allow_lists, wanted.deny_lists)
@@ -77,28 +89,28 @@ class FilterMasks:
         key = repr((wanted.allow, wanted.deny, lists, sorted(wanted.where.items())))
         return self._remembered(key, lambda: self._made(wanted))
 
-    def _made(self, wanted: ItemFilter) -> BoolArray:
+    def _made(self, wanted: ItemFilter) -> AllowedByFilter:
         mask_I = np.ones(len(self._item_keys), dtype=np.bool_)
-        if wanted.allow is not None:
-            mask_I &= self._among(wanted.allow)
-        if wanted.deny:
-            mask_I &= ~self._among(wanted.deny)
-        for each in wanted.allow_lists:
-            mask_I &= self._of_list(each)
-        for each in wanted.deny_lists:
-            mask_I &= ~self._of_list(each)
+        allow = [] if wanted.allow is None else [self._among(wanted.allow)]
+        allow += [self._of_list(each) for each in wanted.allow_lists]
+        deny = [self._among(wanted.deny), *(self._of_list(each) for each in wanted.deny_lists)]
+        for each in allow:
+            mask_I &= each.allowed_I
+        for each in deny:
+            mask_I &= ~each.allowed_I
         for column, values in sorted(wanted.where.items()):
             mask_I &= self._where(column, values)
-        return mask_I
+        return AllowedByFilter(mask_I, sum(each.num_unknown for each in (*allow, *deny)))
 
-    def _of_list(self, wanted: NamedList) -> BoolArray:
+    def _of_list(self, wanted: NamedList) -> AllowedByFilter:
         return self._remembered((wanted.name, wanted.version), lambda: self._among(wanted.keys))
 
-    def _among(self, keys: Collection[str]) -> BoolArray:
-        positions = self._item_keys.get_indexer(list(keys))
+    def _among(self, keys: Collection[str]) -> AllowedByFilter:
+        positions = self._item_keys.get_indexer(list(set(keys)))
+        is_known = positions >= 0
         mask_I = np.zeros(len(self._item_keys), dtype=np.bool_)
-        mask_I[positions[positions >= 0]] = True
-        return mask_I
+        mask_I[positions[is_known]] = True
+        return AllowedByFilter(mask_I, int(np.count_nonzero(~is_known)))
 
     def _where(self, column: str, values: Sequence[Any]) -> BoolArray:
         table = self._dataset.item_table
@@ -115,6 +127,14 @@ class FilterMasks:
             wanted = pa.array(values).cast(dtype)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise InputError(f"where: {column!r} has values of type {dtype}, not {list(values)!r}") from error
+        there = pc.unique(pc.list_flatten(found) if is_list else found)
+        if unknown := wanted.filter(pc.invert(pc.is_in(wanted, value_set=there))).drop_null().to_pylist():
+            known = [str(value) for value in there.drop_null().slice(0, _SHOWN).to_pylist()]
+            more = ", ..." if len(there) > _SHOWN else ""
+            raise InputError(
+                f"where: no item of the catalog has {unknown[0]!r} in {column!r}; there are "
+                f"{', '.join(known) or 'no values'}{more}"
+            )
         if not is_list:
             return np.asarray(
                 pc.is_in(found, value_set=wanted).to_numpy(zero_copy_only=False), dtype=np.bool_
@@ -124,11 +144,11 @@ class FilterMasks:
         mask_I[pc.list_parent_indices(found).to_numpy(zero_copy_only=False)[is_wanted]] = True
         return mask_I
 
-    def _remembered(self, key: Any, make: Any) -> BoolArray:
-        mask_I = self._kept.pop(key, None)
-        if mask_I is None:
-            mask_I = make()
-        self._kept[key] = mask_I
+    def _remembered(self, key: Any, make: Callable[[], AllowedByFilter]) -> AllowedByFilter:
+        found = self._kept.pop(key, None)
+        if found is None:
+            found = make()
+        self._kept[key] = found
         while len(self._kept) > KEPT_MASKS:
             self._kept.popitem(last=False)
-        return mask_I
+        return found

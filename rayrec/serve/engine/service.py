@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 
 from rayrec.models.sequence.sequence_model import CacheMetrics
-from rayrec.pipelines.inference.item_filter import FilterMasks, ItemFilter, NamedList
+from rayrec.pipelines.inference.item_filter import AllowedByFilter, FilterMasks, ItemFilter, NamedList
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender
 from rayrec.pipelines.versions.gate import check_answers, overlap, probe
 from rayrec.pipelines.versions.manifest import Probe
-from rayrec.platform.arrays import BoolArray, Int64Array
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.dataset.dataset import Dataset
@@ -99,6 +99,8 @@ class _Asked:
     """Whether the model has anything to go by."""
     lacks_events: bool = False
     """The user's state could not be read."""
+    num_unknown: int = 0
+    """Ids of the filter that are not in the catalog."""
 
 
 class _Counts:
@@ -420,7 +422,7 @@ class RecommendationService:
             if request.rank and self._stage is None:
                 raise RefusedRequestError("rank: this service has no ranking stage; leave it out")
             instruction = self._instruction_of(request)
-            allowed_I = None if request.filter is None else self._allowed(request.filter)
+            allowed = None if request.filter is None else self._allowed(request.filter)
             if request.row is not None:
                 query, ignored = self._of_row(request)
             elif request.history is not None:
@@ -435,13 +437,15 @@ class RecommendationService:
             return error
         has_something = len(query.history_ids) > 0 or "trigger_item" in instruction
         lacks_events = recent is None and _is_of_user(request)
-        query = replace(query, instruction=instruction, allowed_I=allowed_I)
-        return _Asked(query, ignored, has_something, lacks_events)
+        if allowed is None:
+            return _Asked(replace(query, instruction=instruction), ignored, has_something, lacks_events)
+        query = replace(query, instruction=instruction, allowed_I=allowed.allowed_I)
+        return _Asked(query, ignored, has_something, lacks_events, allowed.num_unknown)
 
-    def _allowed(self, wanted: Filter) -> BoolArray:
-        """[I] what the request's filter lets through."""
+    def _allowed(self, wanted: Filter) -> AllowedByFilter:
+        """What the request's filter lets through."""
         try:
-            return self._masks.mask(
+            return self._masks.allowed(
                 ItemFilter(
                     None if wanted.allow is None else tuple(map(str, wanted.allow)),
                     tuple(map(str, wanted.deny)),
@@ -549,6 +553,7 @@ class RecommendationService:
             unread_events=num_unread,
             model=self.model,
             allowed_items=None if allowed_I is None else int(np.count_nonzero(allowed_I)),
+            unknown_filter_items=None if allowed_I is None else asked.num_unknown,
             ranker=ranker,
             degraded=[*degraded, *(["no_recent_events"] if asked.lacks_events else [])],
         ).of(asked.query)

@@ -284,6 +284,10 @@ def _completion(
             )
     num_read = texts.num_tokens * sum(len(request.history or ()) for request in requests)
     num_written = texts.num_tokens * len(choices)
+    filtered = {}
+    if asked.filter is not None:  # the same of all prompts
+        filtered["allowed_items"] = answers[0].allowed_items
+        filtered["unknown_filter_items"] = answers[0].unknown_filter_items
     return {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
@@ -298,6 +302,7 @@ def _completion(
         "system_fingerprint": answers[0].model.label,
         "unread_events": [answer.unread_events for answer in answers],
         "degraded": [answer.degraded for answer in answers],
+        **filtered,
     }
 
 

@@ -20,7 +20,8 @@ parameters, `timeout` (microseconds) is as the header `X-Request-Timeout-Ms`, an
 Triton for a model without priority levels, all requests have the same, and the earliest deadline goes first.
 
 Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
-of the message says what, of all its rows together: names of `/v1/recommend` with commas between them.
+of the message says what, of all its rows together: names of `/v1/recommend` with commas between them. Where
+there was a filter, `allowed_items` and `unknown_filter_items` are parameters as well.
 
 Positions without an item have the lowest finite score, not an infinite one or NaN: JSON can write neither.
 
@@ -219,8 +220,14 @@ def open_inference_router(service: Service, admission: AdmissionControl) -> APIR
         head: dict[str, Any] = {"model_name": MODEL_NAME, "model_version": pinned.model.label}
         if call.call_id is not None:
             head["id"] = call.call_id
+        said: dict[str, Any] = {}
         if degraded := dict.fromkeys(name for answer in answers for name in answer.degraded):
-            head["parameters"] = {"degraded": ",".join(degraded)}
+            said["degraded"] = ",".join(degraded)
+        if answers[0].allowed_items is not None:  # of the filter, which is that of all rows
+            said["allowed_items"] = answers[0].allowed_items
+            said["unknown_filter_items"] = answers[0].unknown_filter_items
+        if said:
+            head["parameters"] = said
         # Positions without an item are written, too.
         content, length = await beside_the_loop(len(answers) * requests[0].k > LARGE_ITEMS, written)
         headers = {REQUEST_ID: request_id}

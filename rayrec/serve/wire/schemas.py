@@ -87,7 +87,7 @@ class Filter(Asked):
     """What may be recommended: what every part lets through."""
 
     allow: list[Key] | None = Field(None, max_length=MAX_FILTER, fail_fast=True)
-    """Items: nothing else. Ids that are not in the catalog are passed over."""
+    """Items: nothing else. Ids that are not in the catalog are counted in the answer."""
     deny: list[Key] = Field([], max_length=MAX_FILTER, fail_fast=True)
     """Items: none of these."""
     allow_lists: list[ListName] = Field([], max_length=32)
@@ -195,6 +195,9 @@ class RecommendAnswer(_Schema):
     allowed_items: int | None = None
     """Items of the catalog that the request's filter lets through; fewer come back than are asked for, or
     none, where it is as few. Null without a filter."""
+    unknown_filter_items: int | None = None
+    """Ids of the request's filter, and of each list that it names, that are not in the catalog: they allow
+    and deny nothing. Null without a filter."""
     ranker: RankerInfo | None = None
     """What ordered the items; null where the ranking stage did not."""
     degraded: list[StepName | Literal["no_recent_events"]] = []
