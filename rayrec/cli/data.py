@@ -38,6 +38,7 @@ class Allow(StrEnum):
     bad_times = "bad-times"
     repeated_descriptions = "repeated-descriptions"
     unmatched_ids = "unmatched-ids"
+    ids_alike = "ids-alike"
 
 
 Names = Annotated[

@@ -10,6 +10,7 @@ import typer
 
 from rayrec.cli.app import app
 from rayrec.platform.console import Answer, command, print_rows
+from rayrec.platform.console import log as console
 
 
 class TargetPolicy(StrEnum):
@@ -73,6 +74,11 @@ def off_policy_command(
             ("largest weight, mean weight", f"{trust.largest_weight:.2f}, {trust.mean_weight:.3f}"),
         ],
     )
+    if trust.is_implausible:
+        console.print(
+            f"the mean weight is {trust.mean_weight:.3f}, but by true propensities it is at most 1: those "
+            f"of {log_folder} are not the chances with which its items were shown, so the estimates mean nothing"
+        )
     return {
         "policy": policy.value,
         "num_rows": len(log),

@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import re
 from urllib.parse import quote
 
 import numpy as np
@@ -631,3 +632,45 @@ def test_every_row_is_in_the_data_set_or_counted_in_any_dialect(
     counts = manifest.counts
     lost = counts["duplicates"] + counts["missing_ids"] + counts["bad_times"]
     assert counts["events"] + lost == len(rows)
+
+
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_number_that_one_column_writes_in_two_ways_is_refused_with_an_example(tmp_path, column):
+    """Two users with half of a history each, or two items with half of the events."""
+    rows = [list(map(str, row)) for row in ROWS]
+    for number, row in enumerate(rows):
+        row[column] = row[column][1:].zfill(5 if number % 2 else 1)
+    source = write(tmp_path / "s", interactions__csv=text(rows))
+    message = refusal(source)
+    name = ("user_id", "item_id")[column]
+    found = re.search(rf"interactions\.csv: {name} has '(\d+)' and '(\d+)', which are two ids \(", message)
+    assert found is not None
+    assert (int(found[1]), len(found[1]) == len(found[2])) == (int(found[2]), False)
+    assert "--allow ids-alike) to keep them apart" in message
+    assert prepared(source, clean=True).manifest.counts["events"] == len(ROWS)
+
+
+def test_ids_that_only_look_like_numbers_may_differ_in_case_and_zeros(tmp_path):
+    rows = [(user, ("a0", "A0", "0a", "00a", "7")[int(item[1:])], time) for user, item, time in ROWS]
+    assert prepared(write(tmp_path / "s", log__csv=text(rows))).manifest.counts["items"] == 5
+
+
+def test_a_table_that_describes_one_number_twice_is_refused(tmp_path):
+    rows = [(user, item[1:], time) for user, item, time in ROWS]
+    items = "item_id,title\n" + "".join(f"{number},Thing\n" for number in range(5)) + "03,Thing\n"
+    message = refusal(write(tmp_path / "s", interactions__csv=text(rows), items__csv=items), clean=False)
+    assert "items.csv: item_id has '3' and '03'" in message
+
+
+def test_parts_with_ids_as_texts_and_as_numbers_are_read_alike(tmp_path):
+    rows = [(user[1:], item[1:], time) for user, item, time in ROWS]
+    whole = prepared(write(tmp_path / "a", interactions__csv=text(rows)))
+    parts = write(tmp_path / "b" / "interactions", a__csv=text(rows[:6]))
+    numbers = [[int(row[at]) for row in rows[6:]] for at in range(3)]
+    table = pa.table(dict(zip(("user_id", "item_id", "timestamp"), numbers, strict=True)))
+    pq.write_table(table, parts / "b.parquet")
+
+    assert prepared(tmp_path / "b").manifest.fingerprint == whole.manifest.fingerprint
+
+    write(parts, a__csv=text([(user.zfill(3), item, time) for user, item, time in rows[:6]]))
+    assert "user_id has '001' and '1', which are two ids" in refusal(tmp_path / "b")

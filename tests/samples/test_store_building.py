@@ -246,10 +246,12 @@ def test_texts_do_not_join_a_store_of_integers(tmp_path):
     source = write_log(tmp_path / "log", user_id=["1"], item_id=[10], timestamp=[T0])
     build(source, tmp_path / "store")
     assert list(histories(tmp_path / "store")) == [1]
-    write_log(source, "b.parquet", user_id=["ann"], item_id=[10], timestamp=[T0])
-    assert "b.parquet: user id 'ann' is no integer, but all user ids were" in refusal(
+    write_log(source, "b.parquet", user_id=["2", "ann"], item_id=[10, 10], timestamp=[T0, T0])
+    assert "b.parquet row 2: user id 'ann' is no integer, but all user ids were" in refusal(
         source, tmp_path / "store"
     )
+    write_log(source, "b.parquet", user_id=["2", "3"], item_id=["10", str(2**64)], timestamp=[T0, T0])
+    assert f"b.parquet row 2: item id {2**64} is outside 64 bits" in refusal(source, tmp_path / "store")
 
 
 def test_codes_of_behaviors_stay_as_new_ones_come(tmp_path):

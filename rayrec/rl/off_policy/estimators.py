@@ -123,12 +123,16 @@ class Diagnostics:
     mean_weight: float
     """1 in expectation; otherwise propensities are wrong, or the policy takes actions that are never
     logged."""
+    is_implausible: bool
+    """Whether the mean is above 1 by more than five of its standard errors: true propensities give none."""
 
 
 def diagnostics(log: BanditLog, target_probs_NA: Float64Array) -> Diagnostics:
     weights_N = importance_weights(log, target_probs_NA)
     total = float(weights_N.sum())
+    error = float(weights_N.std()) / len(log) ** 0.5
     return Diagnostics(
+        is_implausible=total / len(log) > 1.0 + 5.0 * error + 1e-6,
         effective_rows=total**2 / max(float(np.square(weights_N).sum()), 1e-300),
         largest_weight=float(weights_N.max()),
         mean_weight=total / len(log),

@@ -192,6 +192,7 @@ def _shown_items(raw: RawTable) -> RawTable:
     Raises:
         InputError: there are no propensities or rewards, or not one for each item.
     """
+    _refuse_repeated(raw)
     shown = raw.table["recommended"].combine_chunks()
     lengths_R = pc.fill_null(pc.list_value_length(shown), 0).to_numpy(zero_copy_only=False)
     missing = [name for name in ("propensities", "rewards") if name not in raw.table.schema.names]
@@ -223,6 +224,24 @@ def _shown_items(raw: RawTable) -> RawTable:
         if name.startswith("user_feature_"):
             columns[name] = raw.table[name].combine_chunks().take(pa.array(rows_N))
     return RawTable(pa.table(columns), raw.file, lambda row: raw.where(int(rows_N[row])))
+
+
+def _refuse_repeated(raw: RawTable) -> None:
+    """Refuse answers that are there twice: their items would count twice.
+
+    Raises:
+        InputError: naming the first row whose request was there before.
+    """
+    # A request of the Open Inference Protocol has several rows, with a number each.
+    by = [name for name in ("request_id", "row") if name in raw.table.schema.names]
+    keys = raw.table.select(by).to_pandas()
+    again_R = (keys.duplicated() & keys["request_id"].notna()).to_numpy()
+    if again_R.any():
+        row = int(np.argmax(again_R))
+        raise InputError(
+            f"{raw.where(row)}: the request {keys['request_id'][row]!r} is there a second time "
+            f"({int(again_R.sum())} such rows); keep one row of each answer"
+        )
 
 
 def _ids_of_items(log: Path) -> list[int] | list[str] | None:

@@ -18,6 +18,7 @@ Allowance = Literal[
     "bad-times",
     "repeated-descriptions",
     "unmatched-ids",
+    "ids-alike",
 ]
 
 TimeUnit = Literal["s", "ms", "us", "ns"]

@@ -247,10 +247,26 @@ def read_table(
             if kinds.get(column.name) is not None and pa.types.is_string(column.type):
                 values = typed(part.column(at), kinds[column.name])
                 parts[number] = parts[number].set_column(at, column.name, values)
+    for name in set(as_text) & set(first.names):
+        parts = _alike(parts, name)
     table = joined(parts, [file.path.name for file in files], str(path))
     notes |= dict.fromkeys(f"{name} ignored: no table" for name in _others(path))
     where = path if isinstance(path, Path) else first.path.parent
     return RawTable(table, str(where), _tracer(files, [len(part) for part in parts]), notes=tuple(notes))
+
+
+def _alike(parts: list[pa.Table], name: str) -> list[pa.Table]:
+    """Parts whose ids are all texts where those of one are: text files have texts, Parquet has numbers."""
+    kinds = {part.schema.field(name).type for part in parts}
+    if not any(map(pa.types.is_string, kinds)) or not any(map(pa.types.is_integer, kinds)):
+        return parts
+    at = parts[0].schema.get_field_index(name)
+    return [
+        part.set_column(at, name, part.column(at).cast(pa.string()))
+        if pa.types.is_integer(part.schema.field(at).type)
+        else part
+        for part in parts
+    ]
 
 
 def rename(raw: RawTable, names: dict[str, str], required: Iterable[str]) -> RawTable:

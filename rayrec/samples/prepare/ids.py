@@ -7,7 +7,7 @@ once, so that nothing later has to ask.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,11 +69,17 @@ def assign_ids(columns: Sequence[pa.ChunkedArray], entity: str) -> tuple[IdTable
     return IdTable(kind, keys, ids_K), ids_of_columns
 
 
-def ids_of_kind(column: pa.ChunkedArray | pa.Array, kind: IdKind, entity: str) -> Int64Array:
+def ids_of_kind(
+    column: pa.ChunkedArray | pa.Array,
+    kind: IdKind,
+    entity: str,
+    where: Callable[[int], str] | None = None,
+) -> Int64Array:
     """Ids of a column as `assign_ids` gave them when it found this kind.
 
     Args:
         column: integers or strings, without nulls.
+        where: where a row is in its source, for messages.
 
     Raises:
         InputError: a text instead of an integer, or an integer outside 64 bits.
@@ -87,12 +93,19 @@ def ids_of_kind(column: pa.ChunkedArray | pa.Array, kind: IdKind, entity: str) -
         return hash_strings(keys)[codes_R]
     is_integer_K = pc.match_substring_regex(keys, _INTEGER)
     if not pc.all(is_integer_K).as_py():
-        text = keys.filter(pc.invert(is_integer_K))[0].as_py()
+        row = int(np.argmax(~is_integer_K.to_numpy(zero_copy_only=False)[codes_R]))
+        place, text = "" if where is None else f"{where(row)}: ", keys[codes_R[row]].as_py()
         raise InputError(
-            f"{entity} id {text!r} is no integer, but all {entity} ids were integers when ids were assigned; "
-            "a log with such ids needs new ones for all of them: build from the whole log again"
+            f"{place}{entity} id {text!r} is no integer, but all {entity} ids were integers when ids were "
+            "assigned; a log with such ids needs new ones for all of them: build from the whole log again"
         )
-    return _parse_integers(keys, entity)[codes_R]
+    try:
+        return _parse_integers(keys, entity)[codes_R]
+    except InputError as error:
+        if where is None:
+            raise
+        outside_K = np.array([not -(2**63) <= int(key) < 2**64 for key in keys.to_pylist()])
+        raise InputError(f"{where(int(np.argmax(outside_K[codes_R])))}: {error}") from error
 
 
 def is_integer_id(column: pa.ChunkedArray | pa.Array) -> bool:
@@ -105,6 +118,27 @@ def plain_spelling(keys: pa.Array) -> pa.Array:
     """Keys without what differs between exports of one system: leading zeros, `.0`, upper case."""
     keys = pc.replace_substring_regex(keys, r"^([0-9]+)\.0+$", r"\1")
     return pc.utf8_lower(pc.replace_substring_regex(keys, r"^0+([0-9])", r"\1"))
+
+
+def ids_alike(keys: pa.Array) -> tuple[int, tuple[str, str]] | None:
+    """Numbers that are written in two ways: `5` and `00005`, `12` and `12.0`; they are two ids.
+
+    Args:
+        keys: distinct ids.
+
+    Returns:
+        How many ids are written in other ways than one before them, and the first such pair; None: none is.
+    """
+    if pa.types.is_integer(keys.type):
+        return None
+    keys = keys.filter(pc.match_substring_regex(keys, r"^[0-9]+(\.0+)?$"))
+    plain = plain_spelling(keys).to_pandas()
+    is_again = plain.duplicated().to_numpy()
+    if not is_again.any():
+        return None
+    again = int(np.argmax(is_again))
+    first = int(np.argmax((plain == plain[again]).to_numpy()))
+    return int(is_again.sum()), (keys[first].as_py(), keys[again].as_py())
 
 
 def hash_strings(strings: pa.Array | pa.ChunkedArray | Sequence[str]) -> Int64Array:

@@ -21,7 +21,7 @@ from rayrec.samples.base.event_labels import LABEL_TYPE
 from rayrec.samples.importers.tables import RawTable, RawTables
 from rayrec.samples.prepare.catalog import with_titles_of_log
 from rayrec.samples.prepare.findings import Findings
-from rayrec.samples.prepare.ids import IdTable, assign_ids, plain_spelling
+from rayrec.samples.prepare.ids import IdTable, assign_ids, ids_alike, plain_spelling
 from rayrec.samples.prepare.times import described, times_of
 
 EVENT_COLUMNS = ("user_id", "item_id", "timestamp", "behavior")
@@ -96,6 +96,10 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
     source = log.table.take(pa.array(kept_R)) if len(kept_R) < len(times_R) else log.table
     items, trimmed_items = _described(raw.items, "item", findings)
     users, trimmed_users = _described(raw.users, "user", findings)
+    for entity, described_by in (("item", items), ("user", users)):
+        for raw_table, table in ((log, source), (described_by, described_by and described_by.table)):
+            if raw_table is not None and table is not None:
+                _add_alike(raw_table, table, f"{entity}_id", findings)
     items = _compared(log, source, items, "item", findings)
     users = _compared(log, source, users, "user", findings)
     titles_of_log = ""
@@ -275,6 +279,16 @@ def _compared(
         f"alone, {other!r} in {shown_log} alone"
     )
     return replace(described, notes=(*described.notes, note))
+
+
+def _add_alike(raw: RawTable, table: pa.Table, name: str, findings: Findings) -> None:
+    """Find ids of one column that are the same number, and two ids."""
+    found = ids_alike(pc.unique(table[name]))
+    if found is None:
+        return
+    count, (one, other) = found
+    text = f"{raw.file}: {name} has {one!r} and {other!r}, which are two ids"
+    findings.add("ids-alike", count, 0, lambda row: text)
 
 
 def _codes(raw: RawTable, label: Label) -> tuple[Int64Array, tuple[str, ...]]:

@@ -362,14 +362,9 @@ class _EventReader:
         ids = {}
         for entity in ("user", "item"):
             check_ids(raw, f"{entity}_id")
-            try:
-                ids[entity] = ids_of_kind(
-                    raw.table[f"{entity}_id"],
-                    self._manifest.id_kinds[entity],
-                    entity,
-                )
-            except InputError as error:
-                raise InputError(f"{file.path}: {error}") from error
+            ids[entity] = ids_of_kind(
+                raw.table[f"{entity}_id"], self._manifest.id_kinds[entity], entity, raw.where
+            )
         kinds = self._manifest.types
         key, other = ("user", "item") if self._config.by == "user" else ("item", "user")
         events = {"key": pa.array(ids[key]), TIMES: pa.array(times_R), ITEMS: pa.array(ids[other])}

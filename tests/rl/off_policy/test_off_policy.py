@@ -5,6 +5,7 @@ Axes: N rows, A actions.
 
 import gzip
 import json
+import runpy
 
 import numpy as np
 import pandas as pd
@@ -306,6 +307,51 @@ def test_a_request_log_with_propensities_is_a_log_of_shown_items(tmp_path):
     assert log.rewards_N.tolist() == [0, 1, 1]
     assert log.positions_N is not None
     assert log.positions_N.tolist() == [0, 1, 0]
+
+
+def test_a_request_that_is_there_twice_is_refused_by_its_row(tmp_path):
+    """A join that doubled it would count its clicks twice."""
+    lists = {"propensities": [[0.5, 0.25], [1.0], []], "rewards": [[0.0, 1.0], [1.0], []]}
+    folder = write_request_log(tmp_path / "requests", **lists)
+    (path,) = folder.rglob("*.parquet")
+    table = pq.read_table(path, partitioning=None)
+    pq.write_table(pa.concat_tables([table, table.slice(1, 1)]), path)
+    with pytest.raises(InputError, match=r"row 4: the request 'r1' is there a second time \(1 such rows\)"):
+        read_log(folder)
+    again = table.set_column(1, "row", pa.array([0, 1, 2])).set_column(0, "request_id", pa.array(["r"] * 3))
+    pq.write_table(again, path)
+    assert len(read_log(folder)) == 3
+
+
+@pytest.mark.parametrize(("propensity", "is_implausible"), [(0.5, False), (1.0, False), (0.01, True)])
+def test_propensities_that_cannot_be_those_of_the_log_are_said(tmp_path, propensity, is_implausible):
+    rows = "".join(f"{row % 2},{propensity},{row % 3 == 0:d}\n" for row in range(40))
+    (tmp_path / "log.csv").write_text(f"item_id,propensity,click\n{rows}")
+    result = CliRunner().invoke(app, ["off-policy", str(tmp_path), "--resamples", "100", "--json"])
+    assert result.exit_code == 0, result.stderr
+    said = "by true propensities it is at most 1" in " ".join(result.stderr.split())
+    assert (
+        said == json.loads(result.stdout.splitlines()[-1])["diagnostics"]["is_implausible"] == is_implausible
+    )
+
+
+def test_the_guides_script_makes_a_log_of_what_the_service_wrote(tmp_path):
+    script = runpy.run_path("docs/guides/examples/off_policy/join_outcomes.py")
+    requests = write_request_log(tmp_path / "requests")
+    shown = [
+        {"request_id": "r0", "items": ["b", "a"], "propensities": [0.05, 0.05]},
+        {"request_id": "not logged", "items": ["a"], "propensities": [1.0]},
+        {"request_id": "r1", "items": ["c"], "propensities": [1.0]},
+    ]
+    pq.write_table(pa.Table.from_pylist(shown), tmp_path / "shown.parquet")
+    pq.write_table(pa.table({"request_id": ["r0"], "item_id": ["a"]}), tmp_path / "clicks.parquet")
+    paths = [str(tmp_path / name) for name in ("shown.parquet", "clicks.parquet", "log.parquet")]
+
+    assert script["join_outcomes"](str(requests), *paths) == 2
+
+    log = read_log(paths[-1])
+    assert (log.actions_N.tolist(), log.rewards_N.tolist()) == ([1, 0, 2], [0, 1, 0])
+    assert log.propensities_N.tolist() == [0.05, 0.05, 1.0]
 
 
 @pytest.mark.parametrize(
