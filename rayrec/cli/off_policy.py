@@ -76,8 +76,8 @@ def off_policy_command(
     )
     if trust.is_implausible:
         console.print(
-            f"the mean weight is {trust.mean_weight:.3f}, but by true propensities it is at most 1: those "
-            f"of {log_folder} are not the chances with which its items were shown, so the estimates mean nothing"
+            f"the mean weight is {trust.mean_weight:.3f}, but by true propensities it is at most 1: those of "
+            f"{log_folder} are not the chances with which its items were shown; the estimates mean nothing"
         )
     return {
         "policy": policy.value,
