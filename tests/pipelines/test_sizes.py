@@ -46,6 +46,10 @@ def test_what_is_given_stays_and_what_is_chosen_is_said(data_of, caplog):
         assert found.training.batch_size == 7
         assert "max_length 100 for 104.0 training events a user, dim 64 for 1,682 items" in caplog.text
         assert "batch_size" not in caplog.text
+        caplog.clear()
+        data_of((320, 10, 3_000))  # 16 rows a step, though 30 steps were aimed at
+        assert with_sizes(config()).training.batch_size == 16
+        assert "batch_size 16 for 20 steps an epoch with 320 users" in caplog.text
         # A run's own config has all sizes, so that it stays what it was when the data grow.
         data_of(LARGE[0])
         assert with_sizes(found).model == found.model

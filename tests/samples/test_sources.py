@@ -8,6 +8,7 @@ import pytest
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.base.intervals import Interval
+from rayrec.samples.reading.followed_plan import FollowedPlan
 from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings
 from rayrec.samples.reading.reader import SampleReader
 from rayrec.samples.reading.sources import ParquetSource
@@ -42,6 +43,36 @@ def test_files_are_found_in_all_sub_folders_but_not_what_is_hidden(tmp_path):
         "hour=01/b.parquet",
     ]
     assert source.files[0].group_rows == (4,)
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_keys_of_folders_are_columns_for_those_who_ask_for_them(tmp_path, is_followed):
+    """A filter on such a column said that there is none."""
+    names = ("day=1/shop=a%2Fb/x.parquet", "day=2/shop=__HIVE_DEFAULT_PARTITION__/x.parquet")
+    write_log(tmp_path, dict.fromkeys(names, 9))
+    settings = ReadSettings(Batching(batch_size=6), window_rows=8)
+
+    def plan(**more):
+        if not is_followed:
+            return ReadPlan.over(tmp_path, settings, **more)
+        followed = FollowedPlan(tmp_path, settings, **more)
+        followed.refresh()
+        return followed
+
+    def rows_of(plan, steps):
+        reader = SampleReader(plan.spec)
+        return RowBatch.concatenate([reader.read_batch(plan.batch(step)) for step in range(steps)]).rows
+
+    assert plan().spec.schema.names == ["user_id", "item_ids", "price", "country"]
+    found = rows_of(plan(columns=["shop", "user_id", "day"]), 3).to_pydict()
+    pairs = sorted(zip(found["day"], found["shop"], strict=True), key=str)
+    assert pairs == [("1", "a/b")] * 9 + [("2", None)] * 9
+    assert rows_of(plan(columns=["day"], filters=[["shop", "==", "a/b"]]), 2)["day"].to_pylist() == ["1"] * 9
+    write_log(tmp_path, {"y.parquet": 3})
+    if not is_followed:  # a file outside of such folders: nobody can ask for them, and all else is as it was
+        assert rows_of(plan(), 4).num_rows == 21
+        with pytest.raises(InputError, match="no column 'day'; found user_id, item_ids, price, country"):
+            plan(columns=["day"])
 
 
 def test_a_url_of_fsspec_is_read_like_a_folder(tmp_path):

@@ -16,7 +16,8 @@ from rayrec.samples.dataset.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 STEPS_PER_EPOCH = 30
-"""A step needs gradients of some rows, an epoch needs steps."""
+"""A step needs gradients of some rows, an epoch needs steps: as many as come nearest with a power of two of
+rows, of which there are 16 at least and 256 at most."""
 _LENGTHS = (50, 100, 200)
 _WIDTHS = ((5_000, 64), (1_000_000, 128))
 """Up to so many items, the width."""
@@ -33,7 +34,7 @@ def with_sizes(config: RunConfig) -> RunConfig:
         return config
     counts = Manifest.read(Path(config.data.path)).counts
     rows, items, events = (max(counts[name], 1) for name in ("train_rows", "items", "train_events"))
-    batch = 2 ** max(round(math.log2(rows / STEPS_PER_EPOCH)), 4)
+    batch = min(2 ** max(round(math.log2(rows / STEPS_PER_EPOCH)), 4), 256)
     mean = events / rows
     length = next((length for length in _LENGTHS if length >= 0.9 * mean), _LENGTHS[-1])
     width = next((width for most, width in _WIDTHS if items <= most), _WIDEST)
@@ -42,8 +43,8 @@ def with_sizes(config: RunConfig) -> RunConfig:
         "dim": (width, f"for {items:,} items"),
         "feedforward_dim": (max(2 * width, 256), f"for dim {width}"),
     }
-    why = f"for {STEPS_PER_EPOCH} steps or more with {rows:,} users"
-    of_training: dict[str, tuple[Any, str]] = {"batch_size": (min(batch, 256), why)}
+    why = f"for {math.ceil(rows / batch):,} steps an epoch with {rows:,} users"
+    of_training: dict[str, tuple[Any, str]] = {"batch_size": (batch, why)}
     backbone, said = _filled(getattr(config.model, "backbone"), of_model)  # noqa: B009 - checked by the config
     training, of_batches = _filled(config.training, of_training)
     chosen = [*said, *of_batches]

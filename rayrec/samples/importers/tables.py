@@ -6,18 +6,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import option
+from rayrec.samples.base.hive import values_of_folders
 from rayrec.samples.importers.column_types import DECIMAL_COMMA, ColumnTypes, joined, plain, typed
 from rayrec.samples.importers.delimited import DelimitedFile, not_utf8
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _BATCH_ROWS = 131_072
 
 PART = "__part"
@@ -342,14 +341,10 @@ def _others(path: Path | Sequence[Path]) -> list[str]:
 
 
 def _hive_values(root: Path | Sequence[Path], file: Path) -> dict[str, str | None]:
-    """The keys and values of the folders between a table's folder and one of its files.
-
-    Hive and Spark write signs that a path cannot have as in URLs, and a missing value by a name of its own.
-    """
+    """The keys and values of the folders between a table's folder and one of its files."""
     if not isinstance(root, Path) or not root.is_dir():
         return {}
-    pairs = (part.partition("=") for part in file.relative_to(root).parts[:-1] if "=" in part)
-    return {unquote(key): None if value == _HIVE_NULL else unquote(value) for key, _, value in pairs}
+    return values_of_folders(file.relative_to(root).as_posix())
 
 
 def _open_parquet(path: Path) -> pq.ParquetFile:

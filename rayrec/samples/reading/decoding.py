@@ -21,9 +21,10 @@ from pyarrow import fs
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import RemoteFolder
+from rayrec.samples.base.hive import values_of_folders
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.reading.filters import Filters, filter_columns, filter_expression
-from rayrec.samples.reading.sources import OnCorrupt, SourceFile, file_infos
+from rayrec.samples.reading.sources import OnCorrupt, SourceFile, file_infos, is_of_folder
 
 KEPT_FOOTERS = 256
 """Parsed footers that a reader holds; a few ten kilobytes each."""
@@ -151,6 +152,9 @@ class GroupDecoder:
         return row_G, lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
 
     def _read(self, group: RowGroup, columns: list[str]) -> tuple[pa.Table, Int64Array]:
+        folders = values_of_folders(group.name)
+        keys = [name for name in columns if is_of_folder(self._spec.all_columns.field(name))]
+        columns = [name for name in columns if name not in keys]
         try:
             path = self._spec.folder.path_of(group.name)
             with self._spec.folder.filesystem.open_input_file(path) as source:
@@ -162,6 +166,9 @@ class GroupDecoder:
         if columns and table.num_rows != group.total_rows:
             self.check_unchanged([group])
             raise CorruptGroupError(f"{table.num_rows:,} rows, the footer says {group.total_rows:,}")
+        for key in keys:
+            values = pa.repeat(pa.scalar(folders[key], pa.string()), group.total_rows)
+            table = table.append_column(key, values) if table.num_columns else pa.table({key: values})
         row_G = np.arange(group.first_row, group.first_row + group.total_rows)
         if self._filter is not None:
             table = table.append_column(_ROW, pa.array(row_G)).filter(self._filter)

@@ -44,6 +44,7 @@ from rayrec.samples.reading.sources import (
     UnreadableFooterError,
     check_same_columns,
     columns_of,
+    columns_of_files,
     list_files,
     read_footers,
 )
@@ -105,7 +106,7 @@ class FollowedPlan:
         settings.check(schema, self._folder.url)
         self.spec = ReadSpec(
             self._folder,
-            columns_of(schema, schema.names if columns is None else columns, self._folder.url),
+            columns_of(schema, columns_of_files(schema) if columns is None else columns, self._folder.url),
             schema,
             as_filters(filters, self._folder.url),
             on_corrupt,

@@ -19,7 +19,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
+from operator import and_
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -31,12 +32,20 @@ from pyarrow import dataset as ds
 
 from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.hive import values_of_folders
 from rayrec.samples.base.intervals import Interval
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.reading.decoding import CorruptGroupError, GroupDecoder, ReadSpec, RowGroup
 from rayrec.samples.reading.filters import Filters, as_filters, filter_expression
 from rayrec.samples.reading.permutation import permutation
-from rayrec.samples.reading.sources import OnCorrupt, ParquetSource, SourceFile, columns_of
+from rayrec.samples.reading.sources import (
+    OnCorrupt,
+    ParquetSource,
+    SourceFile,
+    columns_of,
+    columns_of_files,
+    is_of_folder,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -280,7 +289,16 @@ def _not_ruled_out(spec: ReadSpec, groups: list[RowGroup]) -> list[RowGroup]:
 
 
 def _groups_of(spec: ReadSpec, name: str, expression: pc.Expression) -> list[int]:
-    fragment = ds.ParquetFileFormat().make_fragment(spec.folder.path_of(name), spec.folder.filesystem)
+    of_folders = [
+        pc.field(key).is_null() if value is None else pc.field(key) == value
+        for key, value in values_of_folders(name).items()
+        if key in spec.all_columns.names and is_of_folder(spec.all_columns.field(key))
+    ]
+    fragment = ds.ParquetFileFormat().make_fragment(
+        spec.folder.path_of(name),
+        spec.folder.filesystem,
+        partition_expression=reduce(and_, of_folders) if of_folders else None,
+    )
     try:
         return [info.id for info in fragment.subset(expression, schema=spec.all_columns).row_groups]
     except (OSError, pa.ArrowException) as error:
@@ -464,7 +482,7 @@ class ReadPlan:
         """
         source = _source_of(root, names)
         settings = ReadSettings(Batching(batch_size), seed, window_rows, first_window_rows=window_rows)
-        return cls(source, ReadSpec(source.folder, source.schema, source.schema), settings)
+        return cls(source, read_spec(source, None, (), "stop"), settings)
 
     @classmethod
     def over(
@@ -581,9 +599,10 @@ def read_spec(
     Raises:
         InputError: there is no such column, or a filter does not apply.
     """
+    names = columns_of_files(source.schema) if columns is None else columns
     return ReadSpec(
         source.folder,
-        columns_of(source.schema, source.schema.names if columns is None else columns, source.folder.url),
+        columns_of(source.schema, names, source.folder.url),
         source.schema,
         as_filters(filters, source.folder.url),
         on_corrupt,

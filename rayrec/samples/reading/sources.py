@@ -21,6 +21,7 @@ from pyarrow import fs
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import RemoteFolder, remote_folder
+from rayrec.samples.base.hive import values_of_folders
 
 OnCorrupt = Literal["stop", "skip"]
 """What to do about a file or row group that cannot be decoded: stop, or leave it out and count it."""
@@ -112,8 +113,14 @@ class ParquetSource:
         read = [footer for footer in footers.values() if not isinstance(footer, UnreadableFooterError)]
         if not read:
             raise InputError(f"{folder.url}: none of its {len(infos)} Parquet files is readable")
-        first_file, schema = read[0]
-        for file, found in read[1:]:
+        first_file, _ = read[0]
+        # Files in folders `key=value` beside others that are in none: nobody can ask for the key.
+        shared = set.intersection(*(set(found.names) for _, found in read))
+        schema, *others = (
+            pa.schema([field for field in found if field.name in shared or not is_of_folder(field)])
+            for _, found in read
+        )
+        for (file, _), found in zip(read[1:], others, strict=True):
             check_same_columns(folder, file.name, found, first_file.name, schema)
         return cls(folder, tuple(file for file, _ in read), schema, tuple(unreadable))
 
@@ -122,6 +129,19 @@ class ParquetSource:
         """Hex sha256 of names and content, as far as footers tell it."""
         content = [(file.name, file.size, file.footer) for file in self.files]
         return hashlib.sha256(repr(content).encode()).hexdigest()
+
+
+_OF_FOLDER = {b"rayrec": b"folder"}
+
+
+def is_of_folder(field: pa.Field) -> bool:
+    """Whether a column is in no file: the folders `key=value` around the files give it."""
+    return (field.metadata or {}).items() >= _OF_FOLDER.items()
+
+
+def columns_of_files(schema: pa.Schema) -> list[str]:
+    """Names of the columns that are in the files; those of folders are read where they are asked for."""
+    return [field.name for field in schema if not is_of_folder(field)]
 
 
 def columns_of(schema: pa.Schema, names: Iterable[str], source: str) -> pa.Schema:
@@ -211,7 +231,10 @@ def _read_footer(folder: RemoteFolder, name: str, info: fs.FileInfo) -> tuple[So
     groups = tuple(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
     version = folder.version_of(info)
     file_ = SourceFile(name, size, version, hashlib.sha256(footer).hexdigest(), groups)
-    return file_, pa.schema([(field.name, plain_type(field.type)) for field in schema])
+    fields = [pa.field(field.name, plain_type(field.type)) for field in schema]
+    # Some writers keep a folder's key in the file, too.
+    keys = [key for key in values_of_folders(name) if key not in schema.names]
+    return file_, pa.schema([*fields, *(pa.field(key, pa.string(), metadata=_OF_FOLDER) for key in keys)])
 
 
 def plain_type(found: pa.DataType) -> pa.DataType:
