@@ -107,6 +107,7 @@ METHODS = {
         "beauty-hstu",
         published=(Published("beauty", 0.0708, "documentation of github.com/phonism/genrec"),),
     ),
+    "gnn": Method("graph network over neighbors of events, sampled softmax", "beauty-gnn"),
     "tiger": Method(
         "encoder-decoder over codes (TIGER)",
         "beauty-tiger",

@@ -12,6 +12,8 @@ from rayrec.models.sequence.sequence_program import build_model
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.features.features import SequenceFeatures
+from rayrec.samples.features.neighbors import NeighborFinder
+from rayrec.samples.graph import TemporalGraph
 from tests.helpers.data import sample_batch
 from tests.models.networks import DIM
 
@@ -35,6 +37,9 @@ MODELS = {
     "sampled": {"name": "sasrec", "item_matrix": "sparse", "num_negatives": 5, "user_embedding": True},
     "hstu": {"name": "hstu", "item_matrix": "sparse", "loss": "bce", "negatives_per_event": 3},
     "hstu, dense": {"name": "hstu", "temperature": 0.5},
+    "gnn": {"name": "gnn", "neighbors": {"count": 3}},
+    "gnn, sparse": {"name": "gnn", "item_matrix": "sparse", "num_negatives": 5, "neighbors": {"count": 2}},
+    "gnn, bce": {"name": "gnn", "item_matrix": "sparse", "loss": "bce", "negatives_per_event": 3},
     **{
         name: {"name": name, "user_embedding": True}
         for name in ("prefix_decoder", "light_decoder", "lazy_decoder", "encoder_decoder")
@@ -81,6 +86,16 @@ def model_of(name: str):
     return build_model(config, catalog, seed=1)
 
 
+def neighbors_of(settings):
+    """What finds neighbors, among the events of users who met an item and its next ones long ago."""
+    if settings is None:
+        return None
+    graph = TemporalGraph()
+    items_E = np.repeat(np.arange(NUM_ITEMS - 2), 3) + np.tile(np.arange(3), NUM_ITEMS - 2)
+    graph.append(np.arange(len(items_E)) // 3, items_E, 10**8 + np.arange(len(items_E)))
+    return NeighborFinder(lambda: graph, settings.count)
+
+
 def features_of(name: str, step: int = 0, rows=ROWS, num_trainers: int = 1):
     config = config_of(name)
     features = SequenceFeatures(
@@ -91,6 +106,7 @@ def features_of(name: str, step: int = 0, rows=ROWS, num_trainers: int = 1):
         num_negatives=5 if config.negatives.per_batch else 0,
         negatives_per_event=3 if config.negatives.per_event else 0,
         label_sizes={label: len(LABELS[label]) for label in config.needs_labels},
+        neighbors=neighbors_of(config.event_neighbors),
         num_trainers=num_trainers,
     )
     batch = sample_batch(rows, step)

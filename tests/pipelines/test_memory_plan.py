@@ -23,6 +23,7 @@ from tests.helpers.runs import MODELS
 SETTINGS = {
     "sasrec": {"item_matrix": "sparse", "num_negatives": 5, "user_embedding": True},
     "hstu": {"item_matrix": "sparse", "loss": "bce", "negatives_per_event": 3, "user_embedding": True},
+    "gnn": {"item_matrix": "sparse", "num_negatives": 5, "user_embedding": True},
     "generative": {"user_embedding": True},
 }
 

@@ -21,6 +21,7 @@ MODELS = {
     "sparse": ("sasrec", {"item_matrix": "sparse"}),
     "bce": ("sasrec", {"item_matrix": "sparse", "loss": "bce", "negatives_per_event": 2}),
     "hstu": ("hstu", {"loss": "sampled_softmax", "num_negatives": 8, "temperature": 0.1}),
+    "gnn": ("gnn", {"item_matrix": "sparse", "num_negatives": 8}),
     "generative": ("generative", {}),
 }
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rayrec.models.sequence.backbones.transformer import CausalTransformer
     from rayrec.models.sequence.catalog import Catalog
     from rayrec.models.sequence.item_losses import ItemLoss
+    from rayrec.models.sequence.neighbor_pooling import NeighborPooling
     from rayrec.models.sequence.sequence_model import SequenceModel
 
 NegativeSampling = Literal["uniform", "popularity"]
@@ -38,6 +39,21 @@ class Negatives(NamedTuple):
     """For each event, none of them an item of its row. At most one of the two numbers is positive."""
     sampling: NegativeSampling = "uniform"
     """Of those per batch."""
+
+
+class NeighborsConfig(Config):
+    """Which items are read beside an event: those that users met most beside its item, before it.
+
+    The defaults are those of the baseline *co-visitation*."""
+
+    count: int = Field(20, gt=0)
+    """Of an event at most."""
+    window: int = Field(5, gt=0)
+    """Items that a user met at most so many events apart are neighbors; nearer ones weigh more."""
+    most_users: int = Field(200, gt=0)
+    """Users of an item that are looked at, the newest."""
+    most_events: int = Field(200, gt=0)
+    """Events of a user that are looked at, the newest."""
 
 
 class SequenceModelConfig(ModelConfig):
@@ -90,6 +106,11 @@ class SequenceModelConfig(ModelConfig):
     def negatives(self) -> Negatives:
         """What is sampled beside the targets."""
         return Negatives()
+
+    @property
+    def event_neighbors(self) -> NeighborsConfig | None:
+        """Which neighbors are found for each event of a history; None: none. They need times."""
+        return None
 
     @property
     def needs_times(self) -> bool:
@@ -280,9 +301,16 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
 
         backbone: HistoryReader = self.backbone.build(choice_named(self.attention, attention_file))
         loss = self._item_loss(catalog)
+        pooling = self._pooling()
         if self.item_matrix == "dense":
-            return DenseNextItemModel(backbone, loss, catalog.num_items, self.backbone.dim, self.temperature)
-        return SparseNextItemModel(backbone, loss, self.temperature)
+            return DenseNextItemModel(
+                backbone, loss, catalog.num_items, self.backbone.dim, self.temperature, pooling
+            )
+        return SparseNextItemModel(backbone, loss, self.temperature, pooling)
+
+    def _pooling(self) -> NeighborPooling | None:
+        """What joins an event and its neighbors; None for models that read none."""
+        return None
 
     def _item_loss(self, catalog: Catalog) -> ItemLoss:
         import torch
@@ -328,3 +356,25 @@ class HstuConfig(ItemScoringConfig):
     @property
     def needs_times(self) -> bool:
         return self.backbone.num_time_buckets > 0
+
+
+class GnnConfig(ItemScoringConfig):
+    """Each event is read with the items that others met beside its item before it, two hops away in the graph
+    of users and items; then a transformer reads the history."""
+
+    name: Literal["gnn"]
+    backbone: BackboneConfig = BackboneConfig()
+    neighbors: NeighborsConfig = NeighborsConfig()
+
+    @property
+    def event_neighbors(self) -> NeighborsConfig:
+        return self.neighbors
+
+    @property
+    def needs_times(self) -> bool:
+        return True
+
+    def _pooling(self) -> NeighborPooling:
+        from rayrec.models.sequence.neighbor_pooling import NeighborPooling
+
+        return NeighborPooling(self.backbone.dim)

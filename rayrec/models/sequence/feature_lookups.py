@@ -49,3 +49,9 @@ def pooled(
         per_sample_weights=weights_N,
         include_last_offset=True,
     )
+
+
+def pooled_bags(rows_MD: Tensor, inverse_NJ: Tensor, weights_NJ: Tensor) -> Tensor:
+    """[N, D] weighted sum of the rows of bags that all have J ids."""
+    weights_NJ = weights_NJ.to(rows_MD.dtype)  # which autocast may have chosen
+    return functional.embedding_bag(inverse_NJ, rows_MD, mode="sum", per_sample_weights=weights_NJ)

@@ -8,6 +8,7 @@ tied: those that histories are read by are those that items are scored by.
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.sequence.backbones.history import HistoryReader, contexts, last_contexts
 from rayrec.models.sequence.item_losses import ItemLoss
+from rayrec.models.sequence.neighbor_pooling import NeighborPooling
 from rayrec.models.sequence.sequence_model import SequenceModel, TopItems, top_items
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
@@ -25,19 +27,25 @@ class NextItemModel(SequenceModel):
     """What is the same wherever the item matrix is."""
 
     def __init__(
-        self, backbone: HistoryReader, item_loss: ItemLoss, temperature: float | None = None
+        self,
+        backbone: HistoryReader,
+        item_loss: ItemLoss,
+        temperature: float | None = None,
+        pooling: NeighborPooling | None = None,
     ) -> None:
         """
         Args:
             temperature: None for inner products as scores; otherwise of vectors of length 1, over this.
+            pooling: joins each event with its neighbors before the history is read; None: they are not read.
         """
         super().__init__()
         self.backbone = backbone
         self.item_loss = item_loss
         self.temperature = temperature
+        self.pooling = pooling
 
     def loss(self, batch: TensorBatch) -> Tensor:
-        context_ND = self._over_temperature(contexts(self.backbone, self.embed_history(batch), batch))
+        context_ND = self._over_temperature(contexts(self.backbone, self._events(batch), batch))
         return self.item_loss(context_ND, self, batch)
 
     def recommend(
@@ -48,7 +56,7 @@ class NextItemModel(SequenceModel):
         max_beams: int | None = None,
         allowed: ItemSets | None = None,
     ) -> TopItems:
-        context_BD = self._over_temperature(last_contexts(self.backbone, self.embed_history(batch), batch))
+        context_BD = self._over_temperature(last_contexts(self.backbone, self._events(batch), batch))
         return top_items(context_BD @ self.catalog().T, k, excluded_BE, allowed)
 
     def targets(self, batch: TensorBatch) -> Tensor:
@@ -63,9 +71,21 @@ class NextItemModel(SequenceModel):
         """[I, D] what every item is scored by."""
         return self._directed(self._catalog_rows())
 
+    def _events(self, batch: TensorBatch) -> Tensor:
+        """[N, D] what the backbone reads."""
+        own_ND = self.embed_history(batch)
+        if self.pooling is None:
+            return own_ND
+        assert batch.neighbor_weights_NJ is not None, "a model with neighbors is given them"
+        return self.pooling(own_ND, *self._neighbor_rows(batch), batch.neighbor_weights_NJ)
+
     @abstractmethod
     def embed_history(self, batch: TensorBatch) -> Tensor:
-        """[N, D] input vector of every history event."""
+        """[N, D] row of the item of every history event."""
+
+    @abstractmethod
+    def _neighbor_rows(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+        """([M, D] rows, [N, J] which of them are each event's neighbors)."""
 
     @abstractmethod
     def _target_rows(self, batch: TensorBatch) -> Tensor: ...
@@ -95,12 +115,17 @@ class DenseNextItemModel(NextItemModel):
         num_items: int,
         dim: int,
         temperature: float | None = None,
+        pooling: NeighborPooling | None = None,
     ) -> None:
-        super().__init__(backbone, item_loss, temperature)
+        super().__init__(backbone, item_loss, temperature, pooling)
         self.items_ID = nn.Parameter(torch.empty(num_items, dim).normal_(std=0.02))
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         return functional.embedding(batch.items_N, self.items_ID)
+
+    def _neighbor_rows(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+        assert batch.neighbors_NJ is not None
+        return self.items_ID, batch.neighbors_NJ
 
     def _target_rows(self, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
@@ -116,24 +141,25 @@ class DenseNextItemModel(NextItemModel):
 
 
 class SparseNextItemModel(NextItemModel):
-    """Item rows come from the sparse stage: any catalog, and no loss that needs all of it.
-
-    The item table's inverse holds the N inputs, the N targets, then the negatives.
-    """
+    """Item rows come from the sparse stage: any catalog, and no loss that needs all of it."""
 
     table_of_catalog = "item"
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
-        return self._rows(batch, 0, len(batch.items_N))
+        return self._rows(batch, "inputs")
 
     def set_catalog(self, rows_ID: Tensor) -> None:
         self.catalog_ID = rows_ID
 
+    def _neighbor_rows(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+        assert batch.neighbors_NJ is not None
+        return batch.rows["item"], batch.item_inverse().neighbors.view(batch.neighbors_NJ.shape)
+
     def _target_rows(self, batch: TensorBatch) -> Tensor:
-        return self._rows(batch, len(batch.items_N), 2 * len(batch.items_N))
+        return self._rows(batch, "targets")
 
     def _negative_rows(self, batch: TensorBatch) -> Tensor:
-        rows = self._rows(batch, 2 * len(batch.items_N), None)
+        rows = self._rows(batch, "negatives")
         return rows if batch.negatives_NK is None else rows.view(*batch.negatives_NK.shape, -1)
 
     def _catalog_rows(self) -> Tensor:
@@ -141,5 +167,5 @@ class SparseNextItemModel(NextItemModel):
         return self.catalog_ID
 
     @staticmethod
-    def _rows(batch: TensorBatch, start: int, stop: int | None) -> Tensor:
-        return rows_of_ids(batch.rows["item"], batch.inverse["item"][start:stop])
+    def _rows(batch: TensorBatch, part: Literal["inputs", "targets", "negatives"]) -> Tensor:
+        return rows_of_ids(batch.rows["item"], getattr(batch.item_inverse(), part))

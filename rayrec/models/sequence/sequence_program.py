@@ -101,7 +101,8 @@ class SequenceProgram(TorchProgram):
         if empty_B.all():
             shape = (len(empty_B), k)
             return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
-        if self.compiled is not None and allowed is None:  # programs have no input for it
+        # Programs have no input for what is allowed, nor for neighbors.
+        if self.compiled is not None and allowed is None and features.neighbors_NJ is None:
             ranked = self.compiled.recommend(features, rows, k, excluded_BE, max_beams)
             if ranked is not None:
                 ranked.items_BK[empty_B], ranked.scores_BK[empty_B] = -1, -np.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -52,6 +52,21 @@ class Features(Protocol):
     def target_labels(self) -> Mapping[Any, np.ndarray]: ...
     @property
     def instruction(self) -> Mapping[Any, np.ndarray]: ...
+    @property
+    def neighbors_NJ(self) -> np.ndarray | None: ...
+    @property
+    def neighbor_weights_NJ(self) -> np.ndarray | None: ...
+
+
+class ItemInverse(NamedTuple):
+    """The inverse of the table `item`, by what its ids are; parts that were not looked up are empty."""
+
+    inputs: Tensor
+    targets: Tensor
+    negatives: Tensor
+    """[S] or [N K]."""
+    neighbors: Tensor
+    """[N J]."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,10 @@ class TensorBatch:
     instruction: dict[str, Tensor] = field(default_factory=dict)
     """[B] what is wanted when ranking, by part: codes of labels, the trigger's catalog position; -1 for
     nothing, as are parts that are missing."""
+    neighbors_NJ: Tensor | None = None
+    """Catalog positions of each event's neighbors, of models that read them."""
+    neighbor_weights_NJ: Tensor | None = None
+    """Their shares of an event, 0 where there is none."""
 
     @staticmethod
     def build(
@@ -111,6 +130,10 @@ class TensorBatch:
                 labels={name: tensor(codes_N) for name, codes_N in features.labels.items()},
                 target_labels={name: tensor(codes_N) for name, codes_N in features.target_labels.items()},
                 instruction={name: tensor(codes_B) for name, codes_B in features.instruction.items()},
+                neighbors_NJ=None if features.neighbors_NJ is None else tensor(features.neighbors_NJ),
+                neighbor_weights_NJ=(
+                    None if features.neighbor_weights_NJ is None else tensor(features.neighbor_weights_NJ)
+                ),
             )
         # What is computed comes behind the copies.
         layout = batch.layout
@@ -151,24 +174,34 @@ class TensorBatch:
             labels={name: codes_N[tokens] for name, codes_N in self.labels.items()},
             target_labels={name: codes_N[tokens] for name, codes_N in self.target_labels.items()},
             instruction={name: codes_B[rows] for name, codes_B in self.instruction.items()},
+            neighbors_NJ=None if self.neighbors_NJ is None else self.neighbors_NJ[tokens],
+            neighbor_weights_NJ=None if self.neighbor_weights_NJ is None else self.neighbor_weights_NJ[tokens],
         )
+
+    def item_inverse(self) -> ItemInverse:
+        """Which rows of the table `item` are whose."""
+        num_tokens, inverse = len(self.items_N), self.inverse["item"]
+        num_neighbors = 0 if self.neighbors_NJ is None else self.neighbors_NJ.numel()
+        num_others = len(inverse) - num_tokens - num_neighbors
+        num_targets = num_tokens if num_others else 0
+        sizes = (num_tokens, num_targets, num_others - num_targets, num_neighbors)
+        return ItemInverse(*inverse.split(sizes))
 
     def _part_of(self, table: str, rows: slice, tokens: slice) -> Tensor:
         """The part of an inverse that belongs to some rows; shapes as in `SequenceFeatures`."""
-        inverse, num_tokens = self.inverse[table], len(self.items_N)
+        inverse = self.inverse[table]
         match table:
             case "user":  # [B]
                 return inverse[rows]
             case "code":  # [N, L]
                 return inverse[tokens]
-            case "item" if len(inverse) == num_tokens:  # [N]
-                return inverse[tokens]
-            case "item":  # [2N + S], [2N + N * K]: inputs, targets, negatives of all rows or of each event
-                inputs, targets = inverse[:num_tokens], inverse[num_tokens : 2 * num_tokens]
-                negatives = inverse[2 * num_tokens :]
+            case "item":
+                inputs, targets, negatives, neighbors = self.item_inverse()
                 if self.negatives_NK is not None:
                     negatives = negatives.view(self.negatives_NK.shape)[tokens].flatten()
-                return torch.cat([inputs[tokens], targets[tokens], negatives])
+                if self.neighbors_NJ is not None:
+                    neighbors = neighbors.view(self.neighbors_NJ.shape)[tokens].flatten()
+                return torch.cat([inputs[tokens], targets[tokens], negatives, neighbors])
         raise ValueError(
             f"the inverse of table {table!r} cannot be cut by rows: nothing says how it is laid out; "
             "set training.micro_batches to 1"
@@ -183,7 +216,10 @@ class TensorBatch:
         num_negatives = 0 if self.negatives_S is None else len(self.negatives_S)
         if self.negatives_NK is not None:
             num_negatives = self.negatives_NK.shape[1]
-        shapes = {"user": (1,), "item": (2 + num_negatives,) if num_negatives else (1,)}
+        neighbors_NJ, weights_NJ = self.neighbors_NJ, self.neighbor_weights_NJ
+        num_neighbors = 0 if neighbors_NJ is None else neighbors_NJ.shape[1]
+        num_items = 1 + (1 + num_negatives if num_negatives else 0) + num_neighbors
+        shapes = {"user": (1,), "item": (num_items,)}
         return TensorBatch(
             layout=JaggedLayout.even(1, 1, self.layout.device),
             keys_N=self.keys_N.new_zeros(1),
@@ -203,6 +239,8 @@ class TensorBatch:
             labels={name: codes_N.new_zeros(1) for name, codes_N in self.labels.items()},
             target_labels={name: codes_N.new_zeros(1) for name, codes_N in self.target_labels.items()},
             instruction={name: codes_B.new_zeros(1) for name, codes_B in self.instruction.items()},
+            neighbors_NJ=None if neighbors_NJ is None else neighbors_NJ.new_zeros(1, num_neighbors),
+            neighbor_weights_NJ=None if weights_NJ is None else weights_NJ.new_zeros(1, num_neighbors),
         )
 
     def users_of(self, rows_N: Tensor) -> Tensor:

@@ -71,6 +71,9 @@ class DataConfig(Config):
     """What to do about Parquet that cannot be decoded: stop, or leave the rows out and count them."""
     features: tuple[OperationConfig, ...] = ()
     """Operations on the columns of a row, in order; see `rayrec.samples.operations`."""
+    graph: str | None = None
+    """Folder written by `rayrec data graph`, for models that read neighbors of events (`gnn`); None: they are
+    found among the training events of the data set."""
     redraw_ties: bool = False
     """Whether training reads events of one user at one time in an order that every step samples, instead of
     the one that the rows have. Needs the times of events."""
@@ -443,7 +446,7 @@ class RunConfig(Config):
     def with_absolute_paths(self) -> RunConfig:
         """The same run, to be understood from any working directory."""
         paths: dict[str, Any] = {"path": absolute(self.data.path)}
-        for name in ("semantic_ids", "samples"):
+        for name in ("semantic_ids", "samples", "graph"):
             if (path := getattr(self.data, name)) is not None:
                 paths[name] = absolute(path)
         paths["features"] = tuple(feature.with_absolute_paths() for feature in self.data.features)

@@ -5,6 +5,7 @@ Imports no torch: feature workers make their features with this, and start withi
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +26,11 @@ from rayrec.samples.base.event_labels import LABEL_COLUMNS, are_event_labels
 from rayrec.samples.base.event_times import TIMES, are_event_times
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.features.features import SequenceFeatures
+from rayrec.samples.features.neighbors import NeighborFinder
 from rayrec.samples.features.row_features import HistoryColumns, RowFeatures
+from rayrec.samples.graph.candidates import CoVisitation
+from rayrec.samples.graph.saved import SavedGraph
+from rayrec.samples.graph.sources import graph_of_dataset
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.operations.join_history import JoinHistory
 from rayrec.samples.operations.program import FeatureProgram
@@ -157,10 +162,39 @@ def sequence_features(
         negatives_per_event=model.negatives.per_event,
         negatives=model.negatives.sampling,
         train_counts_I=dataset.items.train_counts_I,
+        neighbors=neighbor_finder(config, model, dataset),
         label_sizes={label: len(dataset.manifest.labels[label]) for label in model.needs_labels},
         seed=config.seed,
         num_trainers=config.pipeline.num_trainers,
     )
+
+
+def neighbor_finder(
+    config: RunConfig, model: SequenceModelConfig, dataset: Dataset
+) -> NeighborFinder | None:
+    """What finds the neighbors of events, for a model that reads them.
+
+    Raises:
+        InputError: the graph is missing or damaged, or has other ids than the data set.
+    """
+    wanted = model.event_neighbors
+    if wanted is None:
+        return None
+    if config.data.graph is None:
+        dataset.train_files  # noqa: B018 - refuses a copy without them, before the first batch
+        graph = functools.cache(functools.partial(graph_of_dataset, dataset))
+    else:
+        saved = SavedGraph(config.data.graph)
+        if saved.config.id_kinds != dataset.manifest.id_kinds:
+            raise InputError(
+                f"{config.data.graph}: ids of this graph are {saved.config.id_kinds}, those of the data set "
+                f"{config.data.path} {dataset.manifest.id_kinds}; make both of one log"
+            )
+        graph = saved.current
+    settings = CoVisitation(
+        last=1, window=wanted.window, most_users=wanted.most_users, most_events=wanted.most_events
+    )
+    return NeighborFinder(graph, wanted.count, settings)
 
 
 def registry_of(config: RunConfig, model: SequenceModelConfig, dataset: Dataset) -> SemanticIdRegistry | None:

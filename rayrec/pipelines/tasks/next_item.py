@@ -168,10 +168,11 @@ class NextItemTask(Task):
         if table == "code":
             assert self.registry is not None
             return num_tokens * self.registry.num_learned_levels
-        negatives = model.negatives
+        negatives, neighbors = model.negatives, model.event_neighbors
+        num_ids = num_tokens if neighbors is None else num_tokens * (1 + neighbors.count)
         if negatives.per_batch or negatives.per_event:  # targets and negatives are looked up, too
-            return 2 * num_tokens + negatives.per_batch + num_tokens * negatives.per_event
-        return num_tokens
+            num_ids += num_tokens + negatives.per_batch + num_tokens * negatives.per_event
+        return num_ids
 
     def network(self) -> nn.Module:
         # An item matrix, vectors of prefixes or a language model may be what does not fit into memory. The

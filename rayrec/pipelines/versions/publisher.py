@@ -82,6 +82,12 @@ class Publisher:
             raise InputError(
                 f"{run.path}: {config.model.name!r} ranks what is shown to it; versions are of recommenders"
             )
+        if config.model.event_neighbors is not None and config.data.graph is None:
+            raise InputError(
+                f"{run.path}: {config.model.name!r} finds neighbors among the training events of its data set, "
+                "which versions do not have; train it with data.graph, a folder that `rayrec data graph` wrote "
+                "and services can read"
+            )
         self._config, self._task = config, assembly.task
         self._assembly, self._tables = assembly, assembly.tables
         self._found_whole: set[str] = set()

@@ -2,7 +2,7 @@
 
 Axes: B samples of a batch, N tokens (history events of all samples, one after
 the other), M distinct ids of one table, L code levels, S negatives of a batch, K of a
-token, 1 an extra element (offsets_B1 has B + 1 entries). "Position" of an item is its index in the
+token, J neighbors of a token, 1 an extra element (offsets_B1 has B + 1 entries). "Position" of an item is its index in the
 catalog (`Dataset.items`), which is ordered by a hash of the id so that the
 number itself carries no information.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label, Part
 from rayrec.samples.base.event_labels import LABEL_COLUMNS
@@ -184,6 +184,11 @@ class FeatureBatch:
     """Training: [N] those of the event that follows each token."""
     instruction: dict[Part, Int64Array] = field(default_factory=dict)
     """Ranking: [B] what is wanted; see `SampleBatch.instruction`."""
+    neighbors_NJ: Int64Array | None = None
+    """Catalog positions of the neighbors of each input token, for models that read them. A place without one
+    has the token's own item, and no weight."""
+    neighbor_weights_NJ: Float32Array | None = None
+    """Their shares: of a token with neighbors, they add up to 1."""
     counts: dict[str, int] = field(default_factory=dict)
     """Dropped work, by reason (`unknown_items`, `rows_without_target`, ...)."""
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rayrec.platform.arrays import Float64Array, Int64Array
+from rayrec.platform.arrays import Float32Array, Float64Array, Int64Array
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN, Label
@@ -22,10 +22,12 @@ from rayrec.platform.hashing import combine64
 from rayrec.platform.shares import balanced_bounds
 from rayrec.samples.base.batches import FeatureBatch, SampleBatch, TableLookup
 from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
+from rayrec.samples.features.neighbors import NO_TIME, NeighborFinder
 
 READ = ("rows", "events")
 """Counts of a batch that say what was read; the others say what was dropped of it."""
 NegativeDistribution = Literal["uniform", "popularity"]
+_T = TypeVar("_T", bound=np.generic)
 
 _NEGATIVES_STREAM = 2
 """Negatives of a step come from `default_rng([seed, 2, step])`: part of what makes a run repeatable."""
@@ -44,6 +46,7 @@ class _Share:
     targets_N: Int64Array | None
     negatives: Int64Array | None
     """Of either kind, one after the other."""
+    neighbors_NJ: Int64Array | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class SequenceFeatures:
 
     * `item`: [N] ids of the input items. With sampled negatives [2N + S] or [2N + N K]: the input
       items, then the targets, then the negatives, so that the output vectors come from the same lookup.
+      Neighbors come last: [.. + N J].
     * `user`: [B] ids of the users.
     * `code`: [N, L] codes of the input items; code c of level l has the id `l << 32 | c`.
 
@@ -99,6 +103,7 @@ class SequenceFeatures:
         negatives: NegativeDistribution = "uniform",
         train_counts_I: Int64Array | None = None,
         label_sizes: Mapping[Label, int] | None = None,
+        neighbors: NeighborFinder | None = None,
         seed: int = 0,
         num_trainers: int = 1,
     ) -> None:
@@ -115,6 +120,7 @@ class SequenceFeatures:
             negatives: those of a batch: every item alike, or in proportion to its training events.
             train_counts_I: `Dataset.items.train_counts_I`; needed for popularity.
             label_sizes: number of codes of each label that batches may have.
+            neighbors: finds what others met beside each input item, before its event; batches need times.
         """
         self._item_ids_I = np.asarray(item_ids_I, dtype=np.int64)
         self._index = pd.Index(self._item_ids_I)
@@ -135,6 +141,7 @@ class SequenceFeatures:
         self._negatives_per_event = negatives_per_event
         self._cumulative_I = _cumulative(negatives, len(self._item_ids_I), train_counts_I)
         self._label_sizes = label_sizes or {}
+        self._neighbors = neighbors
         self._seed = seed
         self._num_trainers = num_trainers
         self._code_ids_IL = None if codes_IL is None else self._code_ids(codes_IL)
@@ -175,6 +182,8 @@ class SequenceFeatures:
         offsets_V1 = offsets_from_lengths(num_targets_V)
         negatives_S = self._draw_negatives(batch.step)
         labels = self.check_labels(batch)
+        times_N = None if batch.times_N is None else batch.times_N[inputs_N]
+        neighbors_NJ, neighbor_weights_NJ = self._neighbors_of(items_N, times_N)
 
         bounds = balanced_bounds(num_targets_V, self._num_trainers)
         rows = [slice(low, high) for low, high in pairwise(bounds)]
@@ -186,6 +195,7 @@ class SequenceFeatures:
                     items_N[held],
                     targets_N[held],
                     negatives_S if negatives_NK is None else negatives_NK[held].reshape(-1),
+                    _part(neighbors_NJ, held),
                 )
                 for mine, held in zip(rows, tokens, strict=True)
             ]
@@ -201,9 +211,11 @@ class SequenceFeatures:
                 lookups=lookups[rank],
                 negatives_S=negatives_S,
                 negatives_NK=None if negatives_NK is None else negatives_NK[held],
-                times_N=None if batch.times_N is None else batch.times_N[inputs_N[held]],
+                times_N=None if times_N is None else times_N[held],
                 labels=_at(labels, inputs_N[held]),
                 target_labels=_at(labels, targets_at_N[held]),
+                neighbors_NJ=_part(neighbors_NJ, held),
+                neighbor_weights_NJ=_part(neighbor_weights_NJ, held),
                 counts={
                     "rows": int(first_V[mine].sum()),
                     "events": int(events_V[mine].sum()),
@@ -227,7 +239,9 @@ class SequenceFeatures:
         starts_B, lengths_B = offsets_B1[:-1] + skipped_B, np.diff(offsets_B1) - skipped_B
         held_N = concatenated_ranges(starts_B, lengths_B)
         items_N = known_N[held_N]
-        (lookups,) = self._lookups([_Share(batch.user_ids_B, items_N, None, None)])
+        times_N = None if batch.times_N is None else batch.times_N[indices_N[held_N]]
+        neighbors_NJ, neighbor_weights_NJ = self._neighbors_of(items_N, times_N, NO_TIME)
+        (lookups,) = self._lookups([_Share(batch.user_ids_B, items_N, None, None, neighbors_NJ)])
         return FeatureBatch(
             step=batch.step,
             row_keys_B=batch.row_keys_B,
@@ -236,9 +250,11 @@ class SequenceFeatures:
             targets_N=None,
             num_targets=0,
             lookups=lookups,
-            times_N=None if batch.times_N is None else batch.times_N[indices_N[held_N]],
+            times_N=times_N,
             labels=_at(self.check_labels(batch), indices_N[held_N]),
             instruction=dict(batch.instruction),
+            neighbors_NJ=neighbors_NJ,
+            neighbor_weights_NJ=neighbor_weights_NJ,
             counts={
                 "unknown_items": int(unknown_B.sum()),
                 "unread_events": len(known_N) - len(held_N),
@@ -305,6 +321,24 @@ class SequenceFeatures:
                     f"({UNKNOWN} for unknown); give rows the codes of its dataset.json"
                 )
         return batch.labels
+
+    def _neighbors_of(
+        self, items_N: Int64Array, times_N: Int64Array | None, now: int | None = None
+    ) -> tuple[Int64Array | None, Float32Array | None]:
+        """Catalog positions of the neighbors of each item before its time, and their shares.
+
+        Args:
+            now: what stands for a time that is not known: all that the graph has is before it.
+        """
+        if self._neighbors is None:
+            return None, None
+        assert times_N is not None, "a model with neighbors reads times"
+        ids_NJ, weights_NJ = self._neighbors.find(self._item_ids_I[items_N], times_N, now)
+        neighbors_NJ = self._positions(ids_NJ.reshape(-1)).reshape(ids_NJ.shape)
+        # Items outside the catalog have no row.
+        weights_NJ = np.where(neighbors_NJ >= 0, weights_NJ, 0.0)
+        weights_NJ /= np.maximum(weights_NJ.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+        return np.where(weights_NJ > 0, neighbors_NJ, items_N[:, None]), weights_NJ.astype(np.float32)
 
     def _known(self, batch: SampleBatch) -> tuple[Int64Array, Int64Array, Int64Array]:
         """(catalog positions of the known items, their offsets_B1, their indices among all items)."""
@@ -414,6 +448,8 @@ class SequenceFeatures:
         positions = [share.items_N]
         if share.targets_N is not None and share.negatives is not None:
             positions += [share.targets_N, share.negatives]
+        if share.neighbors_NJ is not None:
+            positions.append(share.neighbors_NJ.reshape(-1))
         return self._item_ids_I[np.concatenate(positions)]
 
     def _user_table(self, share: _Share) -> Int64Array:
@@ -439,6 +475,10 @@ def code_ids(codes_IL: NDArray[np.integer]) -> Int64Array:
     """[I, L] ids of codes in the table `code`: `level << 32 | code`, levels from 0."""
     levels_L = np.arange(codes_IL.shape[1], dtype=np.int64) << 32
     return codes_IL.astype(np.int64) | levels_L
+
+
+def _part(values: NDArray[_T] | None, held: slice) -> NDArray[_T] | None:
+    return None if values is None else values[held]
 
 
 def _at(labels: Mapping[Label, Int64Array], indices_N: Int64Array) -> dict[Label, Int64Array]:

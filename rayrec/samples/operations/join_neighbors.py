@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, Self
+from dataclasses import dataclass
+from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +18,7 @@ from rayrec.platform.remote_files import absolute
 from rayrec.samples.base.jagged import offsets_from_lengths, without_nulls
 from rayrec.samples.graph.candidates import CoVisitation, Histories, co_visited
 from rayrec.samples.graph.sampling import degrees
-from rayrec.samples.graph.temporal_graph import MANIFEST, GraphConfig, TemporalGraph
+from rayrec.samples.graph.saved import SavedGraph
 from rayrec.samples.operations.columns import input_type, is_list, is_time
 from rayrec.samples.operations.join_history import UNITS
 from rayrec.samples.operations.operation import OperationSettings, RowContext
@@ -88,7 +87,7 @@ class JoinNeighborsConfig(OperationSettings):
                 dict.fromkeys(name for name in (self.time, self.items, self.item) if name is not None)
             ),
             outputs=outputs,
-            graph_config=TemporalGraph.open(self.graph).config,
+            graph=SavedGraph(self.graph),
             time_unit=UNITS[time_type.unit] if pt.is_timestamp(time_type) else self.time_unit,
         )
 
@@ -98,24 +97,19 @@ class JoinNeighborsConfig(OperationSettings):
     def content(self) -> str:
         """Of what log the graph is, and what it has forgotten; what was before a time does not change as
         events follow."""
-        graph = TemporalGraph.open(self.graph)
-        return f"{graph.config.log} {graph.state.floor}"
+        graph = SavedGraph(self.graph)
+        return f"{graph.config.log} {graph.floor}"
 
 
 @dataclass
 class JoinNeighbors:
-    """See `JoinNeighborsConfig`. It travels between processes; each maps the graph for itself."""
+    """See `JoinNeighborsConfig`."""
 
     config: JoinNeighborsConfig
     inputs: tuple[str, ...]
     outputs: Mapping[str, pa.DataType]
-    graph_config: GraphConfig
+    graph: SavedGraph
     time_unit: TimeUnit
-    _graph: TemporalGraph | None = field(default=None, repr=False)
-    _saved_at: int | None = field(default=None, repr=False)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_graph": None}
 
     def __call__(self, columns: Mapping[str, pa.Array], context: RowContext) -> dict[str, pa.Array]:
         """Find the neighbors of each row, and count.
@@ -123,7 +117,7 @@ class JoinNeighbors:
         Raises:
             InputError: a time looks like another unit than the one that was set, or another graph is there.
         """
-        config, graph = self.config, self._opened()
+        config, graph = self.config, self.graph.current()
         times = columns[config.time]
         known_B = times.is_valid().to_numpy(zero_copy_only=False)
         before_B = np.full(len(times), np.iinfo(np.int64).min)
@@ -154,15 +148,6 @@ class JoinNeighbors:
 
     def _ids(self, values: pa.Array) -> Int64Array:
         if pt.is_string(values.type):
-            return ids_of_kind(values, self.graph_config.id_kinds["item"], "item")
+            return ids_of_kind(values, self.graph.config.id_kinds["item"], "item")
         ids: Int64Array = values.to_numpy().view(np.int64)
         return ids
-
-    def _opened(self) -> TemporalGraph:
-        manifest = Path(self.config.graph) / MANIFEST
-        saved_at = manifest.stat().st_mtime_ns if manifest.is_file() else None
-        if self._graph is None or saved_at != self._saved_at:  # the graph has grown since
-            graph = TemporalGraph.open(self.config.graph)
-            graph.check_log(self.graph_config.log, f"the run that reads {self.config.graph}")
-            self._graph, self._saved_at = graph, saved_at
-        return self._graph

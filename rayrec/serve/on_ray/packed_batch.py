@@ -48,6 +48,8 @@ class RankBatch:
         }
         if features.times_N is not None:
             arrays["times"] = features.times_N
+        if features.neighbors_NJ is not None and features.neighbor_weights_NJ is not None:
+            arrays |= {"neighbors": features.neighbors_NJ, "neighbor weights": features.neighbor_weights_NJ}
         if self.excluded_BE is not None:
             arrays["excluded"] = self.excluded_BE
         if self.allowed is not None:
@@ -82,6 +84,8 @@ class RankBatch:
             times_N=arrays.get("times"),
             labels=cast(dict[Label, Int64Array], _named("label", arrays)),
             instruction=cast(dict[Part, Int64Array], _named("instruction", arrays)),
+            neighbors_NJ=arrays.get("neighbors"),
+            neighbor_weights_NJ=arrays.get("neighbor weights"),
         )
         allowed = None
         if "allowed" in arrays:
