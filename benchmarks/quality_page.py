@@ -107,7 +107,12 @@ METHODS = {
         "beauty-hstu",
         published=(Published("beauty", 0.0708, "documentation of github.com/phonism/genrec"),),
     ),
-    "gnn": Method("graph network over neighbors of events, sampled softmax", "beauty-gnn"),
+    "gnn": Method("graph network (neighbors of events), sampled softmax", "beauty-gnn"),
+    "gnn-full": Method(
+        "graph network (neighbors of events), full softmax",
+        "beauty-gnn",
+        settings=("model.item_matrix=dense", "training.epochs=24"),
+    ),
     "tiger": Method(
         "encoder-decoder over codes (TIGER)",
         "beauty-tiger",

@@ -91,11 +91,14 @@ def graph_command(
     keep_days: Annotated[
         float | None, typer.Option(min=0, help="Forget edges that are so much older than the newest.")
     ] = None,
+    max_per_node: Annotated[
+        int | None, typer.Option(min=1, help="Keep so many newest edges of each user, and of each item.")
+    ] = None,
 ) -> Answer:
     """Make a graph of users and items, or add to one what its source has since; for `join_neighbors`."""
     from rayrec.samples.graph.build import build_graph
 
-    report = build_graph(source, folder, period_days, keep_days)
+    report = build_graph(source, folder, period_days, keep_days, max_per_node)
     print_rows(
         f"Graph: {folder}",
         [

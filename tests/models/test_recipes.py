@@ -139,6 +139,8 @@ def test_every_field_of_a_batch_is_cut():
         "labels",
         "target_labels",
         "instruction",
+        "neighbors_NJ",
+        "neighbor_weights_NJ",
     ]
 
 

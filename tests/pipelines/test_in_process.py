@@ -21,6 +21,7 @@ from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.graph import graph_of_dataset
 from tests.helpers.runs import MODELS, SPARSE_SASREC, dataset_of, trained
 
 
@@ -179,3 +180,22 @@ def test_a_model_without_tables_starts_no_servers(dataset, tmp_path, monkeypatch
 def run_of(config: RunConfig, path: Path) -> Path:
     train(config, path, cluster=in_process)
     return path
+
+
+@pytest.mark.parametrize("num_trainers", [1, 2])
+def test_a_model_that_reads_neighbors_is_trained_from_a_saved_graph_as_from_the_training_events(
+    dataset, tmp_path, num_trainers
+):
+    gnn = MODELS["gnn"] | {"item_matrix": "sparse", "num_negatives": 8}
+    config = settings(dataset, num_trainers).model_copy(
+        update={"model": RunConfig.parse({"data": {"path": "x"}, "model": gnn}).model}
+    )
+    graph_of_dataset(dataset).save(tmp_path / "graph")
+    saved = config.data.model_copy(update={"graph": str(tmp_path / "graph")})
+
+    train(config, tmp_path / "run", cluster=in_process)
+    train(config.model_copy(update={"data": saved}), tmp_path / "saved", cluster=in_process)
+
+    assert_same_bits(tmp_path / "run", tmp_path / "saved")
+    if num_trainers == 1:
+        assert_same_bits(tmp_path / "run", trained(config, tmp_path / "by-hand"))

@@ -16,7 +16,6 @@ EVENTS = st.lists(
     st.builds(Event, st.integers(1, 4), st.integers(0, 6), st.integers(1, 9), st.just(-1)),
     max_size=40,
     unique=True,
-
 )
 CATALOG = np.array([6, 2, 0, 4, 1, 3])
 """Item 5 is not in it."""
@@ -108,7 +107,9 @@ def test_a_history_without_times_is_one_of_this_moment_and_a_training_row_is_not
 
 def test_a_graph_in_other_units_of_time_is_asked_in_its_own():
     graph = TemporalGraph(GraphConfig(time_unit="us"))
-    append(graph, [Event(1, 2, 8_999_999), Event(1, 4, 8_999_998), Event(2, 2, 9_000_000), Event(2, 1, 8_000)])
+    append(
+        graph, [Event(1, 2, 8_999_999), Event(1, 4, 8_999_998), Event(2, 2, 9_000_000), Event(2, 1, 8_000)]
+    )
 
     ids_NJ, _ = finder(graph, 2).find(np.array([2]), np.array([9]))
 

@@ -3,10 +3,10 @@
     rows of the neighbors ─► sum by weight ─► × gate ─┐
     row of the event's item ──────────────────────────┴─► + ─► what the backbone reads
 
-No matrix and no nonlinearity, as in LightGCN (He et al., SIGIR 2020, arXiv:2002.02126), where they make vectors
-of ids worse; the sum by importance is that of PinSage (Ying et al., KDD 2018, arXiv:1806.01973), with counts of
-co-visits for visits of walks; and a sequence that is read with the neighbors of its items is GCE-GNN's (Wang et
-al., SIGIR 2020, arXiv:2106.05081). An event without neighbors is read as elsewhere.
+No matrix and no nonlinearity, as in LightGCN (He et al., SIGIR 2020, arXiv:2002.02126), where they make
+vectors of ids worse. The sum by importance is that of PinSage (Ying et al., KDD 2018, arXiv:1806.01973), with
+counts of co-visits for visits of walks. GCE-GNN (Wang et al., SIGIR 2020, arXiv:2106.05081) reads sequences
+with such neighbors of their items. An event without neighbors is read as elsewhere.
 
 Axes: N events, J neighbors of each, M rows, D width.
 """
@@ -25,7 +25,7 @@ class NeighborPooling(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         # LightGCN weighs its layers alike.
-        self.gate_D = nn.Parameter(torch.ones(dim))
+        self.gate_D = nn.Parameter(torch.empty(dim).fill_(1.0))
 
     def forward(self, own_ND: Tensor, rows_MD: Tensor, neighbors_NJ: Tensor, weights_NJ: Tensor) -> Tensor:
         """

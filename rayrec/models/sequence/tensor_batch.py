@@ -175,7 +175,9 @@ class TensorBatch:
             target_labels={name: codes_N[tokens] for name, codes_N in self.target_labels.items()},
             instruction={name: codes_B[rows] for name, codes_B in self.instruction.items()},
             neighbors_NJ=None if self.neighbors_NJ is None else self.neighbors_NJ[tokens],
-            neighbor_weights_NJ=None if self.neighbor_weights_NJ is None else self.neighbor_weights_NJ[tokens],
+            neighbor_weights_NJ=None
+            if self.neighbor_weights_NJ is None
+            else self.neighbor_weights_NJ[tokens],
         )
 
     def item_inverse(self) -> ItemInverse:

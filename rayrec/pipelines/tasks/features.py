@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +28,9 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.features.features import SequenceFeatures
 from rayrec.samples.features.neighbors import NeighborFinder
 from rayrec.samples.features.row_features import HistoryColumns, RowFeatures
-from rayrec.samples.graph.candidates import CoVisitation
 from rayrec.samples.graph.saved import SavedGraph
 from rayrec.samples.graph.sources import graph_of_dataset
+from rayrec.samples.graph.temporal_graph import TemporalGraph
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.operations.join_history import JoinHistory
 from rayrec.samples.operations.program import FeatureProgram
@@ -169,9 +169,7 @@ def sequence_features(
     )
 
 
-def neighbor_finder(
-    config: RunConfig, model: SequenceModelConfig, dataset: Dataset
-) -> NeighborFinder | None:
+def neighbor_finder(config: RunConfig, model: SequenceModelConfig, dataset: Dataset) -> NeighborFinder | None:
     """What finds the neighbors of events, for a model that reads them.
 
     Raises:
@@ -182,7 +180,7 @@ def neighbor_finder(
         return None
     if config.data.graph is None:
         dataset.train_files  # noqa: B018 - refuses a copy without them, before the first batch
-        graph = functools.cache(functools.partial(graph_of_dataset, dataset))
+        graph: Callable[[], TemporalGraph] = functools.cache(functools.partial(graph_of_dataset, dataset))
     else:
         saved = SavedGraph(config.data.graph)
         if saved.config.id_kinds != dataset.manifest.id_kinds:
@@ -191,10 +189,7 @@ def neighbor_finder(
                 f"{config.data.path} {dataset.manifest.id_kinds}; make both of one log"
             )
         graph = saved.current
-    settings = CoVisitation(
-        last=1, window=wanted.window, most_users=wanted.most_users, most_events=wanted.most_events
-    )
-    return NeighborFinder(graph, wanted.count, settings)
+    return NeighborFinder(graph, wanted.count, wanted.window, wanted.most_users, wanted.most_events)
 
 
 def registry_of(config: RunConfig, model: SequenceModelConfig, dataset: Dataset) -> SemanticIdRegistry | None:

@@ -82,11 +82,11 @@ class Publisher:
             raise InputError(
                 f"{run.path}: {config.model.name!r} ranks what is shown to it; versions are of recommenders"
             )
-        if config.model.event_neighbors is not None and config.data.graph is None:
+        if assembly.task.model.event_neighbors is not None and config.data.graph is None:
             raise InputError(
-                f"{run.path}: {config.model.name!r} finds neighbors among the training events of its data set, "
-                "which versions do not have; train it with data.graph, a folder that `rayrec data graph` wrote "
-                "and services can read"
+                f"{run.path}: {config.model.name!r} finds neighbors among the training events of its data "
+                "set, which versions do not have; train it with data.graph, a folder that services can read "
+                "and `rayrec data graph` wrote"
             )
         self._config, self._task = config, assembly.task
         self._assembly, self._tables = assembly, assembly.tables

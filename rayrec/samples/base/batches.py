@@ -2,9 +2,9 @@
 
 Axes: B samples of a batch, N tokens (history events of all samples, one after
 the other), M distinct ids of one table, L code levels, S negatives of a batch, K of a
-token, J neighbors of a token, 1 an extra element (offsets_B1 has B + 1 entries). "Position" of an item is its index in the
-catalog (`Dataset.items`), which is ordered by a hash of the id so that the
-number itself carries no information.
+token, J neighbors of a token, 1 an extra element (offsets_B1 has B + 1 entries). "Position" of an item is its
+index in the catalog (`Dataset.items`), which is ordered by a hash of the id so that the number itself carries
+no information.
 """
 
 from __future__ import annotations

@@ -33,7 +33,12 @@ class NeighborFinder:
     """Asked for each batch; may have grown since the last one."""
     count: int
     """J, neighbors of an event at most."""
-    settings: CoVisitation = CoVisitation(last=1)
+    window: int = 5
+    """Items that a user met at most so many events apart are neighbors."""
+    most_users: int = 200
+    """Users of an item that are looked at, the newest."""
+    most_events: int = 200
+    """Events of a user that are looked at, the newest."""
 
     def find(
         self, item_ids_N: Int64Array, times_N: Int64Array, no_time: int | None = None
@@ -50,5 +55,8 @@ class NeighborFinder:
         if no_time is not None:
             before_N[times_N == no_time] = ANY_TIME
         histories = Histories(item_ids_N, np.arange(len(item_ids_N) + 1), before_N)
-        found = co_visited(graph, histories, self.count, self.settings)
+        settings = CoVisitation(
+            1, window=self.window, most_users=self.most_users, most_events=self.most_events
+        )
+        found = co_visited(graph, histories, self.count, settings)
         return found.ids_BK, np.where(found.scores_BK > -np.inf, found.scores_BK, 0.0)

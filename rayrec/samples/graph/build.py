@@ -31,7 +31,11 @@ class GraphReport(NamedTuple):
 
 
 def build_graph(
-    source: str, folder: Path, period_days: float | None = None, keep_days: float | None = None
+    source: str,
+    folder: Path,
+    period_days: float | None = None,
+    keep_days: float | None = None,
+    max_per_node: int | None = None,
 ) -> GraphReport:
     """Make a graph of a source, or add to a saved one what the source has since.
 
@@ -39,36 +43,44 @@ def build_graph(
         source: an event store, whose side by user is read; or a data set, all of its events.
         period_days: length of a segment, of a graph that is made.
         keep_days: edges that are older than the newest by more are forgotten.
+        max_per_node: newest edges of a user, and of an item, that are kept, of a graph that is made.
 
     Raises:
-        InputError: there is no such source, or the saved graph is of another log.
+        InputError: there is no such source, or the saved graph is of another log or has another bound.
         StoreUnavailableError: the store did not answer.
     """
+    saved = TemporalGraph.open(folder) if (folder / MANIFEST).is_file() else None
+    most = max_per_node if saved is None else saved.config.max_edges_per_node
+    if max_per_node is not None and max_per_node != most:
+        raise InputError(
+            f"--max-per-node {max_per_node}: the graph in {folder} keeps {most or 'all'} edges of a node, "
+            "which cannot be changed; make another one in a new folder"
+        )
     if "://" not in source and kind_of(Path(source)) is not None:
         dataset = Dataset.open(source)
         dataset.check_times()
-        read = graph_of_dataset(dataset, "all", _period(period_days, "s"))
+        read = graph_of_dataset(dataset, "all", _period(period_days, "s"), most)
     else:
         store = open_store(source)
         try:
-            read = graph_of_store(store, _period(period_days, store.manifest.time_unit))
+            read = graph_of_store(store, _period(period_days, store.manifest.time_unit), most)
         finally:
             store.close()
-    graph, before = read, 0
-    if (folder / MANIFEST).is_file():
-        graph = TemporalGraph.open(folder)
+    graph, added = read, read.state.num_edges
+    if saved is not None:
+        graph, added = saved, 0
         if graph.config.kinds != read.config.kinds[: len(graph.config.kinds)]:
             raise InputError(f"{folder}: the kinds of this graph have other codes than those of {source}")
         graph.check_log(read.config.log, source)
-        before = graph.state.num_edges
         graph.name_kinds(read.config.kinds)
         for segment in read.state.segments:
-            edges = segment.users.edges()
-            graph.append(edges.nodes_E, edges.others_E, edges.times_E, edges.kinds_E)
+            # With a bound, an edge may be in one direction alone.
+            for edges in (segment.users.edges(), segment.items.edges().reversed())[: 2 if most else 1]:
+                added += graph.append(*edges)
     state = graph.state
     if not state.num_edges:
         raise InputError(f"{source}: there are no events to make a graph of")
-    added, per_s = state.num_edges - before, PER_SECOND[graph.config.time_unit]
+    per_s = PER_SECOND[graph.config.time_unit]
     newest = max(segment.last_time for segment in state.segments)
     if keep_days is not None:
         # An event whose clock was wrong must not age all others.

@@ -117,8 +117,8 @@ def co_visited(
     state, found = graph.state, Candidates.nothing(len(histories.before_B), k)
     most_keys = min(settings.last * settings.most_users * 2 * settings.window, _MOST_KEYS)
     _co_visit(
-        state.users.table_S7,
-        state.items.table_S7,
+        state.users.table_S8,
+        state.items.table_S8,
         state.floor,
         *_inputs(histories),
         settings.last,
@@ -149,8 +149,8 @@ def walked(
     state, found = graph.state, Candidates.nothing(len(histories.before_B), k)
     most_keys = min(settings.steps, _MOST_KEYS)
     _walk(
-        state.users.table_S7,
-        state.items.table_S7,
+        state.users.table_S8,
+        state.items.table_S8,
         state.floor,
         *_inputs(histories),
         settings.last,
@@ -187,8 +187,8 @@ def left_out_of(left_out_BE: Int64Array | None, num_rows: int) -> Any:
 
 @njit(nogil=True, cache=True)
 def _co_visit(
-    users_S7: Any,
-    items_S7: Any,
+    users_S8: Any,
+    items_S8: Any,
     floor: int,
     items_N: Any,
     offsets_B1: Any,
@@ -205,7 +205,7 @@ def _co_visit(
     ids_BK: Any,
     scores_BK: Any,
 ) -> None:
-    low_S, high_S = np.empty(len(users_S7), np.int64), np.empty(len(users_S7), np.int64)
+    low_S, high_S = np.empty(len(users_S8), np.int64), np.empty(len(users_S8), np.int64)
     users_E, times_E = np.empty(most_users, np.int64), np.empty(most_users, np.int64)
     events_E, event_times_E = np.empty(most_events, np.int64), np.empty(most_events, np.int64)
     kinds_E, event_kinds_E = np.empty(most_users, np.int16), np.empty(most_events, np.int16)
@@ -213,10 +213,10 @@ def _co_visit(
         weight = 1.0
         for n in range(offsets_B1[b + 1] - 1, max(offsets_B1[b], offsets_B1[b + 1] - last) - 1, -1):
             item = items_N[n]
-            num_users = view(items_S7, floor, item, before_B[b], low_S, high_S, users_E, times_E, kinds_E)
+            num_users = view(items_S8, floor, item, before_B[b], low_S, high_S, users_E, times_E, kinds_E)
             for e in range(num_users):
                 count = view(
-                    users_S7,
+                    users_S8,
                     floor,
                     users_E[e],
                     before_B[b],
@@ -256,8 +256,8 @@ def _event(events_E: Any, times_E: Any, kinds_E: Any, count: int, item: int, tim
 
 @njit(nogil=True, cache=True)
 def _walk(
-    users_S7: Any,
-    items_S7: Any,
+    users_S8: Any,
+    items_S8: Any,
     floor: int,
     items_N: Any,
     offsets_B1: Any,
@@ -280,7 +280,7 @@ def _walk(
     ids_BK: Any,
     scores_BK: Any,
 ) -> None:
-    low_S, high_S = np.empty(len(users_S7), np.int64), np.empty(len(users_S7), np.int64)
+    low_S, high_S = np.empty(len(users_S8), np.int64), np.empty(len(users_S8), np.int64)
     restart_below = np.uint64(restart * 2.0**53)
     for b in range(len(before_B)):
         first = max(offsets_B1[b], offsets_B1[b + 1] - last)
@@ -300,12 +300,12 @@ def _walk(
             num_enough = 0
             for step in range(np.int64(np.ceil(share * steps))):
                 user = _step(
-                    items_S7, floor, at, before_B[b], most, extend64(prefix, 3 * step), low_S, high_S
+                    items_S8, floor, at, before_B[b], most, extend64(prefix, 3 * step), low_S, high_S
                 )
                 if user == FREE:
                     break  # nobody met the item that the walk began at
                 at = _step(
-                    users_S7, floor, user, before_B[b], most, extend64(prefix, 3 * step + 1), low_S, high_S
+                    users_S8, floor, user, before_B[b], most, extend64(prefix, 3 * step + 1), low_S, high_S
                 )
                 if at != items_N[n]:
                     slot = add(own_keys_C, own_sums_C, own_used, at, 1.0)
@@ -327,11 +327,11 @@ def _walk(
 
 @njit(nogil=True, cache=True)
 def _step(
-    table_S7: Any, floor: int, node: int, before: int, most: int, draw: Any, low_S: Any, high_S: Any
+    table_S8: Any, floor: int, node: int, before: int, most: int, draw: Any, low_S: Any, high_S: Any
 ) -> int:
     """One of the newest neighbors of a node, each as likely; FREE where there is none."""
-    count = min(ranges_before(table_S7, floor, node, before, low_S, high_S), most)
+    count = min(ranges_before(table_S8, floor, node, before, low_S, high_S), most)
     if count == 0:
         return FREE
     chosen: Any = np.int64(draw % np.uint64(count))
-    return nth_newest(table_S7, low_S, high_S, chosen)
+    return nth_newest(table_S8, low_S, high_S, chosen)

@@ -117,6 +117,17 @@ class Run(NamedTuple):
             kinds[:num_edges],
         )
 
+    def newest(self, most: int | None) -> Run:
+        """With no more than so many edges of each node, the last of them; None: all."""
+        lengths_V = np.diff(self.offsets_V1)
+        if most is None or not len(lengths_V) or lengths_V.max() <= most:
+            return self
+        offsets_V1 = offsets_from_lengths(np.minimum(lengths_V, most))
+        num_edges = int(offsets_V1[-1])
+        made = (np.empty(num_edges, np.int64), np.empty(num_edges, np.int64), np.empty(num_edges, np.int16))
+        _take_last(self.offsets_V1, self.others_E, self.times_E, self.kinds_E, offsets_V1, *made)
+        return Run.readable(self.nodes_V, offsets_V1, *made)
+
     def edges(self) -> Edges:
         nodes_E = np.repeat(self.nodes_V, np.diff(self.offsets_V1))
         return Edges(nodes_E, self.others_E, self.times_E, self.kinds_E)
@@ -133,6 +144,27 @@ class Run(NamedTuple):
 
 def _list(column: np.ndarray) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array([0, len(column)], pa.int64()), pa.array(column))
+
+
+@njit(nogil=True, cache=True)
+def _take_last(
+    offsets_V1: Any,
+    others_E: Any,
+    times_E: Any,
+    kinds_E: Any,
+    kept_V1: Any,
+    kept_others_E: Any,
+    kept_times_E: Any,
+    kept_kinds_E: Any,
+) -> None:
+    """Copy the last edges of each node, as many as there is room for by `kept_V1`."""
+    for v in range(len(kept_V1) - 1):
+        start, count = kept_V1[v], kept_V1[v + 1] - kept_V1[v]
+        first = offsets_V1[v + 1] - count
+        for e in range(count):
+            kept_others_E[start + e] = others_E[first + e]
+            kept_times_E[start + e] = times_E[first + e]
+            kept_kinds_E[start + e] = kinds_E[first + e]
 
 
 @njit(nogil=True, cache=True)
@@ -244,7 +276,7 @@ def _merge(
         while i < i_stop or j < j_stop:
             order = -1 if j == j_stop else 1
             if i < i_stop and j < j_stop:
-                order = _order(others_A[i], times_A[i], kinds_A[i], others_B[j], times_B[j], kinds_B[j])
+                order = order_of(others_A[i], times_A[i], kinds_A[i], others_B[j], times_B[j], kinds_B[j])
             if order <= 0:
                 others_E[e], times_E[e], kinds_E[e] = others_A[i], times_A[i], kinds_A[i]
                 i += 1
@@ -261,7 +293,7 @@ def _merge(
 
 
 @njit(nogil=True, cache=True)
-def _order(other: int, time: int, kind: int, other_2: int, time_2: int, kind_2: int) -> int:
+def order_of(other: int, time: int, kind: int, other_2: int, time_2: int, kind_2: int) -> int:
     """-1, 0 or 1: whether one edge of a node stands before another, is the same, or stands behind it."""
     if time != time_2:
         return -1 if time < time_2 else 1

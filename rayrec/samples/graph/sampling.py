@@ -151,7 +151,7 @@ def _neighbors_of(
     result = Neighbors.nothing(len(nodes_F), fan_out)
     side = state.users if of == "user" else state.items
     _sample(
-        side.table_S7,
+        side.table_S8,
         side.floor,
         kernel_input(nodes_F, np.int64),
         kernel_input(before_F, np.int64),
@@ -193,7 +193,7 @@ def degrees(
     state, counts_F = graph.state, np.zeros(len(nodes_F), np.int64)
     side = state.users if of == "user" else state.items
     _count(
-        side.table_S7,
+        side.table_S8,
         side.floor,
         kernel_input(nodes_F, np.int64),
         kernel_input(before_F, np.int64),
@@ -209,18 +209,18 @@ def _check_lengths(nodes_F: Int64Array, before_F: Int64Array) -> None:
 
 
 @njit(nogil=True, cache=True)
-def _count(table_S7: Any, floor: int, nodes_F: Any, before_F: Any, within: int, counts_F: Any) -> None:
-    low_S, high_S = np.empty(len(table_S7), np.int64), np.empty(len(table_S7), np.int64)
+def _count(table_S8: Any, floor: int, nodes_F: Any, before_F: Any, within: int, counts_F: Any) -> None:
+    low_S, high_S = np.empty(len(table_S8), np.int64), np.empty(len(table_S8), np.int64)
     for f in range(len(nodes_F)):
-        count = ranges_before(table_S7, floor, nodes_F[f], before_F[f], low_S, high_S)
+        count = ranges_before(table_S8, floor, nodes_F[f], before_F[f], low_S, high_S)
         if count and before_F[f] > _EARLIEST + within:
-            count -= ranges_before(table_S7, floor, nodes_F[f], before_F[f] - within, low_S, high_S)
+            count -= ranges_before(table_S8, floor, nodes_F[f], before_F[f] - within, low_S, high_S)
         counts_F[f] = count
 
 
 @njit(nogil=True, cache=True)
 def _sample(
-    table_S7: Any,
+    table_S8: Any,
     floor: int,
     nodes_F: Any,
     before_F: Any,
@@ -234,12 +234,12 @@ def _sample(
     kinds_FK: Any,
     counts_F: Any,
 ) -> None:
-    low_S, high_S = np.empty(len(table_S7), np.int64), np.empty(len(table_S7), np.int64)
+    low_S, high_S = np.empty(len(table_S8), np.int64), np.empty(len(table_S8), np.int64)
     others_E, times_E = np.empty(most, np.int64), np.empty(most, np.int64)
     kinds_E, weights_E = np.empty(most, np.int16), np.empty(most, np.float64)
     fan_out = ids_FK.shape[1]
     for f in range(len(nodes_F)):
-        count = view(table_S7, floor, nodes_F[f], before_F[f], low_S, high_S, others_E, times_E, kinds_E)
+        count = view(table_S8, floor, nodes_F[f], before_F[f], low_S, high_S, others_E, times_E, kinds_E)
         total = 0.0
         if by == _WEIGHT:
             kept = 0

@@ -123,15 +123,10 @@ def _pairs(
 ) -> tuple[Int64Array, Int64Array, Int64Array, Any]:
     """Numbers of the users and items that an edge joins, each pair once, the time of its newest edge, and a
     hash of the user."""
-    state = graph.state
-    parts = [segment.users.edges() for segment in state.segments]
-    nothing = np.zeros(0, np.int64)
-    users_E = np.concatenate([nothing, *(edges.nodes_E for edges in parts)])
-    items_E = np.concatenate([nothing, *(edges.others_E for edges in parts)])
-    times_E = np.concatenate([nothing, *(edges.times_E for edges in parts)])
+    users_E, items_E, times_E, _ = graph.state.edges()
     number_E = np.searchsorted(item_ids_I, items_E)
     number_E[number_E == len(item_ids_I)] = 0
-    kept_E = (times_E < before) & (times_E >= state.floor)
+    kept_E = times_E < before
     if len(item_ids_I):
         kept_E &= item_ids_I[number_E] == items_E
     ids_U, users_E = deduplicate(users_E[kept_E])

@@ -25,7 +25,10 @@ _KEYS_AT_ONCE = 10_000
 
 
 def graph_of_dataset(
-    dataset: Dataset, events: Literal["train", "all"] = "train", period: int | None = None
+    dataset: Dataset,
+    events: Literal["train", "all"] = "train",
+    period: int | None = None,
+    max_edges_per_node: int | None = None,
 ) -> TemporalGraph:
     """The events of a data set.
 
@@ -38,7 +41,12 @@ def graph_of_dataset(
     """
     names = dataset.train_files if events == "train" else (HISTORY_FILE,)
     graph = TemporalGraph(
-        GraphConfig(log=dataset.fingerprint, id_kinds=dict(dataset.manifest.id_kinds), period=period)
+        GraphConfig(
+            log=dataset.fingerprint,
+            id_kinds=dict(dataset.manifest.id_kinds),
+            period=period,
+            max_edges_per_node=max_edges_per_node,
+        )
     )
     has_times = dataset.has_times()
     users = None if events == "train" else dataset.users["user_id"].to_numpy()
@@ -56,25 +64,30 @@ def graph_of_dataset(
     return graph
 
 
-def graph_of_store(store: KeyValueEvents, period: int | None = None) -> TemporalGraph:
+def graph_of_store(
+    store: KeyValueEvents, period: int | None = None, max_edges_per_node: int | None = None
+) -> TemporalGraph:
     """The events of a store, by user or by item.
 
     Raises:
         StoreUnavailableError: the store did not answer.
     """
-    graph = TemporalGraph(config_of_store(store.manifest, period))
+    graph = TemporalGraph(config_of_store(store.manifest, period, max_edges_per_node))
     for edges in edges_of_store(store):
         graph.append(*(edges if store.manifest.by == "user" else edges.reversed()))
     return graph
 
 
-def config_of_store(manifest: StoreManifest, period: int | None = None) -> GraphConfig:
+def config_of_store(
+    manifest: StoreManifest, period: int | None = None, max_edges_per_node: int | None = None
+) -> GraphConfig:
     return GraphConfig(
         log=manifest.log_fingerprint,
         time_unit=manifest.time_unit,
         kinds=manifest.behaviors,
         id_kinds=dict(manifest.id_kinds),
         period=period,
+        max_edges_per_node=max_edges_per_node,
     )
 
 

@@ -6,6 +6,10 @@
 A *segment* has the edges of a period in both directions. What is in a graph depends on the set of its events
 alone, not on their order, nor on how they were grouped or repeated: so a graph that was lost is made again
 from the event store, and a writer that does not know whether its append succeeded repeats it.
+
+With a bound, a node has its newest edges of that set, each direction by itself: an edge may be there for its
+user and not for its item. Runs give back what lies beyond when they are made and merged; readers skip the
+rest. An edge that was given back and comes again is beyond the bound still, and is not taken.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -35,7 +39,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.files import sync, write_json
 from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.graph.counting import FREE
-from rayrec.samples.graph.runs import Edges, Run
+from rayrec.samples.graph.runs import Edges, Run, order_of
 from rayrec.samples.graph.views import ANY_TIME, Side, place_of
 from rayrec.samples.stores.manifest import TimeUnit
 
@@ -62,6 +66,9 @@ class GraphConfig(Config):
     period: int | None = Field(None, ge=1)
     """Length of the time of a segment, in `time_unit`. What is older than asked for is dropped a segment at a
     time. None: one segment has all."""
+    max_edges_per_node: int | None = Field(None, ge=1)
+    """Newest edges of a user, and of an item, that are kept and read; None: all. A question about a time long
+    ago finds what is left of them."""
 
 
 @dataclass(frozen=True)
@@ -77,31 +84,36 @@ class Segment:
     """Where it was saved or read from."""
 
     @classmethod
-    def of(cls, period: int, edges: Edges, both_ways: bool = True) -> Segment:
-        """Of edges from users to items."""
-        back = edges.reversed()
-        return cls._of_runs(period, Run.of(edges), Run.of(back if both_ways else back.take(slice(0))))
+    def of(cls, period: int, edges: Edges, back: Edges, most: int | None = None) -> Segment:
+        """Of edges from users to items, and of those back.
+
+        Args:
+            most: of a node; the newest are taken.
+        """
+        return cls._of_runs(period, Run.of(edges).newest(most), Run.of(back).newest(most))
 
     @classmethod
-    def merged(cls, older: Segment, newer: Segment) -> Segment:
+    def merged(cls, older: Segment, newer: Segment, most: int | None = None) -> Segment:
         users, items = Run.merged(older.users, newer.users), Run.merged(older.items, newer.items)
-        return cls._of_runs(newer.period, users, items)
+        return cls._of_runs(newer.period, users.newest(most), items.newest(most))
 
     def since(self, floor: int) -> Segment:
         """Without the edges before a time, if they are more than half of it; else as it is."""
         kept = [edges.take(edges.times_E >= floor) for edges in (self.users.edges(), self.items.edges())]
-        if 2 * len(kept[0].nodes_E) >= self.num_edges:
+        if 2 * max(len(edges.nodes_E) for edges in kept) >= self.num_edges:
             return self
         return self._of_runs(self.period, Run.of(kept[0]), Run.of(kept[1]))
 
     @classmethod
     def _of_runs(cls, period: int, users: Run, items: Run, file: Path | None = None) -> Segment:
-        times_E = users.times_E
-        return cls(period, users, items, int(times_E.min()), int(times_E.max()), file)
+        times = [run.times_E for run in (users, items) if run.num_edges]
+        first, last = min(int(one.min()) for one in times), max(int(one.max()) for one in times)
+        return cls(period, users, items, first, last, file)
 
     @property
     def num_edges(self) -> int:
-        return self.users.num_edges
+        """Of the direction that has more of them: with a bound, edges of hubs go back one way alone."""
+        return max(self.users.num_edges, self.items.num_edges)
 
     def save(self, folder: Path) -> tuple[Segment, str]:
         """Write the file of this segment; its name is that of its content.
@@ -149,6 +161,8 @@ class GraphState:
     """The newest period first."""
     floor: int = np.iinfo(np.int64).min
     has_kinds: bool = True
+    most: int | None = None
+    """Newest edges of a node that are there; runs that are to be merged may have more."""
     users: Side = field(init=False)
     """From users to items."""
     items: Side = field(init=False)
@@ -157,12 +171,26 @@ class GraphState:
     def __post_init__(self) -> None:
         for side in ("users", "items"):
             runs = [getattr(segment, side) for segment in self.segments]
-            object.__setattr__(self, side, Side.of(runs, self.floor, self.has_kinds))
+            object.__setattr__(self, side, Side.of(runs, self.floor, self.has_kinds, self.most))
 
     @property
     def num_edges(self) -> int:
         """Edges below the floor, which are not read any more, are among them until their segment goes."""
         return sum(segment.num_edges for segment in self.segments)
+
+    def edges(self) -> Edges:
+        """From users to items; what lies below the floor or beyond the bound is left out."""
+        parts = [segment.users.edges() for segment in self.segments]
+        nothing, no_kind = np.zeros(0, np.int64), np.zeros(0, np.int16)
+        edges = Edges(
+            np.concatenate([nothing, *(part.nodes_E for part in parts)]),
+            np.concatenate([nothing, *(part.others_E for part in parts)]),
+            np.concatenate([nothing, *(part.times_E for part in parts)]),
+            np.concatenate([no_kind, *(part.kinds_E for part in parts)]),
+        )
+        if self.most is not None:
+            edges = Run.of(edges).newest(self.most).edges()
+        return edges.take(edges.times_E >= self.floor)
 
     @property
     def num_bytes(self) -> int:
@@ -184,7 +212,9 @@ class TemporalGraph:
         """
         self.config = config or GraphConfig()
         self._both_ways = both_ways
-        self.state = GraphState(tuple(segments), has_kinds=bool(self.config.kinds))
+        self.state = GraphState(
+            tuple(segments), has_kinds=bool(self.config.kinds), most=self.config.max_edges_per_node
+        )
         """What readers take: once per question, so that all of it is of one moment."""
         self._lock = threading.Lock()
 
@@ -198,24 +228,34 @@ class TemporalGraph:
         """Add events, in any order; those that are there already change nothing.
 
         Returns:
-            How many were new.
+            How many were new, and not beyond the bound of both of their nodes.
 
         Raises:
             InputError: a kind that has no name.
         """
         edges = self._edges(users_E, items_E, times_E, kinds_E)
         with self._lock:
-            state = self.state
-            edges = edges.take(~_are_there(state, edges) & (edges.times_E >= state.floor))
-            if not len(edges.nodes_E):
-                return 0
+            state, most = self.state, self.config.max_edges_per_node
+            edges = edges.take(edges.times_E >= state.floor)
             period_E = edges.times_E // (self.config.period or ANY_TIME)
+            back = edges.reversed()
+            new_E = _are_new(state, "users", edges)
+            # Without a bound, an edge is there both ways or not at all.
+            new_back_E = new_E if most is None else _are_new(state, "items", back)
+            new_back_E = new_back_E & self._both_ways
             new = [
-                Segment.of(period, edges.take(period_E == period), self._both_ways)
-                for period in np.unique(period_E).tolist()
+                Segment.of(
+                    period,
+                    edges.take(new_E & (period_E == period)),
+                    back.take(new_back_E & (period_E == period)),
+                    most,
+                )
+                for period in np.unique(period_E[new_E | new_back_E]).tolist()
             ]
-            self.state = replace(state, segments=_tidied([*state.segments, *new]))
-            return self.state.num_edges - state.num_edges
+            if not new:
+                return 0
+            self.state = replace(state, segments=_tidied([*state.segments, *new], most))
+            return sum(segment.num_edges for segment in new)
 
     def drop_before(self, time: int) -> None:
         """Forget edges before a time; memory is given back by whole segments."""
@@ -356,50 +396,56 @@ def _entries(folder: Path) -> dict[str, str]:
         return {}
 
 
-def _tidied(segments: list[Segment]) -> tuple[Segment, ...]:
+def _tidied(segments: list[Segment], most: int | None) -> tuple[Segment, ...]:
     """Few enough segments, those of a period of falling sizes; newer periods first."""
     by_period: dict[int, list[Segment]] = {}
     for segment in sorted(segments, key=lambda one: (-one.period, -one.num_edges)):
         by_period.setdefault(segment.period, []).append(segment)
     for runs in by_period.values():
         while len(runs) > 1 and runs[-2].num_edges < _RATIO * runs[-1].num_edges:
-            _merge_last_two(runs)
+            _merge_last_two(runs, most)
     while sum(map(len, by_period.values())) > MAX_SEGMENTS:
         several = [runs for runs in by_period.values() if len(runs) > 1]
         if several:
-            _merge_last_two(min(several, key=lambda runs: runs[-2].num_edges))
+            _merge_last_two(min(several, key=lambda runs: runs[-2].num_edges), most)
         else:  # more periods than runs: the two oldest become one
             oldest, newer = sorted(by_period)[:2]
             (older_run,), (newer_run,) = by_period.pop(oldest), by_period[newer]
-            by_period[newer] = [Segment.merged(older_run, newer_run)]
+            by_period[newer] = [Segment.merged(older_run, newer_run, most)]
     return tuple(itertools.chain.from_iterable(by_period[period] for period in sorted(by_period)[::-1]))
 
 
-def _merge_last_two(runs: list[Segment]) -> None:
+def _merge_last_two(runs: list[Segment], most: int | None) -> None:
     smaller, larger = runs.pop(), runs.pop()
-    runs.append(Segment.merged(larger, smaller))
+    runs.append(Segment.merged(larger, smaller, most))
     runs.sort(key=lambda one: -one.num_edges)
 
 
-def _are_there(state: GraphState, edges: Edges) -> BoolArray:
-    """[E] which edges from users to items a graph has."""
-    there_E = np.zeros(len(edges.nodes_E), dtype=np.bool_)
+def _are_new(state: GraphState, side: Literal["users", "items"], edges: Edges) -> BoolArray:
+    """[E] which edges of a direction a graph lacks, and has not given back for newer ones of their node."""
+    new_E, newer_E = np.ones(len(edges.nodes_E), dtype=np.bool_), np.zeros(len(edges.nodes_E), np.int64)
     for segment in state.segments:
-        _mark_there(
-            *segment.users,
-            segment.first_time,
-            segment.last_time,
-            kernel_input(edges.nodes_E, np.int64),
-            kernel_input(edges.others_E, np.int64),
-            kernel_input(edges.times_E, np.int64),
-            kernel_input(edges.kinds_E, np.int16),
-            there_E,
-        )
-    return there_E
+        run: Run = getattr(segment, side)
+        if run.num_edges:
+            _look_up(
+                *run,
+                segment.first_time,
+                segment.last_time,
+                kernel_input(edges.nodes_E, np.int64),
+                kernel_input(edges.others_E, np.int64),
+                kernel_input(edges.times_E, np.int64),
+                kernel_input(edges.kinds_E, np.int16),
+                state.most is not None,
+                new_E,
+                newer_E,
+            )
+    if state.most is not None:
+        new_E &= newer_E < state.most
+    return new_E
 
 
 @njit(nogil=True, cache=True)
-def _mark_there(
+def _look_up(
     nodes_V: Any,
     offsets_V1: Any,
     run_others: Any,
@@ -411,10 +457,13 @@ def _mark_there(
     others_E: Any,
     times_E: Any,
     kinds_E: Any,
-    there_E: Any,
+    counts: bool,
+    new_E: Any,
+    newer_E: Any,
 ) -> None:
+    """Mark edges that a run has, and add up how many edges of their nodes stand behind them."""
     for e in range(len(nodes_E)):
-        if there_E[e] or times_E[e] < first_time or times_E[e] > last_time:
+        if not new_E[e] or times_E[e] > last_time or (times_E[e] < first_time and not counts):
             continue
         place = place_of(nodes_V, nodes_E[e])
         if place < 0:
@@ -422,7 +471,12 @@ def _mark_there(
         start, stop = offsets_V1[place], offsets_V1[place + 1]
         at = start + np.searchsorted(run_times[start:stop], times_E[e])
         while at < stop and run_times[at] == times_E[e]:
-            if run_others[at] == others_E[e] and run_kinds[at] == kinds_E[e]:
-                there_E[e] = True
+            order = order_of(
+                run_others[at], run_times[at], run_kinds[at], others_E[e], times_E[e], kinds_E[e]
+            )
+            if order == 0:
+                new_E[e] = False
+            if order >= 0:
                 break
             at += 1
+        newer_E[e] += stop - at

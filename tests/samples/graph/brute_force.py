@@ -10,6 +10,7 @@ import numpy as np
 
 from rayrec.platform.hashing import mix64
 from rayrec.samples.graph.temporal_graph import GraphConfig, TemporalGraph
+from rayrec.samples.graph.views import ANY_TIME
 
 
 class Event(NamedTuple):
@@ -20,9 +21,12 @@ class Event(NamedTuple):
 
 
 def graph_of(
-    events: Iterable[Event], period: int | None = None, kinds: tuple[str, ...] = ()
+    events: Iterable[Event],
+    period: int | None = None,
+    kinds: tuple[str, ...] = (),
+    max_edges_per_node: int | None = None,
 ) -> TemporalGraph:
-    graph = TemporalGraph(GraphConfig(period=period, kinds=kinds))
+    graph = TemporalGraph(GraphConfig(period=period, kinds=kinds, max_edges_per_node=max_edges_per_node))
     append(graph, list(events))
     return graph
 
@@ -70,3 +74,9 @@ def swing(events: Iterable[Event], item: int, alpha: float) -> dict[int, float]:
             for other in shared - {item}:
                 scores[other] += weight
     return dict(scores)
+
+
+def bounded(events: Iterable[Event], of: str, most: int) -> list[Event]:
+    """The newest edges of each user, or of each item."""
+    nodes = {getattr(event, of) for event in events}
+    return [event for node in nodes for event in newest(events, of, node, ANY_TIME)[:most]]

@@ -16,7 +16,7 @@ from rayrec.samples.graph.sampling import Sampling, degrees, hops, neighbors
 from rayrec.samples.graph.temporal_graph import MANIFEST, MAX_SEGMENTS, Segment, TemporalGraph
 from rayrec.samples.graph.views import ANY_TIME
 from tests.helpers.examples import examples
-from tests.samples.graph.brute_force import Event, append, graph_of, newest
+from tests.samples.graph.brute_force import Event, append, bounded, graph_of, newest
 
 EVENTS = st.lists(
     st.builds(Event, st.integers(-2, 5), st.integers(0, 6), st.integers(0, 12), st.integers(-1, 1)),
@@ -67,6 +67,70 @@ def test_what_is_read_depends_on_the_set_of_events_alone(events, data, by):
             assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
     assert graphs[0].state.num_edges == graphs[1].state.num_edges == len(set(events))
     assert len(graphs[1].state.segments) <= MAX_SEGMENTS
+
+
+@examples(80)
+@given(events=EVENTS, data=st.data(), most=st.integers(1, 4))
+def test_a_bounded_graph_has_the_newest_edges_of_each_node_whatever_order_they_come_in(events, data, most):
+    """Each direction by itself; what was given back and comes again, or late, is not taken for newer."""
+    again = data.draw(st.permutations(events + events[: len(events) // 2]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(again)), max_size=9)))
+    graph = graph_of([], data.draw(st.sampled_from([None, 1, 5])), KINDS, most)
+    for start, stop in zip([0, *cuts], [*cuts, len(again)], strict=True):
+        append(graph, again[start:stop])
+
+    assert append(graph, again) == 0
+    nodes, before = np.arange(-3, 8), data.draw(st.integers(-1, 14))
+    for of, other in (("user", "item"), ("item", "user")):
+        left = bounded(events, of, most)
+        found = neighbors(graph, of, nodes, np.full(len(nodes), before), 9)
+        for row, node in enumerate(nodes.tolist()):
+            expected = newest(left, of, node, before)
+            count = int(found.counts_F[row])
+            assert [
+                *zip(
+                    found.ids_FK[row, :count].tolist(),
+                    found.times_FK[row, :count].tolist(),
+                    found.kinds_FK[row, :count].tolist(),
+                    strict=True,
+                )
+            ] == [(getattr(event, other), event.time, event.kind) for event in expected]
+        assert degrees(graph, of, nodes, np.full(len(nodes), before)).tolist() == [
+            len(newest(left, of, node, before)) for node in nodes.tolist()
+        ]
+    edges = graph.state.edges()
+    assert {Event(*map(int, edge)) for edge in zip(*edges, strict=True)} == set(bounded(events, "user", most))
+
+
+def test_a_bounded_graph_forgets_what_is_old_as_well():
+    events = [Event(user, item, time) for user in range(3) for item, time in enumerate(range(0, 100, 10))]
+    graph = graph_of(events, period=30, max_edges_per_node=4)
+
+    graph.drop_before(75)
+    append(graph, events)
+
+    expected = [event for event in bounded(events, "user", 4) if event.time >= 75]
+    assert degrees(graph, "user", np.arange(3), np.full(3, ANY_TIME)).tolist() == [len(expected) // 3] * 3
+
+
+def test_memory_of_a_bounded_graph_does_not_grow_with_its_hubs(tmp_path):
+    graph = graph_of([], max_edges_per_node=20)
+    free = graph_of([])
+    for start in range(0, 20_000, 500):
+        times = np.arange(start, start + 500)
+        for one in (graph, free):
+            one.append(times % 10, times % 7, times)
+
+    assert graph.state.num_bytes < free.state.num_bytes / 10
+    graph.save(tmp_path / "graph")
+    again = TemporalGraph.open(tmp_path / "graph")
+    for of in ("user", "item"):
+        ours, theirs = (degrees(one, of, np.arange(10), np.full(10, ANY_TIME)) for one in (graph, again))
+        assert (
+            ours.tolist()
+            == theirs.tolist()
+            == [20] * (10 if of == "user" else 7) + [0] * (0 if of == "user" else 3)
+        )
 
 
 def test_no_edge_at_the_time_of_the_question_or_behind_a_detour_is_sampled():
