@@ -11,6 +11,8 @@ Zipf's law; all of it in memory, one thread. Bars:
 * `graph-p99`: 20 ms over the 99th percentile of the time of these two hops, while another thread appends
   20,000 edges a second.
 * `graph-memory`: 48 bytes over the bytes of an edge, both directions.
+* `graph-bounded`: four times the events, 20 kept of each node: 4/3 of what 20 edges of every node take, over
+  the bytes of the graph. Runs that are not merged yet may hold a third more.
 
 `graph-growth` repeats hops and ingest with 1 to 50 million edges, and draws the picture of them in
 `docs/images/graph-growth.svg` where matplotlib is installed.
@@ -30,7 +32,7 @@ import numpy as np
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.console import log
-from rayrec.samples.graph import ANY_TIME, Histories, TemporalGraph, Walks, hops, walked
+from rayrec.samples.graph import ANY_TIME, GraphConfig, Histories, TemporalGraph, Walks, hops, walked
 from rayrec.samples.stores import EventBatch, StoreManifest, open_store
 from rayrec.samples.stores.store import KeyValueEvents, TimeWindow
 
@@ -39,6 +41,9 @@ SEEDS, FAN_OUT = 512, 10
 BATCH, ARRIVALS_PER_S = 10_000, 20_000
 GROWTH = (1_000_000, 2_000_000, 5_000_000, 10_000_000, 20_000_000, 50_000_000)
 PICTURE = Path(__file__).parents[1] / "docs/images/graph-growth.svg"
+
+MOST = 20
+"""Edges of a node, of a bounded graph."""
 
 Events = tuple[Int64Array, Int64Array, Int64Array]
 
@@ -86,7 +91,22 @@ def bench(options: BenchOptions) -> list[Bar]:
     per_edge = graph.state.num_bytes / graph.state.num_edges
     log.print(f"{per_edge:.1f} bytes per edge", highlight=False)
     bars.append(Bar.once("graph-memory", 48 / per_edge, "48 bytes per edge, both directions", 1.0))
+    bars.append(_bounded(events))
     return bars
+
+
+def _bounded(events: Events) -> Bar:
+    graph = TemporalGraph(GraphConfig(max_edges_per_node=MOST))
+    users_E, items_E, times_E = events
+    for again in range(4):  # the same users and items, later
+        for start in range(0, len(users_E), 10 * BATCH):
+            part = slice(start, start + 10 * BATCH)
+            graph.append(users_E[part], items_E[part], times_E[part] + again * 10**9)
+    num_bytes, num_edges = graph.state.num_bytes, 4 * len(users_E)
+    log.print(f"{num_edges:,} edges, {MOST} of a node: {num_bytes / 1e6:.0f} MB", highlight=False)
+    num_nodes = len(np.unique(users_E)) + len(np.unique(items_E))
+    most = num_nodes * (18 * MOST + 16)  # neighbor, time and kind of an edge; id and offset of a node
+    return Bar.once("graph-bounded", 4 / 3 * most / num_bytes, f"{MOST} edges of every node", 1.0)
 
 
 def bench_growth(options: BenchOptions) -> list[Bar]:

@@ -41,6 +41,21 @@ def test_refusals_exit_with_two_and_name_the_option(tmp_path):
     assert "expected ROLE=NAME" in stderr
 
 
+def test_a_graph_that_is_bounded_stays_so_whatever_is_read_again(tmp_path):
+    log, store, graph = tmp_path / "log.parquet", tmp_path / "store", tmp_path / "graph"
+    times = [1_600_000_000 + 60 * minute for minute in range(12)]
+    pq.write_table(pa.table({"user_id": [1, 2] * 6, "item_id": [7, 8, 9] * 4, "timestamp": times}), log)
+    assert rayrec("store", log, store, "--name", "shop")[0] == 0
+    for added, options in ((9, ["--max-per-node", 3]), (0, [])):  # the newest three of each of three items
+        code, stdout, stderr = rayrec("graph", store, graph, *options)
+        assert code == 0, stderr
+        answer = json.loads(stdout.splitlines()[-1])
+        assert (answer["edges"], answer["added"]) == (9, added)
+    code, _, stderr = rayrec("graph", store, graph, "--max-per-node", 5)
+    assert code == 2
+    assert "keeps 3 edges of a node, which cannot be changed" in " ".join(stderr.split())
+
+
 def test_a_store_becomes_a_graph_that_grows_with_it(tmp_path):
     log, store, graph = tmp_path / "log.parquet", tmp_path / "store", tmp_path / "graph"
     days = [1_600_000_000 + 86_400 * day for day in range(10)]
