@@ -92,6 +92,35 @@ def test_the_earliest_deadline_comes_first(device, start):
     assert device.batches == [["first"], ["b"], ["c"], ["a"]]
 
 
+def test_a_higher_priority_comes_first_and_among_equals_who_came_first(device, start):
+    batcher = start({1: 1.0})
+    waiting = [
+        batcher.submit(name, timeout_s=timeout, priority=priority)
+        for name, timeout, priority in (
+            ("low", 10, 3), ("a", 30, 2), ("b", 30, 2), ("high", 40, 1), ("soon", 20, 2)
+        )
+    ]  # fmt: skip
+    device.free(6)
+
+    results(waiting)
+    assert device.batches == [["first"], ["high"], ["soon"], ["a"], ["b"], ["low"]]
+
+
+def test_no_priority_makes_late_what_waits(device, start):
+    batcher = start({1: 1.0})
+    waiting = [batcher.submit("low", timeout_s=3.5, priority=3)]
+    waiting.append(
+        batcher.submit("high", timeout_s=50, priority=1)
+    )  # behind "first"; then comes "low", in time
+    with pytest.raises(DeadlineError):
+        batcher.submit("too many", timeout_s=50, priority=1)
+    waiting.append(batcher.submit("after", timeout_s=50, priority=3))
+    device.free(4)
+
+    results(waiting)
+    assert device.batches == [["first"], ["high"], ["low"], ["after"]]
+
+
 def test_no_more_go_together_than_the_first_deadline_allows(device, start):
     batcher = start({1: 1.0, 8: 5.0})
     waiting = [

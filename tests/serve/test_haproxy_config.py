@@ -51,7 +51,9 @@ def config_file(tmp_path: Path) -> Path:
     return written_config(tmp_path, 30_000)
 
 
-def written_config(tmp_path: Path, *replica_ports: int, **settings: str) -> Path:
+def written_config(
+    tmp_path: Path, *replica_ports: int, fallback_port: int | None = None, **settings: str
+) -> Path:
     """As Serve writes it, for one application; for none where there is no replica."""
     file = tmp_path / "serve" / "haproxy.cfg"
     config = HAProxyConfig(
@@ -65,7 +67,10 @@ def written_config(tmp_path: Path, *replica_ports: int, **settings: str) -> Path
     replicas = [
         ServerConfig(f"replica-{number}", "127.0.0.1", port) for number, port in enumerate(replica_ports)
     ]
-    backend = BackendConfig(name="http-rayrec", path_prefix="/", app_name="rayrec", servers=replicas)
+    fallback = None if fallback_port is None else ServerConfig("proxy", "127.0.0.1", fallback_port)
+    backend = BackendConfig(
+        name="http-rayrec", path_prefix="/", app_name="rayrec", servers=replicas, fallback_server=fallback
+    )
     api = HAProxyApi(config, {"http-rayrec": backend} if replica_ports else {}, str(file))
     api._generate_config_file_internal()
     return file
@@ -232,6 +237,7 @@ def running_haproxy(
     rest_ms: int = REST_MS,
     has_token: bool = False,
     of_one_address: int = 1000,
+    fallback_port: int | None = None,
     **settings: str,
 ) -> Iterator[int]:
     """The real one, before these replicas; the value is its port."""
@@ -239,7 +245,8 @@ def running_haproxy(
     listen: Listen = {"host": "127.0.0.1", "port": port, "certificate": None}
     plan: Plan = {"haproxy": haproxy(), "listen": listen, "most": most}
     plan |= {"rest_ms": rest_ms, "has_token": has_token, "of_one_address": of_one_address}
-    running = started(tmp_path, plan, written_config(tmp_path, *replica_ports, **settings))
+    file = written_config(tmp_path, *replica_ports, fallback_port=fallback_port, **settings)
+    running = started(tmp_path, plan, file)
     try:
         wait_until(lambda: accepts(port))
         yield port
@@ -254,6 +261,19 @@ def started(tmp_path: Path, plan: Plan, file: Path) -> subprocess.Popen[bytes]:
     text = file.read_text().replace("bind *:8404", f"bind *:{free_port()}")
     file.write_text(text.replace("bind :9101", f"bind :{free_port()}"))
     return subprocess.Popen([program, "-db", "-f", file])
+
+
+@pytest.mark.parametrize("path", ["/v1/recommend", "/v1/users"])
+def test_while_no_replica_is_there_requests_are_refused_and_do_not_wait_in_serves_proxy(tmp_path, path):
+    """They waited for 20 s, until another replica had loaded the model."""
+    with (
+        named_replicas(1) as (proxy_port,),
+        running_haproxy(tmp_path, MOST, free_port(), fallback_port=proxy_port) as port,
+    ):
+        answer = httpx.post(f"http://127.0.0.1:{port}{path}", content=b"{}", trust_env=False)
+
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert answer.json() == NO_REPLICA
 
 
 def test_another_haproxy_answers_for_one_that_died_until_a_newer_one_knows_the_application(tmp_path):

@@ -5,10 +5,11 @@ import re
 import sys
 
 import pytest
+import safetensors.numpy
 from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.app.loading import SWITCH_S, load_api
+from rayrec.serve.app.loading import SWITCH_S, check_service, load_api
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
@@ -56,8 +57,26 @@ def test_what_was_read_of_a_user_who_returns_is_kept_and_counted(tmp_path):
 )
 def test_where_nothing_can_be_kept_it_is_said_before_anybody_is_answered(tmp_path, model, settings, why):
     run = make_run(tmp_path, model, **settings)
+    config = ServeConfig(page=False, prefix_cache_mib=1.0)
     with pytest.raises(InputError, match=f"{why}.*leave out --prefix-cache-mib"):
-        load_api(run, ServeConfig(page=False, prefix_cache_mib=1.0), PrometheusMeter())
+        load_api(run, config, PrometheusMeter())
+    with pytest.raises(InputError, match=f"{why}.*leave out --prefix-cache-mib"):
+        check_service(run, config)
+
+
+@pytest.mark.parametrize("model", ["sasrec", "hstu", "generative", "prefix", "lazy", "encoder"])
+def test_a_launcher_checks_what_replicas_load_and_reads_no_weights(tmp_path, monkeypatch, model):
+    run = make_run(tmp_path, model)
+
+    def load_file(path):
+        raise AssertionError(f"{path} was read")
+
+    monkeypatch.setattr(safetensors.numpy, "load_file", load_file)
+    check_service(run, ServeConfig(page=False))
+    changed = (run / "config.yaml").read_text().replace("feedforward_dim: 16", "feedforward_dim: 32")
+    (run / "config.yaml").write_text(changed.replace("num_layers: 1", "num_layers: 2"))
+    with pytest.raises(InputError, match=r"dense weight.* its config was changed after training"):
+        check_service(run, ServeConfig(page=False))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tritonclient.utils import InferenceServerException
 
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.config.admission import AdmissionConfig
+from rayrec.serve.engine.batching import DEFAULT_PRIORITY, Batcher
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES
@@ -179,11 +180,21 @@ def test_ids_may_be_integers(triton, recommender, datatype):
     assert answer.as_numpy("item_id").tolist() == as_texts.as_numpy("item_id").tolist()
 
 
-def test_tritons_timeout_and_priority_are_taken(triton, client):
+def test_tritons_timeout_and_priority_count(triton, client, monkeypatch):
     inputs = [tensor("user_id", ["ann"])]
     answer = triton.infer("recommend", inputs, timeout=60_000_000, priority=3)
     assert answer.as_numpy("num_items").tolist() == [3]
     body = {"inputs": [json_input("user_id", ["ann"], [1])]}
+    seen, submit = [], Batcher.submit
+
+    def noted(batcher, *asked):
+        seen.append(asked[-1])
+        return submit(batcher, *asked)
+
+    monkeypatch.setattr(Batcher, "submit", noted)
+    for parameters in ({"priority": 1}, {"priority": 0}, {}):
+        client.post("/v2/models/recommend/infer", json={**body, "parameters": parameters}).raise_for_status()
+    assert seen == [1, DEFAULT_PRIORITY, DEFAULT_PRIORITY]
     late = client.post("/v2/models/recommend/infer", json={**body, "parameters": {"timeout": 1}})
     assert late.status_code == 503
     assert late.headers["retry-after"] == "1"

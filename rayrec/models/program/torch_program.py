@@ -25,6 +25,26 @@ from rayrec.platform.devices import HOST
 from rayrec.platform.shares import balanced_bounds
 
 
+def check_shapes(shapes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Tensor]) -> None:
+    """Check that saved weights are those of a network.
+
+    Args:
+        shapes: of the weights in the snapshot, by name.
+        parameters: of the network.
+
+    Raises:
+        ValueError: one is missing, or has another shape.
+    """
+    if unmatched := shapes.keys() ^ parameters.keys():
+        raise ValueError(f"dense weights {sorted(unmatched)} are in only one of the snapshot and the model")
+    for name, parameter in parameters.items():
+        if shapes[name] != tuple(parameter.shape):
+            raise ValueError(
+                f"dense weight {name!r} has shape {shapes[name]} in the snapshot, but "
+                f"{tuple(parameter.shape)} in the model"
+            )
+
+
 class TrainableModel(Protocol):
     """What `TorchProgram` asks of a module."""
 
@@ -271,16 +291,8 @@ class TorchProgram(ABC):
     def load(
         self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None
     ) -> None:
-        if unmatched := weights.keys() ^ self._parameters.keys():
-            raise ValueError(
-                f"dense weights {sorted(unmatched)} are in only one of the snapshot and the model"
-            )
+        check_shapes({name: saved.shape for name, saved in weights.items()}, self._parameters)
         for name, parameter in self._parameters.items():
-            if weights[name].shape != tuple(parameter.shape):
-                raise ValueError(
-                    f"dense weight {name!r} has shape {weights[name].shape} in the snapshot, "
-                    f"but {tuple(parameter.shape)} in the model"
-                )
             self._take(parameter, weights[name])
         if self._masters is not None:
             self._masters.widen()

@@ -7,9 +7,11 @@ Recommender ─ features, rows, seen items ─► ItemRanker ─► RankedItems
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from rayrec.models.program.program import AllowedItems, RankedItems, Rows
+from rayrec.models.program.torch_program import check_shapes
 from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.models.sequence.sequence_program import SequenceProgram, build_model
 from rayrec.pipelines.inference.loading import TrainedModel
@@ -60,7 +62,41 @@ def item_ranker_of(model: TrainedModel) -> SequenceProgram:
     return program
 
 
-def use_prefix_cache(program: SequenceProgram, model: TrainedModel, max_bytes: int) -> CacheMetrics:
+@dataclass(frozen=True)
+class UnloadedRanker:
+    """A network without its weights: only whether they fit, and what it can be asked, is known."""
+
+    model: Any
+    """Its weights are on the meta device, as far as the network can be built so."""
+
+    @classmethod
+    def of(cls, model: TrainedModel) -> UnloadedRanker:
+        """The network of a model that was loaded without weights.
+
+        Raises:
+            InputError: the model ranks what is shown, or has weights of another network.
+        """
+        config, task = model.assembly.config, model.assembly.task
+        if not isinstance(task, NextItemTask):
+            raise InputError(f"{model.run}: {config.model.name!r} scores what is shown, and names no items")
+        network = task.network()
+        shapes = {name: saved.shape for name, saved in model.weights.items()}
+        try:
+            check_shapes(shapes, dict(network.named_parameters()))
+        except ValueError as error:
+            raise InputError(f"{model.run}: {error}; its config was changed after training") from error
+        return cls(network)
+
+    def recommend(self, *asked: Any, **more: Any) -> RankedItems:
+        raise AssertionError("it has no weights")
+
+    def num_beams(self, k: int, max_beams: int | None = None) -> int:
+        raise AssertionError("it answers nobody")
+
+
+def use_prefix_cache(
+    program: SequenceProgram | UnloadedRanker, model: TrainedModel, max_bytes: int
+) -> CacheMetrics:
     """Have the network keep what it reads of histories, at most so much of it.
 
     Raises:

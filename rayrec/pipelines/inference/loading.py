@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import safetensors
+import safetensors.numpy
 
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot.snapshot import load_tables
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.pipelines.runs.snapshots import RunState, Snapshot, read_snapshot
+from rayrec.pipelines.runs.snapshots import WEIGHTS, RunState, Snapshot, read_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.platform.arrays import Int64Array
 
@@ -49,6 +51,7 @@ class TrainedModel:
         device: str | None = None,
         data: str | Path | None = None,
         with_rows: bool = True,
+        with_weights: bool = True,
     ) -> TrainedModel:
         """A run's snapshot, checked against the run's inputs.
 
@@ -57,6 +60,7 @@ class TrainedModel:
             device: overrides the device that the run was trained on.
             data: where the run's data set lies now, if it was moved.
             with_rows: False leaves the tables empty, for who reads none of them.
+            with_weights: False takes their shapes alone, see `weights_in`.
 
         Raises:
             InputError: no such run, an incomplete or changed snapshot, or one of other data.
@@ -70,10 +74,17 @@ class TrainedModel:
         snapshot = read_snapshot(folder.chosen_snapshot(which))
         # Neither columns nor rates are asked of the training rows: they may be gone.
         assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
-        return cls.of(folder.name, assembly, snapshot, with_rows)
+        return cls.of(folder.name, assembly, snapshot, with_rows, with_weights)
 
     @classmethod
-    def of(cls, run: str, assembly: Assembly, snapshot: Snapshot, with_rows: bool = True) -> TrainedModel:
+    def of(
+        cls,
+        run: str,
+        assembly: Assembly,
+        snapshot: Snapshot,
+        with_rows: bool = True,
+        with_weights: bool = True,
+    ) -> TrainedModel:
         """Take the weights of a run's snapshot.
 
         Raises:
@@ -81,7 +92,21 @@ class TrainedModel:
         """
         assembly.task.check_state(snapshot.state, str(snapshot.path))
         tables = local_tables(assembly, snapshot if with_rows else None)
-        return cls(run, assembly, snapshot.state, snapshot.weights, tables)
+        weights = weights_in(snapshot.path / WEIGHTS, with_weights)
+        return cls(run, assembly, snapshot.state, weights, tables)
+
+
+def weights_in(file: Path, with_weights: bool = True) -> dict[str, np.ndarray]:
+    """Dense weights of a snapshot or version.
+
+    Args:
+        with_weights: False gives arrays of their shapes that take no memory, for who checks whether they fit.
+    """
+    if with_weights:
+        return dict(safetensors.numpy.load_file(file))
+    with safetensors.safe_open(file, framework="numpy") as saved:
+        shapes = {name: saved.get_slice(name).get_shape() for name in saved.keys()}  # noqa: SIM118 - no mapping
+    return {name: np.broadcast_to(np.zeros((), np.float32), shape) for name, shape in shapes.items()}
 
 
 def local_tables(assembly: Assembly, snapshot: Snapshot | None) -> ShardClient:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-import safetensors.numpy
-
 from rayrec.embeddings.snapshot.layered_tables import LayeredTables, reading_config
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.loading import TrainedModel, weights_in
 from rayrec.pipelines.runs.run_folder import COLUMNS_FILE, read_columns
 from rayrec.pipelines.runs.snapshots import WEIGHTS
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
@@ -40,6 +38,7 @@ def load_version(
     device: str | None = None,
     held: LoadedVersion | None = None,
     with_rows: bool = True,
+    with_weights: bool = True,
 ) -> LoadedVersion:
     """Load a published version as a recommender.
 
@@ -48,6 +47,7 @@ def load_version(
         held: a version, loaded with rows or without like this one, that shares what it can with it. It stays
             as it is.
         with_rows: False leaves the tables empty, for who reads none of them.
+        with_weights: False takes their shapes alone, whose values nobody checks.
 
     Raises:
         InputError: a file of the version is missing or damaged, what it holds does not fit together, or its
@@ -58,8 +58,9 @@ def load_version(
     assembly = assembly_of(store, manifest, device, held)
     assembly.task.check_state(manifest.run_state, where)
     tables = _tables(store, manifest, assembly, held) if with_rows else LayeredTables({}, None)
-    weights = safetensors.numpy.load_file(store.fetch(manifest.weights) / WEIGHTS)
-    check_weights(weights, where)
+    weights = weights_in(store.fetch(manifest.weights) / WEIGHTS, with_weights)
+    if with_weights:
+        check_weights(weights, where)
     model = TrainedModel(manifest.run, assembly, manifest.run_state, weights, tables, manifest.number)
     return LoadedVersion(manifest, model, tables)
 

@@ -194,7 +194,9 @@ class AdmissionControl:
                 else:
                     group = pinned.group_of(entry.request)
                     width = pinned.width_of(entry.request)
-                    future = self._batcher.submit(entry.request, group, timeout_s, compute, width)
+                    future = self._batcher.submit(
+                        entry.request, group, timeout_s, compute, width, info.priority
+                    )
                     # A caller that disconnects does not stop the model: the slot is free when the batcher is
                     # done with the request.
                     future.add_done_callback(partial(_released, release))

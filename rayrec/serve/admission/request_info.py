@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from rayrec.serve.admission.limits import Room
+from rayrec.serve.engine.batching import DEFAULT_PRIORITY
 from rayrec.serve.wire.deadlines import HeaderError, timeout_of
 
 MAX_CALLER_KEY = 256
@@ -30,6 +31,8 @@ class RequestInfo:
     """When its headers were read, by the same clock."""
     num_rows: int = 1
     """Requests in the message, as limits count them; 1 until its body is understood."""
+    priority: int = DEFAULT_PRIORITY
+    """Of its requests among those that wait for the model; lower ones come first."""
     room: Room | None = None
     """Of the limits, found before the body was read."""
 

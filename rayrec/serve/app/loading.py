@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from fastapi import FastAPI
 
-from rayrec.pipelines.inference.item_ranker import ItemRanker
+from rayrec.pipelines.inference.item_ranker import ItemRanker, UnloadedRanker, use_prefix_cache
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Recommender
@@ -168,8 +168,8 @@ def load_service(run: str | Path, config: ServeConfig, device: str | None) -> Re
 
 
 def check_service(run: str | Path, config: ServeConfig) -> None:
-    """Check that what answers can be loaded, on the CPU and without the rows of its tables, which are most of
-    it.
+    """Check that what answers can be loaded, on the CPU and without the rows of its tables and its weights,
+    which are most of it.
 
     Args:
         run: as `load_api`.
@@ -178,7 +178,14 @@ def check_service(run: str | Path, config: ServeConfig) -> None:
         InputError: the run, the version, or that of the ranking stage, cannot be loaded.
     """
     # The CPU is always here; this machine may lack the device of the replicas.
-    _open(run, config, HOST.kind, with_rows=False)
+
+    def network_of(model: TrainedModel) -> ItemRanker:
+        ranker = UnloadedRanker.of(model)
+        if config.max_context_bytes is not None:
+            use_prefix_cache(ranker, model, config.max_context_bytes)
+        return ranker
+
+    _open(run, config, HOST.kind, ranker_of=network_of, loads=False)
 
 
 def device_of(run: str | Path, config: ServeConfig) -> str:
@@ -206,11 +213,11 @@ def _open(
     device: str | None,
     compilation: CompileService | None = None,
     ranker_of: RankerOf | None = None,
-    with_rows: bool = True,
+    loads: bool = True,
 ) -> _Opened:
     build = _Builder(config, device, ranker_of)
     if not VersionStore.is_there(run):
-        service = build(TrainedModel.load(run, config.snapshot, device, config.data, with_rows))
+        service = build(TrainedModel.load(run, config.snapshot, device, config.data, loads, loads))
         return _Opened(service, service, build)
     if config.data is not None or config.snapshot != "best":
         raise InputError(
@@ -218,7 +225,7 @@ def _open(
             "`rayrec rollback`; leave out --data and --snapshot"
         )
     store = VersionStore(run)
-    loaded = load_version(store, store.serving(), device, with_rows=with_rows)
+    loaded = load_version(store, store.serving(), device, with_rows=loads, with_weights=loads)
     service = build(loaded.model)
     current = CurrentService(service)
 

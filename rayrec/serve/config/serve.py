@@ -37,7 +37,8 @@ class ServeConfig(Config):
     max_k: int = Field(1000, ge=1)
     """Most items a request may ask for."""
     max_waiting: int = Field(64, ge=1)
-    """Requests a replica holds, those it computes included; it refuses more with status 503."""
+    """Requests a replica holds, those it computes included; it refuses more with status 503. Each counts as
+    one, whatever it asks for: what takes longer is refused by its deadline (`timeout_s`)."""
     max_batch: int = Field(32, ge=1)
     """Most requests that a replica computes together; how many pay is measured when it starts."""
     timeout_s: float = Field(10.0, gt=0)

@@ -1,12 +1,13 @@
 """Requests that wait while the device computes go to it together, as soon as it is free.
 
-    submit ─► waiting, earliest deadline first ─► one thread: compute(as many as pay) ─► futures
+    submit ─► waiting, by priority and deadline ─► one thread: compute(as many as pay) ─► futures
        └ too many, or too late by then: refused      └ past its deadline: refused, not computed
 
 No timer holds a request back: one that finds the device idle is computed alone, at once, and batches grow
 with the load by themselves. Requests that cannot meet their deadline, or would make others miss theirs, are
-rejected immediately: under load they would otherwise be rejected when the time is over. It knows nothing of
-models, HTTP or Ray.
+rejected immediately: under load they would otherwise be rejected when the time is over. So nobody starves:
+one of a higher priority is rejected too, where it would make one that waits miss its deadline. The batcher
+knows nothing of models, HTTP or Ray.
 """
 
 from __future__ import annotations
@@ -41,8 +42,13 @@ class DeadlineError(RuntimeError):
     """The time in which the answer was wanted is over, or would be before it is computed."""
 
 
+DEFAULT_PRIORITY = 2
+"""Of requests that name none; 1 comes before them."""
+
+
 @dataclass(order=True)
 class _Waiting(Generic[Request, Answer]):
+    priority: int
     deadline: float
     number: int
     request: Request = field(compare=False)
@@ -113,6 +119,7 @@ class Batcher(Generic[Request, Answer]):
         timeout_s: float = float("inf"),
         compute: Compute[Request, Answer] | None = None,
         width: int | None = None,
+        priority: int = DEFAULT_PRIORITY,
     ) -> Future[Answer]:
         """Hand a request to the thread that computes.
 
@@ -120,6 +127,7 @@ class Batcher(Generic[Request, Answer]):
             group: requests of different groups are not computed together.
             width: of all requests of the group, see `CostsByWidth`; None: that whose costs were measured.
             timeout_s: time in which the answer is of use.
+            priority: lower ones are computed first.
             compute: for this request, instead of the batcher's; it is computed with others of the same alone.
 
         Returns:
@@ -138,7 +146,8 @@ class Batcher(Generic[Request, Answer]):
             now = self._clock()
             compute = compute or self._compute
             width = self.costs.measured_width if width is None else width
-            new = _Waiting(now + timeout_s, self._num_submitted, request, group, width, compute, future)
+            deadline, number = now + timeout_s, self._num_submitted
+            new = _Waiting(priority, deadline, number, request, group, width, compute, future)
             self._check_room(new, now)
             insort(self._waiting, new)
             self._changed.notify()
@@ -166,8 +175,11 @@ class Batcher(Generic[Request, Answer]):
             if self._waiting:
                 last = self._waiting[-1]
                 group, width, compute = last.group, last.width, last.compute
-            number, future = self._num_submitted + 1, Future[Answer]()
-            self._check_room(_Waiting(now + timeout_s, number, None, group, width, compute, future), now)
+            deadline, number, future = now + timeout_s, self._num_submitted + 1, Future[Answer]()
+            new: _Waiting[Any, Answer] = _Waiting(
+                DEFAULT_PRIORITY, deadline, number, None, group, width, compute, future
+            )
+            self._check_room(new, now)
 
     def _check_room(self, new: _Waiting[Any, Answer], now: float) -> None:
         in_flight = self.in_flight
@@ -224,9 +236,9 @@ class Batcher(Generic[Request, Answer]):
         least_s = {width: self.costs.at(width).of(1) for width in {each.width for each in self._waiting}}
         there = [each for each in self._waiting if each.deadline >= now + least_s[each.width]]
         late = [each for each in self._waiting if each.deadline < now + least_s[each.width]]
-        if not there and late[-1].deadline > now:
+        if not there and (last := max(late, key=lambda each: each.deadline)).deadline > now:
             # Computed all the same: costs that are too high by now would otherwise never be seen to fall.
-            there.append(late.pop())
+            there.append(late.pop(late.index(last)))
         late = [each for each in late if each.future.set_running_or_notify_cancel()]
         if not there:
             self._waiting = []
@@ -241,7 +253,7 @@ class Batcher(Generic[Request, Answer]):
         first = waiting[0]
         same = [each for each in waiting if (each.group, each.compute) == (first.group, first.compute)]
         costs = self.costs.at(first.width)
-        # The earliest deadline bounds the size: all answers of a batch come together, when it is done.
+        # The first deadline bounds the size: all answers of a batch come together, when it is done.
         taken = same[: costs.best_size(len(same), (first.deadline - now) / costs.caution)]
         numbers = {each.number for each in taken}
         return taken, [each for each in waiting if each.number not in numbers]
@@ -254,8 +266,7 @@ class Batcher(Generic[Request, Answer]):
 
     def _late(self, waiting: list[_Waiting[Request, Answer]], now: float) -> set[int]:
         """Numbers of those that would be answered too late, if nothing else came."""
-        # Sorted by deadline: if the first has none, no other has one.
-        if not waiting or waiting[0].deadline == float("inf"):
+        if all(each.deadline == float("inf") for each in waiting):
             return set()
         late: set[int] = set()
         done_at = max(now, self._free_at)

@@ -12,6 +12,9 @@ Serve writes HAProxy's configuration from a template that has no settings for an
   computes; here HAProxy refuses what is to be computed while the replicas have as much of it as they hold;
 * where no replica answers, callers get status 500, and where HAProxy does not know the application yet, 404;
   here 503, with the time after which to try again, in the form of the protocol that was spoken;
+* while no replica is there, as after the only one died, requests wait in Serve's own proxy, for as long as a
+  replica takes to load, and clients run into their timeouts; here that proxy is asked by nobody, and they get
+  the same 503 at once;
 * when HAProxy dies, nobody listens until Serve has started another one; here `haproxy_stand_in.py` does;
 * `/-/routes` tells every client which applications there are; here it does not where callers need a token
   (`/-/healthz`, which says whether there are replicas, is a probe of health and stays open);
@@ -156,6 +159,9 @@ def rewritten(
                 f"    http-error status {words[1]} content-type application/json "
                 "lf-string '%[var(txn.rayrec_no_replica)]' hdr Retry-After 1"
             )
+            continue
+        if words[:1] == ["server"] and words[-1] == "backup":
+            lines.append(f"{line.rstrip()} disabled")
             continue
         if words[:1] != ["bind"]:
             lines.append(line)

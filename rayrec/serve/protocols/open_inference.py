@@ -16,8 +16,9 @@ Either `history` or `user_id` is needed; all other inputs may be left out, and m
 `/v1/recommend`: a history replaces the stored one, even where it is empty. Ids may be integers of 32 or 64
 bits, too: 12 is the id "12", and rows of different lengths need `history_length`. Parameters of a request
 are `k`, `exclude_seen`, `rank` and `filter` from there; K is `k`, however few items there are. Of Triton's
-parameters, `timeout` (microseconds) is as the header `X-Request-Timeout-Ms`, and `priority` is taken: as in
-Triton for a model without priority levels, all requests have the same, and the earliest deadline goes first.
+parameters, `timeout` (microseconds) is as the header `X-Request-Timeout-Ms`, and `priority` orders what waits
+for the model: 1 comes first, 0 and none are as 2. Among equals, the earliest deadline goes first. What waits
+is not made late by others: they are refused instead, as everywhere.
 
 Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
 of the message says what, of all its rows together: names of `/v1/recommend` with commas between them. Where
@@ -45,6 +46,7 @@ from pydantic import ValidationError
 from rayrec import __version__
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.request_info import info_of
+from rayrec.serve.engine.batching import DEFAULT_PRIORITY
 from rayrec.serve.engine.current import Service
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
@@ -210,6 +212,7 @@ def open_inference_router(service: Service, admission: AdmissionControl) -> APIR
         info = info_of(request)
         if (timeout_s := timeout_in(call.parameters)) is not None:
             info.expires_at = min(info.expires_at, info.began_at + timeout_s)
+        info.priority = call.parameters.get("priority") or DEFAULT_PRIORITY
         request_id = request_id_of(request.headers.get(REQUEST_ID))
         answers = await answers_of_all(admission, pinned, requests, info, _of_row, request_id)
 
