@@ -134,6 +134,8 @@ def tokenize_command(
             report = pipeline.tokenize(data, to, config, progress, overwrite)
     print_rows("Semantic IDs", _rows(report))
     out.print(_levels_table("Level by level", [report]))
+    if "vectors" in report.report:
+        out.print(_vectors_table(report.report["vectors"]))
     return _answer(report)
 
 
@@ -210,12 +212,21 @@ def _rows(report: Any) -> list[tuple[str, str]]:
         )
     else:
         rows.append(("without any data", f"{report.num_without_data:,}"))
-    return [*rows, ("collisions", f"{_collisions(facts)}; policy {facts['collision_policy']}")]
+    rows.append(("collisions", f"{_collisions(facts)}; policy {facts['collision_policy']}"))
+    return rows + ([("next items", _next_items(facts))] if "next_items" in facts else [])
 
 
 def _row(place: int, report: Any) -> tuple[str, str]:
     facts = report.report
-    return str(place), f"{report.path}: {facts['method']}; collisions: {_collisions(facts)}"
+    text = f"{report.path}: {facts['method']}; collisions: {_collisions(facts)}"
+    return str(place), text + (f"; next items: {_next_items(facts)}" if "next_items" in facts else "")
+
+
+def _next_items(facts: dict[str, Any]) -> str:
+    """How many items that users met next share the first codes with the one before."""
+    levels = facts["next_items"]["levels"]
+    shares = [f"{100 * each['same']:.1f} % ({100 * each['by_chance']:.2f} by chance)" for each in levels]
+    return f"first codes in common: {', '.join(shares)}"
 
 
 def _collisions(facts: dict[str, Any]) -> str:
@@ -255,6 +266,24 @@ def _levels_table(title: str, reports: list[Any]) -> Table:
             if several:
                 cells = [str(place) if number == 0 else "", *cells]
             table.add_row(*map(escape, cells), end_section=number == len(facts["levels"]) - 1)
+    return table
+
+
+def _vectors_table(facts: dict[str, Any]) -> Table:
+    """A row for each kind of vectors: what it knows, and how near the next item of a user is."""
+    title = f"Item vectors, by what {facts['pairs']:,} users met next"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    overlap = [f"{pair}: {share:.2f}" for pair, share in facts["overlap"].items() if share is not None]
+    table.caption = "recall: the next item is among the nearest of the newest; both known: both have vectors"
+    if overlap:
+        table.caption += f"\n10 nearest in common: {escape('; '.join(overlap))}"
+    metrics = [key for key in facts["blocks"][0] if key.startswith("recall")]
+    table.add_column("vectors")
+    for column in ("width", "items", "both known", *metrics):
+        table.add_column(column, justify="right")
+    for block in facts["blocks"]:
+        recalls = [f"{block[metric]:.3f}" for metric in ("known_pairs", *metrics)]
+        table.add_row(escape(block["name"]), f"{block['dim']:,}", f"{block['items']:,}", *recalls)
     return table
 
 

@@ -91,6 +91,20 @@ def test_ids_are_made_of_the_graph_of_users_and_items(data, tmp_path):
     assert "components of graph" in answer("tokenize", data, *options)["method"]
 
 
+def test_kinds_of_vectors_are_compared_by_what_users_met_next(data, tmp_path, words_as_vectors):
+    options = ["--vectors", "interactions+text+graph", "--codebook-size", 4, "--out", tmp_path]
+
+    report = answer("tokenize", data, *options)
+
+    names = [block["name"] for block in report["vectors"]["blocks"]]
+    assert names == ["interactions", "text", "graph", "interactions+text+graph"]
+    assert report["vectors"]["blocks"][1]["items"] == 30
+    assert len(report["vectors"]["overlap"]) == 3
+    assert all(0 <= level["same"] <= 1 for level in report["next_items"]["levels"])
+    (compared,) = answer("tokenize", data, "--compare", tmp_path)["registries"]
+    assert compared["next_items"] == report["next_items"]
+
+
 @pytest.mark.parametrize(("most", "taken"), [(4, 4), (1024, 8)])
 def test_a_codebook_is_as_large_as_items_fill_it_up_to_a_most(most, taken, data, tmp_path):
     answer("tokenize", data, "--out", tmp_path, "--max-codebook-size", most)

@@ -26,6 +26,7 @@ from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS, ItemTokenizer
 from rayrec.models.tokenizers.published import published_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.report import prefix_purity
+from rayrec.models.tokenizers.vector_report import NextPairs, prefixes_in_common, vectors_compared
 from rayrec.models.tokenizers.vector_sources import (
     GRAPH,
     INTERACTIONS,
@@ -135,7 +136,8 @@ class TokenizeReport:
     num_without_data: int
     """Items about which nothing was known; their codes are arbitrary."""
     report: dict[str, Any]
-    """`SemanticIdRegistry.report()`, and `purity` where items have categories."""
+    """`SemanticIdRegistry.report()`; `purity` where items have categories; `next_items` where users have
+    events for validation; and `vectors` where codes were made of some."""
 
 
 def tokenize(
@@ -196,7 +198,11 @@ def tokenize(
     # The registry last: it names the tokenizer beside it.
     tokenizer.save(path)
     registry.save(path)
-    return TokenizeReport(path, vectors.num_without_data, _measured(registry, dataset, config.categories))
+    report = _measured(registry, dataset, config.categories)
+    if (pairs := _next_pairs(dataset)) is not None:
+        together = {config.vectors: vectors.vectors_ID} if len(blocks) > 1 else {}
+        report["vectors"] = vectors_compared(blocks, pairs, together)
+    return TokenizeReport(path, vectors.num_without_data, report)
 
 
 def extend(
@@ -360,7 +366,23 @@ def _measured(registry: SemanticIdRegistry, dataset: Dataset, categories: str | 
         codes_IC = registry.codes_IL[:, : registry.num_codebooks]
         purity = prefix_purity(codes_IC, labels.items_P, labels.labels_P)
         report["purity"] = {"column": labels.column, "levels": purity}
+    if (pairs := _next_pairs(dataset)) is not None:
+        levels = prefixes_in_common(registry.codes_IL[:, : registry.num_codebooks], pairs)
+        report["next_items"] = {"pairs": len(pairs.from_P), "levels": levels}
     return report
+
+
+def _next_pairs(dataset: Dataset) -> NextPairs | None:
+    """The newest event of each history that is validated, and what came next; None where there is nothing.
+
+    Users are in the order of a hash of their ids.
+    """
+    rows = dataset.evaluation_rows("valid")
+    has_events_B = np.diff(rows.offsets_B1) > 0
+    newest_B = rows.history_ids_N[rows.offsets_B1[1:][has_events_B] - 1]
+    from_P, to_P = (dataset.item_positions(ids) for ids in (newest_B, rows.targets_B[has_events_B]))
+    kept_P = (from_P >= 0) & (to_P >= 0) & (from_P != to_P)
+    return NextPairs(from_P[kept_P], to_P[kept_P]) if kept_P.any() else None
 
 
 def _tokenizer_of(registry: SemanticIdRegistry, folder: Path) -> ItemTokenizer:
