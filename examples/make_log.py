@@ -84,6 +84,7 @@ def _clicks(rng: np.random.Generator, events: pd.DataFrame, items: pd.DataFrame)
     likes = shown["category"] == shown["favorite"]
     probability = 1 / (1 + np.exp(1.5 - 3.0 * likes + 0.05 * (shown["price"] - 15)))
     shown["click"] = (rng.random(len(shown)) < probability).astype(int)
+    shown["time"] = START_S + rng.integers(0, 30 * 86_400, len(shown))
     return shown
 
 

@@ -55,6 +55,13 @@ def impressions_command(
     group: Annotated[str | None, typer.Option(help="Table: column to group by, usually the user.")] = None,
     time: Annotated[str | None, typer.Option(help="Table: column of the time.")] = None,
     time_unit: TimeUnitOption = None,
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Table: COLUMN or COLUMN:NAME to keep for operations of a run, not read by models; may be "
+            "repeated."
+        ),
+    ] = None,
     positive_rating: Annotated[
         float, typer.Option(help="MovieLens: the lowest rating that is positive.")
     ] = 4.0,
@@ -115,6 +122,7 @@ def impressions_command(
             "group": group,
             "time": time,
             "time_unit": time_unit,
+            "kept": spaces_of("--keep", keep),
             "positive_rating": positive_rating,
             "history_length": history_length,
             "history_events": history_events,

@@ -6,11 +6,13 @@ import pytest
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.evaluate_recommender import (
     CO_VISITATION,
+    CO_VISITATION_UNMASKED,
     MODEL,
     MODEL_UNMASKED,
     POPULARITY,
     POPULARITY_UNMASKED,
     SWING,
+    SWING_UNMASKED,
     Popularity,
     evaluate_recommender,
 )
@@ -58,7 +60,8 @@ def test_the_report_names_everything_and_is_written_beside_the_run(run):
 
     report = evaluate(run, "valid", batch_size=16, on_batch=lambda done, total: seen.append((done, total)))
 
-    baselines = [POPULARITY, POPULARITY_UNMASKED, CO_VISITATION, SWING]
+    neighbors = [CO_VISITATION, CO_VISITATION_UNMASKED, SWING, SWING_UNMASKED]
+    baselines = [POPULARITY, POPULARITY_UNMASKED, *neighbors]
     assert list(report.results) == [MODEL, MODEL_UNMASKED, *baselines]
     for metrics in report.results.values():
         assert set(metrics) == {f"{name}@{k}" for name in ("recall", "ndcg") for k in (5, 10, 50)}
@@ -75,7 +78,8 @@ def test_the_report_names_everything_and_is_written_beside_the_run(run):
 def test_masking_seen_items_never_hurts_users_who_see_nothing_twice(run):
     report = evaluate_recommender(Recommender.load(run), "test")
 
-    for masked, unmasked in ((MODEL, MODEL_UNMASKED), (POPULARITY, POPULARITY_UNMASKED)):
+    pairs = (MODEL, MODEL_UNMASKED), (POPULARITY, POPULARITY_UNMASKED), (SWING, SWING_UNMASKED)
+    for masked, unmasked in (*pairs, (CO_VISITATION, CO_VISITATION_UNMASKED)):
         for metric, estimate in report.results[masked].items():
             assert estimate.value >= report.results[unmasked][metric].value
 

@@ -71,6 +71,8 @@ class DataConfig(Config):
     """What to do about Parquet that cannot be decoded: stop, or leave the rows out and count them."""
     features: tuple[OperationConfig, ...] = ()
     """Operations on the columns of a row, in order; see `rayrec.samples.operations`."""
+    numbers: tuple[str, ...] = ()
+    """Columns that `features` make and a ranking model reads as numbers, beside those of its data set."""
     graph: str | None = None
     """Folder written by `rayrec data graph`, for models that read neighbors of events (`gnn`); None: they are
     found among the training events of the data set."""
@@ -400,6 +402,15 @@ class RunConfig(Config):
             raise ValueError(
                 f"training.compile is set and the model {self.model.name!r}, "
                 f"{self.model.not_compiled_because}: leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _numbers_are_of_impressions(self) -> RunConfig:
+        if self.data.numbers and self.model.kind != "impressions":
+            raise ValueError(
+                f"data.numbers are columns that ranking models read, and {self.model.name!r} reads "
+                "histories; leave it out"
             )
         return self
 

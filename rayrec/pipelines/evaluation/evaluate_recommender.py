@@ -26,6 +26,7 @@ HYBRID = "model + ranker"
 MODEL, MODEL_UNMASKED = "model", "model, seen items kept"
 POPULARITY, POPULARITY_UNMASKED = "popularity", "popularity, seen items kept"
 CO_VISITATION, SWING = "neighbors, co-visitation", "neighbors, Swing"
+CO_VISITATION_UNMASKED, SWING_UNMASKED = f"{CO_VISITATION}, seen items kept", f"{SWING}, seen items kept"
 CO_VISITATION_IN_TIME = "neighbors, co-visitation at the time"
 """All events of all users before the one that is to be predicted, held-out ones of other users too: what a
 service would know. The others know training events alone, as models do."""
@@ -124,6 +125,9 @@ def evaluate_neighbors(
             samples, LIST_LENGTH, times_B=times_B
         )
     rankers[POPULARITY] = lambda samples, _: popularity.recommend(_seen(dataset, samples))
+    rankers[POPULARITY_UNMASKED] = lambda samples, _: popularity.recommend(
+        np.empty((samples.num_rows, 0), dtype=np.int64)
+    )
     batches = evaluation_batches(dataset, split, batch_size)
     return EvaluationReport(
         run=str(dataset.root),
@@ -138,7 +142,13 @@ def _neighbors(dataset: Dataset) -> dict[str, Ranker]:
     known = NeighborRecommender(dataset)
     return {
         CO_VISITATION: lambda samples, _: known.recommend_samples(samples, LIST_LENGTH),
+        CO_VISITATION_UNMASKED: lambda samples, _: known.recommend_samples(
+            samples, LIST_LENGTH, exclude_seen=False
+        ),
         SWING: lambda samples, _: known.recommend_samples(samples, LIST_LENGTH, "swing"),
+        SWING_UNMASKED: lambda samples, _: known.recommend_samples(
+            samples, LIST_LENGTH, "swing", exclude_seen=False
+        ),
     }
 
 

@@ -53,8 +53,9 @@ class NeighborRecommender:
         k: int,
         method: Method = "co_visitation",
         times_B: Int64Array | None = None,
+        exclude_seen: bool = True,
     ) -> RankedItems:
-        """Catalog positions of the k nearest items of each row that it has not seen; -1 after the last.
+        """Catalog positions of the k nearest items of each row; -1 after the last.
 
         Args:
             times_B: when each row asks, for co-visitation: only what was before counts. None: after all that
@@ -62,10 +63,11 @@ class NeighborRecommender:
         """
         before_B = np.full(samples.num_rows, ANY_TIME) if times_B is None else times_B
         histories = Histories(samples.item_ids_N, samples.offsets_B1, before_B)
+        left_out_BE = histories.padded() if exclude_seen else None
         if times_B is None:
-            return self._ranked(self._table(method).answer(histories, k, left_out_BE=histories.padded()))
+            return self._ranked(self._table(method).answer(histories, k, left_out_BE=left_out_BE))
         assert method == "co_visitation", "a table is of one time"
-        return self._ranked(co_visited(self.graph, histories, k, left_out_BE=histories.padded()))
+        return self._ranked(co_visited(self.graph, histories, k, left_out_BE=left_out_BE))
 
     def answer(self, queries: Sequence[Query], k: int, method: Method = "co_visitation") -> list[Answer]:
         """The k nearest unseen items for each query, best first; fewer where fewer are near."""

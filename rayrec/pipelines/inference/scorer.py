@@ -123,6 +123,10 @@ class Scorer:
             if is_keyed:
                 found = self._keyed.column(field.name, pa.array(values), lambda row: f"row {row}")
                 return found.cast(field.type)
+            if pa.types.is_timestamp(field.type) and any(isinstance(value, int) for value in values):
+                raise InputError(
+                    f"{field.name}: give a date and time (datetime); a number does not say its unit"
+                )
             return pa.array(values, field.type)
         except (pa.ArrowException, TypeError, OverflowError) as error:
             raise InputError(f"{field.name}: the values of the rows do not fit: {error}") from error

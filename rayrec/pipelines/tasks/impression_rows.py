@@ -6,7 +6,7 @@ Imports no torch: feature workers make their features with this, and start withi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -15,6 +15,7 @@ from rayrec.models.ctr.config import ImpressionModelConfig
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.training_rows import compiled
 from rayrec.pipelines.tasks.wanted_columns import WantedColumn
+from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.features import ImpressionFeatures
@@ -56,12 +57,23 @@ def impression_rows(config: RunConfig, model: ImpressionModelConfig) -> Impressi
         InputError: there is no such data set, or it lacks a column.
     """
     dataset = ImpressionDataset.open(config.data.path, checksums=False)
-    return ImpressionRows(config, dataset, schema_of(model, dataset))
+    return ImpressionRows(config, dataset, schema_of(config, dataset))
 
 
-def schema_of(model: ImpressionModelConfig, dataset: ImpressionDataset) -> ImpressionSchema:
-    """The columns that a model reads: all that the data set has."""
-    return dataset.schema
+def schema_of(config: RunConfig, dataset: ImpressionDataset) -> ImpressionSchema:
+    """The columns that a model reads: all that the data set has, and numbers that operations make.
+
+    Raises:
+        InputError: such a number is a column of the data set already.
+    """
+    schema, more = dataset.schema, config.data.numbers
+    for name in more:
+        if name in (*schema.features, *schema.labels):
+            raise InputError(
+                f"data.numbers: {name!r} is a column of {dataset.root} already, which is read; leave it out "
+                "here, or name what an operation makes otherwise"
+            )
+    return replace(schema, numbers=(*schema.numbers, *dict.fromkeys(more)))
 
 
 def impression_columns(schema: ImpressionSchema) -> Mapping[str, WantedColumn]:

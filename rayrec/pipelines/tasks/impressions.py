@@ -58,7 +58,7 @@ class ImpressionTask(Task):
             InputError: the data set is missing or damaged, or lacks a column that the settings name.
         """
         dataset = ImpressionDataset.open(config.data.path, checksums)
-        task = cls(config, model, dataset, schema_of(model, dataset))
+        task = cls(config, model, dataset, schema_of(config, dataset))
         task.network()  # which refuses settings that do not fit the columns
         return task
 
@@ -122,6 +122,7 @@ class ImpressionTask(Task):
         )
 
     def validation(self, features: ImpressionFeatures) -> ImpressionValidation:
+        check_columns_of(self.dataset, features, "valid")
         return ImpressionValidation(self, features)
 
     @property
@@ -158,6 +159,21 @@ class ImpressionValidation:
         return scored.figures()
 
 
+def check_columns_of(dataset: ImpressionDataset, features: ImpressionFeatures, split: Split) -> None:
+    """Refuse rows to be scored that lack what operations read.
+
+    Raises:
+        InputError: names the column.
+    """
+    there = dataset.split_columns(split)
+    if missing := [name for name in features.scored_columns.names if name not in there]:
+        raise InputError(
+            f"{dataset.root / EVALUATION_FILES[split]}: there is no column {missing[0]!r}, which an "
+            f"operation of data.features reads; there are {', '.join(there)}; prepare the data set with "
+            f"--keep {missing[0]}"
+        )
+
+
 LIST_ELEMENTS = 50
 """Of a list of a row, for memory plans."""
 
@@ -171,6 +187,7 @@ def labeled_rows(
     max_rows: int | None = None,
 ) -> Iterator[LabeledRows]:
     """The rows of a split in batches, with all that operations read; the last may be short."""
+    check_columns_of(dataset, features, split)
     read = features.scored_columns.names
     further = [*schema.labels, *([schema.group] if schema.group is not None else [])]
     table = dataset.split_table(split, list(dict.fromkeys([*read, *further])))

@@ -155,6 +155,9 @@ class Task(ABC):
 
         Args:
             features: what `Task.features` made.
+
+        Raises:
+            InputError: its rows lack a column that these read.
         """
 
     @property

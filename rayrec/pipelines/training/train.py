@@ -77,7 +77,8 @@ def train(
         logger.warning("the model does not read %s, which sparse.tables has settings of", ", ".join(unread))
     for note in assembly.task.notes():
         logger.warning("%s", note)
-    _ = assembly.features  # footers are read, and operations fit, before anything starts
+    # Footers are read, and operations fit, also what is validated, before anything starts.
+    assembly.task.validation(assembly.features)
     cluster.check(assembly)
     is_here = cluster.trains_here(assembly)
     if is_here:

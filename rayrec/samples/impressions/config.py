@@ -19,6 +19,7 @@ _ROLES = {
     "lists": "list",
     "group": "",
     "time": "",
+    "kept": "keep",
     "origins": "origin",
 }
 """Settings that say what columns are for, and the options of the command where they are called otherwise."""
@@ -43,6 +44,9 @@ class ImpressionsConfig(Config):
     """Table: the column by which rows are grouped for GAUC; one of `ids`, or one of its own."""
     time: str | None = None
     """Table: the column of the time, for a split by time."""
+    kept: dict[str, str] = Field(default_factory=dict)
+    """Table: columns for operations of `data.features`, which no model reads, to the names that they get: the
+    column of the time as times, others as texts."""
     time_unit: TimeUnit | None = None
     """Unit of numbers in the column of the time, counted from 1970; None: seconds."""
     positive_rating: float = 4.0
@@ -110,6 +114,13 @@ class ImpressionsConfig(Config):
                 "the group, and only an id may be the group too"
             )
         features = [*self.numbers, *self.ids, *self.lists]
+        taken = [*named_columns, *self.kept.values()]
+        for column, name in self.kept.items():
+            if taken.count(name) > 1:
+                raise ValueError(
+                    f"--keep {column}: there is another column {name!r}; give it a name, as in "
+                    f"{column}:{column}_key"
+                )
         for column, origin in self.origins.items():
             if column not in features:
                 raise ValueError(f"origins names {column!r}; features are {', '.join(features)}")

@@ -63,7 +63,7 @@ class Division:
             assert self.split.valid_start is not None, "found with the rule"
             assert self.split.test_start is not None, "found with the rule"
             assert self.time is not None, "found with the rule"
-            times_R = _times(part, batch, self.time, self.time_unit, first_in_part)
+            times_R = times_of_rows(part, batch, self.time, self.time_unit, first_in_part)
             starts = np.rint(np.array([self.split.valid_start, self.split.test_start]) * 1_000_000)
             return np.searchsorted(starts.astype(np.int64), times_R, side="right").astype(np.int8)
         rows_R = first + np.arange(num_rows)
@@ -162,14 +162,14 @@ def _tally_times(
     """Distinct times, ascending, and the rows of each: what is kept grows with the times, not the rows."""
     times_T, counts_T = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     for part, batch, first in _passed(source, (time,), progress):
-        found_T, found_counts_T = np.unique(_times(part, batch, time, unit, first), return_counts=True)
+        found_T, found_counts_T = np.unique(times_of_rows(part, batch, time, unit, first), return_counts=True)
         both_T, indices = np.unique(np.concatenate([times_T, found_T]), return_inverse=True)
         counts = np.concatenate([counts_T, found_counts_T])
         times_T, counts_T = both_T, np.bincount(indices, counts, len(both_T)).astype(np.int64)
     return times_T, counts_T
 
 
-def _times(
+def times_of_rows(
     part: SourcePart, batch: pa.RecordBatch, time: str, unit: TimeUnit | None, first: int
 ) -> Int64Array:
     """[R] microseconds since 1970."""

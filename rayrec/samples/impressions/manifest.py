@@ -74,6 +74,8 @@ class ImpressionManifest(FolderManifest):
     """What histories are made of; None where that is not known."""
     origins: dict[str, str] = Field(default_factory=dict)
     """Of the layout `table`: column to what it is in a request, as in `ImpressionsConfig`."""
+    kept: tuple[str, ...] = ()
+    """Columns beside those, for operations."""
     extra: dict[str, float] = Field(default_factory=dict)
     """What else is known of the data, such as the best AUC there can be."""
     files: dict[str, FileEntry]

@@ -28,7 +28,7 @@ from rayrec.samples.dataset.dataset_folder import IMPRESSIONS, TRAIN_FOLDER, Fil
 from rayrec.samples.dataset.manifest import EVALUATION_FILES
 from rayrec.samples.impressions.columns import key_column, key_lists, label_column, number_column
 from rayrec.samples.impressions.config import ImpressionsConfig
-from rayrec.samples.impressions.division import Division, Progress, SplitCodes, divide
+from rayrec.samples.impressions.division import Division, Progress, SplitCodes, divide, times_of_rows
 from rayrec.samples.impressions.layouts import load_impressions
 from rayrec.samples.impressions.manifest import ImpressionManifest, SchemaInfo, fingerprint_of
 from rayrec.samples.impressions.report import ImpressionsReport
@@ -37,6 +37,9 @@ from rayrec.samples.impressions.vocabulary import Vocabulary
 from rayrec.samples.prepare.writer import RowGroupWriter, check_target, whole_folder
 
 _log = logging.getLogger(__name__)
+
+
+KEPT_TIME = pa.timestamp("us", "UTC")
 
 
 def _silent(phase: str, done: int, total: int | None) -> None:
@@ -85,7 +88,10 @@ def write_impressions(
                 train = rows.filter(pa.array(codes_R == SPLITS.index("train")))
                 _with_ids(train, source.schema, vocabulary)
             vocabulary, num_rare = Vocabulary.without_rare(vocabulary, config.min_count)
-        writer = _Writer(folder, source.schema, config)
+        kept = {
+            name: KEPT_TIME if column == source.time else pa.string() for column, name in source.kept.items()
+        }
+        writer = _Writer(folder, source.schema, kept, config)
         for rows, codes_R in _rows(source, config, division, "writing", progress):
             writer.write(_with_ids(rows, source.schema, vocabulary), codes_R)
         files = writer.close(source.name)
@@ -106,6 +112,7 @@ def write_impressions(
             num_rare=num_rare,
             history=source.history,
             origins=config.origins,
+            kept=tuple(kept),
             extra=dict(extra or {}),
             files=files,
             fingerprint=fingerprint_of(files, columns),
@@ -156,7 +163,8 @@ def _rows(
     schema = source.schema
     ids = _id_columns(schema)
     values = (*schema.labels, *schema.numbers) if with_values else ()
-    wanted = tuple(dict.fromkeys([*values, *ids, *schema.lists, *division.columns]))
+    kept = source.kept if with_values else {}
+    wanted = tuple(dict.fromkeys([*values, *ids, *schema.lists, *kept, *division.columns]))
     done = 0
     for part in source.parts:
         first = 0
@@ -173,6 +181,12 @@ def _rows(
                 columns[name] = key_column(batch.column(name), name, where)
             for name in schema.lists:
                 columns[name] = key_lists(batch.column(name), name, where, config.list_separator)
+            for column, name in kept.items():
+                if column == source.time:
+                    times_R = times_of_rows(part, batch, column, config.time_unit, first)
+                    columns[name] = pa.array(times_R).cast(KEPT_TIME)
+                else:
+                    columns[name] = key_column(batch.column(column), column, where)
             yield pa.table(columns), division.codes(part, batch, done, first)
             first += len(batch)
             done += len(batch)
@@ -205,7 +219,13 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
 class _Writer:
     """Rows to the files of their split, counted."""
 
-    def __init__(self, folder: Path, schema: ImpressionSchema, config: ImpressionsConfig) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        schema: ImpressionSchema,
+        kept: Mapping[str, pa.DataType],
+        config: ImpressionsConfig,
+    ) -> None:
         self._folder = folder
         self._labels = schema.labels
         own = _group_of_its_own(schema)
@@ -215,6 +235,7 @@ class _Writer:
             **dict.fromkeys(schema.ids, pa.int64()),
             **dict.fromkeys(schema.lists, pa.list_(pa.int64())),
             **({} if own is None else {own: pa.int64()}),
+            **kept,
         }
         self._schema = pa.schema(fields)
         self._writers: dict[SplitName, RowGroupWriter] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 import pyarrow as pa
@@ -40,6 +40,8 @@ class ImpressionSource:
     """Either all of one split each, or none."""
     time: str | None = None
     """The column that rows may be divided by."""
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """Columns that are written beside what the schema says, to the names that they get."""
     boundaries: tuple[float, float] | None = None
     """UNIX seconds from which rows validate and are tested, where the layout has divided them by time."""
     held_out_of: str | None = None

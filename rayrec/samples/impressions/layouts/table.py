@@ -30,13 +30,14 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     """
     schema = ImpressionSchema(config.labels, config.numbers, config.ids, config.lists, config.group)
     needed = dict.fromkeys((*schema.labels, *schema.features))
-    needed |= dict.fromkeys(name for name in (schema.group, config.time) if name is not None)
+    needed |= dict.fromkeys(name for name in (schema.group, config.time, *config.kept) if name is not None)
     parts = tuple(_part(file, split, tuple(needed)) for file, split in _files(source))
     return ImpressionSource(
         source.resolve().name.split(".")[0],
         schema,
         parts,
         time=config.time,
+        kept=config.kept,
         history=HistoryRule(events="all", length=config.history_length),
     )
 
