@@ -36,7 +36,10 @@ def test_data_and_a_model_are_all_a_run_needs():
             "'model.backbone.num_layer'; did you mean 'num_layers'?",
         ),
         ({"model": {"name": "sasrec", "beam_width": 2}}, "there is no setting 'model.beam_width'"),
-        ({"model": {"name": "gru"}}, "model.name: expected one of 'sasrec', 'hstu', 'prefix_decoder', "),
+        (
+            {"model": {"name": "gru"}},
+            "model.name: expected one of 'sasrec', 'hstu', 'gnn', 'prefix_decoder', ",
+        ),
         ({"training": {"batchsize": 2}}, "'training.batchsize'; did you mean 'batch_size'?"),
         (
             {"sparse": {"optimizer": {"lr": 0.1}}},
