@@ -94,6 +94,13 @@ def serve_command(
         Path | None,
         typer.Option(help="YAML file that says where events posted to /v1/events go \\[events are refused]."),
     ] = None,
+    neighbors: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a graph (`rayrec data graph`), or YAML file of its settings: neighbors are "
+            "candidates of the ranking stage, and answer where the model has nothing \\[no neighbors]."
+        ),
+    ] = None,
     lists: Annotated[
         Path | None,
         typer.Option(
@@ -116,6 +123,7 @@ def serve_command(
     from rayrec.serve.config.admission import OPEN, AdmissionConfig
     from rayrec.serve.config.bearer_token import token_digest
     from rayrec.serve.config.events import EventsConfig, RequestLogConfig
+    from rayrec.serve.config.neighbors import neighbors_of
     from rayrec.serve.config.serve import ServeConfig
     from rayrec.serve.config.services import ServicesConfig
     from rayrec.serve.launch.launch import serve_run
@@ -143,6 +151,7 @@ def serve_command(
         "prefix_cache_mib": prefix_cache or keep_contexts or 0,
         "admission": OPEN if limits is None else AdmissionConfig.load(limits),
         "events": None if events is None else EventsConfig.load(events),
+        "neighbors": None if neighbors is None else neighbors_of(neighbors),
         "lists": None if lists is None else str(lists.resolve()),
         "request_log": None if request_log is None else RequestLogConfig.load(request_log),
         "services": None if services is None else ServicesConfig.load(services),

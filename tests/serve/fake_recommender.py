@@ -139,7 +139,7 @@ class FakeRecommender:
 
     def popular(self, k: int, exclude_ids: np.ndarray | None = None) -> list[Recommendation]:
         self.left_out = exclude_ids
-        return [Recommendation(f"p{place}", None, 9.0 - place) for place in range(k)]
+        return [Recommendation(f"p{place}", None, 9.0 - place, source="popular") for place in range(k)]
 
 
 @contextmanager

@@ -32,7 +32,7 @@ def test_answer_is_what_the_page_promises(client):
     answer = client.post("/v1/recommend", json={"history": ["alien", "nosuch"], "k": 1})
     assert answer.status_code == 200
     assert answer.json() == {
-        "items": [{"item_id": "m0", "title": "Film 0", "score": -0.5, "ranking": None}],
+        "items": [{"item_id": "m0", "title": "Film 0", "score": -0.5, "source": "model", "ranking": None}],
         "source": "model",
         "ignored_items": ["nosuch"],
         "unread_events": 0,

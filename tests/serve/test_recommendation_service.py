@@ -283,6 +283,8 @@ def test_popular_items_answer_where_the_model_names_none_and_all_answers_are_cou
     following = RecommendationService(recommender, max_k=50, before=service)
     assert {name: count for name, count in following.metrics().items() if "answers" in name} == {
         "serving_answers_model_total": 1,
+        "serving_answers_merged_total": 0,
+        "serving_answers_neighbors_total": 0,
         "serving_answers_popular_total": 2,
         "serving_answers_empty_total": 1,
         "serving_answers_without_items_total": 1,

@@ -9,17 +9,30 @@ Axes: B rows, K candidates of each, G of them generated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
 import numpy as np
+import pandas as pd
 
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
-from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.inference.recommender import (
+    FULL_BUDGET,
+    Answer,
+    Budget,
+    Query,
+    Recommender,
+    described,
+)
 from rayrec.platform.arrays import Int64Array
 from rayrec.samples.base.batches import SampleBatch
+from rayrec.samples.dataset.dataset import Dataset
 
 
 class MergedCandidates:
-    """Candidates of a model and of neighbors. Not thread-safe."""
+    """Candidates of a model and of neighbors, for a ranking stage. Not thread-safe, as the model is not."""
 
     def __init__(self, recommender: Recommender, neighbors: NeighborRecommender, share: float = 0.5) -> None:
         """
@@ -28,15 +41,64 @@ class MergedCandidates:
         """
         self.recommender, self._neighbors, self._share = recommender, neighbors, share
 
-    def recommend_samples(self, samples: SampleBatch, k: int) -> RankedItems:
-        """k unseen candidates of each row, those of the model first; -1 where there are fewer.
+    @property
+    def dataset(self) -> Dataset:
+        return self.recommender.dataset
+
+    def num_beams(self, k: int, budget: Budget = FULL_BUDGET) -> int:
+        """As `Recommender.num_beams`."""
+        return self.recommender.num_beams(k, budget)
+
+    def recommend_samples(self, samples: SampleBatch, k: int, exclude_seen: bool = True) -> RankedItems:
+        """k candidates of each row, those of the model first; -1 where there are fewer.
 
         A neighbor that the model did not name has the lowest score of its row's generated items: it was not
         better than they.
         """
-        generated = self.recommender.recommend_samples(samples, k, exclude_seen=True)
-        near = self._neighbors.recommend_samples(samples, k)
-        return merged(generated, near.items_BK, k, max(1, round(k * (1.0 - self._share))))
+        generated = self.recommender.recommend_samples(samples, k, exclude_seen)
+        near = self._neighbors.recommend_samples(samples, k, exclude_seen=exclude_seen)
+        return merged(generated, near.items_BK, k, self._num_generated(k))
+
+    def answer(
+        self, queries: Sequence[Query], k: int, exclude_seen: bool = True, budget: Budget = FULL_BUDGET
+    ) -> list[Answer]:
+        """As `Recommender.answer`; each item says what named it. What both named is the model's."""
+        answers = self.recommender.answer(queries, k, exclude_seen, budget)
+        near = self._neighbors.near(queries, k, exclude_seen=exclude_seen)
+        found = self._by_position(answers)
+        both = merged(found, near.items_BK, k, self._num_generated(k))
+        items, merged_answers = self.dataset.items, list[Answer]()
+        for row, answer in enumerate(answers):
+            named = dict(zip(found.items_BK[row].tolist(), answer.items, strict=False))
+            candidates = zip(both.items_BK[row].tolist(), both.scores_BK[row].tolist(), strict=True)
+            merged_answers.append(
+                replace(
+                    answer,
+                    items=[
+                        named.get(item) or described(items, item, score, "neighbors")
+                        for item, score in candidates
+                        if item >= 0
+                    ],
+                )
+            )
+        return merged_answers
+
+    def _by_position(self, answers: Sequence[Answer]) -> RankedItems:
+        most = max(1, *(len(answer.items) for answer in answers))
+        items_BK = np.full((len(answers), most), -1)
+        scores_BK = np.full((len(answers), most), -np.inf, np.float32)
+        for row, answer in enumerate(answers):
+            keys = [item.item_key for item in answer.items]
+            items_BK[row, : len(keys)] = self._positions.get_indexer(keys)
+            scores_BK[row, : len(keys)] = [item.score for item in answer.items]
+        return RankedItems(items_BK, scores_BK)
+
+    @cached_property
+    def _positions(self) -> pd.Index:
+        return pd.Index(self.dataset.items.keys.to_pandas())
+
+    def _num_generated(self, k: int) -> int:
+        return max(1, round(k * (1.0 - self._share)))
 
 
 def merged(generated: RankedItems, near_BK: Int64Array, k: int, num_generated: int) -> RankedItems:

@@ -19,6 +19,7 @@ import pandas as pd
 
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.inference.merged_candidates import MergedCandidates
 from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Ranking, Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.arrays import Int64Array
@@ -90,7 +91,7 @@ class RankingStage:
 
     def __init__(
         self,
-        recommender: Recommender,
+        recommender: Recommender | MergedCandidates,
         scorer: Scorer,
         config: RankingConfig,
         clock: Callable[[], float] = time.time,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.dataset.dataset import Dataset, Items
 from rayrec.samples.features.row_features import RowFeatures
+
+Source = Literal["model", "neighbors", "popular"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Recommendation:
     """Generative models: the log-probability of the item; others: an inner product."""
     ranking: Ranking | None = None
     """Of a ranking stage, where there is one."""
+    source: Source = "model"
+    """What named it."""
 
 
 @dataclass(frozen=True)
@@ -311,7 +315,8 @@ class Recommender:
             order_I = order_I[allowed_I[order_I]]
         if exclude_ids is not None:
             order_I = order_I[~np.isin(self.dataset.items.ids_I[order_I], exclude_ids)]
-        return [self._describe(item, float(counts_I[item])) for item in order_I[:k].tolist()]
+        items = self.dataset.items
+        return [described(items, item, float(counts_I[item]), "popular") for item in order_I[:k].tolist()]
 
     @cached_property
     def _by_popularity_I(self) -> Int64Array:
@@ -360,9 +365,10 @@ class Recommender:
         return described(self.dataset.items, item, score)
 
 
-def described(items: Items, position: int, score: float) -> Recommendation:
+def described(items: Items, position: int, score: float, source: Source = "model") -> Recommendation:
     """An item of the catalog, as people know it."""
-    return Recommendation(items.keys[position].as_py(), items.titles[position].as_py(), score)
+    key, title = items.keys[position].as_py(), items.titles[position].as_py()
+    return Recommendation(key, title, score, source=source)
 
 
 def _newest(query: Query, num_events: int) -> Query:

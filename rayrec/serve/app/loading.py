@@ -15,6 +15,8 @@ from fastapi import FastAPI
 
 from rayrec.pipelines.inference.item_ranker import ItemRanker, UnloadedRanker, use_prefix_cache
 from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.merged_candidates import MergedCandidates
+from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.scorer import Scorer
@@ -30,6 +32,7 @@ from rayrec.serve.engine.compilation import CompileService
 from rayrec.serve.engine.current import CurrentService, Service
 from rayrec.serve.engine.following import VersionFollower
 from rayrec.serve.engine.lists import ItemLists
+from rayrec.serve.engine.live_graph import LiveGraph
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.request_log import RequestLog
@@ -247,6 +250,7 @@ class _Builder:
         self.user_state: UserState | None = None
         self.item_lists: ItemLists | None = None
         self._config, self._ranker_of = config, ranker_of
+        self.live_graph = None if config.neighbors is None else LiveGraph(config.neighbors)
         self._scorer: Scorer | None = None
         if (ranking := config.ranking) is not None:
             self._scorer = Scorer.load(ranking.run, ranking.snapshot, device, ranking.data)
@@ -264,15 +268,23 @@ class _Builder:
             before: as `RecommendationService` takes it.
 
         Raises:
-            InputError: the ranking model cannot rank for this one.
+            InputError: the ranking model cannot rank for this one, or neighbors are of another log.
         """
         ranker = None if self._ranker_of is None else self._ranker_of(model)
         recommender, stage = Recommender(model, ranker), None
+        neighbors = None
+        if self.live_graph is not None:
+            self.live_graph.check_data(recommender.dataset)
+            neighbors = NeighborRecommender(recommender.dataset, self.live_graph.graph, self.live_graph.now)
         if ranker is None and (max_bytes := self._config.max_context_bytes) is not None:
             recommender.use_prefix_cache(max_bytes)
         if self._scorer is not None:
             assert self._config.ranking is not None
-            stage = RankingStage(recommender, self._scorer, self._config.ranking)
-        service = RecommendationService(recommender, self._config.max_k, stage, before)
+            candidates: Recommender | MergedCandidates = recommender
+            if neighbors is not None:
+                assert self._config.neighbors is not None
+                candidates = MergedCandidates(recommender, neighbors, self._config.neighbors.share)
+            stage = RankingStage(candidates, self._scorer, self._config.ranking)
+        service = RecommendationService(recommender, self._config.max_k, stage, before, neighbors)
         service.user_state, service.item_lists = self.user_state, self.item_lists
         return service

@@ -16,6 +16,7 @@ from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.compile import CompileConfig
 from rayrec.serve.config.connections import ConnectionsConfig
 from rayrec.serve.config.events import EventsConfig, RequestLogConfig
+from rayrec.serve.config.neighbors import NeighborsConfig
 from rayrec.serve.config.services import ServicesConfig
 from rayrec.serve.config.tls import TlsConfig
 
@@ -74,6 +75,9 @@ class ServeConfig(Config):
     """Batches that are ranked by compiled programs; None: all are ranked eagerly."""
     events: EventsConfig | None = None
     """Where events go that are posted; None refuses them."""
+    neighbors: NeighborsConfig | None = None
+    """Items that others met beside those of a history: candidates of the ranking stage, and answers where the
+    model has none."""
     lists: str | None = None
     """Folder of named lists of items that filters of requests refer to, which replicas share; None: a single
     process keeps them until it ends."""
@@ -94,6 +98,15 @@ class ServeConfig(Config):
             held = self.max_waiting * self.services.sparse.most * self.services.num_asked
             most = -(-held // self.services.gateway.replicas)
         return min(self.admission.service.concurrency or most, most)
+
+    @property
+    def followed_store(self) -> str | None:
+        """Whose events the graph of neighbors takes in."""
+        if self.neighbors is None:
+            return None
+        if self.neighbors.store is None and self.events is not None:
+            return self.events.store
+        return self.neighbors.store
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -122,6 +135,15 @@ class ServeConfig(Config):
             raise ValueError(
                 f"events.store is missing: {num_states} replicas would each know other events of a "
                 "user; name an event store"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_followed_store_has_both_sides(self) -> Self:
+        events, followed = self.events, self.followed_store
+        if events is not None and not events.by_item and followed is not None and followed == events.store:
+            raise ValueError(
+                "events.by_item is missing: neighbors follow a store with both sides; set it to true"
             )
         return self
 

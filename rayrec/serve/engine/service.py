@@ -9,7 +9,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -17,6 +17,7 @@ import pandas as pd
 
 from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.pipelines.inference.item_filter import AllowedByFilter, FilterMasks, ItemFilter, NamedList
+from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender
 from rayrec.pipelines.versions.gate import check_answers, overlap, probe
@@ -35,6 +36,7 @@ from rayrec.serve.events.merging import with_recent
 from rayrec.serve.events.user_state import UserEvents, UserState
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.schemas import (
+    AnswerSource,
     Filter,
     ItemRanking,
     Key,
@@ -47,10 +49,12 @@ from rayrec.serve.wire.schemas import (
 
 logger = logging.getLogger(__name__)
 
-ANSWER_KINDS = ("model", "popular", "empty", "without_items")
-"""That are counted: items of the model, popular ones, none at all; and such in which the model named no item
-for a history that it read, which are among the popular ones."""
+ANSWER_KINDS = ("model", "merged", "neighbors", "popular", "empty", "without_items")
+"""That are counted: by their source, or none at all; and such in which the model named no item for a history
+that it read, which are among those of neighbors and the popular ones."""
 WARN_EVERY_S = 60.0
+MOST_STRANGE = 20
+"""Items that the catalog lacks, of which neighbors are looked for: the last."""
 
 
 class RefusedRequestError(ValueError):
@@ -101,6 +105,22 @@ class _Asked:
     """The user's state could not be read."""
     num_unknown: int = 0
     """Ids of the filter that are not in the catalog."""
+    strange_ids: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Items of the request that are not in the catalog, which neighbors may know."""
+    graph_user: int | None = None
+    """Whose events neighbors may know, where no other history is."""
+
+
+@dataclass(frozen=True)
+class _Unnamed:
+    """A request for which the model names no item."""
+
+    place: int
+    asked: _Asked
+    num_unread: int = 0
+    names_nothing: bool = False
+    """The model has read a history."""
+    degraded: Sequence[StepName] = ()
 
 
 class _Counts:
@@ -129,13 +149,15 @@ class RecommendationService:
         max_k: int,
         stage: RankingStage | None = None,
         before: RecommendationService | None = None,
+        neighbors: NeighborRecommender | None = None,
     ) -> None:
         """
         Args:
+            neighbors: answer where the model does not.
             before: of another version; what it has made of the same catalog is shared, and it counts on.
         """
         self._recommender = recommender
-        self._stage = stage
+        self._stage, self._neighbors = stage, neighbors
         self.max_k = max_k
         # Of our own: keys are looked up all at once, a thousand take hardly longer than one.
         self._item_keys: pd.Index
@@ -220,7 +242,7 @@ class RecommendationService:
         answers = self._answers_to(requests)
         for answer in answers:
             if isinstance(answer, RecommendAnswer):
-                self._num_answers.add(answer.source if answer.items else "empty")
+                self._num_answers.add("empty" if answer.source == "none" else answer.source)
         return answers
 
     def _answers_to(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
@@ -242,36 +264,82 @@ class RecommendationService:
             of_all.append("fewer_beams")
         if wanted is not None and stage is None:
             of_all.append("no_ranking")
-        answers: list[RecommendAnswer | Exception] = []
-        for each in asked:
+        answers: list[RecommendAnswer | Exception | None] = []
+        unnamed = list[_Unnamed]()
+        for place, each in enumerate(asked):
             if isinstance(each, Exception):
                 answers.append(each)
-                continue
-            num_unread, degraded, names_nothing = 0, list[StepName](), False
-            if each.has_something and not level.asks_model:
-                num_unread, degraded = len(each.query.history_ids), ["popular_items"]
-            elif each.has_something:
+            elif not level.asks_model and (each.has_something or self._neighbors is not None):
+                num_unread = len(each.query.history_ids)
+                unnamed.append(_Unnamed(place, each, num_unread, degraded=["popular_items"]))
+                answers.append(None)
+            elif not each.has_something:
+                unnamed.append(_Unnamed(place, each))
+                answers.append(None)
+            else:
                 answer = next(found)
                 most = level.budget.max_events
                 is_cut = most is not None and len(each.query.history_ids) > most
-                degraded = [*of_all, "shorter_history"] if is_cut else of_all
+                degraded: list[StepName] = [*of_all, "shorter_history"] if is_cut else of_all
                 if answer.items:
                     ranker = None if stage is None else self.ranker
-                    answers.append(
-                        self._answer(each, answer.items, "model", answer.num_unread, ranker, degraded)
-                    )
-                    continue
-                num_unread, names_nothing = answer.num_unread, answer.num_read > 0
-            seen = each.query.history_ids if exclude_seen else None
-            allowed_I = each.query.allowed_I
-            if allowed_I is None:
-                popular = self._recommender.popular(k, seen)
-            else:
-                popular = self._recommender.popular(k, seen, allowed_I)
-            if names_nothing and popular:  # else there is nothing that the user has not seen
-                self._note_lack(each)
-            answers.append(self._answer(each, popular, "popular", num_unread, degraded=degraded))
+                    answers.append(self._answer(each, answer.items, answer.num_unread, ranker, degraded))
+                else:
+                    unnamed.append(_Unnamed(place, each, answer.num_unread, answer.num_read > 0, degraded))
+                    answers.append(None)
+        for one, answered in zip(unnamed, self._without_model(unnamed, k, exclude_seen), strict=True):
+            answers[one.place] = answered
+        return [answer for answer in answers if answer is not None]
+
+    def _without_model(
+        self, unnamed: Sequence[_Unnamed], k: int, exclude_seen: bool
+    ) -> list[RecommendAnswer]:
+        """Neighbors, else popular items."""
+        near = self._near(unnamed, k, exclude_seen)
+        answers = []
+        for place, one in enumerate(unnamed):
+            items: list[Recommendation] = near.get(place, [])
+            if not items:
+                seen, allowed_I = (
+                    one.asked.query.history_ids if exclude_seen else None,
+                    one.asked.query.allowed_I,
+                )
+                if allowed_I is None:
+                    items = self._recommender.popular(k, seen)
+                else:
+                    items = self._recommender.popular(k, seen, allowed_I)
+            if one.names_nothing and items:  # else there is nothing that the user has not seen
+                self._note_lack(one.asked)
+            answers.append(self._answer(one.asked, items, one.num_unread, degraded=one.degraded))
         return answers
+
+    def _near(
+        self, unnamed: Sequence[_Unnamed], k: int, exclude_seen: bool
+    ) -> dict[int, list[Recommendation]]:
+        """Neighbors by place: of the history, of items that the catalog lacks, or of what the graph knows of
+        the user."""
+        if self._neighbors is None:
+            return {}
+        queries: dict[int, Query] = {}
+        users: dict[int, int] = {}
+        for place, one in enumerate(unnamed):
+            query = one.asked.query
+            if "popular_items" in one.degraded:
+                continue
+            if len(query.history_ids):
+                queries[place] = query
+            elif len(one.asked.strange_ids):
+                queries[place] = replace(query, history_ids=one.asked.strange_ids)
+            elif one.asked.graph_user is not None:
+                users[place] = one.asked.graph_user
+        if users:
+            histories = self._neighbors.histories_of(list(users.values()))
+            for place, history_ids in zip(users, histories, strict=True):
+                queries[place] = replace(unnamed[place].asked.query, history_ids=history_ids)
+        if not queries:
+            return {}
+        answers = self._neighbors.answer(list(queries.values()), k, exclude_seen=exclude_seen)
+        return {place: answer.items for place, answer in zip(queries, answers, strict=True)}
 
     def _note_lack(self, asked: _Asked) -> None:
         """The model names no item for a history that it reads: counted, and said once a minute."""
@@ -279,7 +347,7 @@ class RecommendationService:
         if (now := time.monotonic()) - self._warned_at > WARN_EVERY_S:
             self._warned_at = now
             logger.warning(
-                "the model of version %s names no item for a history of %d events; popular items are given "
+                "the model of version %s names no item for a history of %d events; others are given "
                 "instead, and counted as rayrec_serving_answers_without_items_total",
                 self.model.label,
                 len(asked.query.history_ids),
@@ -341,6 +409,9 @@ class RecommendationService:
     def warm_up(self) -> None:
         """Take every path once, so that the first request does not wait for tables and compilers."""
         some_item = self._recommender.dataset.items.keys[0].as_py()
+        if self._neighbors is not None:
+            self._neighbors.histories_of([0])
+            self._neighbors.answer([Query(self._recommender.dataset.items.ids_I[:1])], 1)
         for request in (self._users_request(0), RecommendRequest(history=[some_item]), RecommendRequest()):
             for answer in self._answers_to([request]):
                 if isinstance(answer, Exception):
@@ -393,11 +464,7 @@ class RecommendationService:
         if self.user_state is None:
             return {}
         keys = list(dict.fromkeys(str(request.user_id) for request in requests if _is_of_user(request)))
-        kind = self._recommender.dataset.manifest.id_kinds["user"]
-        ids: dict[str, int] = {}
-        for key in keys:
-            with suppress(InputError):  # such as no user of this data set can have
-                ids[key] = int(ids_of([key], kind, "user")[0])
+        ids = {key: user for key in keys for user in self._ids_of([key], "user")}
         if not ids:
             return {}
         try:
@@ -437,10 +504,25 @@ class RecommendationService:
             return error
         has_something = len(query.history_ids) > 0 or "trigger_item" in instruction
         lacks_events = recent is None and _is_of_user(request)
-        if allowed is None:
-            return _Asked(replace(query, instruction=instruction), ignored, has_something, lacks_events)
-        query = replace(query, instruction=instruction, allowed_I=allowed.allowed_I)
-        return _Asked(query, ignored, has_something, lacks_events, allowed.num_unknown)
+        if allowed is not None:
+            query = replace(query, allowed_I=allowed.allowed_I)
+        num_unknown = 0 if allowed is None else allowed.num_unknown
+        query = replace(query, instruction=instruction)
+        asked = _Asked(query, ignored, has_something, lacks_events, num_unknown)
+        if self._neighbors is None or len(query.history_ids):
+            return asked
+        if _is_of_user(request):
+            return replace(asked, graph_user=next(iter(self._ids_of([str(request.user_id)], "user")), None))
+        strange = ignored if request.row is not None else self._ids_of(ignored[-MOST_STRANGE:], "item")
+        return replace(asked, strange_ids=np.array(strange, dtype=np.int64))
+
+    def _ids_of(self, keys: Sequence[Key], entity: Literal["user", "item"]) -> list[int]:
+        """Ids of keys, without such as none of this data set can have."""
+        kind, ids = self._recommender.dataset.manifest.id_kinds[entity], list[int]()
+        for key in keys:
+            with suppress(InputError):
+                ids += ids_of([str(key)], kind, entity).tolist()
+        return ids
 
     def _allowed(self, wanted: Filter) -> AllowedByFilter:
         """What the request's filter lets through."""
@@ -540,7 +622,6 @@ class RecommendationService:
         self,
         asked: _Asked,
         found: Sequence[Recommendation],
-        source: Literal["model", "popular"],
         num_unread: int,
         ranker: RankerInfo | None = None,
         degraded: Sequence[StepName] = (),
@@ -548,7 +629,7 @@ class RecommendationService:
         allowed_I = asked.query.allowed_I
         return RecommendAnswer(
             items=[_item(item) for item in found],
-            source=source,
+            source=_source_of(found),
             ignored_items=asked.ignored,
             unread_events=num_unread,
             model=self.model,
@@ -557,6 +638,13 @@ class RecommendationService:
             ranker=ranker,
             degraded=[*degraded, *(["no_recent_events"] if asked.lacks_events else [])],
         ).of(asked.query)
+
+
+def _source_of(items: Sequence[Recommendation]) -> AnswerSource:
+    sources = {item.source for item in items}
+    if len(sources) > 1:
+        return "merged"
+    return next(iter(sources), "none")
 
 
 def _is_of_user(request: RecommendRequest) -> bool:
@@ -572,7 +660,9 @@ def _item(item: Recommendation) -> RecommendedItem:
     ranking = None
     if item.ranking is not None:
         ranking = ItemRanking(score=item.ranking.score, probabilities=item.ranking.probabilities)
-    return RecommendedItem(item_id=item.item_key, title=item.title, score=item.score, ranking=ranking)
+    return RecommendedItem(
+        item_id=item.item_key, title=item.title, score=item.score, source=item.source, ranking=ranking
+    )
 
 
 def _checked_times(timestamps: Sequence[int], num_items: int) -> Int64Array:

@@ -198,11 +198,14 @@ class DenseReplica:
 
 def settings_of_sparse(config: ServeConfig) -> ServeConfig:
     """Of one replica of a sparse part, which is a service but for what is elsewhere."""
-    services = config.services
+    services, neighbors = config.services, config.neighbors
     assert services is not None, "as these deployments are of it"
+    if neighbors is not None:
+        neighbors = neighbors.model_copy(update={"store": config.followed_store})
     return config.model_copy(
         update={
             "events": None,
+            "neighbors": neighbors,
             "services": None,
             "admission": AdmissionConfig(degrade=config.admission.degrade),
             # As many would have named lists of their own, where no folder has those of all.

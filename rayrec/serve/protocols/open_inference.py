@@ -10,7 +10,8 @@
     item_id         BYTES         [B, K]         best first, then ""
     score           FP32          [B, K]         as in `/v1/recommend`, then the lowest finite number
     num_items       INT32         [B]            items found
-    source          BYTES         [B]            "model" or "popular", as in `/v1/recommend`
+    source          BYTES         [B]            "model", "neighbors", "merged", "popular" or "none"
+    item_source     BYTES         [B, K]         what named each item, then ""
 
 Either `history` or `user_id` is needed; all other inputs may be left out, and mean what they mean in
 `/v1/recommend`: a history replaces the stored one, even where it is empty. Ids may be integers of 32 or 64
@@ -82,6 +83,7 @@ OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "score": ("FP32", (-1, -1)),
     "num_items": ("INT32", (-1,)),
     "source": ("BYTES", (-1,)),
+    "item_source": ("BYTES", (-1, -1)),
 }
 PARAMETERS = ("k", "exclude_seen", "rank", "filter")
 """Parameters are texts, numbers and truth values: a filter is the JSON of one of `/v1/recommend`."""
@@ -306,15 +308,18 @@ def outputs_of(answers: Sequence[RecommendAnswer], k: int) -> dict[str, NamedTen
     """All outputs by name, of answers with up to k items."""
     shape = (len(answers), k)
     item_ids_BK: NDArray[Any] = np.full(shape, b"", dtype=object)
+    sources_BK: NDArray[Any] = np.full(shape, b"", dtype=object)
     scores_BK = np.full(shape, NO_SCORE, dtype=np.float32)
     for row, answer in enumerate(answers):
         for position, item in enumerate(answer.items):
             item_ids_BK[row, position], scores_BK[row, position] = item.item_id.encode(), item.score
+            sources_BK[row, position] = item.source.encode()
     arrays = {
         "item_id": item_ids_BK,
         "score": scores_BK,
         "num_items": np.array([len(answer.items) for answer in answers], dtype=np.int32),
         "source": np.array([answer.source.encode() for answer in answers], dtype=DTYPES["BYTES"]),
+        "item_source": sources_BK,
     }
     return {name: NamedTensor(name, OUTPUTS[name][0], values) for name, values in arrays.items()}
 

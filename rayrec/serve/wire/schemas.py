@@ -137,6 +137,10 @@ class ItemRanking(_Schema):
     """That the user would do this if the item were shown, by label of the ranking model."""
 
 
+ItemSource = Literal["model", "neighbors", "popular"]
+AnswerSource = Literal["model", "neighbors", "merged", "popular", "none"]
+
+
 class RecommendedItem(_Schema):
     """One item of an answer."""
 
@@ -145,7 +149,11 @@ class RecommendedItem(_Schema):
     title: str | None
     score: float
     """Source `model`: log-probability (generative) or inner product, whether or not the ranking stage has
-    ordered the items; source `popular`: training events."""
+    ordered the items; source `neighbors`: the weight of how often it was met beside items of the history,
+    or, among candidates of the model, the lowest score of these; source `popular`: training events."""
+    source: ItemSource
+    """What named it: the model, neighbors of items of the history in the graph of users and items, or
+    popularity. What the model and neighbors both named is the model's."""
     ranking: ItemRanking | None = None
     """Null where the ranking stage did not rank: there is none, the request turned it off, or the items are
     popular ones."""
@@ -182,10 +190,11 @@ class RecommendAnswer(_Schema):
     """Recommended items, best first."""
 
     items: list[RecommendedItem]
-    source: Literal["model", "popular"]
-    """`popular` where nothing is known of the user: no history, no item of it in the catalog, or none that
-    the run's operations leave; where the model names no item; or where the service has too much to do to ask
-    it."""
+    source: AnswerSource
+    """That of all items; `merged` where some are the model's and some neighbors. Neighbors and else
+    `popular` items come where nothing is known of the user: no history, no item of it in the catalog, or none
+    that the run's operations leave; and where the model names no item. `popular` also where the service has
+    too much to do to ask the model, `none` where there is no item."""
     ignored_items: list[Key]
     """Items of the request's history that are not in the catalog, each once; of a row, their ids."""
     unread_events: int
