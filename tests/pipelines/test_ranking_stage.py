@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.ranking_stage import RankingObjective, RankingStage
-from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Recommender
+from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Recommender, Wanted
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
@@ -131,9 +131,9 @@ class WithBeams:
     def num_beams(self, k: int, budget: Budget = FULL_BUDGET) -> int:
         return max(k, 100 if budget.max_beams is None else budget.max_beams)
 
-    def answer(self, queries: list[Query], k: int, exclude_seen: bool, budget: Budget) -> list[Answer]:
-        self.asked_for.append(k)
-        return self._recommender.answer(queries, k, exclude_seen, budget)
+    def answer_each(self, queries: list[Query], wanted: list[Wanted]) -> list[Answer]:
+        self.asked_for += [each.k for each in wanted]
+        return self._recommender.answer_each(queries, wanted)
 
 
 def test_with_fewer_beams_there_are_fewer_candidates_but_as_many_as_asked_for(recommender, stage):

@@ -7,7 +7,7 @@ import pytest
 
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.inference.recommender import Budget, Query, Recommender
+from rayrec.pipelines.inference.recommender import Budget, Query, Recommender, Wanted
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.platform.errors import InputError
@@ -93,6 +93,30 @@ def test_an_answer_does_not_depend_on_the_others_in_the_batch(recommender):
         assert [answer.score for answer in alone] == pytest.approx(
             [answer.score for answer in answers], rel=1e-4, abs=1e-5
         )
+
+
+def test_what_is_wanted_of_one_query_does_not_change_the_others_of_the_batch(recommender):
+    queries = [Query(history(recommender, f"u{user}")) for user in range(4)]
+    most = recommender.num_beams(1)
+    wanted = [
+        Wanted(1),
+        Wanted(3, exclude_seen=False),
+        Wanted(2, budget=Budget(max_events=2)),
+        Wanted(3, budget=Budget(max_beams=most or 5, max_events=1)),
+    ]
+
+    together = recommender.answer_each(queries, wanted)
+
+    for query, each, answer in zip(queries, wanted, together, strict=True):
+        (alone,) = recommender.answer_each([query], [each])
+        assert [item.item_key for item in answer.items] == [item.item_key for item in alone.items]
+        assert [item.score for item in answer.items] == pytest.approx(
+            [item.score for item in alone.items], rel=1e-4, abs=1e-5
+        )
+        assert (len(answer.items), answer.num_read) == (each.k, alone.num_read)
+    if most:
+        with pytest.raises(ValueError, match="beams are not answered by one search"):
+            recommender.answer_each(queries[:2], [Wanted(1), Wanted(1, budget=Budget(max_beams=1))])
 
 
 def test_a_history_without_known_items_gets_nothing(recommender):

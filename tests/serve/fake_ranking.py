@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
-from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Ranking, Recommendation
+from rayrec.pipelines.inference.recommender import FULL_BUDGET, Ranking
 from rayrec.platform.errors import UnavailableError
 
 
@@ -21,12 +22,17 @@ class FakeStage:
     def num_beams(self, k, budget=FULL_BUDGET):
         return self._recommender.num_beams(max(k, 5), budget)
 
-    def answer(self, queries, k, exclude_seen=True, budget=FULL_BUDGET):
+    def answer_each(self, queries, wanted):
         if self.fails:
             raise UnavailableError("redis://items", 2, "refused")
-        (found,) = self._recommender.answer(queries, max(k, 5), exclude_seen, budget)
-        ranked = [
-            Recommendation(item.item_key, item.title, item.score, Ranking(place / 10, {"click": place / 10}))
-            for place, item in enumerate(found.items)
+        candidates = [replace(each, k=max(each.k, 5)) for each in wanted]
+        return [
+            replace(found, items=_turned(found.items)[: each.k])
+            for found, each in zip(self._recommender.answer_each(queries, candidates), wanted, strict=True)
         ]
-        return [Answer(ranked[::-1][:k], found.num_read, found.num_unread)]
+
+
+def _turned(items):
+    return [
+        replace(item, ranking=Ranking(place / 10, {"click": place / 10})) for place, item in enumerate(items)
+    ][::-1]

@@ -15,7 +15,14 @@ import pyarrow as pa
 import uvicorn
 from fastapi import FastAPI
 
-from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Recommendation
+from rayrec.pipelines.inference.recommender import (
+    FULL_BUDGET,
+    Answer,
+    Budget,
+    Query,
+    Recommendation,
+    Wanted,
+)
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
@@ -92,8 +99,14 @@ class FakeRecommender:
     def answer(
         self, queries: Sequence[Query], k: int, exclude_seen: bool = True, budget: Budget = FULL_BUDGET
     ) -> list[Answer]:
-        self.budgets.append(budget)
-        return [self._answer(query, k, exclude_seen) for query in queries]
+        return self.answer_each(queries, [Wanted(k, exclude_seen, budget)] * len(queries))
+
+    def answer_each(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
+        self.budgets.append(wanted[0].budget)
+        return [
+            self._answer(query, each.k, each.exclude_seen)
+            for query, each in zip(queries, wanted, strict=True)
+        ]
 
     def _answer(self, query: Query, k: int, exclude_seen: bool) -> Answer:
         self.asked.append((query.history_ids.tolist(), query.user_id, k, exclude_seen))

@@ -9,7 +9,7 @@ import pytest
 from rayrec.pipelines.inference.merged_candidates import MergedCandidates
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import Answer, Query, Recommender
+from rayrec.pipelines.inference.recommender import Answer, Query, Recommender, Wanted
 from rayrec.platform.errors import InputError
 from rayrec.samples.graph import GraphConfig, TemporalGraph
 from rayrec.samples.prepare.ids import ids_of_kind
@@ -55,7 +55,7 @@ class Silent:
     def __getattr__(self, name):
         return getattr(self._recommender, name)
 
-    def answer(self, queries, k, exclude_seen=True, budget=None):
+    def answer_each(self, queries, wanted):
         return [Answer([], len(query.history_ids), 0) for query in queries]
 
 
@@ -152,25 +152,32 @@ class _ModelFirst:
     def __init__(self, recommender):
         self._recommender, self.dataset = recommender, recommender.dataset
 
-    def answer(self, queries, k, exclude_seen=True, budget=None):
+    def answer_each(self, queries, wanted):
         named = {item.item_key: item for item in self._recommender.popular(30)}
         items = [replace(named[key], score=-1.0 - n, source="model") for n, key in enumerate(("i5", "i2"))]
-        return [Answer(items[:k] if len(query.history_ids) else [], 1, 0) for query in queries]
+        return [
+            Answer(items[: each.k] if len(query.history_ids) else [], 1, 0)
+            for query, each in zip(queries, wanted, strict=True)
+        ]
 
 
 def test_candidates_are_merged_and_each_says_what_named_it(recommender, graph):
     neighbors = NeighborRecommender(recommender.dataset, graph, lambda: NOW + 100)
     both = MergedCandidates(_ModelFirst(recommender), neighbors)
 
-    found, nothing = both.answer([Query(ids("i1")), Query(np.zeros(0, np.int64))], 4)
+    nobody = Query(np.zeros(0, np.int64))
+    found, less, nothing = both.answer_each(
+        [Query(ids("i1")), Query(ids("i1")), nobody], [Wanted(4), Wanted(2), Wanted(4)]
+    )
 
     assert [(item.item_key, item.source, item.score) for item in found.items] == [
         ("i5", "model", -1.0),
         ("i2", "model", -2.0),  # which neighbors name as well
         ("i3", "neighbors", -2.0),
     ]
+    assert [(item.item_key, item.source) for item in less.items] == [("i5", "model"), ("i2", "model")]
     assert nothing.items == []
-    (alone,) = both.answer([Query(np.zeros(0, np.int64))], 4)
+    (alone,) = both.answer_each([nobody], [Wanted(4)])
     assert alone.items == []
 
 
@@ -180,7 +187,7 @@ def test_a_service_with_a_ranking_stage_ranks_both_and_answers_cold_users_withou
     neighbors = NeighborRecommender(recommender.dataset, graph, lambda: NOW + 100)
     stage = object.__new__(RankingStage)
     merged = MergedCandidates(_ModelFirst(recommender), neighbors)
-    monkeypatch.setattr(RankingStage, "answer", lambda self, queries, k, *_: merged.answer(queries, k))
+    monkeypatch.setattr(RankingStage, "answer_each", lambda self, *asked: merged.answer_each(*asked))
     stage.scorer, stage.config = recommender, ServeConfig.parse({"ranking": {"run": "x"}}).ranking
     recommender_alone = Silent(recommender)
     service = RecommendationService(recommender_alone, 50, stage, neighbors=neighbors)

@@ -258,12 +258,28 @@ def test_a_degraded_request_is_refused_like_any_other(service):
     assert isinstance(refused, RefusedRequestError)
 
 
-def test_requests_of_different_levels_are_not_computed_together():
+def test_requests_that_are_searched_for_alike_are_computed_together(service, recommender):
+    requests = [
+        RecommendRequest(user_id="ann", k=1, exclude_seen=False),
+        DegradedRequest.of(RecommendRequest(user_id="42", k=2), level(budget=Budget(max_events=1))),
+        DegradedRequest.of(RecommendRequest(user_id="ann", k=2), level(budget=Budget(max_beams=10))),
+        RecommendRequest(user_id="zoe", k=2),
+    ]
+    assert len(set(map(service.group_of, requests))) == 1
+
+    answers = service.recommend_all(requests)
+
+    assert [len(answer.items) for answer in answers] == [1, 2, 2, 2]
+    assert [answer.source for answer in answers] == ["model"] * 3 + ["popular"]
+    assert [asked[2:] for asked in recommender.asked] == [(1, False), (2, True), (2, True)]
+    assert [answer.degraded for answer in answers] == [[], [], [], []]
+
+
+def test_requests_of_other_beams_or_without_the_model_are_not_computed_together(service):
     request = RecommendRequest(user_id="ann")
-    how = [level(), level(budget=Budget(max_beams=3)), level(ranks=False)]
-    groups = {RecommendationService.group_of(DegradedRequest.of(request, each)) for each in how}
-    assert len(groups) == 3
-    assert RecommendationService.group_of(request) in groups
+    how = [level(), level(budget=Budget(max_beams=3)), level(asks_model=False)]
+    assert len({service.group_of(DegradedRequest.of(request, each)) for each in how}) == 3
+    assert service.group_of(DegradedRequest.of(request, level(ranks=False))) == service.group_of(request)
 
 
 def test_popular_items_answer_where_the_model_names_none_and_all_answers_are_counted(caplog):

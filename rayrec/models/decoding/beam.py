@@ -31,6 +31,19 @@ class BeamResult:
     """[B] int64 items found."""
 
 
+def beams_for(k: int, beam_width: int, max_beams: int | None = None) -> int:
+    """Beams that find k items: `beam_width` or `max_beams`, the smaller, if these are as many.
+
+    Else, as few as possible of the powers of two and `beam_width`: questions for about as many items have as
+    many beams, and are answered together.
+    """
+    wanted = beam_width if max_beams is None else min(beam_width, max_beams)
+    if k <= wanted:
+        return wanted
+    enough = 1 << (k - 1).bit_length()
+    return min(enough, beam_width) if k <= beam_width else enough
+
+
 def beam_search(distribution: ItemDistribution, beam_width: int) -> BeamResult:
     """Find the `beam_width` most probable items of each row.
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rayrec.models.decoding.beam import BeamResult, beam_search
+from rayrec.models.decoding.beam import BeamResult, beam_search, beams_for
 from rayrec.models.decoding.leaf_filter import ItemSets, LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution, Step
 from rayrec.models.decoding.trie import CodeTrie
@@ -138,8 +138,7 @@ class GenerativeRecommender(SequenceModel):
         return self.prefix_cache
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
-        wanted = self.beam_width if max_beams is None else min(self.beam_width, max_beams)
-        return max(wanted, k)
+        return beams_for(k, self.beam_width, max_beams)
 
     def _search(self, context: Context, width: int, leaf_filter: LeafFilter | None) -> BeamResult:
         return beam_search(self.distribution(context, leaf_filter, renormalized=False), width)

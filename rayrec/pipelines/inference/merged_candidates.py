@@ -24,6 +24,7 @@ from rayrec.pipelines.inference.recommender import (
     Budget,
     Query,
     Recommender,
+    Wanted,
     described,
 )
 from rayrec.platform.arrays import Int64Array
@@ -59,28 +60,24 @@ class MergedCandidates:
         near = self._neighbors.recommend_samples(samples, k, exclude_seen=exclude_seen)
         return merged(generated, near.items_BK, k, self._num_generated(k))
 
-    def answer(
-        self, queries: Sequence[Query], k: int, exclude_seen: bool = True, budget: Budget = FULL_BUDGET
-    ) -> list[Answer]:
-        """As `Recommender.answer`; each item says what named it. What both named is the model's."""
-        answers = self.recommender.answer(queries, k, exclude_seen, budget)
-        near = self._neighbors.near(queries, k, exclude_seen=exclude_seen)
-        found = self._by_position(answers)
-        both = merged(found, near.items_BK, k, self._num_generated(k))
-        items, merged_answers = self.dataset.items, list[Answer]()
-        for row, answer in enumerate(answers):
-            named = dict(zip(found.items_BK[row].tolist(), answer.items, strict=False))
-            candidates = zip(both.items_BK[row].tolist(), both.scores_BK[row].tolist(), strict=True)
-            merged_answers.append(
-                replace(
-                    answer,
-                    items=[
-                        named.get(item) or described(items, item, score, "neighbors")
-                        for item, score in candidates
-                        if item >= 0
-                    ],
-                )
-            )
+    def answer_each(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
+        """As `Recommender.answer_each`; each item says what named it. What both named is the model's."""
+        answers = self.recommender.answer_each(queries, wanted)
+        excludes_B = np.array([each.exclude_seen for each in wanted])
+        near = self._neighbors.near(queries, max(each.k for each in wanted), exclude_seen=excludes_B)
+        found, merged_answers = self._by_position(answers), list(answers)
+        for k in {each.k for each in wanted}:
+            rows = [row for row, each in enumerate(wanted) if each.k == k]
+            generated = RankedItems(found.items_BK[rows], found.scores_BK[rows])
+            both = merged(generated, near.items_BK[rows, :k], k, self._num_generated(k))
+            for row, items_K, scores_K in zip(rows, both.items_BK, both.scores_BK, strict=True):
+                named = dict(zip(found.items_BK[row].tolist(), answers[row].items, strict=False))
+                items = [
+                    named.get(item) or described(self.dataset.items, item, score, "neighbors")
+                    for item, score in zip(items_K.tolist(), scores_K.tolist(), strict=True)
+                    if item >= 0
+                ]
+                merged_answers[row] = replace(answers[row], items=items)
         return merged_answers
 
     def _by_position(self, answers: Sequence[Answer]) -> RankedItems:

@@ -34,6 +34,7 @@ from rayrec.samples.graph import (
     neighbors,
     similar_items,
 )
+from rayrec.samples.graph.counting import FREE
 
 Method = Literal["co_visitation", "swing"]
 
@@ -90,7 +91,7 @@ class NeighborRecommender:
         queries: Sequence[Query],
         k: int,
         method: Method = "co_visitation",
-        exclude_seen: bool = True,
+        exclude_seen: bool | BoolArray = True,
     ) -> list[Answer]:
         """The k nearest items for each query, best first; fewer where fewer are near.
 
@@ -111,15 +112,19 @@ class NeighborRecommender:
         queries: Sequence[Query],
         k: int,
         method: Method = "co_visitation",
-        exclude_seen: bool = True,
+        exclude_seen: bool | BoolArray = True,
     ) -> RankedItems:
-        """Catalog positions of the k nearest items that may be shown for each query; -1 after the last."""
+        """Catalog positions of the k nearest items that may be shown for each query; -1 after the last.
+
+        Args:
+            exclude_seen: leave out items of the history; of all queries alike, or of each.
+        """
         histories = Histories(
             np.concatenate([np.zeros(0, np.int64), *(query.history_ids for query in queries)]),
             offsets_from_lengths(np.array([len(query.history_ids) for query in queries], np.int64)),
             np.full(len(queries), self._now()),
         )
-        seen_BE = histories.padded() if exclude_seen else None
+        seen_BE = np.where(np.reshape(exclude_seen, (-1, 1)), histories.padded(), FREE)
 
         def nearest(most: int) -> tuple[RankedItems, bool]:
             """What may be shown of so many, and whether more of them could fill a row."""

@@ -20,7 +20,15 @@ import pandas as pd
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.inference.merged_candidates import MergedCandidates
-from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Ranking, Recommender
+from rayrec.pipelines.inference.recommender import (
+    FULL_BUDGET,
+    Answer,
+    Budget,
+    Query,
+    Ranking,
+    Recommender,
+    Wanted,
+)
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
@@ -139,7 +147,12 @@ class RankingStage:
 
         The history of a query is what the ranking model reads of its past; a trigger item is no part of it.
         """
-        answers = self.recommender.answer(queries, self._num_candidates(k, budget), exclude_seen, budget)
+        return self.answer_each(queries, [Wanted(k, exclude_seen, budget)] * len(queries))
+
+    def answer_each(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
+        """As `Recommender.answer_each`, with items as in `answer`."""
+        candidates = [replace(each, k=self._num_candidates(each.k, each.budget)) for each in wanted]
+        answers = self.recommender.answer_each(queries, candidates)
         most = max((len(answer.items) for answer in answers), default=0)
         items_BK = np.full((len(answers), most), -1)
         scores_BK = np.full((len(answers), most), -np.inf)
@@ -148,7 +161,7 @@ class RankingStage:
             items_BK[row, : len(keys)] = self._items.get_indexer(keys)
             scores_BK[row, : len(keys)] = [item.score for item in answer.items]
         opinion = self._opinion(queries, items_BK, scores_BK)
-        order_BK = _best_first(opinion.objective_BK)[:, :k]
+        order_BK = _best_first(opinion.objective_BK)
         return [
             replace(
                 answer,
@@ -166,7 +179,7 @@ class RankingStage:
                             ),
                         ),
                     )
-                    for place in order_BK[row].tolist()
+                    for place in order_BK[row, : wanted[row].k].tolist()
                     if place < len(answer.items)
                 ],
             )

@@ -95,6 +95,17 @@ FULL_BUDGET = Budget()
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """How a query is to be answered."""
+
+    k: int
+    """Items at most."""
+    exclude_seen: bool = True
+    """Leave out items of the history."""
+    budget: Budget = FULL_BUDGET
+
+
+@dataclass(frozen=True)
 class Answer:
     """What comes of one query."""
 
@@ -248,21 +259,47 @@ class Recommender:
         self, queries: Sequence[Query], k: int, exclude_seen: bool = True, budget: Budget = FULL_BUDGET
     ) -> list[Answer]:
         """The same, and how much of each history was read."""
+        return self.answer_each(queries, [Wanted(k, exclude_seen, budget)] * len(queries))
+
+    def answer_each(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
+        """As `answer`, each query as is wanted of it, all by one search: an answer is the same as alone.
+
+        Raises:
+            ValueError: they are not searched for with one number of beams (`num_beams`).
+        """
         answers: dict[int, Answer] = {}
         for is_prepared in (False, True):
             places = [place for place, query in enumerate(queries) if query.is_prepared == is_prepared]
-            if not places:
-                continue
-            some = [queries[place] for place in places]
-            samples = self._as_samples(some)
-            seen_BE = self.seen(samples)  # of whole histories, however much of them is read
-            if (most := budget.max_events) is not None:
-                samples = self._as_samples([_newest(query, most) for query in some])
-            features = self._features.ranking(samples, is_prepared)
-            allowed = self._allowed(some)
-            ranked = self._rank(features, k, seen_BE if exclude_seen else None, budget.max_beams, allowed)
-            answers |= zip(places, self._answers(features, seen_BE, ranked), strict=True)
+            if places:
+                some = [queries[place] for place in places]
+                found = self._answers(some, [wanted[place] for place in places], is_prepared)
+                answers |= zip(places, found, strict=True)
         return [answers[place] for place in range(len(queries))]
+
+    def _answers(self, queries: Sequence[Query], wanted: Sequence[Wanted], is_prepared: bool) -> list[Answer]:
+        samples = self._as_samples(queries)
+        seen_BE = self.seen(samples)  # of whole histories, however much of them is read
+        if any(each.budget.max_events is not None for each in wanted):
+            budgets = (each.budget for each in wanted)
+            samples = self._as_samples(list(map(_newest, queries, budgets)))
+        features = self._features.ranking(samples, is_prepared)
+        excludes_B = np.array([each.exclude_seen for each in wanted])
+        excluded_BE = np.where(excludes_B[:, None], seen_BE, -1) if excludes_B.any() else None
+        most = max(each.k for each in wanted)
+        ranked = self._rank(features, most, excluded_BE, self._max_beams(wanted), self._allowed(queries))
+        return self._described(features, seen_BE, ranked, wanted)
+
+    def _max_beams(self, wanted: Sequence[Wanted]) -> int | None:
+        """What makes the search for the most items one with the beams of each."""
+        if all(each.budget.max_beams is None for each in wanted):
+            num_beams = {self.num_beams(each.k) for each in wanted}
+            max_beams = None
+        else:
+            num_beams = {self.num_beams(each.k, each.budget) for each in wanted}
+            max_beams = max(num_beams)
+        if len(num_beams) > 1:
+            raise ValueError(f"queries with {sorted(num_beams)} beams are not answered by one search")
+        return max_beams
 
     def _allowed(self, queries: Sequence[Query]) -> AllowedItems | None:
         """Sets of items, each once, and which of them each query has."""
@@ -275,12 +312,19 @@ class Recommender:
         set_B = np.array([place_of[id(mask_I)] for mask_I in masks], dtype=np.int64)
         return AllowedItems(np.stack(list(sets.values())), set_B)
 
-    def _answers(self, features: FeatureBatch, seen_BE: Int64Array, ranked: RankedItems) -> list[Answer]:
+    def _described(
+        self, features: FeatureBatch, seen_BE: Int64Array, ranked: RankedItems, wanted: Sequence[Wanted]
+    ) -> list[Answer]:
         num_read_B = np.diff(features.offsets_B1)
         num_unread_B = np.maximum((seen_BE >= 0).sum(1) - num_read_B, 0)
+        found = zip(ranked.items_BK.tolist(), ranked.scores_BK.tolist(), wanted, strict=True)
         lists = [
-            [self._describe(item, score) for item, score in zip(items_K, scores_K, strict=True) if item >= 0]
-            for items_K, scores_K in zip(ranked.items_BK.tolist(), ranked.scores_BK.tolist(), strict=True)
+            [
+                self._describe(item, score)
+                for item, score in zip(items_K[: each.k], scores_K, strict=False)
+                if item >= 0
+            ]
+            for items_K, scores_K, each in found
         ]
         return list(map(Answer, lists, num_read_B.tolist(), num_unread_B.tolist()))
 
@@ -371,9 +415,10 @@ def described(items: Items, position: int, score: float, source: Source = "model
     return Recommendation(key, title, score, source=source)
 
 
-def _newest(query: Query, num_events: int) -> Query:
-    """The query with no other events than its newest."""
-    first = max(len(query.history_ids) - num_events, 0)
+def _newest(query: Query, budget: Budget) -> Query:
+    """The query with no other events than its newest, as many as the budget allows."""
+    most = len(query.history_ids) if budget.max_events is None else budget.max_events
+    first = max(len(query.history_ids) - most, 0)
     if not first:
         return query
     return replace(

@@ -19,7 +19,7 @@ from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.pipelines.inference.item_filter import AllowedByFilter, FilterMasks, ItemFilter, NamedList
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender
+from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender, Wanted
 from rayrec.pipelines.versions.gate import check_answers, overlap, probe
 from rayrec.pipelines.versions.manifest import Probe
 from rayrec.platform.arrays import Int64Array
@@ -98,6 +98,7 @@ class _Asked:
     """A request that was understood."""
 
     query: Query
+    wanted: Wanted
     ignored: list[Key]
     has_something: bool
     """Whether the model has anything to go by."""
@@ -217,21 +218,29 @@ class RecommendationService:
     def dataset(self) -> Dataset:
         return self._recommender.dataset
 
-    @staticmethod
-    def group_of(request: RecommendRequest) -> Hashable:
-        """Requests of one group may be computed together."""
-        return request.k, request.exclude_seen, request.rank is not False, _level_of(request)
+    def group_of(self, request: RecommendRequest) -> Hashable:
+        """Requests of one group may be computed together: such as are searched for with as many beams, and
+        ranked or not."""
+        return _level_of(request).asks_model, self._stage_for(request) is None, self._num_beams(request)
 
     def width_of(self, request: RecommendRequest) -> int:
         """What its group costs by, see `CostsByWidth`: its beams, up to the next power of two; 1 where every
         item is scored, and 0 where the model is not asked."""
-        level = _level_of(request)
-        if not level.asks_model:
+        if not _level_of(request).asks_model:
             return 0
-        k = min(request.k, self.max_k, len(self._item_keys))
-        stage = self._stage if level.ranks and request.rank is not False else None
-        num_beams = (stage or self._recommender).num_beams(k, level.budget)
-        return 1 << max(num_beams - 1, 0).bit_length()
+        return 1 << max(self._num_beams(request) - 1, 0).bit_length()
+
+    def _num_beams(self, request: RecommendRequest) -> int:
+        if not _level_of(request).asks_model:
+            return 0
+        source, wanted = self._stage_for(request) or self._recommender, self._wanted(request)
+        return source.num_beams(min(wanted.k, self.max_k), wanted.budget)
+
+    def _stage_for(self, request: RecommendRequest) -> RankingStage | None:
+        return self._stage if _level_of(request).ranks and request.rank is not False else None
+
+    def _wanted(self, request: RecommendRequest) -> Wanted:
+        return Wanted(min(request.k, len(self._item_keys)), request.exclude_seen, _level_of(request).budget)
 
     def recommend_all(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
         """Answers of requests of one group; what `recommend` would raise stands where an answer would.
@@ -249,21 +258,14 @@ class RecommendationService:
         """The same, which nobody counts."""
         recent = self._recent_events(requests)
         asked = [self._understood(request, recent) for request in requests]
-        k = min(requests[0].k, len(self._item_keys))
-        exclude_seen = requests[0].exclude_seen
-        level = _level_of(requests[0])
-        wanted = None if requests[0].rank is False else self._stage
-        stage = wanted if level.ranks else None
+        level, stage = _level_of(requests[0]), self._stage_for(requests[0])
         source = stage or self._recommender
-        to_model = [each.query for each in asked if isinstance(each, _Asked) and each.has_something]
-        if not level.asks_model:
-            to_model = []
-        found = iter(source.answer(to_model, k, exclude_seen, level.budget) if to_model else ())
-        of_all: list[StepName] = []
-        if level.budget.max_beams is not None and source.num_beams(k, level.budget) < source.num_beams(k):
-            of_all.append("fewer_beams")
-        if wanted is not None and stage is None:
-            of_all.append("no_ranking")
+        to_model = [
+            (each.query, each.wanted)
+            for each in asked
+            if isinstance(each, _Asked) and each.has_something and level.asks_model
+        ]
+        found = iter(source.answer_each(*zip(*to_model, strict=True)) if to_model else ())
         answers: list[RecommendAnswer | Exception | None] = []
         unnamed = list[_Unnamed]()
         for place, each in enumerate(asked):
@@ -278,44 +280,38 @@ class RecommendationService:
                 answers.append(None)
             else:
                 answer = next(found)
-                most = level.budget.max_events
-                is_cut = most is not None and len(each.query.history_ids) > most
-                degraded: list[StepName] = [*of_all, "shorter_history"] if is_cut else of_all
+                degraded = _degraded(each, source)
+                if stage is None and self._stage is not None and requests[place].rank is not False:
+                    degraded.append("no_ranking")
                 if answer.items:
                     ranker = None if stage is None else self.ranker
                     answers.append(self._answer(each, answer.items, answer.num_unread, ranker, degraded))
                 else:
                     unnamed.append(_Unnamed(place, each, answer.num_unread, answer.num_read > 0, degraded))
                     answers.append(None)
-        for one, answered in zip(unnamed, self._without_model(unnamed, k, exclude_seen), strict=True):
+        for one, answered in zip(unnamed, self._without_model(unnamed), strict=True):
             answers[one.place] = answered
         return [answer for answer in answers if answer is not None]
 
-    def _without_model(
-        self, unnamed: Sequence[_Unnamed], k: int, exclude_seen: bool
-    ) -> list[RecommendAnswer]:
+    def _without_model(self, unnamed: Sequence[_Unnamed]) -> list[RecommendAnswer]:
         """Neighbors, else popular items."""
-        near = self._near(unnamed, k, exclude_seen)
+        near = self._near(unnamed)
         answers = []
         for place, one in enumerate(unnamed):
             items: list[Recommendation] = near.get(place, [])
             if not items:
-                seen, allowed_I = (
-                    one.asked.query.history_ids if exclude_seen else None,
-                    one.asked.query.allowed_I,
-                )
-                if allowed_I is None:
-                    items = self._recommender.popular(k, seen)
+                query, wanted = one.asked.query, one.asked.wanted
+                seen = query.history_ids if wanted.exclude_seen else None
+                if query.allowed_I is None:
+                    items = self._recommender.popular(wanted.k, seen)
                 else:
-                    items = self._recommender.popular(k, seen, allowed_I)
+                    items = self._recommender.popular(wanted.k, seen, query.allowed_I)
             if one.names_nothing and items:  # else there is nothing that the user has not seen
                 self._note_lack(one.asked)
             answers.append(self._answer(one.asked, items, one.num_unread, degraded=one.degraded))
         return answers
 
-    def _near(
-        self, unnamed: Sequence[_Unnamed], k: int, exclude_seen: bool
-    ) -> dict[int, list[Recommendation]]:
+    def _near(self, unnamed: Sequence[_Unnamed]) -> dict[int, list[Recommendation]]:
         """Neighbors by place: of the history, of items that the catalog lacks, or of what the graph knows of
         the user."""
         if self._neighbors is None:
@@ -338,8 +334,12 @@ class RecommendationService:
                 queries[place] = replace(unnamed[place].asked.query, history_ids=history_ids)
         if not queries:
             return {}
-        answers = self._neighbors.answer(list(queries.values()), k, exclude_seen=exclude_seen)
-        return {place: answer.items for place, answer in zip(queries, answers, strict=True)}
+        wanted = [unnamed[place].asked.wanted for place in queries]
+        excludes_B = np.array([each.exclude_seen for each in wanted])
+        most = max(each.k for each in wanted)
+        answers = self._neighbors.answer(list(queries.values()), most, exclude_seen=excludes_B)
+        found = zip(queries, answers, wanted, strict=True)
+        return {place: answer.items[: each.k] for place, answer, each in found}
 
     def _note_lack(self, asked: _Asked) -> None:
         """The model names no item for a history that it reads: counted, and said once a minute."""
@@ -508,7 +508,7 @@ class RecommendationService:
             query = replace(query, allowed_I=allowed.allowed_I)
         num_unknown = 0 if allowed is None else allowed.num_unknown
         query = replace(query, instruction=instruction)
-        asked = _Asked(query, ignored, has_something, lacks_events, num_unknown)
+        asked = _Asked(query, self._wanted(request), ignored, has_something, lacks_events, num_unknown)
         if self._neighbors is None or len(query.history_ids):
             return asked
         if _is_of_user(request):
@@ -638,6 +638,19 @@ class RecommendationService:
             ranker=ranker,
             degraded=[*degraded, *(["no_recent_events"] if asked.lacks_events else [])],
         ).of(asked.query)
+
+
+def _degraded(asked: _Asked, source: Recommender | RankingStage) -> list[StepName]:
+    """What is computed less of an answer than was asked for."""
+    wanted, degraded = asked.wanted, list[StepName]()
+    if wanted.budget.max_beams is not None and source.num_beams(wanted.k, wanted.budget) < source.num_beams(
+        wanted.k
+    ):
+        degraded.append("fewer_beams")
+    most = wanted.budget.max_events
+    if most is not None and len(asked.query.history_ids) > most:
+        degraded.append("shorter_history")
+    return degraded
 
 
 def _source_of(items: Sequence[Recommendation]) -> AnswerSource:

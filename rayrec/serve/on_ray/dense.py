@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rayrec.models.decoding.beam import beams_for
 from rayrec.models.program.program import AllowedItems, RankedItems, Rows
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of, use_prefix_cache
@@ -205,6 +206,4 @@ class RemoteRanker:
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
         """As `SequenceProgram.num_beams`."""
-        if not self._beam_width:
-            return 0
-        return max(k, self._beam_width if max_beams is None else min(self._beam_width, max_beams))
+        return beams_for(k, self._beam_width, max_beams) if self._beam_width else 0

@@ -120,13 +120,9 @@ def test_a_call_may_have_fewer_beams_but_as_many_as_items_asked_for():
     model, narrow = recommender(), recommender(beam_width=1)
     batch = tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL))
 
-    assert [model.num_beams(k, most) for k, most in ((1, None), (1, 2), (3, 2), (1, 99))] == [
-        NUM_ITEMS,
-        2,
-        3,
-        NUM_ITEMS,
-    ]
-    for k in (1, 3):
+    beams = {(1, None): NUM_ITEMS, (1, 2): 2, (3, 2): 4, (5, 2): NUM_ITEMS, (1, 99): NUM_ITEMS, (9, 2): 16}
+    assert {asked: model.num_beams(*asked) for asked in beams} == beams
+    for k in (1, 3):  # with one beam, and with four
         assert model.recommend(batch, k, None, max_beams=1).items_BK.equal(
             narrow.recommend(batch, k, None).items_BK
         )
