@@ -198,7 +198,7 @@ def test_a_place_is_given_back_whatever_becomes_of_the_request(start, fields, er
 def test_limits_count_a_request_by_what_it_takes(start):
     """One with four times the beams is four, and one that is more than all is all."""
     model = start(service={"concurrency": 6}, callers={"rate": 0.001, "burst": 5})
-    model.service.width_of = lambda request: WIDTH * max(request.k // 10, 1)
+    model.service.width_of = model.service.group_of = lambda request: WIDTH * max(request.k // 10, 1)
 
     async def scenario() -> tuple[int, int]:
         tasks = await model.occupy(1)
