@@ -39,6 +39,7 @@ BENCHES: dict[str, Bench] = {
     "graph": partial(_run, "graph", "bench"),
     "graph-growth": partial(_run, "graph", "bench_growth"),
     "graph-quality": partial(_run, "graph_quality", "bench"),
+    "nearline": partial(_run, "nearline", "bench"),
     "off-policy": partial(_run, "off_policy", "bench"),
     "online": partial(_run, "online", "bench"),
     "pipeline": partial(_run, "pipeline", "bench"),
@@ -59,5 +60,6 @@ BENCHES: dict[str, Bench] = {
     "stores": partial(_run, "stores", "bench"),
     "transport": partial(_run, "transport", "bench"),
     "tiers": partial(_run, "tiers", "bench"),
+    "value": partial(_run, "value", "bench"),
     **{name: partial(_run, "quality", "bench", name) for name in QUALITY_CONFIGS},
 }
