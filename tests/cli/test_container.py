@@ -54,7 +54,11 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+BOUND_S = 300.0
+"""Longest that a command may take, on a machine that has much else to do."""
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     command = INSIDE.format(NOBODY) + '"$@"'
     environment = {
         "PATH": os.environ["PATH"],
@@ -63,31 +67,40 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         "TMPDIR": str(folder / "tmp"),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    return subprocess.Popen(
-        ["unshare", "-m", "-n", "sh", "-c", command, "sh", sys.executable, "-m", "rayrec", *arguments],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    # Into a file: nobody reads while the command runs, and one that has filled a pipe waits for ever.
+    with open(folder / "said", "w") as said:
+        return subprocess.Popen(
+            ["unshare", "-m", "-n", "sh", "-c", command, "sh", sys.executable, "-m", "rayrec", *arguments],
+            cwd=folder,
+            env=environment,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def ended(command: subprocess.Popen[bytes], folder: Path) -> str:
+    """What it said, once it has ended; it is killed where it does not."""
+    try:
+        command.wait(timeout=BOUND_S)
+    finally:
+        command.kill()
+        command.wait()
+    return (folder / "said").read_text()
 
 
 @pytest.mark.slow
 def test_a_run_trains_and_ends_well_where_nothing_can_be_written_but_its_folder(folder):
     prepared = start(folder, "prepare", "log", "data", "--no-ray")
-    said, _ = prepared.communicate(timeout=300)
+    said = ended(prepared, folder)
     assert prepared.returncode == 0, said
 
     training = start(folder, "train", "run.yaml", "--local")
     run = folder / "runs" / "run"
-    try:
-        while not list(run.glob("snapshots/step-*")) and training.poll() is None:
-            time.sleep(0.1)
-        training.send_signal(signal.SIGTERM)  # as a scheduler ends a job
-        said, _ = training.communicate(timeout=300)
-    finally:
-        training.kill()
+    until = time.monotonic() + BOUND_S
+    while not list(run.glob("snapshots/step-*")) and training.poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
+    training.send_signal(signal.SIGTERM)  # as a scheduler ends a job
+    said = ended(training, folder)
 
     assert training.returncode == 130, said
     assert said.splitlines()[-1] == "rayrec: interrupted"
