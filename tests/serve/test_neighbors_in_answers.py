@@ -95,6 +95,37 @@ def test_whom_the_model_knows_nothing_of_gets_neighbors(recommender, graph):
     assert (counts["serving_answers_neighbors_total"], counts["serving_answers_popular_total"]) == (3, 2)
 
 
+def test_what_a_user_of_the_graph_has_met_is_seen(recommender, graph):
+    """All of it, and for popular items as well."""
+    best = [item.item_key for item in recommender.popular(3)]
+    add(graph, *(("cold", f"i{n}", 10 + n) for n in range(25)), *(("fan", item, 10) for item in best))
+    service = service_of(recommender, graph)
+
+    met = {f"i{n}" for n in range(25)}
+    assert not met & set(ask(service, user_id="cold", k=30)[1])
+    assert not set(best) & set(ask(service, user_id="fan", k=3)[1])
+    assert met & set(ask(service, user_id="cold", k=30, exclude_seen=False)[1])
+
+
+def test_a_filter_of_one_request_searches_for_that_one_again(recommender, monkeypatch):
+    graph = graph_of(*((f"u{n}", item, n) for n in range(3, 30) for item in ("i1", f"i{n}")))
+    neighbors, sizes = NeighborRecommender(recommender.dataset, graph, lambda: NOW + 100), []
+    nearest = neighbors._nearest
+    monkeypatch.setattr(
+        neighbors, "_nearest", lambda queries, *how: sizes.append(len(queries)) or nearest(queries, *how)
+    )
+    only = np.zeros(len(recommender.dataset.items), np.bool_)
+    only[recommender.dataset.item_positions(ids("i4", "i25"))] = True
+
+    near = neighbors.near([Query(ids("i1")), Query(ids("i1"), allowed_I=only)], 2)
+
+    assert sorted(recommender.dataset.items.keys[p].as_py() for p in near.items_BK[1].tolist()) == [
+        "i25",
+        "i4",
+    ]
+    assert sizes[:2] == [2, 1]
+
+
 def test_neighbors_stand_in_for_a_model_that_names_nothing(recommender, graph, caplog):
     service = service_of(Silent(recommender), graph)
 

@@ -40,7 +40,11 @@ Method = Literal["co_visitation", "swing"]
 
 _MOST_NEAR = 10_000
 """Items that are looked at for rows of which the nearest may not be shown, or are not in the catalog."""
+_LARGER = 8
+"""Times as many as before."""
 _MOST_EVENTS = CoVisitation().last
+_MOST_SEEN = 1000
+"""Events of a user of the graph that count as seen."""
 
 
 class NeighborRecommender:
@@ -119,32 +123,46 @@ class NeighborRecommender:
         Args:
             exclude_seen: leave out items of the history; of all queries alike, or of each.
         """
+        excludes_B = np.broadcast_to(np.asarray(exclude_seen), len(queries))
+        near, lacks_B = self._nearest(queries, k, k, method, excludes_B)
+        most = k
+        while lacks_B.any() and most < _MOST_NEAR:  # of those whose nearest may not be shown, others
+            most = min(_LARGER * most, _MOST_NEAR)
+            rows_L = np.flatnonzero(lacks_B)
+            again, lacks_L = self._nearest(
+                [queries[row] for row in rows_L], k, most, method, excludes_B[rows_L]
+            )
+            near.items_BK[rows_L], near.scores_BK[rows_L] = again.items_BK, again.scores_BK
+            lacks_B[rows_L] = lacks_L
+        return near
+
+    def _nearest(
+        self, queries: Sequence[Query], k: int, most: int, method: Method, excludes_B: BoolArray
+    ) -> tuple[RankedItems, BoolArray]:
+        """([B, k] those of the nearest that may be shown; [B] which rows others could fill).
+
+        Args:
+            most: the nearest that are looked at.
+        """
         histories = Histories(
             np.concatenate([np.zeros(0, np.int64), *(query.history_ids for query in queries)]),
             offsets_from_lengths(np.array([len(query.history_ids) for query in queries], np.int64)),
             np.full(len(queries), self._now()),
         )
-        seen_BE = np.where(np.reshape(exclude_seen, (-1, 1)), histories.padded(), FREE)
-
-        def nearest(most: int) -> tuple[RankedItems, bool]:
-            """What may be shown of so many, and whether more of them could fill a row."""
-            if method == "co_visitation":
-                found = co_visited(self.graph, histories, most, left_out_BE=seen_BE)
-            else:
-                found = self._table(method).answer(histories, most, left_out_BE=seen_BE)
-            ranked = self._ranked(found, [query.allowed_I for query in queries])
-            is_full_B = found.scores_BK[:, -1] > -np.inf
-            return ranked, bool((is_full_B & (ranked.items_BK[:, k - 1] < 0)).any())
-
-        ranked, lacks_some = nearest(k)
-        if lacks_some and k < _MOST_NEAR:
-            ranked, _ = nearest(_MOST_NEAR)
-        return RankedItems(ranked.items_BK[:, :k], ranked.scores_BK[:, :k])
+        seen_BE = np.where(excludes_B[:, None], histories.padded(), FREE)
+        if method == "co_visitation":
+            found = co_visited(self.graph, histories, most, left_out_BE=seen_BE)
+        else:
+            found = self._table(method).answer(histories, most, left_out_BE=seen_BE)
+        ranked = self._ranked(found, [query.allowed_I for query in queries])
+        is_full_B = found.scores_BK[:, -1] > -np.inf
+        near = RankedItems(ranked.items_BK[:, :k].copy(), ranked.scores_BK[:, :k].copy())
+        return near, is_full_B & (near.items_BK[:, k - 1] < 0)
 
     def histories_of(self, user_ids: Sequence[int]) -> list[Int64Array]:
-        """The newest items that the graph knows of users, oldest first; of the catalog or not."""
+        """The newest thousand items that the graph knows of users, oldest first; of the catalog or not."""
         ids_B = np.array(user_ids, np.int64)
-        found = neighbors(self.graph, "user", ids_B, np.full(len(ids_B), self._now()), _MOST_EVENTS)
+        found = neighbors(self.graph, "user", ids_B, np.full(len(ids_B), self._now()), _MOST_SEEN)
         return [
             ids_K[:count][::-1] for ids_K, count in zip(found.ids_FK, found.counts_F.tolist(), strict=True)
         ]

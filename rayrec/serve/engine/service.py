@@ -295,12 +295,13 @@ class RecommendationService:
 
     def _without_model(self, unnamed: Sequence[_Unnamed]) -> list[RecommendAnswer]:
         """Neighbors, else popular items."""
-        near = self._near(unnamed)
+        queries = self._queries_for_neighbors(unnamed)
+        near = self._near({place: (query, unnamed[place].asked.wanted) for place, query in queries.items()})
         answers = []
         for place, one in enumerate(unnamed):
             items: list[Recommendation] = near.get(place, [])
             if not items:
-                query, wanted = one.asked.query, one.asked.wanted
+                query, wanted = queries.get(place, one.asked.query), one.asked.wanted
                 seen = query.history_ids if wanted.exclude_seen else None
                 if query.allowed_I is None:
                     items = self._recommender.popular(wanted.k, seen)
@@ -311,9 +312,9 @@ class RecommendationService:
             answers.append(self._answer(one.asked, items, one.num_unread, degraded=one.degraded))
         return answers
 
-    def _near(self, unnamed: Sequence[_Unnamed]) -> dict[int, list[Recommendation]]:
-        """Neighbors by place: of the history, of items that the catalog lacks, or of what the graph knows of
-        the user."""
+    def _queries_for_neighbors(self, unnamed: Sequence[_Unnamed]) -> dict[int, Query]:
+        """By place: of the history, of items that the catalog lacks, or of what the graph knows of the
+        user."""
         if self._neighbors is None:
             return {}
         queries: dict[int, Query] = {}
@@ -332,13 +333,16 @@ class RecommendationService:
             histories = self._neighbors.histories_of(list(users.values()))
             for place, history_ids in zip(users, histories, strict=True):
                 queries[place] = replace(unnamed[place].asked.query, history_ids=history_ids)
-        if not queries:
+        return queries
+
+    def _near(self, asked: Mapping[int, tuple[Query, Wanted]]) -> dict[int, list[Recommendation]]:
+        """Neighbors by place."""
+        if self._neighbors is None or not asked:
             return {}
-        wanted = [unnamed[place].asked.wanted for place in queries]
+        queries, wanted = zip(*asked.values(), strict=True)
         excludes_B = np.array([each.exclude_seen for each in wanted])
-        most = max(each.k for each in wanted)
-        answers = self._neighbors.answer(list(queries.values()), most, exclude_seen=excludes_B)
-        found = zip(queries, answers, wanted, strict=True)
+        answers = self._neighbors.answer(queries, max(each.k for each in wanted), exclude_seen=excludes_B)
+        found = zip(asked, answers, wanted, strict=True)
         return {place: answer.items[: each.k] for place, answer, each in found}
 
     def _note_lack(self, asked: _Asked) -> None:
