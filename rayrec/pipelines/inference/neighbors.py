@@ -130,7 +130,7 @@ class NeighborRecommender:
             most = min(_LARGER * most, _MOST_NEAR)
             rows_L = np.flatnonzero(lacks_B)
             again, lacks_L = self._nearest(
-                [queries[row] for row in rows_L], k, most, method, excludes_B[rows_L]
+                [queries[row] for row in rows_L.tolist()], k, most, method, excludes_B[rows_L]
             )
             near.items_BK[rows_L], near.scores_BK[rows_L] = again.items_BK, again.scores_BK
             lacks_B[rows_L] = lacks_L
