@@ -22,6 +22,8 @@ from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import CURRENT, VersionStore
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import RemoteFolder
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.graph import graph_of_dataset
 from tests.helpers.runs import SPARSE_SASREC, make_run
 
 MODELS = {
@@ -77,6 +79,23 @@ def test_each_version_recommends_as_its_snapshot_does(run, tmp_path, place):
         assert recommendations(load_version(store, version.manifest).model) == expected
     behind = load_version(store, versions[2].manifest, held=versions[0])
     assert recommendations(behind.model) == recommendations(versions[2].model)
+
+
+def test_a_model_of_neighbors_is_published_with_a_graph_that_services_can_read(tmp_path):
+    def saved_graph(dataset: Dataset) -> dict[str, str]:
+        graph_of_dataset(dataset).save(tmp_path / "graph")
+        return {"graph": str(tmp_path / "graph")}
+
+    without = RunFolder.open(make_run(tmp_path / "without", "gnn"))
+    run = RunFolder.open(make_run(tmp_path / "with", "gnn", data_of=saved_graph))
+    store = VersionStore(str(tmp_path / "store"), cache=tmp_path / "cache")
+
+    with pytest.raises(InputError, match=r"which versions do not have; train it with data\.graph"):
+        Publisher(without, store)
+    (version,) = publish(run, store, run.snapshot_names())
+
+    found = recommendations(load_version(store, version).model)
+    assert found == recommendations(TrainedModel.load(run.path, "last"))
 
 
 def test_only_rows_that_have_changed_are_sent(run_with_rows, tmp_path):

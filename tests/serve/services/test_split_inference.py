@@ -26,6 +26,7 @@ RUNS = {
     "rows of the catalog": ("sasrec", {"item_matrix": "sparse", "user_embedding": True}),
     "dense weights alone": ("sasrec", {}),
     "times": ("hstu", {}),
+    "neighbors": ("gnn", {"item_matrix": "sparse", "num_negatives": 8}),
     "beams": ("generative", {}),
     "instructions": ("encoder", {"instruction": {"parts": ["scenario", "behavior", "trigger_item"]}}),
 }
@@ -78,6 +79,8 @@ def test_a_batch_travels_with_all_that_a_network_reads():
         times_N=np.array([100, 200]),
         labels={"behavior": np.array([1, -1])},
         instruction={"scenario": np.array([0, 2])},
+        neighbors_NJ=np.array([[5, 4], [4, 5]]),
+        neighbor_weights_NJ=np.array([[1.0, 0.0], [0.25, 0.75]], dtype=np.float32),
     )
     rows = {"item": np.eye(2, 3, dtype=np.float32), "user": np.zeros((1, 0), dtype=np.float32)}
     batch = RankBatch(11, features, rows, 5, np.array([[4, -1], [-1, -1]]), 30)
@@ -86,7 +89,14 @@ def test_a_batch_travels_with_all_that_a_network_reads():
 
     assert (found.version, found.k, found.max_beams, found.features.step) == (11, 5, 30, 3)
     np.testing.assert_array_equal(found.excluded_BE, batch.excluded_BE)
-    for name in ("row_keys_B", "offsets_B1", "items_N", "times_N"):
+    for name in (
+        "row_keys_B",
+        "offsets_B1",
+        "items_N",
+        "times_N",
+        "neighbors_NJ",
+        "neighbor_weights_NJ",
+    ):
         np.testing.assert_array_equal(getattr(found.features, name), getattr(features, name))
     for table, lookup in features.lookups.items():
         np.testing.assert_array_equal(found.features.lookups[table].ids_M, lookup.ids_M)
