@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ class SavedGraph:
         """As it was when this was made; kinds may have been added since."""
         self.floor: int = graph.state.floor
         """Likewise: older events it has forgotten."""
+        self.version: str = hashlib.sha256((Path(folder) / MANIFEST).read_bytes()).hexdigest()
+        """Likewise: another one for other edges."""
         self._graph: TemporalGraph | None = None
         self._saved_at: int | None = None
 

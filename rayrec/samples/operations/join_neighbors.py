@@ -96,9 +96,10 @@ class JoinNeighborsConfig(OperationSettings):
 
     def content(self) -> str:
         """Of what log the graph is, and what it has forgotten; what was before a time does not change as
-        events follow."""
+        events follow, unless they make others go."""
         graph = SavedGraph(self.graph)
-        return f"{graph.config.log} {graph.floor}"
+        bounded = "" if graph.config.max_edges_per_node is None else graph.version
+        return f"{graph.config.log} {graph.floor} {bounded}".rstrip()
 
 
 @dataclass

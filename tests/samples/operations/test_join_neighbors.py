@@ -8,6 +8,7 @@ import pytest
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.graph import GraphConfig, TemporalGraph
+from rayrec.samples.operations.join_neighbors import JoinNeighborsConfig
 from tests.helpers.feature_operations import computed, context, program
 from tests.samples.graph.brute_force import Event, append, co_visits
 
@@ -58,6 +59,21 @@ def test_events_of_an_item_are_counted_within_some_time(graph):
             for item, at in zip(items, times, strict=True)
         ]
         assert found[name].to_pylist() == expected
+
+
+def test_prepared_rows_are_kept_while_a_graph_grows_unless_events_make_others_go(tmp_path):
+    contents = {}
+    for most in (None, 3):
+        grown = TemporalGraph(GraphConfig(log="clicks", max_edges_per_node=most))
+        folder = tmp_path / str(most)
+        for events in (EVENTS[:20], EVENTS[20:]):
+            append(grown, events)
+            grown.save(folder)
+            settings = JoinNeighborsConfig.parse(near(folder), source="test")
+            contents.setdefault(most, []).append(settings.content())
+
+    assert contents[None][0] == contents[None][1]
+    assert contents[3][0] != contents[3][1]
 
 
 def test_times_may_be_timestamps_and_the_operation_travels(graph):
