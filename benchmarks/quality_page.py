@@ -360,6 +360,8 @@ Limits of the comparison:
   does not beat SASRec by more than chance: with full softmax it has 0.0937 where three seeds of SASRec have
   0.0916 to 0.0926, and with sampled softmax and rows on servers 0.0874, where SASRec so trained
   [has 0.0841](recommendation.md#targets-on-amazon-beauty). In both cases the intervals overlap.
+  On MovieLens it has 0.1941, where co-visitation has 0.1877 and SASRec 0.1782, all within 0.025 of each
+  other.
 - Semantic IDs have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a digit for
   collisions; seeds of a method share them.
 - Two x86-64 cores, no accelerator. Training times are those of the steps, the median of the seeds. Many
