@@ -114,7 +114,9 @@ def test_behaviors_have_the_same_codes_on_both_sides_however_files_came(tmp_path
     ]
     for part in parts:
         build(part, tmp_path / "store", name="log")
-    build(parts[0], tmp_path / "store", name="log", by="item")
+    assert build(parts[0], tmp_path / "store", name="log", by="item").other_side_lacks == 0
+    behind = build(parts[2], tmp_path / "store", name="log")
+    assert ("side by item", "lacks 1 of these files: run this again with --by item") in behind.rows()
 
     for part in parts[:0:-1]:
         build(part, tmp_path / "store", name="log", by="item")

@@ -113,6 +113,9 @@ class StoreReport:
     far_future_from: str | None = None
     newest_before: str | None = None
     """Date of the newest event that is not far in the future."""
+    other_side: By = "item"
+    other_side_lacks: int = 0
+    """Of these files, those that the other side of the store has not; 0 of a store with one side."""
 
     def rows(self) -> list[tuple[str, str]]:
         rows = [
@@ -130,6 +133,9 @@ class StoreReport:
                     f"{self.far_future:,}, from {self.far_future_from}; the others end {self.newest_before}",
                 )
             )
+        if self.other_side_lacks:
+            lacks = f"lacks {self.other_side_lacks:,} of these files: run this again"
+            rows.append((f"side by {self.other_side}", f"{lacks} with --by {self.other_side}"))
         return rows
 
 
@@ -154,7 +160,8 @@ def build_store(
     files, roles = _log_of(source, config)
     digests = _digests(files, {*roles.values(), *config.keep}, progress)
     there, accepted = _what_is_there(address, config, config.by)
-    beside, _ = _what_is_there(address, config, "item" if config.by == "user" else "user")
+    other: By = "item" if config.by == "user" else "user"
+    beside, of_other = _what_is_there(address, config, other)
     new = {digest: file for digest, file in digests.items() if digest not in accepted}
     found = _Scan.of(new, roles, config.keep, progress)
     manifest = _manifest(source, files[0], roles, found, config)
@@ -191,6 +198,8 @@ def build_store(
             _agree_on_behaviors(store, manifest)
             report = StoreReport(store.name, manifest.fingerprint, len(new), len(files) - len(new), total)
             report.out_of_order = reader.out_of_order
+            if beside is not None:
+                report.other_side, report.other_side_lacks = other, len(digests.keys() - of_other.keys())
             _tell_far_future(reader.events_of_day, report)
             for batch in partitions.batches(manifest):
                 appended = store.append(batch)
