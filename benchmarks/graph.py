@@ -34,7 +34,8 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.console import log
 from rayrec.samples.graph import ANY_TIME, GraphConfig, Histories, TemporalGraph, Walks, hops, walked
 from rayrec.samples.stores import EventBatch, StoreManifest, open_store
-from rayrec.samples.stores.store import KeyValueEvents, TimeWindow
+from rayrec.samples.stores.batches import TimeWindow
+from rayrec.samples.stores.store import KeyValueEvents
 
 NUM_USERS, NUM_ITEMS, NUM_EVENTS = 200_000, 100_000, 4_000_000
 SEEDS, FAN_OUT = 512, 10

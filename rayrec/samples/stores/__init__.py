@@ -15,8 +15,8 @@ event that comes late, with a time of the past, is there from then on, for rows 
 A run's folder keeps its settings in plain text: put a password into the environment, as in
 `redis://trainer:${STORE_PASSWORD}@host:6379/0#clicks`.
 
-`store` says what a store keeps, `encoding` how, `lmdb_store` and `redis_store` where; `lookup` cuts histories
-at a time, `join` makes an operation of it, `build` and `key_samples` are the commands.
+`store` says what a store keeps, `chunks` and `encoding` how, `lmdb_store` and `redis_store` where; `lookup` cuts
+histories at a time, `join` makes an operation of it, `build` and `key_samples` are the commands.
 """
 
 from __future__ import annotations
@@ -29,17 +29,11 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.stores.batches import AppendReport, EventBatch, Histories, TimeWindow
 from rayrec.samples.stores.errors import StoreUnavailableError
 from rayrec.samples.stores.manifest import By, StoreManifest
 from rayrec.samples.stores.retry import Retry, RetryConfig
-from rayrec.samples.stores.store import (
-    AppendReport,
-    EventBatch,
-    EventStore,
-    Histories,
-    KeyValueEvents,
-    TimeWindow,
-)
+from rayrec.samples.stores.store import EventStore, KeyValueEvents
 
 __all__ = [
     "AppendReport",

@@ -49,10 +49,11 @@ from rayrec.samples.prepare.ids import ids_of_kind, is_integer_id
 from rayrec.samples.prepare.times import parse_times
 from rayrec.samples.prepare.validation import check_ids, refuse_nulls
 from rayrec.samples.stores import open_store
+from rayrec.samples.stores.batches import EventBatch
 from rayrec.samples.stores.errors import NoStoreError
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, By, ColumnType, StoreManifest
 from rayrec.samples.stores.retry import RetryConfig
-from rayrec.samples.stores.store import EventBatch, KeyValueEvents, StoredFile
+from rayrec.samples.stores.store import KeyValueEvents, StoredFile
 from rayrec.samples.stores.times import refuse_other_unit
 
 Progress = Callable[[str, int, int], None]

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.prepare.writer import RowGroupWriter, whole_folder
+from rayrec.samples.stores.batches import Histories
 from rayrec.samples.stores.manifest import ITEMS
-from rayrec.samples.stores.store import Histories, KeyValueEvents
+from rayrec.samples.stores.store import KeyValueEvents
 
 ROWS_PER_GROUP = 65_536
 ROWS_PER_FILE = 4_194_304

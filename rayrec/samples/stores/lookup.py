@@ -17,9 +17,10 @@ from numba import njit
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.deduplication import deduplicate
 from rayrec.samples.base.jagged import offsets_from_lengths
+from rayrec.samples.stores.batches import Histories, TimeWindow
 from rayrec.samples.stores.encoding import copy_ranges
 from rayrec.samples.stores.manifest import BEHAVIORS
-from rayrec.samples.stores.store import EventStore, Histories, TimeWindow
+from rayrec.samples.stores.store import EventStore
 
 
 def histories_before(

@@ -14,7 +14,7 @@ The content of a store depends on the set of events alone, not on the order or n
 ordered by a hash of the event, and an event that is there already changes nothing. So appends are idempotent:
 a writer that does not know whether its append succeeded repeats it.
 
-Axes: K keys, E events appended, N events read, V values, R chunks.
+Axes: K keys, E events appended, M events of their keys, R chunks.
 """
 
 from __future__ import annotations
@@ -24,20 +24,29 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
-from numba import njit
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.errors import InputError
-from rayrec.platform.hashing import combine64
-from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
-from rayrec.samples.stores.encoding import Column, Directory, Layout, Value, Values, encode
+from rayrec.samples.base.jagged import offsets_from_lengths
+from rayrec.samples.stores.batches import AppendReport, EventBatch, Histories, TimeWindow, columns_of
+from rayrec.samples.stores.chunks import (
+    choose_chunks,
+    chunk_names,
+    encoded,
+    event_order,
+    head_names,
+    histories_of,
+    key_of,
+    part_of,
+)
+from rayrec.samples.stores.encoding import Column, Layout, Value, Values
 from rayrec.samples.stores.errors import NoStoreError
-from rayrec.samples.stores.manifest import ITEMS, TIMES, By, StoreManifest
+from rayrec.samples.stores.manifest import TIMES, By, StoreManifest
 from rayrec.samples.stores.retry import Retry
 
 _T = TypeVar("_T")
@@ -49,54 +58,6 @@ Changes = Mapping[bytes, bytes | None]
 
 _TORN_READS = 20
 """How often a reader starts again because a writer removed chunks between its two requests."""
-
-
-@dataclass(frozen=True)
-class EventBatch:
-    """Events to append, in any order."""
-
-    keys_E: Int64Array
-    times_E: Int64Array
-    items_E: Int64Array
-    columns: Mapping[str, Column] = field(default_factory=dict)
-    """[E] each: exactly those that the manifest declares."""
-
-    def reversed(self) -> EventBatch:
-        """The same events for the other side: by item instead of by user, or the other way round."""
-        return EventBatch(self.items_E, self.times_E, self.keys_E, self.columns)
-
-
-@dataclass(frozen=True)
-class TimeWindow:
-    """Which events of each key are needed: the newest `last` before any time from earliest to latest."""
-
-    earliest_K: Int64Array
-    latest_K: Int64Array
-    last: int
-
-
-@dataclass(frozen=True)
-class Histories:
-    """Events of K keys, key after key, each in order of time."""
-
-    offsets_K1: Int64Array
-    columns: Mapping[str, Column]
-    """[N] each; `times` is always there."""
-
-    @property
-    def times_N(self) -> Int64Array:
-        return self.columns[TIMES]
-
-
-@dataclass(frozen=True)
-class AppendReport:
-    """What became of the events of one append."""
-
-    added: int
-    duplicates: int
-    """Were there already, or twice in the batch."""
-    late: int
-    """Added, though older than the newest event that their key had."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +295,7 @@ class KeyValueEvents(ABC):
             wanted_R = np.ones(len(owner_R), dtype=np.bool_)
         else:
             wanted_R = np.zeros(len(owner_R), dtype=np.bool_)
-            _choose_chunks(
+            choose_chunks(
                 heads.words,
                 heads.times_V,
                 heads.num_events_V,
@@ -348,11 +309,11 @@ class KeyValueEvents(ABC):
                 wanted_R,
             )
         owner_R = owner_R[wanted_R]
-        parts = [_part(heads, there_V, window)]
+        parts = [part_of(heads, there_V, window)]
         if len(owner_R):
             older = self._chunks(read, chunk_names(keys_K[owner_R], directory.numbers_R[wanted_R]))
-            parts.insert(0, _part(older, owner_R, window))
-        return _histories(parts, len(keys_K), kinds)
+            parts.insert(0, part_of(older, owner_R, window))
+        return histories_of(parts, len(keys_K), kinds)
 
     def _merged(
         self, read: Read, keys_E: Int64Array, batch: Mapping[str, Column]
@@ -371,18 +332,18 @@ class KeyValueEvents(ABC):
         # Chunks that end at the earliest new time are read, too: by their hash, new events of that time may
         # belong before old ones, or be duplicates of them.
         reopened_R = directory.last_times_R >= earliest_K[owner_R]
-        parts = [_part(heads, there_V)]
+        parts = [part_of(heads, there_V)]
         reopened_names = chunk_names(keys_K[owner_R[reopened_R]], directory.numbers_R[reopened_R])
         if reopened_names:
-            parts.insert(0, _part(self._chunks(read, reopened_names), owner_R[reopened_R]))
-        stored = _histories(parts, len(keys_K), manifest.types)
+            parts.insert(0, part_of(self._chunks(read, reopened_names), owner_R[reopened_R]))
+        stored = histories_of(parts, len(keys_K), manifest.types)
         stored_key_N = np.repeat(np.arange(len(keys_K)), np.diff(stored.offsets_K1))
         newest_K = np.full(len(keys_K), np.iinfo(np.int64).min)
         newest_K[there_V] = heads.words[heads.times_V + heads.num_events_V - 1]
 
         columns = {name: np.concatenate([stored.columns[name], batch[name]]) for name in manifest.types}
         key_M = np.concatenate([stored_key_N, key_E])
-        order_M, repeated_M = _order(key_M, keys_K[key_M], columns)
+        order_M, repeated_M = event_order(key_M, keys_K[key_M], columns)
         # Stored events come first and lexsort is stable: of equal events, the stored one is kept.
         kept_M = order_M[~repeated_M]
         is_new_M = kept_M >= len(stored_key_N)
@@ -397,7 +358,7 @@ class KeyValueEvents(ABC):
         offsets_K1 = offsets_from_lengths(np.bincount(key_M[kept_M], minlength=len(keys_K)))
         left = directory.take(np.flatnonzero(~reopened_R), owner_R[~reopened_R], len(keys_K))
         changes: dict[bytes, bytes | None] = dict.fromkeys(reopened_names)
-        changes |= _encoded(
+        changes |= encoded(
             self._layout, manifest.chunk_events, keys_K, Histories(offsets_K1, columns), left, next_numbers_K
         )
         return changes, report
@@ -416,7 +377,7 @@ def append_sides(
         StoreUnavailableError: nothing is known of the events, and all may be appended again.
     """
     checked = [
-        (store, [(events.keys_E, _columns(events, store.manifest, store.name)) for events in of_side])
+        (store, [(events.keys_E, columns_of(events, store.manifest, store.name)) for events in of_side])
         for store, of_side in batches
     ]
     reports: list[AppendReport] = []
@@ -470,218 +431,3 @@ def _sources(read: Read) -> dict[str, StoredFile]:
     if content is None:
         return {}
     return {digest: StoredFile(**values) for digest, values in json.loads(bytes(content)).items()}
-
-
-def head_names(keys_K: Int64Array) -> list[bytes]:
-    """Names of the heads of some keys; they sort as the keys do."""
-    return [_KEY_PREFIX + key for key in _key_bytes(keys_K)]
-
-
-def chunk_names(keys_R: Int64Array, numbers_R: Int64Array) -> list[bytes]:
-    """Names of chunks; those of a key sort after its head, the newest first."""
-    numbers = (_LAST_NUMBER - numbers_R).astype(">u4").tobytes()
-    return [_KEY_PREFIX + key + numbers[4 * r : 4 * r + 4] for r, key in enumerate(_key_bytes(keys_R))]
-
-
-def key_of(name: bytes) -> int | None:
-    """The key whose head has this name; None if it is the name of something else."""
-    if len(name) != 9 or not name.startswith(_KEY_PREFIX):
-        return None
-    return int.from_bytes(name[1:], "big") - (1 << 63)
-
-
-_KEY_PREFIX = b"e"
-_LAST_NUMBER = (1 << 32) - 1
-
-
-def _key_bytes(keys_K: Int64Array) -> list[bytes]:
-    # With the sign bit flipped, the order of the bytes is that of the signed numbers.
-    content = (keys_K.view(np.uint64) ^ np.uint64(1 << 63)).astype(">u8").tobytes()
-    return [content[start : start + 8] for start in range(0, len(content), 8)]
-
-
-def _columns(events: EventBatch, manifest: StoreManifest, store: str) -> dict[str, Column]:
-    """The columns of a batch, in the types of the store.
-
-    Raises:
-        InputError: a column is missing, too much, of another length, or does not fit its type.
-    """
-    given: dict[str, Column] = {TIMES: events.times_E, ITEMS: events.items_E, **events.columns}
-    if given.keys() != manifest.types.keys():
-        raise InputError(
-            f"{store}: events have the columns {', '.join(given)}; append exactly those that the store has, "
-            f"{', '.join(manifest.types)}"
-        )
-    columns = {}
-    for name, kind in manifest.types.items():
-        column = np.asarray(given[name])
-        if len(column) != len(events.keys_E):
-            raise InputError(
-                f"{store}: column {name} has {len(column)} values for {len(events.keys_E)} events"
-            )
-        columns[name] = np.ascontiguousarray(column, dtype=kind)
-        if column.dtype != kind and kind.kind == "i" and not np.array_equal(columns[name], column):
-            raise InputError(
-                f"{store}: column {name} holds {kind} and cannot hold all values, which lie between "
-                f"{column.min()} and {column.max()}"
-            )
-    return columns
-
-
-def _order(
-    key_M: Int64Array, keys_M: Int64Array, columns: Mapping[str, Column]
-) -> tuple[Int64Array, np.ndarray]:
-    """The order of events by key and time, ties by a hash of the event; and which repeat the one before.
-
-    Args:
-        key_M: index of each event's key among the keys.
-    """
-    bits = [column.view(f"i{column.dtype.itemsize}") for column in columns.values()]
-    order_M = np.lexsort((combine64(keys_M, *bits), columns[TIMES], key_M))
-    # Equal hashes may belong to different events: only equal values in all columns are a repetition.
-    repeated_M = np.zeros(len(order_M), dtype=np.bool_)
-    repeated_M[1:] = True
-    for column in (key_M, *bits):
-        ordered_M = column[order_M]
-        repeated_M[1:] &= ordered_M[1:] == ordered_M[:-1]
-    return order_M, repeated_M
-
-
-class _Part(NamedTuple):
-    """Values, the keys that they belong to, and which of their events are needed."""
-
-    values: Values
-    owner_V: Int64Array
-    """Index of the key among the keys asked for."""
-    firsts_V: Int64Array
-    lengths_V: Int64Array
-
-
-def _part(values: Values, owner_V: Int64Array, window: TimeWindow | None = None) -> _Part:
-    if window is None:
-        return _Part(values, owner_V, np.zeros_like(owner_V), values.num_events_V)
-    firsts_V, lengths_V = np.empty_like(owner_V), np.empty_like(owner_V)
-    _needed(
-        values.words,
-        values.times_V,
-        values.num_events_V,
-        window.earliest_K[owner_V],
-        window.latest_K[owner_V],
-        window.last,
-        firsts_V,
-        lengths_V,
-    )
-    return _Part(values, owner_V, firsts_V, lengths_V)
-
-
-def _histories(parts: Sequence[_Part], num_keys: int, kinds: Mapping[str, np.dtype]) -> Histories:
-    """The events of values that belong to some keys; parts of older ones first."""
-    owner_V = np.concatenate([part.owner_V for part in parts])
-    lengths_V = np.concatenate([part.lengths_V for part in parts])
-    order_V = np.argsort(owner_V, kind="stable")
-    indices_V = np.empty(len(owner_V), dtype=np.int64)
-    indices_V[order_V] = offsets_from_lengths(lengths_V[order_V])[:-1]
-    lengths_K = np.zeros(num_keys, dtype=np.int64)
-    np.add.at(lengths_K, owner_V, lengths_V)
-    columns = {name: np.empty(lengths_V.sum(), dtype=kind) for name, kind in kinds.items()}
-    begin = 0
-    for part in parts:
-        stop = begin + len(part.owner_V)
-        part.values.copy_to(columns, part.firsts_V, part.lengths_V, indices_V[begin:stop])
-        begin = stop
-    return Histories(offsets_from_lengths(lengths_K), columns)
-
-
-def _encoded(
-    layout: Layout,
-    size: int,
-    keys_K: Int64Array,
-    histories: Histories,
-    left: Directory,
-    next_numbers_K: Int64Array,
-) -> dict[bytes, bytes]:
-    """Name -> content of new heads and new chunks.
-
-    Args:
-        size: events of a chunk.
-        histories: what is to be written of each key; older events are in the chunks of `left`.
-        next_numbers_K: number that the key's next chunk gets.
-    """
-    times_N = histories.times_N
-    starts_K, lengths_K = histories.offsets_K1[:-1], np.diff(histories.offsets_K1)
-    # A head keeps at least as many events as a chunk has, so that the newest are mostly read with it.
-    num_chunks_K = np.maximum(lengths_K // size - 1, 0)
-    owner_R = np.repeat(np.arange(len(keys_K)), num_chunks_K)
-    within_R = concatenated_ranges(np.zeros_like(num_chunks_K), num_chunks_K)
-    starts_R, numbers_R = starts_K[owner_R] + within_R * size, next_numbers_K[owner_R] + within_R
-    sizes_R = np.full(len(owner_R), size)
-    chunks = encode(
-        layout, histories.columns, starts_R, sizes_R, Directory.empty(len(owner_R)), np.zeros_like(starts_R)
-    )
-    new = Directory(
-        offsets_from_lengths(num_chunks_K),
-        numbers_R,
-        sizes_R,
-        times_N[starts_R],
-        times_N[starts_R + size - 1],
-    )
-    heads = encode(
-        layout,
-        histories.columns,
-        starts_K + num_chunks_K * size,
-        lengths_K - num_chunks_K * size,
-        left.followed_by(new),
-        next_numbers_K + num_chunks_K,
-    )
-    names = chunk_names(keys_K[owner_R], numbers_R) + head_names(keys_K)
-    return dict(zip(names, chunks + heads, strict=True))
-
-
-@njit(nogil=True, cache=True)
-def _choose_chunks(
-    words: Int64Array,
-    times_V: Int64Array,
-    num_events_V: Int64Array,
-    offsets_V1: Int64Array,
-    num_events_R: Int64Array,
-    first_times_R: Int64Array,
-    last_times_R: Int64Array,
-    earliest_V: Int64Array,
-    latest_V: Int64Array,
-    last: int,
-    wanted_R: np.ndarray,
-) -> None:
-    """Mark the chunks that a window needs besides the heads.
-
-    From the newest chunk back, until `last` events are known to be before the earliest time. The directory
-    does not tell how many events of a chunk that spans this time are before it, so such a chunk counts none.
-    """
-    for v in range(len(times_V)):
-        start = times_V[v]
-        before = np.searchsorted(words[start : start + num_events_V[v]], earliest_V[v])
-        for r in range(offsets_V1[v + 1] - 1, offsets_V1[v] - 1, -1):
-            if before >= last:
-                break
-            if first_times_R[r] < latest_V[v]:
-                wanted_R[r] = True
-                if last_times_R[r] < earliest_V[v]:
-                    before += num_events_R[r]
-
-
-@njit(nogil=True, cache=True)
-def _needed(
-    words: Int64Array,
-    times_V: Int64Array,
-    num_events_V: Int64Array,
-    earliest_V: Int64Array,
-    latest_V: Int64Array,
-    last: int,
-    firsts_V: Int64Array,
-    lengths_V: Int64Array,
-) -> None:
-    """Which events of a value a window can need: the newest `last` before the earliest time, and those
-    from there to the latest."""
-    for v in range(len(times_V)):
-        times = words[times_V[v] : times_V[v] + num_events_V[v]]
-        firsts_V[v] = max(np.searchsorted(times, earliest_V[v]) - last, 0)
-        lengths_V[v] = max(np.searchsorted(times, latest_V[v]) - firsts_V[v], 0)
