@@ -19,6 +19,7 @@ from rayrec.samples.stores import (
     StoreManifest,
     StoreUnavailableError,
     TimeWindow,
+    feed,
     open_store,
 )
 from rayrec.samples.stores.retry import Retry
@@ -390,3 +391,90 @@ def _read_twice(address, connection):
     connection.recv()
     connection.send(len(read(store, [1])[0]))
     store.close()
+
+
+@pytest.fixture
+def by_item(store, address):
+    by_item = open_store(address, create=MANIFEST.model_copy(update={"by": "item"}), by="item")
+    yield by_item
+    by_item.close()
+
+
+def post(store, by_item, *events):
+    both = batch(events)
+    return append_sides([(store, [both]), (by_item, [both.reversed()])])
+
+
+def fed(store, position):
+    """(user, item, time, kind) of each event after a position, and where they end."""
+    events, after = store.feed_after(position)
+    return list(zip(*(column.tolist() for column in events), strict=True)), after
+
+
+def test_what_comes_to_a_store_with_both_sides_is_in_its_feed(store, by_item):
+    start = store.feed_position()
+    assert fed(store, start) == ([], start)
+
+    post(store, by_item, (1, 10, 5, 1, 0.0), (2, 11, 6, 0, 0.0))
+    middle = store.feed_position()
+    post(store, by_item, (1, 12, 7, 0, 0.0))
+    post(store, by_item, (1, 12, 7, 0, 0.0))  # there already
+    store.append(batch([(3, 13, 8, 1, 0.0)]))  # as `rayrec data store` does it, a side at a time
+    by_item.append(batch([(8, 13, 3, 1, 0.0)]))
+
+    later = [(1, 7, 12, 0), (3, 8, 13, 1)]
+    assert fed(store, start)[0] == [(1, 5, 10, 1), (2, 6, 11, 0), *later]
+    assert fed(by_item, middle)[0] == later
+    end = fed(store, middle)[1]
+    assert end == store.feed_position()
+    assert fed(store, end) == ([], end)
+    one, after_one = store.feed_after(middle, most=1)
+    assert one.users_E.tolist() == [1]
+    assert fed(store, after_one) == (later[1:], end)
+
+
+def test_a_store_of_one_side_has_no_feed(store):
+    store.append(batch([(1, 10, 5, 1, 0.0)]))
+
+    assert store.feed_position() == feed.START
+
+
+def test_events_of_an_append_that_fails_are_not_in_the_feed(store, by_item, monkeypatch):
+    def failing(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr(feed, "packed", failing)
+    monkeypatch.setattr("rayrec.samples.stores.store.packed", failing)
+    with pytest.raises(MemoryError):
+        post(store, by_item, (1, 10, 5, 1, 0.0))
+
+    assert (read(store, [1]), store.feed_position()) == ([[]], feed.START)
+
+
+def test_a_feed_is_bounded_and_says_so_to_a_reader_that_fell_behind(store, by_item, address, monkeypatch):
+    most = 3 if "redis" not in address else 200  # Redis removes whole nodes of a hundred entries
+    for module in ("lmdb_store", "redis_store"):
+        monkeypatch.setattr(f"rayrec.samples.stores.{module}.MOST_ENTRIES", most)
+    start = store.feed_position()
+    post(store, by_item, (1, 1, 5, 1, 0.0))
+    first = store.feed_position()
+    assert len(fed(store, start)[0]) == 1
+
+    positions = [first]
+    for time in range(2, 2 * most + 2):
+        post(store, by_item, (1, time, 5, 1, 0.0))
+        positions.append(store.feed_position())
+
+    for position in (start, first, "another:1", "1-1"):
+        with pytest.raises(feed.FeedGoneError):
+            store.feed_after(position)
+    assert fed(store, positions[-2]) == ([(1, 5, 2 * most + 1, 1)], positions[-1])
+
+
+def test_a_feed_of_many_events_has_entries_of_a_bounded_size(store, by_item):
+    many = [(user, user, 5, 1, 0.0) for user in range(2 * feed.ENTRY_EVENTS + 1)]
+    post(store, by_item, *many)
+
+    some, position = store.feed_after(feed.START, most=2)
+    assert some.users_E.tolist() == list(range(2 * feed.ENTRY_EVENTS))
+    assert fed(store, position)[0] == [(many[-1][0], 5, many[-1][1], 1)]

@@ -15,8 +15,9 @@ event that comes late, with a time of the past, is there from then on, for rows 
 A run's folder keeps its settings in plain text: put a password into the environment, as in
 `redis://trainer:${STORE_PASSWORD}@host:6379/0#clicks`.
 
-`store` says what a store keeps, `chunks` and `encoding` how, `lmdb_store` and `redis_store` where; `lookup` cuts
-histories at a time, `join` makes an operation of it, `build` and `key_samples` are the commands.
+`store` says what a store keeps, `chunks` and `encoding` how, `lmdb_store` and `redis_store` where; `feed` is
+what came of late; `lookup` cuts histories at a time, `join` makes an operation of it; `build` and
+`key_samples` are the commands.
 """
 
 from __future__ import annotations

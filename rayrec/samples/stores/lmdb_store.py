@@ -17,9 +17,10 @@ import lmdb
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.stores.encoding import Value
+from rayrec.samples.stores.feed import MOST_ENTRIES, START, FeedGoneError
 from rayrec.samples.stores.manifest import By, StoreManifest
 from rayrec.samples.stores.retry import Retry
-from rayrec.samples.stores.store import Changes, KeyValueEvents, Read
+from rayrec.samples.stores.store import Commit, KeyValueEvents, Read
 
 _MAP_BYTES = 1 << 40
 """Address space, not disk: the file is as large as what is in it."""
@@ -73,18 +74,28 @@ class LmdbStore(KeyValueEvents):
         with self._environment().begin(buffers=True) as transaction:
             yield lambda names: [transaction.get(name) for name in names]
 
-    def _transact(self, change: Callable[[Read], Changes]) -> None:
+    def _feed_position(self) -> str:
+        with self._environment().begin() as transaction:
+            return _Feed(transaction).newest()
+
+    def _feed_after(self, position: str, most: int) -> tuple[Sequence[bytes], str]:
+        with self._environment().begin() as transaction:
+            return _Feed(transaction).after(position, most)
+
+    def _transact(self, change: Callable[[Read], Commit]) -> None:
         def read(names: Sequence[bytes]) -> list[Value | None]:
             return [transaction.get(name) for name in names]
 
         with self._environment().begin(write=True) as transaction:
-            changes = change(read)
+            changes, feed = change(read)
             for name in sorted(changes):  # neighbors lie on one page of the tree
                 content = changes[name]
                 if content is None:
                     transaction.delete(name)
                 else:
                     transaction.put(name, content)
+            if feed:
+                _Feed(transaction).add(feed)
 
     def _environment(self) -> lmdb.Environment:
         assert self._mapping is not None, "the store is closed"
@@ -92,6 +103,57 @@ class LmdbStore(KeyValueEvents):
             # LMDB's locks do not outlive a fork: a reader would wait for ever.
             raise RuntimeError(f"{self._name}: opened before this process was forked; spawn it instead")
         return self._mapping.environment
+
+
+class _Feed:
+    """Entries by number, in one transaction; a random name says which feed the numbers are of."""
+
+    def __init__(self, transaction: lmdb.Transaction) -> None:
+        self._transaction = transaction
+        name = transaction.get(_FEED_NAME)
+        self._name = None if name is None else bytes(name).decode()
+
+    def newest(self) -> str:
+        return START if self._name is None else f"{self._name}:{self._last()}"
+
+    def after(self, position: str, most: int) -> tuple[list[bytes], str]:
+        name, _, number = position.rpartition(":")
+        first = int(number or 0) + 1
+        if name != (self._name or "") and position != START:
+            raise FeedGoneError(position)
+        last = 0 if self._name is None else self._last()
+        stop = min(first + most, last + 1)
+        if first > last + 1 or first <= last - MOST_ENTRIES:
+            raise FeedGoneError(position)
+        found = (self._transaction.get(_entry_name(number)) for number in range(first, stop))
+        entries = [bytes(entry) for entry in found if entry is not None]
+        return entries, position if stop == first else f"{self._name}:{stop - 1}"
+
+    def add(self, entries: Sequence[bytes]) -> None:
+        if self._name is None:
+            self._name = os.urandom(8).hex()
+            self._transaction.put(_FEED_NAME, self._name.encode())
+        before = self._last()
+        last = before + len(entries)
+        for number, entry in enumerate(entries, before + 1):
+            if number > last - MOST_ENTRIES:
+                self._transaction.put(_entry_name(number), entry)
+        # As many of the oldest go.
+        for number in range(max(before - MOST_ENTRIES, 0) + 1, min(last - MOST_ENTRIES, before) + 1):
+            self._transaction.delete(_entry_name(number))
+
+    def _last(self) -> int:
+        with self._transaction.cursor() as cursor:
+            found = cursor.prev() if cursor.set_range(_AFTER_FEED) else cursor.last()
+            name = bytes(cursor.key()) if found else b""
+        return int.from_bytes(name[len(_ENTRY) :], "big") if name.startswith(_ENTRY) else 0
+
+
+_FEED_NAME, _ENTRY, _AFTER_FEED = b"feed", b"feed:", b"feed;"
+
+
+def _entry_name(number: int) -> bytes:
+    return _ENTRY + number.to_bytes(8, "big")
 
 
 @dataclass

@@ -17,12 +17,15 @@ from redis.backoff import NoBackoff
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.stores.encoding import Value
+from rayrec.samples.stores.feed import MOST_ENTRIES, START, FeedGoneError
 from rayrec.samples.stores.manifest import By, StoreManifest
 from rayrec.samples.stores.retry import Retry, RetryConfig
-from rayrec.samples.stores.store import Changes, KeyValueEvents, Read
+from rayrec.samples.stores.store import Commit, KeyValueEvents, Read
 
 DEFAULT_PREFIX = "rayrec"
 
+_EVENTS = b"events"
+"""The field of a feed's entries."""
 _KEYS_PER_SCAN = 10_000
 _LOST_RACES = 20
 """How often a transaction is tried again at once before that counts as a failure."""
@@ -61,6 +64,7 @@ class RedisStore(KeyValueEvents):
                 f"{name}: the prefix after # is {prefix!r}; expected letters, digits, '.', '_' and '-'"
             )
         self._prefix = f"{prefix}:".encode()
+        self._feed = self._prefix + b"feed"
         try:
             self._client: Any = redis.Redis.from_url(
                 address,
@@ -100,7 +104,30 @@ class RedisStore(KeyValueEvents):
         with self._told_apart():
             yield lambda names: self._client.mget(self._full(names)) if names else []
 
-    def _transact(self, change: Callable[[Read], Changes]) -> None:
+    def _feed_position(self) -> str:
+        with self._told_apart():
+            newest = self._client.xrevrange(self._feed, count=1)
+        return newest[0][0].decode() if newest else START
+
+    def _feed_after(self, position: str, most: int) -> tuple[Sequence[bytes], str]:
+        if position != START and not re.fullmatch(r"\d+-\d+", position):
+            raise FeedGoneError(position)  # of a store of another kind
+        with self._told_apart(), self._client.pipeline(transaction=True) as pipeline:
+            # From the position on: that its entry is there says that none after it was removed.
+            pipeline.xrange(self._feed, min=position or "-", count=most + (position != START))
+            pipeline.xlen(self._feed)
+            found, length = pipeline.execute()
+        if position == START:
+            if length >= MOST_ENTRIES:
+                raise FeedGoneError(position)
+        elif not found or found[0][0].decode() != position:
+            raise FeedGoneError(position)
+        else:
+            found = found[1:]
+        entries = [fields[_EVENTS] for _, fields in found]
+        return entries, found[-1][0].decode() if found else position
+
+    def _transact(self, change: Callable[[Read], Commit]) -> None:
         for _ in range(_LOST_RACES):
             try:
                 return self._transact_once(change)
@@ -108,7 +135,7 @@ class RedisStore(KeyValueEvents):
                 continue
         self._transact_once(change)
 
-    def _transact_once(self, change: Callable[[Read], Changes]) -> None:
+    def _transact_once(self, change: Callable[[Read], Commit]) -> None:
         with self._told_apart(), self._client.pipeline(transaction=True) as pipeline:
 
             def read(names: Sequence[bytes]) -> list[Value | None]:
@@ -119,7 +146,7 @@ class RedisStore(KeyValueEvents):
                 values: list[Value | None] = pipeline.mget(full)
                 return values
 
-            changes = change(read)
+            changes, feed = change(read)
             pipeline.multi()
             written = {
                 self._prefix + name: content for name, content in changes.items() if content is not None
@@ -129,6 +156,8 @@ class RedisStore(KeyValueEvents):
                 pipeline.mset(written)
             if removed:
                 pipeline.unlink(*removed)
+            for entry in feed:
+                pipeline.xadd(self._feed, {_EVENTS: entry}, maxlen=MOST_ENTRIES, approximate=True)
             pipeline.execute()
 
     def _full(self, names: Sequence[bytes]) -> list[bytes]:

@@ -8,7 +8,8 @@ append of new events rewrites a few kilobytes, and reading the newest 256 takes 
 rewrite the chunks from their time on.
 
 A log has two sides: what each user did, and who met each item. The second one lies beside the first, in the
-same file or database, under names of its own (`SIDES`); `append_sides` adds events to both at once.
+same file or database, under names of its own (`SIDES`); `append_sides` adds events to both at once, and to
+the feed (`feed`), by which other processes learn of them.
 
 The content of a store depends on the set of events alone, not on the order or number of appends: ties are
 ordered by a hash of the event, and an event that is there already changes nothing. So appends are idempotent:
@@ -25,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -46,7 +47,8 @@ from rayrec.samples.stores.chunks import (
 )
 from rayrec.samples.stores.encoding import Column, Layout, Value, Values
 from rayrec.samples.stores.errors import NoStoreError
-from rayrec.samples.stores.manifest import TIMES, By, StoreManifest
+from rayrec.samples.stores.feed import FeedEvents, packed, unpacked
+from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, By, StoreManifest
 from rayrec.samples.stores.retry import Retry
 
 _T = TypeVar("_T")
@@ -55,6 +57,15 @@ Read = Callable[[Sequence[bytes]], Sequence[Value | None]]
 """Names of values -> their contents, None where there is none; good as long as the snapshot is open."""
 Changes = Mapping[bytes, bytes | None]
 """Name of a value -> its new content; None removes it."""
+
+
+class Commit(NamedTuple):
+    """What a transaction writes."""
+
+    changes: Changes
+    feed: Sequence[bytes] = ()
+    """Entries of the feed."""
+
 
 _TORN_READS = 20
 """How often a reader starts again because a writer removed chunks between its two requests."""
@@ -177,6 +188,29 @@ class KeyValueEvents(ABC):
         self._change(change)
         self._manifest = self._read_manifest()
 
+    def feed_position(self) -> str:
+        """That of the newest entry of the feed, for `feed_after`.
+
+        Raises:
+            StoreUnavailableError: it did not answer.
+        """
+        return self._attempt(self._feed_position)
+
+    def feed_after(self, position: str, most: int = 1000) -> tuple[FeedEvents, str]:
+        """Events that came after a position, of so many entries at most; and the position after them.
+
+        Raises:
+            FeedGoneError: events between may be gone; read the store.
+            StoreUnavailableError: it did not answer.
+        """
+        entries, after = self._attempt(lambda: self._feed_after(position, most))
+        return unpacked(entries), after
+
+    def read_manifest_again(self) -> StoreManifest:
+        """What the manifest is now: another process may have named behaviors."""
+        self._manifest = self._read_manifest()
+        return self._manifest
+
     def sources(self) -> dict[str, StoredFile]:
         """Files whose events are all here, by the sha256 of their content."""
 
@@ -218,13 +252,24 @@ class KeyValueEvents(ABC):
     def _snapshot(self) -> AbstractContextManager[Read]: ...
 
     @abstractmethod
-    def _transact(self, change: Callable[[Read], Changes]) -> None:
+    def _feed_position(self) -> str: ...
+
+    @abstractmethod
+    def _feed_after(self, position: str, most: int) -> tuple[Sequence[bytes], str]:
+        """Entries after a position, and that of the last one.
+
+        Raises:
+            FeedGoneError: see `feed_after`.
+        """
+
+    @abstractmethod
+    def _transact(self, change: Callable[[Read], Commit]) -> None:
         """Apply what `change` returns: all of it if what it read is still so, else nothing and an error
         that may pass."""
 
     def _change(self, change: Callable[[Read], Changes]) -> None:
         """`_transact`, with the names of this side."""
-        self._attempt(lambda: self._transact(lambda read: self._named(change(self._reading(read)))))
+        self._attempt(lambda: self._transact(lambda read: Commit(self._named(change(self._reading(read))))))
 
     def _reading(self, read: Read) -> Read:
         return lambda names: read([self._prefix_of_side + name for name in names])
@@ -369,6 +414,8 @@ def append_sides(
 ) -> list[AppendReport]:
     """Add batches of events to sides of one store, all of them in one transaction.
 
+    Of a store with both sides, new events of users go to its feed.
+
     Returns:
         What became of each batch of the first side.
 
@@ -382,9 +429,11 @@ def append_sides(
     ]
     reports: list[AppendReport] = []
 
-    def change(read: Read) -> Changes:
+    def change(read: Read) -> Commit:
         reports.clear()  # of an attempt that failed
         changes: dict[bytes, bytes | None] = {}
+        feed: list[bytes] = []
+        has_both = len(batches) > 1 or read([SIDES["item"] + MANIFEST])[0] is not None
 
         def read_changed(names: Sequence[bytes]) -> list[Value | None]:
             """What a batch before has changed is not in the store yet."""
@@ -397,9 +446,11 @@ def append_sides(
                 if len(keys_E):
                     merged, report = store._merged(store._reading(read_changed), keys_E, columns)
                     changes |= store._named(merged)
+                    if report.added and has_both and store.manifest.by == "user":
+                        feed += packed(keys_E, columns[ITEMS], columns[TIMES], columns.get(BEHAVIORS))
                 if place == 0:
                     reports.append(report)
-        return changes
+        return Commit(changes, feed)
 
     first = batches[0][0]
     first._attempt(lambda: first._transact(change))
