@@ -23,7 +23,7 @@ from rayrec.samples.stores import (
     open_store,
 )
 from rayrec.samples.stores.retry import Retry
-from rayrec.samples.stores.store import append_sides
+from rayrec.samples.stores.store import Commit, append_sides
 from tests.helpers.redis_server import RedisServer
 
 MANIFEST = StoreManifest(
@@ -196,7 +196,7 @@ def test_a_long_history_is_read_and_rewritten_in_part(tmp_path):
     store.append(batch([(1, 10_000, 5, 0, 0.0)]))
     store.append(batch([(1, 10_001, 5, 0, 0.0)]))
 
-    assert [len(changes) for changes in written] == [1, 1]
+    assert [len(commit.changes) for commit in written] == [1, 1]
     few = store.get_many(np.array([1]), window=TimeWindow(np.array([5000]), np.array([5000]), 4))
     head = 4 + 3  # the newest are always there
     assert len(few.times_N) <= 2 * MANIFEST.chunk_events + head
@@ -245,7 +245,7 @@ def test_damaged_values_are_refused(tmp_path):
     transact = store._transact
 
     def cut(change):
-        transact(lambda read: {name: value[:-8] for name, value in change(read).items()})
+        transact(lambda read: Commit({name: value[:-8] for name, value in change(read).changes.items()}))
 
     store._transact = cut
     store.append(batch([(1, 6, 1, 0, 0.0)]))
@@ -436,7 +436,7 @@ def test_what_comes_to_a_store_with_both_sides_is_in_its_feed(store, by_item):
 def test_a_store_of_one_side_has_no_feed(store):
     store.append(batch([(1, 10, 5, 1, 0.0)]))
 
-    assert store.feed_position() == feed.START
+    assert store.feed_position() is None
 
 
 def test_events_of_an_append_that_fails_are_not_in_the_feed(store, by_item, monkeypatch):

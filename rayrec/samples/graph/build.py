@@ -10,12 +10,11 @@ from typing import NamedTuple
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.dataset_folder import kind_of
-from rayrec.samples.graph.sources import graph_of_dataset, graph_of_store
-from rayrec.samples.graph.temporal_graph import MANIFEST, TemporalGraph
+from rayrec.samples.graph.following import catch_up, check_store
+from rayrec.samples.graph.sources import config_of_store, graph_of_dataset
+from rayrec.samples.graph.temporal_graph import DAY_S, MANIFEST, TemporalGraph
 from rayrec.samples.stores import open_store
-from rayrec.samples.stores.manifest import PER_SECOND
-
-_DAY_S = 86_400
+from rayrec.samples.stores.manifest import PER_SECOND, TimeUnit
 
 
 class GraphReport(NamedTuple):
@@ -42,15 +41,16 @@ def build_graph(
     Args:
         source: an event store, whose side by user is read; or a data set, all of its events.
         period_days: length of a segment, of a graph that is made.
-        keep_days: edges that are older than the newest by more are forgotten.
+        keep_days: edges that are older than the newest by more are forgotten, from now on whenever the graph
+            is brought up to date; None: as it was said before.
         max_per_node: newest edges of a user, and of an item, that are kept, of a graph that is made.
 
     Raises:
         InputError: there is no such source, or the saved graph is of another log or has another bound.
         StoreUnavailableError: the store did not answer.
     """
-    saved = TemporalGraph.open(folder) if (folder / MANIFEST).is_file() else None
-    most = max_per_node if saved is None else saved.config.max_edges_per_node
+    graph, added = TemporalGraph.open(folder) if (folder / MANIFEST).is_file() else None, 0
+    most = max_per_node if graph is None else graph.config.max_edges_per_node
     if max_per_node is not None and max_per_node != most:
         raise InputError(
             f"--max-per-node {max_per_node}: the graph in {folder} keeps {most or 'all'} edges of a node, "
@@ -59,34 +59,34 @@ def build_graph(
     if "://" not in source and kind_of(Path(source)) is not None:
         dataset = Dataset.open(source)
         dataset.check_times()
-        read = graph_of_dataset(dataset, "all", _period(period_days, "s"), most)
+        read = graph_of_dataset(dataset, "all", _period(graph, period_days, "s", folder), most)
+        if graph is None:
+            graph, added = read, read.state.num_edges
+        else:
+            graph.check_log(read.config.log, source)
+            for segment in read.state.segments:
+                # With a bound, an edge may be in one direction alone.
+                for edges in (segment.users.edges(), segment.items.edges().reversed())[: 2 if most else 1]:
+                    added += graph.append(*edges)
     else:
         store = open_store(source)
         try:
-            read = graph_of_store(store, _period(period_days, store.manifest.time_unit), most)
+            period = _period(graph, period_days, store.manifest.time_unit, folder)
+            if graph is None:
+                graph = TemporalGraph(config_of_store(store.manifest, period, most))
+            check_store(graph, store, str(folder))
+            added = catch_up(graph, store).added
         finally:
             store.close()
-    graph, added = read, read.state.num_edges
-    if saved is not None:
-        graph, added = saved, 0
-        if graph.config.kinds != read.config.kinds[: len(graph.config.kinds)]:
-            raise InputError(f"{folder}: the kinds of this graph have other codes than those of {source}")
-        graph.check_log(read.config.log, source)
-        graph.name_kinds(read.config.kinds)
-        for segment in read.state.segments:
-            # With a bound, an edge may be in one direction alone.
-            for edges in (segment.users.edges(), segment.items.edges().reversed())[: 2 if most else 1]:
-                added += graph.append(*edges)
     state = graph.state
     if not state.num_edges:
         raise InputError(f"{source}: there are no events to make a graph of")
     per_s = PER_SECOND[graph.config.time_unit]
     newest = max(segment.last_time for segment in state.segments)
     if keep_days is not None:
-        # An event whose clock was wrong must not age all others.
-        newest = min(newest, round(time.time() * per_s))
-        graph.drop_before(newest - round(keep_days * _DAY_S * per_s))
-        state = graph.state
+        graph.keep_days = keep_days
+    graph.forget(time.time())
+    state = graph.state
     graph.save(folder)
     oldest = max(min(segment.first_time for segment in state.segments), state.floor)
     first, last = (
@@ -96,7 +96,16 @@ def build_graph(
     return GraphReport(state.num_edges, added, len(state.segments), per_edge, first, last)
 
 
-def _period(days: float | None, unit: str) -> int | None:
+def _period(graph: TemporalGraph | None, days: float | None, unit: TimeUnit, folder: Path) -> int | None:
+    """Length of the segments of a graph that is made."""
     if days is not None and days <= 0:
         raise InputError(f"--period-days {days:g}: a segment has a length above 0")
-    return None if days is None else max(1, round(days * _DAY_S * PER_SECOND[unit]))  # type: ignore[index]
+    period = None if days is None else max(1, round(days * DAY_S * PER_SECOND[unit]))
+    if graph is not None and days is not None and graph.config.period != period:
+        made = graph.config.period
+        said = "one segment" if made is None else f"segments of {made / DAY_S / PER_SECOND[unit]:g} days"
+        raise InputError(
+            f"--period-days {days:g}: the graph {folder} was made with {said}, which stays so; leave the "
+            "option out, or make a new graph"
+        )
+    return period

@@ -41,13 +41,14 @@ from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.graph.counting import FREE
 from rayrec.samples.graph.runs import Edges, Run, order_of
 from rayrec.samples.graph.views import ANY_TIME, Side, place_of
-from rayrec.samples.stores.manifest import TimeUnit
+from rayrec.samples.stores.manifest import PER_SECOND, TimeUnit
 
 MANIFEST = "graph.json"
 _BEFORE = ".before"
 """Below the folder, the manifest before."""
 _TEMPORARY = ".segment-"
 FORMAT = 1
+DAY_S = 86_400
 MAX_SEGMENTS = 64
 """A question looks into each of them."""
 _RATIO = 4
@@ -216,6 +217,10 @@ class TemporalGraph:
             tuple(segments), has_kinds=bool(self.config.kinds), most=self.config.max_edges_per_node
         )
         """What readers take: once per question, so that all of it is of one moment."""
+        self.feed_position: str | None = None
+        """Of the event store that was read, so that the next reading goes on from there; None: of none."""
+        self.keep_days: float | None = None
+        """What is older than the newest event by more is forgotten; None: nothing is."""
         self._lock = threading.Lock()
 
     def append(
@@ -264,6 +269,19 @@ class TemporalGraph:
             kept = tuple(one.since(floor) for one in self.state.segments if one.last_time >= floor)
             self.state = replace(self.state, segments=kept, floor=floor)
 
+    def forget(self, now_s: float) -> None:
+        """Forget what is older than `keep_days`.
+
+        Args:
+            now_s: UNIX seconds; an event whose clock was ahead does not age all others.
+        """
+        segments = self.state.segments
+        if self.keep_days is None or not segments:
+            return
+        per_s = PER_SECOND[self.config.time_unit]
+        newest = min(max(segment.last_time for segment in segments), round(now_s * per_s))
+        self.drop_before(newest - round(self.keep_days * DAY_S * per_s))
+
     def name_kinds(self, kinds: tuple[str, ...]) -> None:
         """Give names to further kinds; the codes of those that have one stay."""
         with self._lock:
@@ -309,6 +327,8 @@ class TemporalGraph:
         with self._lock, _locked(folder):
             for left in folder.glob(f"{_TEMPORARY}*"):  # of a process that was killed
                 left.unlink()
+            # Before the state: what is appended meanwhile is read again.
+            position = self.feed_position
             state, entries = self.state, []
             known = _entries(folder)
             saved = []
@@ -326,6 +346,8 @@ class TemporalGraph:
                 "format": FORMAT,
                 "config": self.config.model_dump(mode="json"),
                 "floor": state.floor,
+                "feed_position": position,
+                "keep_days": self.keep_days,
                 "segments": entries,
             }
             write_json(folder / MANIFEST, content)
@@ -369,6 +391,7 @@ class TemporalGraph:
                 ],
             )
             graph.state = replace(graph.state, floor=int(content["floor"]))
+            graph.feed_position, graph.keep_days = content.get("feed_position"), content.get("keep_days")
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise InputError(f"{path}: is damaged ({error}); make the graph again") from error
         return graph

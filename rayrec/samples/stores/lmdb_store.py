@@ -117,10 +117,10 @@ class _Feed:
         return START if self._name is None else f"{self._name}:{self._last()}"
 
     def after(self, position: str, most: int) -> tuple[list[bytes], str]:
-        name, _, number = position.rpartition(":")
-        first = int(number or 0) + 1
-        if name != (self._name or "") and position != START:
+        name, _, number = position.partition(":")
+        if position != START and (name != self._name or not number.isdecimal()):
             raise FeedGoneError(position)
+        first = int(number or 0) + 1
         last = 0 if self._name is None else self._last()
         stop = min(first + most, last + 1)
         if first > last + 1 or first <= last - MOST_ENTRIES:

@@ -188,13 +188,21 @@ class KeyValueEvents(ABC):
         self._change(change)
         self._manifest = self._read_manifest()
 
-    def feed_position(self) -> str:
-        """That of the newest entry of the feed, for `feed_after`.
+    def feed_position(self) -> str | None:
+        """That of the newest entry of the feed, for `feed_after`; None of a store with one side, which has
+        no feed.
 
         Raises:
             StoreUnavailableError: it did not answer.
         """
-        return self._attempt(self._feed_position)
+
+        def read_position() -> str | None:
+            with self._snapshot() as read:
+                if read([SIDES["item"] + MANIFEST])[0] is None:
+                    return None
+            return self._feed_position()
+
+        return self._attempt(read_position)
 
     def feed_after(self, position: str, most: int = 1000) -> tuple[FeedEvents, str]:
         """Events that came after a position, of so many entries at most; and the position after them.
