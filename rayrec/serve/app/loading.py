@@ -103,6 +103,9 @@ def load_api(
     if config.events is not None:
         intake = EventIntake.open(config.events, lambda: service.pinned.dataset)
         build.user_state = first.user_state = intake.state
+    if (live_graph := build.live_graph) is not None:
+        live_graph.start()
+        meter.watch(live_graph.metrics)
     lists = None
     if keeps_lists(config):
         lists = build.item_lists = first.item_lists = ItemLists(config.lists)
@@ -130,6 +133,8 @@ def load_api(
         on_close.append(follower.stop)
     if compilation is not None:
         on_close.append(compilation.close)
+    if live_graph is not None:
+        on_close.append(live_graph.stop)
     api = build_api(
         service,
         batcher,
@@ -188,7 +193,9 @@ def check_service(run: str | Path, config: ServeConfig) -> None:
             use_prefix_cache(ranker, model, config.max_context_bytes)
         return ranker
 
-    _open(run, config, HOST.kind, ranker_of=network_of, loads=False)
+    opened = _open(run, config, HOST.kind, ranker_of=network_of, loads=False)
+    if opened.build.live_graph is not None:
+        opened.build.live_graph.stop()  # its store stays closed to the process that starts others
 
 
 def device_of(run: str | Path, config: ServeConfig) -> str:
@@ -250,7 +257,9 @@ class _Builder:
         self.user_state: UserState | None = None
         self.item_lists: ItemLists | None = None
         self._config, self._ranker_of = config, ranker_of
-        self.live_graph = None if config.neighbors is None else LiveGraph(config.neighbors)
+        self.live_graph = (
+            None if config.neighbors is None else LiveGraph(config.neighbors, config.followed_store)
+        )
         self._scorer: Scorer | None = None
         if (ranking := config.ranking) is not None:
             self._scorer = Scorer.load(ranking.run, ranking.snapshot, device, ranking.data)

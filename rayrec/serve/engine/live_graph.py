@@ -1,7 +1,14 @@
-"""The graph of users and items of a process that answers."""
+"""The graph of users and items of a process that answers, and a thread that follows its store.
+
+every `poll_s`: feed of the store ─► append ─► the next answer knows it
+                  ├ fell behind: the store is read again, while requests are answered with what is there
+                  └ does not answer: counted, said once; the graph stays as it is
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable
 
@@ -10,20 +17,35 @@ import numpy as np
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.graph import TemporalGraph
+from rayrec.samples.graph.following import catch_up, check_store
+from rayrec.samples.stores import open_store
 from rayrec.samples.stores.manifest import PER_SECOND
 from rayrec.serve.config.neighbors import NeighborsConfig
+
+logger = logging.getLogger(__name__)
+
+FORGET_EVERY_S = 3600.0
+"""Edges that are older than the graph keeps are looked for so often: that looks at all of them."""
 
 
 class LiveGraph:
     """A saved graph, for answers of now."""
 
-    def __init__(self, config: NeighborsConfig, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        config: NeighborsConfig,
+        store: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         """
         Args:
+            store: event store to follow; None: the graph stays as it is.
             clock: UNIX seconds.
 
         Raises:
-            InputError: there is no graph, it is damaged, or it is all of the future.
+            InputError: there is no graph, it is damaged, or it is all of the future; or the store has
+                one side, or is of another log.
+            StoreUnavailableError: the store does not answer.
         """
         self._config, self._clock = config, clock
         self.graph = TemporalGraph.open(config.graph)
@@ -33,6 +55,76 @@ class LiveGraph:
                 f"{config.graph}: all events of this graph are in the future by this machine's clock, in "
                 f"{self.graph.config.time_unit}; make it of a log whose times are in the unit that it says"
             )
+        self._num_errors = self._num_rebuilt = self._num_added = 0
+        self._last_error: str | None = None
+        self._caught_up_at = self._forgot_at = clock()
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._store = None if store is None else open_store(store, config.retry)
+        if self._store is not None:
+            try:
+                check_store(self.graph, self._store, config.graph)
+                if self._store.feed_position() is None:
+                    raise InputError(
+                        f"{self._store.name}: this event store has one side, and neighbors follow one with "
+                        "both; `rayrec data store SOURCE STORE --by item` builds the other one"
+                    )
+            except BaseException:
+                self._store.close()
+                raise
+
+    def start(self) -> None:
+        """Follow the store from now on, on a thread; what it has by now is there when this returns."""
+        if self._store is None:
+            return
+        self.look()
+
+        def run() -> None:
+            while not self._stopping.wait(self._config.poll_s):
+                self.look()
+
+        self._thread = threading.Thread(target=run, name="graph", daemon=True)
+        self._thread.start()
+
+    def look(self) -> None:
+        """Take in what came; whatever goes wrong, the graph stays and is asked."""
+        assert self._store is not None, "it follows one"
+        began = self._clock()
+        try:
+            found = catch_up(self.graph, self._store)
+            if began - self._forgot_at > FORGET_EVERY_S:
+                self.graph.forget(began)
+                self._forgot_at = began
+        except Exception as error:  # of a store, or of what is in it
+            self._num_errors += 1
+            if str(error) != self._last_error:
+                self._last_error = str(error)
+                logger.error("neighbors stay as they are: %s", error)
+            return
+        self._last_error = None
+        self._num_added += found.added
+        self._num_rebuilt += not found.by_feed
+        self._caught_up_at = began
+
+    def stop(self) -> None:
+        """Return when nothing is read any more."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._store is not None:
+            self._store.close()
+
+    def metrics(self) -> dict[str, float]:
+        """What a meter watches."""
+        found: dict[str, float] = {"graph_edges": self.graph.state.num_edges}
+        if self._store is not None:
+            found |= {
+                "graph_lag_seconds": max(self._clock() - self._caught_up_at, 0.0),
+                "graph_events_total": self._num_added,
+                "graph_errors_total": self._num_errors,
+                "graph_rebuilt_total": self._num_rebuilt,
+            }
+        return found
 
     def now(self) -> int:
         """In the graph's unit: events from here on do not count yet."""

@@ -12,6 +12,8 @@
     rayrec_serving_refused_total                  requests so far that were too many
     rayrec_serving_answers_kept                   for the step that gives them again
     rayrec_serving_answers_model_total            answers with items of the model
+    rayrec_serving_answers_merged_total           with items of the model and neighbors
+    rayrec_serving_answers_neighbors_total        with neighbors
     rayrec_serving_answers_popular_total          with popular items
     rayrec_serving_answers_empty_total            without any item
     rayrec_serving_answers_without_items_total    in which the model named no item for a history that it read
@@ -20,6 +22,11 @@
     rayrec_prefix_cache_bytes                     of them
     rayrec_prefix_cache_events_read_total         so far, by the network
     rayrec_prefix_cache_events_reused_total       so far, instead of being read again
+    rayrec_graph_edges                            of the graph of neighbors, with `--neighbors`
+    rayrec_graph_lag_seconds                      since it last had all of its store
+    rayrec_graph_events_total                     that it took in from there
+    rayrec_graph_errors_total                     readings of the store that failed
+    rayrec_graph_rebuilt_total                    times that it fell behind and read all of the store
     rayrec_dense_versions                         networks that a dense part holds
 
 One process shows them at /metrics. Of replicas of Ray Serve, a proxy would ask any one: theirs go to Ray's
