@@ -54,6 +54,10 @@ def test_a_graph_that_is_bounded_stays_so_whatever_is_read_again(tmp_path):
     code, _, stderr = rayrec("graph", store, graph, "--max-per-node", 5)
     assert code == 2
     assert "keeps 3 edges of a node, which cannot be changed" in " ".join(stderr.split())
+    for folder, options in ((graph, []), (tmp_path / "new", ["--max-per-node", 3])):
+        code, _, stderr = rayrec("graph", store, folder, "--period-days", 3, *options)
+        assert code == 2
+        assert "--period-days 3 and --max-per-node 3 do not go together" in " ".join(stderr.split())
 
 
 def test_a_store_becomes_a_graph_that_grows_with_it(tmp_path):

@@ -46,7 +46,8 @@ def build_graph(
         max_per_node: newest edges of a user, and of an item, that are kept, of a graph that is made.
 
     Raises:
-        InputError: there is no such source, or the saved graph is of another log or has another bound.
+        InputError: there is no such source, the saved graph is of another log or has another bound, or a
+            bound and a period are given together.
         StoreUnavailableError: the store did not answer.
     """
     graph, added = TemporalGraph.open(folder) if (folder / MANIFEST).is_file() else None, 0
@@ -55,6 +56,11 @@ def build_graph(
         raise InputError(
             f"--max-per-node {max_per_node}: the graph in {folder} keeps {most or 'all'} edges of a node, "
             "which cannot be changed; make another one in a new folder"
+        )
+    if period_days is not None and most is not None:
+        raise InputError(
+            f"--period-days {period_days:g} and --max-per-node {most} do not go together: the "
+            "newest edges of a node are those of all time, in one segment; leave --period-days out (--keep-days still forgets what is old)"
         )
     if "://" not in source and kind_of(Path(source)) is not None:
         dataset = Dataset.open(source)

@@ -26,6 +26,7 @@ By = Literal["newest", "weight", "uniform"]
 Node = Literal["user", "item"]
 _NEWEST, _WEIGHT, _UNIFORM = 0, 1, 2
 _EARLIEST = np.iinfo(np.int64).min
+_EVER = -1
 _CODES: dict[By, int] = {"newest": _NEWEST, "weight": _WEIGHT, "uniform": _UNIFORM}
 
 
@@ -197,7 +198,7 @@ def degrees(
         side.floor,
         kernel_input(nodes_F, np.int64),
         kernel_input(before_F, np.int64),
-        np.iinfo(np.int64).max if within is None else within,
+        _EVER if within is None else within,
         counts_F,
     )
     return counts_F
@@ -213,7 +214,7 @@ def _count(table_S8: Any, floor: int, nodes_F: Any, before_F: Any, within: int, 
     low_S, high_S = np.empty(len(table_S8), np.int64), np.empty(len(table_S8), np.int64)
     for f in range(len(nodes_F)):
         count = ranges_before(table_S8, floor, nodes_F[f], before_F[f], low_S, high_S)
-        if count and before_F[f] > _EARLIEST + within:
+        if count and within != _EVER and before_F[f] > _EARLIEST + within:
             count -= ranges_before(table_S8, floor, nodes_F[f], before_F[f] - within, low_S, high_S)
         counts_F[f] = count
 

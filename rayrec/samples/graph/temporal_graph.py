@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc as ipc
 from numba import njit
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.compiled import kernel_input
@@ -51,6 +51,7 @@ FORMAT = 1
 DAY_S = 86_400
 MAX_SEGMENTS = 64
 """A question looks into each of them."""
+_EVER = np.iinfo(np.int64).min
 _RATIO = 4
 """Runs of a period are merged until each has so many times the edges of the next."""
 
@@ -68,8 +69,18 @@ class GraphConfig(Config):
     """Length of the time of a segment, in `time_unit`. What is older than asked for is dropped a segment at a
     time. None: one segment has all."""
     max_edges_per_node: int | None = Field(None, ge=1)
-    """Newest edges of a user, and of an item, that are kept and read; None: all. A question about a time long
-    ago finds what is left of them."""
+    """Newest edges of a user, and of an item, that are kept and read; None: all. What a question about the
+    past lacks tells what came after it: such a graph is for questions of now."""
+
+    @model_validator(mode="after")
+    def _bounds_one_segment(self) -> Self:
+        # Edges of a node in many segments could only be found too many together, at each question again.
+        if self.period is not None and self.max_edges_per_node is not None:
+            raise ValueError(
+                "a graph has either segments by time (`period`) or a bound for each node "
+                "(`max_edges_per_node`): the bound holds over all time"
+            )
+        return self
 
 
 @dataclass(frozen=True)
@@ -115,6 +126,14 @@ class Segment:
     def num_edges(self) -> int:
         """Of the direction that has more of them: with a bound, edges of hubs go back one way alone."""
         return max(self.users.num_edges, self.items.num_edges)
+
+    @property
+    def num_events(self) -> int:
+        """That are there in at least one direction."""
+        ways = (self.users.edges(), self.items.edges().reversed())
+        if not ways[1].nodes_E.size:
+            return self.users.num_edges
+        return Run.of(Edges(*map(np.concatenate, zip(*ways, strict=True)))).num_edges
 
     def save(self, folder: Path) -> tuple[Segment, str]:
         """Write the file of this segment; its name is that of its content.
@@ -221,6 +240,12 @@ class TemporalGraph:
         """Of the event store that was read, so that the next reading goes on from there; None: of none."""
         self.keep_days: float | None = None
         """What is older than the newest event by more is forgotten; None: nothing is."""
+        self.past = ""
+        """Another text as soon as what was there before events that were saved is not what it was: of a graph
+        that grows by newer events alone, it stays."""
+        self._until = _EVER
+        """Newest time of what was saved."""
+        self._has_late = False
         self._lock = threading.Lock()
 
     def append(
@@ -259,8 +284,9 @@ class TemporalGraph:
             ]
             if not new:
                 return 0
+            self._has_late |= any(segment.first_time < self._until for segment in new)
             self.state = replace(state, segments=_tidied([*state.segments, *new], most))
-            return sum(segment.num_edges for segment in new)
+            return sum(segment.num_events for segment in new)
 
     def drop_before(self, time: int) -> None:
         """Forget edges before a time; memory is given back by whole segments."""
@@ -342,16 +368,20 @@ class TemporalGraph:
                     digest = known[str(name)]
                 saved.append(segment)
                 entries.append({"file": name, "sha256": digest, "period": segment.period})
+            if self._has_late or not self.past:
+                self.past = hashlib.sha256(json.dumps(entries).encode()).hexdigest()
             content = {
                 "format": FORMAT,
                 "config": self.config.model_dump(mode="json"),
                 "floor": state.floor,
                 "feed_position": position,
                 "keep_days": self.keep_days,
+                "past": self.past,
                 "segments": entries,
             }
             write_json(folder / MANIFEST, content)
             self.state = replace(state, segments=tuple(saved))
+            self._is_saved()
             # Who read the manifest before may be about to map its files: they go with the next one.
             for name in (
                 _entries(folder / _BEFORE).keys() - known.keys() - {entry["file"] for entry in entries}
@@ -361,21 +391,30 @@ class TemporalGraph:
             before = [{"file": name, "sha256": digest} for name, digest in known.items()]
             write_json(folder / _BEFORE / MANIFEST, {"segments": before})
 
+    def _is_saved(self) -> None:
+        self._has_late = False
+        self._until = max((segment.last_time for segment in self.state.segments), default=_EVER)
+
     @classmethod
-    def open(cls, folder: str | Path) -> Self:
+    def open(cls, folder: str | Path, held: TemporalGraph | None = None) -> Self:
         """Map a saved graph.
+
+        Args:
+            held: of the same folder; its segments are not read again.
 
         Raises:
             InputError: there is none, or it is damaged.
         """
+        segments = () if held is None else held.state.segments
+        known = {one.file: one for one in segments if one.file is not None}
         try:
-            return cls._open(Path(folder) / MANIFEST)
+            return cls._open(Path(folder) / MANIFEST, known)
         except InputError:
             # Saved meanwhile, twice: what the manifest named is gone, and a newer one is there.
-            return cls._open(Path(folder) / MANIFEST)
+            return cls._open(Path(folder) / MANIFEST, known)
 
     @classmethod
-    def _open(cls, path: Path) -> Self:
+    def _open(cls, path: Path, known: Mapping[Path, Segment]) -> Self:
         folder = path.parent
         if not path.is_file():
             raise InputError(f"{folder}: there is no graph; `rayrec data graph SOURCE {folder}` makes one")
@@ -386,12 +425,16 @@ class TemporalGraph:
             graph = cls(
                 GraphConfig.model_validate(content["config"]),
                 [
-                    Segment.load(path.parent / Path(entry["file"]).name, entry["period"], entry["sha256"])
+                    # A file of this name has this content.
+                    known.get(file := folder / Path(entry["file"]).name)
+                    or Segment.load(file, entry["period"], entry["sha256"])
                     for entry in content["segments"]
                 ],
             )
             graph.state = replace(graph.state, floor=int(content["floor"]))
             graph.feed_position, graph.keep_days = content.get("feed_position"), content.get("keep_days")
+            graph.past = str(content.get("past", ""))
+            graph._is_saved()
         except (ValueError, KeyError, TypeError, ValidationError) as error:
             raise InputError(f"{path}: is damaged ({error}); make the graph again") from error
         return graph

@@ -95,11 +95,10 @@ class JoinNeighborsConfig(OperationSettings):
         return self.model_copy(update={"graph": absolute(self.graph)})
 
     def content(self) -> str:
-        """Of what log the graph is, and what it has forgotten; what was before a time does not change as
-        events follow, unless they make others go."""
+        """Of what log the graph is, what it has forgotten, and whether events came late; what was before a
+        time does not change as others follow."""
         graph = SavedGraph(self.graph)
-        bounded = "" if graph.config.max_edges_per_node is None else graph.version
-        return f"{graph.config.log} {graph.floor} {bounded}".rstrip()
+        return f"{graph.config.log} {graph.floor} {graph.past}".rstrip()
 
 
 @dataclass

@@ -69,13 +69,48 @@ def test_what_is_read_depends_on_the_set_of_events_alone(events, data, by):
     assert len(graphs[1].state.segments) <= MAX_SEGMENTS
 
 
+@examples(40)
+@given(events=EVENTS, data=st.data(), now=st.integers(0, 12), period=st.sampled_from([None, 1, 5]))
+def test_later_events_do_not_change_an_earlier_answer(events, data, now, period):
+    past, later = ([e for e in events if (e.time >= now) == is_later] for is_later in (False, True))
+    graphs = [graph_of(past, period, KINDS), graph_of(past, period, KINDS)]
+    append(graphs[1], data.draw(st.permutations(later)))
+
+    nodes, before = np.arange(-3, 8), np.full(11, now)
+    for of in ("user", "item"):
+        ways = [neighbors(graph, of, nodes, before, 9) for graph in graphs]
+        assert np.array_equal(ways[0].ids_FK, ways[1].ids_FK)
+        assert np.array_equal(*(degrees(graph, of, nodes, before) for graph in graphs))
+
+
+def test_a_bound_and_segments_by_time_are_not_taken_together():
+    with pytest.raises(ValueError, match="the bound holds over all time"):
+        graph_of([], period=5, max_edges_per_node=4)
+
+
+@examples(40)
+@given(events=EVENTS, more=EVENTS, most=st.sampled_from([None, 1, 3]))
+def test_an_append_counts_the_events_that_are_there_since(events, more, most):
+    """In at least one direction: a bound of its user, or of its item, may leave one out."""
+    graph = graph_of(events, kinds=KINDS, max_edges_per_node=most)
+
+    num_new = append(graph, more)
+
+    kept = [set(bounded({*events, *more}, of, most or 10**9)) for of in ("user", "item")]
+    assert num_new >= len(set.union(*kept) - set(events))
+    if most is None:
+        assert num_new == len(set(more) - set(events))
+    elif not events:
+        assert num_new == len(set.union(*kept))
+
+
 @examples(80)
 @given(events=EVENTS, data=st.data(), most=st.integers(1, 4))
 def test_a_bounded_graph_has_the_newest_edges_of_each_node_whatever_order_they_come_in(events, data, most):
     """Each direction by itself; what was given back and comes again, or late, is not taken for newer."""
     again = data.draw(st.permutations(events + events[: len(events) // 2]))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(again)), max_size=9)))
-    graph = graph_of([], data.draw(st.sampled_from([None, 1, 5])), KINDS, most)
+    graph = graph_of([], None, KINDS, most)
     for start, stop in zip([0, *cuts], [*cuts, len(again)], strict=True):
         append(graph, again[start:stop])
 
@@ -104,7 +139,7 @@ def test_a_bounded_graph_has_the_newest_edges_of_each_node_whatever_order_they_c
 
 def test_a_bounded_graph_forgets_what_is_old_as_well():
     events = [Event(user, item, time) for user in range(3) for item, time in enumerate(range(0, 100, 10))]
-    graph = graph_of(events, period=30, max_edges_per_node=4)
+    graph = graph_of(events, max_edges_per_node=4)
 
     graph.drop_before(75)
     append(graph, events)
@@ -181,6 +216,13 @@ def test_degrees_within_a_window_are_the_popularity_at_that_time():
     items, times = np.array([3, 3, 3, 4]), np.array([41, 40, 15, 50])
 
     assert degrees(graph, "item", items, times, within=20).tolist() == [2, 2, 1, 0]
+
+
+def test_degrees_of_all_time_have_edges_before_1970():
+    graph = graph_of([Event(user, 3, time) for user, time in enumerate([-(10**12), -5, 0, 5])])
+
+    assert degrees(graph, "item", np.array([3]), np.array([ANY_TIME])) == 4
+    assert degrees(graph, "item", np.array([3]), np.array([1])) == 3
 
 
 def test_old_edges_are_dropped_at_once_and_their_segments_with_them():

@@ -61,19 +61,26 @@ def test_events_of_an_item_are_counted_within_some_time(graph):
         assert found[name].to_pylist() == expected
 
 
-def test_prepared_rows_are_kept_while_a_graph_grows_unless_events_make_others_go(tmp_path):
-    contents = {}
-    for most in (None, 3):
-        grown = TemporalGraph(GraphConfig(log="clicks", max_edges_per_node=most))
-        folder = tmp_path / str(most)
-        for events in (EVENTS[:20], EVENTS[20:]):
-            append(grown, events)
-            grown.save(folder)
-            settings = JoinNeighborsConfig.parse(near(folder), source="test")
-            contents.setdefault(most, []).append(settings.content())
+@pytest.mark.parametrize(("added", "changes"), [(EVENTS[-1].time, False), (EVENTS[-1].time - 1, True)])
+def test_prepared_rows_are_kept_while_a_graph_grows_unless_events_come_late(tmp_path, added, changes):
+    append(grown := TemporalGraph(GraphConfig(log="clicks")), EVENTS)
+    contents = []
+    for events in ([], [Event(9, 9, added)], EVENTS, [Event(9, 8, added + 9)]):
+        append(grown, events)
+        grown.save(tmp_path)
+        contents.append(JoinNeighborsConfig.parse(near(tmp_path), source="test").content())
+        grown = TemporalGraph.open(tmp_path)
 
-    assert contents[None][0] == contents[None][1]
-    assert contents[3][0] != contents[3][1]
+    assert (contents[0] != contents[1]) == changes
+    assert contents[1] == contents[2] == contents[3]
+
+
+def test_a_graph_that_lacks_edges_of_the_past_because_of_later_ones_is_refused(tmp_path):
+    append(bounded := TemporalGraph(GraphConfig(log="clicks", max_edges_per_node=3)), EVENTS)
+    bounded.save(tmp_path)
+
+    with pytest.raises(InputError, match=r"keeps the newest 3 edges.* without --max-per-node"):
+        computed({"items": pa.array([[1]]), "timestamp": pa.array([T0])}, near(tmp_path))
 
 
 def test_times_may_be_timestamps_and_the_operation_travels(graph):
