@@ -105,6 +105,35 @@ def test_a_history_without_times_is_one_of_this_moment_and_a_training_row_is_not
     assert not features(batch)[0].neighbor_weights_NJ.any()
 
 
+def test_an_event_at_time_0_is_one_of_that_time():
+    """A log may count days from its first."""
+    graph = graph_of([Event(1, 2, 0), Event(1, 4, 1)])
+    features = SequenceFeatures(CATALOG, max_length=5, neighbors=finder(graph, count=1))
+
+    assert not features.ranking(batch_of([[2]], [[0]])).neighbor_weights_NJ.any()
+    found = features.ranking(batch_of([[2]], [[NO_TIME]]))
+    assert CATALOG[found.neighbors_NJ[0]].tolist() == [4]
+    assert found.times_N.tolist() == [0], "of a time that no model can take nothing is said to it"
+
+
+@given(EVENTS, st.lists(st.tuples(st.integers(0, 6), st.integers(1, 9)), min_size=1, max_size=8))
+def test_items_outside_the_catalog_do_not_take_the_place_of_others(events, asked):
+    asked = [(item, time) for item, time in asked if item in CATALOG]
+    strange = [Event(one.user, 100 + n, one.time) for one in events for n in range(3)]
+    graph, rows = graph_of([*events, *strange]), [[item] for item, _ in asked]
+    features = SequenceFeatures(CATALOG, max_length=5, neighbors=finder(graph, count=2))
+
+    found = features.ranking(batch_of(rows, [[time] for _, time in asked]))
+
+    for (item, time), items_J, shares_J in zip(
+        asked, CATALOG[found.neighbors_NJ], found.neighbor_weights_NJ, strict=True
+    ):
+        scores = expected([*events, *strange], item, time)
+        best = sorted((scores[ident] for ident in scores if ident in CATALOG), reverse=True)[:2]
+        assert np.allclose(shares_J[shares_J > 0], np.array(best) / sum(best))
+        assert all(scores[ident] in best for ident in items_J[shares_J > 0].tolist())
+
+
 def test_a_graph_in_other_units_of_time_is_asked_in_its_own():
     graph = TemporalGraph(GraphConfig(time_unit="us"))
     append(

@@ -27,6 +27,7 @@ from rayrec.platform.event_labels import UNKNOWN, Label, Part
 from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 from rayrec.samples.base.jagged import offsets_from_lengths
 from rayrec.samples.dataset.dataset import Dataset, Items
+from rayrec.samples.features.neighbors import NO_TIME
 from rayrec.samples.features.row_features import RowFeatures
 
 Source = Literal["model", "neighbors", "popular"]
@@ -385,11 +386,11 @@ class Recommender:
         )
 
     def _times_of(self, queries: Sequence[Query]) -> Int64Array:
-        """[N] times of all events; within a history without times, all alike."""
+        """[N] times of all events; `NO_TIME` within a history without times."""
         times = [np.zeros(0, dtype=np.int64)]
         for query in queries:
             if query.times is None:
-                times.append(np.zeros(len(query.history_ids), dtype=np.int64))
+                times.append(np.full(len(query.history_ids), NO_TIME))
                 continue
             if len(query.times) != len(query.history_ids):
                 raise ValueError(

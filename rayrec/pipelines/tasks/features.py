@@ -29,7 +29,7 @@ from rayrec.samples.features.features import SequenceFeatures
 from rayrec.samples.features.neighbors import NeighborFinder
 from rayrec.samples.features.row_features import HistoryColumns, RowFeatures
 from rayrec.samples.graph.saved import SavedGraph
-from rayrec.samples.graph.sources import graph_of_dataset
+from rayrec.samples.graph.sources import check_data, graph_of_dataset
 from rayrec.samples.graph.temporal_graph import TemporalGraph
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.operations.join_history import JoinHistory
@@ -173,7 +173,8 @@ def neighbor_finder(config: RunConfig, model: SequenceModelConfig, dataset: Data
     """What finds the neighbors of events, for a model that reads them.
 
     Raises:
-        InputError: the graph is missing or damaged, or has other ids than the data set.
+        InputError: the graph is missing or damaged, lacks edges of the past, or is of another log than the
+            data set.
     """
     wanted = model.event_neighbors
     if wanted is None:
@@ -183,11 +184,7 @@ def neighbor_finder(config: RunConfig, model: SequenceModelConfig, dataset: Data
         graph: Callable[[], TemporalGraph] = functools.cache(functools.partial(graph_of_dataset, dataset))
     else:
         saved = SavedGraph(config.data.graph)
-        if saved.config.id_kinds != dataset.manifest.id_kinds:
-            raise InputError(
-                f"{config.data.graph}: ids of this graph are {saved.config.id_kinds}, those of the data set "
-                f"{config.data.path} {dataset.manifest.id_kinds}; make both of one log"
-            )
+        check_data(saved.current(), dataset, config.data.graph)
         graph = saved.current
     return NeighborFinder(graph, wanted.count, wanted.window, wanted.most_users, wanted.most_events)
 

@@ -241,6 +241,8 @@ class SequenceFeatures:
         items_N = known_N[held_N]
         times_N = None if batch.times_N is None else batch.times_N[indices_N[held_N]]
         neighbors_NJ, neighbor_weights_NJ = self._neighbors_of(items_N, times_N, NO_TIME)
+        if times_N is not None:  # for models, they are all alike
+            times_N = np.where(times_N == NO_TIME, 0, times_N)
         (lookups,) = self._lookups([_Share(batch.user_ids_B, items_N, None, None, neighbors_NJ)])
         return FeatureBatch(
             step=batch.step,
@@ -265,7 +267,7 @@ class SequenceFeatures:
     def with_triggers(self, batch: SampleBatch) -> SampleBatch:
         """With the trigger of each row's instruction as its newest event, as it is in training.
 
-        It happens when the newest event did, or at 0 without one, and nothing is known of it by labels. Where
+        It happens when the newest event did, or at `NO_TIME` without one, and no label is known of it. Where
         it is the newest event already, it is not said twice.
         """
         if "trigger_item" not in batch.instruction:
@@ -279,7 +281,7 @@ class SequenceFeatures:
         at_T = batch.offsets_B1[1:][is_new_B]
         times_N = batch.times_N
         if times_N is not None:
-            times_N = np.insert(times_N, at_T, np.append(times_N, 0)[newest_B[is_new_B]])
+            times_N = np.insert(times_N, at_T, np.append(times_N, NO_TIME)[newest_B[is_new_B]])
         return replace(
             batch,
             item_ids_N=np.insert(batch.item_ids_N, at_T, ids_B[is_new_B]),
@@ -333,10 +335,9 @@ class SequenceFeatures:
         if self._neighbors is None:
             return None, None
         assert times_N is not None, "a model with neighbors reads times"
-        ids_NJ, weights_NJ = self._neighbors.find(self._item_ids_I[items_N], times_N, now)
-        neighbors_NJ = self._positions(ids_NJ.reshape(-1)).reshape(ids_NJ.shape)
-        # Items outside the catalog have no row.
-        weights_NJ = np.where(neighbors_NJ >= 0, weights_NJ, 0.0)
+        neighbors_NJ, weights_NJ = self._neighbors.find(
+            self._item_ids_I[items_N], times_N, now, self._positions
+        )
         weights_NJ /= np.maximum(weights_NJ.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
         return np.where(weights_NJ > 0, neighbors_NJ, items_N[:, None]), weights_NJ.astype(np.float32)
 

@@ -27,6 +27,7 @@ from rayrec.samples.base.event_labels import LABEL_COLUMNS, are_event_labels
 from rayrec.samples.base.event_times import TIMES, are_event_times, as_type
 from rayrec.samples.base.jagged import concatenated_ranges, list_array
 from rayrec.samples.features.features import SequenceFeatures
+from rayrec.samples.features.neighbors import NO_TIME
 from rayrec.samples.operations.columns import value_type
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
@@ -185,6 +186,12 @@ class RowFeatures:
         rows = pa.RecordBatch.from_arrays(arrays, schema=schema)
         made = self._of_histories(rows, RowContext(samples.row_keys_B, self._seed, samples.step))
         prepared = SampleBatch.of(samples.step, RowBatch(samples.row_keys_B, made))
+        if samples.times_N is not None and prepared.times_N is not None:
+            # Operations see 1970 for a history without times; what reads the result knows better.
+            is_timeless_B = np.zeros(samples.num_rows, np.bool_)
+            is_timeless_B[_row_of_N(samples)[samples.times_N == NO_TIME]] = True
+            times_N = np.where(is_timeless_B[_row_of_N(prepared)], NO_TIME, prepared.times_N)
+            prepared = replace(prepared, times_N=times_N)
         return replace(prepared, instruction=samples.instruction)
 
 
@@ -202,7 +209,13 @@ def _column(samples: SampleBatch, field: pa.Field) -> pa.Array:
             return list_array(samples.labels[label], samples.offsets_B1)
     assert samples.times_N is not None, "histories have times where `needs_history_times`"
     offsets = pa.array(samples.offsets_B1, pa.int32())
-    return pa.ListArray.from_arrays(offsets, as_type(samples.times_N, field.type.value_type))
+    times_N = np.where(samples.times_N == NO_TIME, 0, samples.times_N)
+    return pa.ListArray.from_arrays(offsets, as_type(times_N, field.type.value_type))
+
+
+def _row_of_N(samples: SampleBatch) -> Int64Array:
+    """[N] the row of each event."""
+    return np.repeat(np.arange(samples.num_rows), np.diff(samples.offsets_B1))
 
 
 def with_shuffled_ties(batch: SampleBatch, seed: int) -> SampleBatch:
@@ -215,7 +228,7 @@ def with_shuffled_ties(batch: SampleBatch, seed: int) -> SampleBatch:
     """
     assert batch.times_N is not None, "ties cannot be told without times"
     lengths_B = np.diff(batch.offsets_B1)
-    row_N = np.repeat(np.arange(batch.num_rows), lengths_B)
+    row_N = _row_of_N(batch)
     position_N = concatenated_ranges(np.zeros_like(lengths_B), lengths_B)
     begins_N = (np.diff(batch.times_N, prepend=0) != 0) | (position_N == 0)
     bits_N = combine64(seed, _TIES_STREAM, batch.step, batch.row_keys_B[row_N], position_N)

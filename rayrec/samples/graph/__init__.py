@@ -16,7 +16,7 @@ from __future__ import annotations
 from rayrec.samples.graph.candidates import Candidates, CoVisitation, Histories, Walks, co_visited, walked
 from rayrec.samples.graph.sampling import Neighbors, Sampling, degrees, hops, neighbors
 from rayrec.samples.graph.similarity import SimilarItems, SimilarityConfig, similar_items
-from rayrec.samples.graph.sources import graph_of_dataset, graph_of_store
+from rayrec.samples.graph.sources import check_data, graph_of_dataset, graph_of_store
 from rayrec.samples.graph.temporal_graph import GraphConfig, TemporalGraph
 from rayrec.samples.graph.views import ANY_TIME
 
@@ -32,6 +32,7 @@ __all__ = [
     "SimilarityConfig",
     "TemporalGraph",
     "Walks",
+    "check_data",
     "co_visited",
     "degrees",
     "graph_of_dataset",

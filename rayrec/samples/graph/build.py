@@ -59,8 +59,9 @@ def build_graph(
         )
     if period_days is not None and most is not None:
         raise InputError(
-            f"--period-days {period_days:g} and --max-per-node {most} do not go together: the "
-            "newest edges of a node are those of all time, in one segment; leave --period-days out (--keep-days still forgets what is old)"
+            f"--period-days {period_days:g} and --max-per-node {most} do not go together: the newest edges "
+            "of a node are those of all time, in one segment; leave --period-days out (--keep-days still "
+            "forgets what is old)"
         )
     if "://" not in source and kind_of(Path(source)) is not None:
         dataset = Dataset.open(source)

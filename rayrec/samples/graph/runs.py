@@ -11,6 +11,7 @@ Axes: V nodes of a run, E edges.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +36,18 @@ class Edges(NamedTuple):
     times_E: Int64Array
     kinds_E: Int16Array
     """Codes of behaviors, `NO_KIND` where there is none."""
+
+    @classmethod
+    def joined(cls, parts: Iterable[Edges]) -> Edges:
+        """All of several, one after another."""
+        nothing = np.zeros(0, np.int64)
+        parts = [cls(nothing, nothing, nothing, np.zeros(0, np.int16)), *parts]
+        return cls(
+            np.concatenate([part.nodes_E for part in parts]),
+            np.concatenate([part.others_E for part in parts]),
+            np.concatenate([part.times_E for part in parts]),
+            np.concatenate([part.kinds_E for part in parts]),
+        )
 
     def reversed(self) -> Edges:
         return Edges(self.others_E, self.nodes_E, self.times_E, self.kinds_E)

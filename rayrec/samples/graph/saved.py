@@ -71,5 +71,6 @@ class SavedGraph:
             raise InputError(
                 f"{self.folder}: this graph keeps the newest {most} edges of a node, so that what a row of "
                 "the past finds missing tells what came after it: make one in a new folder without "
-                "--max-per-node (bounded ones are for recommending now: `recommend --neighbors`, neighbors of a service)"
+                "--max-per-node (bounded ones are for recommending now: `recommend --neighbors`, neighbors "
+                "of a service)"
             )

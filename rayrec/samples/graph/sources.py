@@ -5,6 +5,7 @@ Axes: E events.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from rayrec.platform.arrays import BoolArray, Int64Array
+from rayrec.platform.errors import InputError
 from rayrec.samples.base.event_times import TIMES
 from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
@@ -22,6 +24,46 @@ from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, StoreManifest
 from rayrec.samples.stores.store import KeyValueEvents
 
 _KEYS_AT_ONCE = 10_000
+_LEAST_SHARE = 0.01
+"""Of the smaller of two sets of items; two logs with fewer in common are not of one catalog."""
+logger = logging.getLogger(__name__)
+
+
+def check_data(graph: TemporalGraph, dataset: Dataset, where: str) -> None:
+    """Refuse a graph whose users and items are not those of a data set.
+
+    A graph without events is taken: it may grow.
+
+    Args:
+        where: folder of the graph.
+
+    Raises:
+        InputError: its ids are of another kind, or it has hardly any of the data set's items.
+    """
+    another = f"{where}: this graph is of another log than the data set {dataset.manifest.name!r}: "
+    kinds = dataset.manifest.id_kinds
+    if graph.config.id_kinds != kinds:
+        raise InputError(f"{another}its ids are {graph.config.id_kinds}, those of the data set {kinds}")
+    segments, nothing = graph.state.segments, np.zeros(0, np.int64)
+    items = np.unique(np.concatenate([nothing, *(one.items.nodes_V for one in segments)]))
+    users = np.unique(np.concatenate([nothing, *(one.users.nodes_V for one in segments)]))
+    if not len(items):
+        return
+    num_items, num_users = len(dataset.items), len(dataset.users)
+    shared_items = int((dataset.item_positions(items) >= 0).sum())
+    shared_users = int(np.isin(dataset.users["user_id"].to_numpy(), users).sum())
+    if shared_items < _LEAST_SHARE * min(num_items, len(items)):
+        raise InputError(
+            f"{another}it has {shared_items:,} of the {num_items:,} items of the data set, and "
+            f"{len(items):,} of its own; make a graph of the same log"
+        )
+    logger.log(
+        logging.INFO if shared_users else logging.WARNING,
+        "%s: this graph has %.1f %% of the items of the data set, and %.1f %% of the users",
+        where,
+        100 * shared_items / num_items,
+        100 * shared_users / max(num_users, 1),
+    )
 
 
 def graph_of_dataset(

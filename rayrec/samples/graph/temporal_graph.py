@@ -130,10 +130,7 @@ class Segment:
     @property
     def num_events(self) -> int:
         """That are there in at least one direction."""
-        ways = (self.users.edges(), self.items.edges().reversed())
-        if not ways[1].nodes_E.size:
-            return self.users.num_edges
-        return Run.of(Edges(*map(np.concatenate, zip(*ways, strict=True)))).num_edges
+        return Run.of(Edges.joined([self.users.edges(), self.items.edges().reversed()])).num_edges
 
     def save(self, folder: Path) -> tuple[Segment, str]:
         """Write the file of this segment; its name is that of its content.
@@ -200,14 +197,7 @@ class GraphState:
 
     def edges(self) -> Edges:
         """From users to items; what lies below the floor or beyond the bound is left out."""
-        parts = [segment.users.edges() for segment in self.segments]
-        nothing, no_kind = np.zeros(0, np.int64), np.zeros(0, np.int16)
-        edges = Edges(
-            np.concatenate([nothing, *(part.nodes_E for part in parts)]),
-            np.concatenate([nothing, *(part.others_E for part in parts)]),
-            np.concatenate([nothing, *(part.times_E for part in parts)]),
-            np.concatenate([no_kind, *(part.kinds_E for part in parts)]),
-        )
+        edges = Edges.joined(segment.users.edges() for segment in self.segments)
         if self.most is not None:
             edges = Run.of(edges).newest(self.most).edges()
         return edges.take(edges.times_E >= self.floor)
@@ -286,7 +276,8 @@ class TemporalGraph:
                 return 0
             self._has_late |= any(segment.first_time < self._until for segment in new)
             self.state = replace(state, segments=_tidied([*state.segments, *new], most))
-            return sum(segment.num_events for segment in new)
+            # Without a bound, all of them are in the first direction.
+            return sum(segment.users.num_edges if most is None else segment.num_events for segment in new)
 
     def drop_before(self, time: int) -> None:
         """Forget edges before a time; memory is given back by whole segments."""

@@ -12,11 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
-from rayrec.samples.graph import TemporalGraph
+from rayrec.samples.graph import TemporalGraph, check_data
 from rayrec.samples.graph.following import catch_up, check_store
 from rayrec.samples.stores import open_store
 from rayrec.samples.stores.manifest import PER_SECOND
@@ -135,17 +133,6 @@ class LiveGraph:
         """Refuse a graph whose users and items are not those of a data set.
 
         Raises:
-            InputError: its ids are of another kind, or the data set knows none of its items.
+            InputError: its ids are of another kind, or it has hardly any of the data set's items.
         """
-        config, state = self.graph.config, self.graph.state
-        kinds = dataset.manifest.id_kinds
-        another = (
-            f"{self._config.graph}: this graph is of another log than the data set "
-            f"{dataset.manifest.name!r}: "
-        )
-        if config.id_kinds != kinds:
-            raise InputError(f"{another}its ids are {config.id_kinds}, those of the data set {kinds}")
-        if state.segments and not any(
-            (dataset.item_positions(np.asarray(one.items.nodes_V)) >= 0).any() for one in state.segments
-        ):
-            raise InputError(f"{another}the data set has none of its items; make a graph of the same log")
+        check_data(self.graph, dataset, self._config.graph)
