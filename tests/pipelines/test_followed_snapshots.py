@@ -173,6 +173,23 @@ def test_without_links_and_without_the_snapshot_before_the_files_are_written_aga
     assert read_snapshot(life.save()).cursor.num_rows(0) == 4
 
 
+def test_a_file_that_was_damaged_is_not_linked(life):
+    first = life.save()
+    path = first / "consumed-00000.parquet"
+    table = pq.read_table(path)
+    names = pa.array(["other"] * table.num_rows)
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("name"), table.schema.field("name"), names), path
+    )
+    life.train()
+    followed = read_snapshot(life.save()).followed
+    assert [file["name"] for segment in followed["segments"][:2] for file in segment["files"]] != [
+        "other"
+    ] * 2
+    with pytest.raises(InputError, match=r"consumed-00000\.parquet"):
+        read_snapshot(first)
+
+
 def test_a_snapshot_that_says_otherwise_keeps_its_segments(life):
     path = life.save()
     before = read_snapshot(path).followed

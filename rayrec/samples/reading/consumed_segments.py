@@ -5,7 +5,7 @@
 
 A run that follows a folder never forgets a file: what it accepted must not be accepted again, and which rows
 it trained on can be looked up. But nothing of a consumed segment changes any more. So a snapshot costs what
-is new, however many files there have been: full files of consumed segments are written once.
+is new, however many files there have been: full files of consumed segments are written once, and compared.
 
 A file has one row per accepted file, with the rows that were consumed of it.
 """
@@ -100,7 +100,9 @@ class ConsumedSegments:
             if self._saved_in is not None and number < min(self._num_saved, len(self._full)):
                 with contextlib.suppress(OSError):  # it was deleted, or the file system has no links
                     os.link(self._saved_in / names[-1], path)
-                    continue
+                    if path.read_bytes() == content:
+                        continue
+                    path.unlink()  # damaged meanwhile: its snapshot is lost, and this one is not to be
             path.write_bytes(content)
         return names
 
