@@ -583,7 +583,10 @@ def recommend_command(
                     f"{option} {unknown[0]}: there is no such item in {dataset.root}; use an id of its source"
                 )
         kept = ItemFilter(tuple(allow) if allow else None, tuple(deny or ()), where=values)
-        allowed_I = FilterMasks(dataset).allowed(kept).allowed_I
+        allowed = FilterMasks(dataset).allowed(kept)
+        if allowed.unknown_value is not None:
+            raise InputError(allowed.unknown_value)
+        allowed_I = allowed.allowed_I
     asked = replace(query, instruction=wanted, allowed_I=allowed_I)
     (answer,) = (stage or recommender).answer([asked], k)
     recommendations = answer.items

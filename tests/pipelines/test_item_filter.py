@@ -128,10 +128,16 @@ def test_columns_and_values_that_are_not_there_are_named():
         shown(masks, where={"colour": ["red"]})
     with pytest.raises(InputError, match="'price' has values of type int64, not"):
         shown(masks, where={"price": ["cheap"]})
-    with pytest.raises(InputError, match=r"no item of the catalog has 'z' in 'brand'; there are x, y$"):
-        shown(masks, where={"brand": ["x", "z"]})
-    with pytest.raises(InputError, match="no item of the catalog has '' in 'tags'; there are new, sale"):
-        shown(masks, where={"tags": ["new", ""]})
+
+
+def test_values_that_no_item_has_now_are_counted_and_said():
+    masks = FilterMasks(SomeItems())
+    found = masks.allowed(ItemFilter(where={"brand": ["x", "z"], "tags": ["new", "", "old"]}))
+    assert (shown(masks, where={"brand": ["x", "z"]}), found.num_unknown) == ("ad", 3)
+    assert found.unknown_value == "where: no item of the catalog has 'z' in 'brand'; there are x, y"
+    none = masks.allowed(ItemFilter(where={"brand": ["z"]}))
+    assert (none.allowed_I.any(), none.num_unknown) == (False, 1)
+    assert masks.allowed(ItemFilter(where={"brand": ["x", None]})).unknown_value is None
 
 
 def test_ids_that_are_not_in_the_catalog_are_counted():

@@ -62,7 +62,9 @@ class AllowedByFilter:
     allowed_I: BoolArray
     """[I] whether each item may be recommended."""
     num_unknown: int
-    """Ids of the filter, and of each of its lists, that are not in the catalog."""
+    """Ids of the filter and of each of its lists, and values of columns, that are not in the catalog."""
+    unknown_value: str | None = None
+    """A sentence about the first value that no item has. It may have been there in a version before."""
 
 
 class FilterMasks:
@@ -76,12 +78,14 @@ class FilterMasks:
         self._dataset = dataset
         self._item_keys = pd.Index(dataset.items.keys.to_pandas()) if item_keys is None else item_keys
         self._kept: OrderedDict[Any, AllowedByFilter] = OrderedDict()
+        self._values: dict[str, pa.Array] = {}
+        """Of columns, each once."""
 
     def allowed(self, wanted: ItemFilter) -> AllowedByFilter:
         """The items that may be recommended; the same array for the same filter.
 
         Raises:
-            InputError: the catalog has no such column, no such value there, or values of another type.
+            InputError: the catalog has no such column, or values of another type there.
         """
         lists = [
             [(each.name, each.version) for each in some] for some in (wanted.allow_lists, wanted.deny_lists)
@@ -98,9 +102,12 @@ class FilterMasks:
             mask_I &= each.allowed_I
         for each in deny:
             mask_I &= ~each.allowed_I
-        for column, values in sorted(wanted.where.items()):
-            mask_I &= self._where(column, values)
-        return AllowedByFilter(mask_I, sum(each.num_unknown for each in (*allow, *deny)))
+        where = [self._where(column, values) for column, values in sorted(wanted.where.items())]
+        for each in where:
+            mask_I &= each.allowed_I
+        sentences = [each.unknown_value for each in where if each.unknown_value is not None]
+        num_unknown = sum(each.num_unknown for each in (*allow, *deny, *where))
+        return AllowedByFilter(mask_I, num_unknown, sentences[0] if sentences else None)
 
     def _of_list(self, wanted: NamedList) -> AllowedByFilter:
         return self._remembered((wanted.name, wanted.version), lambda: self._among(wanted.keys))
@@ -112,7 +119,7 @@ class FilterMasks:
         mask_I[positions[is_known]] = True
         return AllowedByFilter(mask_I, int(np.count_nonzero(~is_known)))
 
-    def _where(self, column: str, values: Sequence[Any]) -> BoolArray:
+    def _where(self, column: str, values: Sequence[Any]) -> AllowedByFilter:
         table = self._dataset.item_table
         if column not in table.column_names:
             raise InputError(
@@ -127,22 +134,26 @@ class FilterMasks:
             wanted = pa.array(values).cast(dtype)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
             raise InputError(f"where: {column!r} has values of type {dtype}, not {list(values)!r}") from error
-        there = pc.unique(pc.list_flatten(found) if is_list else found)
-        if unknown := wanted.filter(pc.invert(pc.is_in(wanted, value_set=there))).drop_null().to_pylist():
-            known = [str(value) for value in there.drop_null().slice(0, _SHOWN).to_pylist()]
+        if column not in self._values:
+            self._values[column] = pc.unique(pc.list_flatten(found) if is_list else found).drop_null()
+        there = self._values[column]
+        unknown = wanted.filter(pc.invert(pc.is_in(wanted, value_set=there))).drop_null().to_pylist()
+        sentence = None
+        if unknown:
+            known = [str(value) for value in there.slice(0, _SHOWN).to_pylist()]
             more = ", ..." if len(there) > _SHOWN else ""
-            raise InputError(
+            sentence = (
                 f"where: no item of the catalog has {unknown[0]!r} in {column!r}; there are "
                 f"{', '.join(known) or 'no values'}{more}"
             )
-        if not is_list:
-            return np.asarray(
-                pc.is_in(found, value_set=wanted).to_numpy(zero_copy_only=False), dtype=np.bool_
-            )
-        is_wanted = pc.is_in(pc.list_flatten(found), value_set=wanted).to_numpy(zero_copy_only=False)
-        mask_I = np.zeros(len(self._item_keys), dtype=np.bool_)
-        mask_I[pc.list_parent_indices(found).to_numpy(zero_copy_only=False)[is_wanted]] = True
-        return mask_I
+        if is_list:
+            is_wanted = pc.is_in(pc.list_flatten(found), value_set=wanted).to_numpy(zero_copy_only=False)
+            mask_I = np.zeros(len(self._item_keys), dtype=np.bool_)
+            mask_I[pc.list_parent_indices(found).to_numpy(zero_copy_only=False)[is_wanted]] = True
+        else:
+            is_in = pc.is_in(found, value_set=wanted).to_numpy(zero_copy_only=False)
+            mask_I = np.asarray(is_in, dtype=np.bool_)
+        return AllowedByFilter(mask_I, len(unknown), sentence)
 
     def _remembered(self, key: Any, make: Callable[[], AllowedByFilter]) -> AllowedByFilter:
         found = self._kept.pop(key, None)

@@ -205,8 +205,8 @@ class RecommendAnswer(_Schema):
     """Items of the catalog that the request's filter lets through; fewer come back than are asked for, or
     none, where it is as few. Null without a filter."""
     unknown_filter_items: int | None = None
-    """Ids of the request's filter, and of each list that it names, that are not in the catalog: they allow
-    and deny nothing. Null without a filter."""
+    """Ids of the request's filter and of each list that it names, and values of its columns, that are not in
+    the catalog: they allow and deny nothing. Null without a filter."""
     ranker: RankerInfo | None = None
     """What ordered the items; null where the ranking stage did not."""
     degraded: list[StepName | Literal["no_recent_events"]] = []
