@@ -354,6 +354,36 @@ def test_the_guides_script_makes_a_log_of_what_the_service_wrote(tmp_path):
     assert log.propensities_N.tolist() == [0.05, 0.05, 1.0]
 
 
+def test_the_guides_script_knows_rows_of_messages_and_ids_written_otherwise(tmp_path):
+    script = runpy.run_path("docs/guides/examples/off_policy/join_outcomes.py")
+    answers = {"request_id": ["r", "r"], "row": [0, 1]}
+    tables = {
+        "requests": {**answers, "user_key": ["ann", "bob"], "version": ["v", "v"]},
+        "shown": {**answers, "items": [["1", "2"], ["2", "3"]], "propensities": [[0.5, 0.5]] * 2},
+        "clicks": {"request_id": ["r"], "row": [1], "item_id": [2]},
+    }
+    paths = {name: str(tmp_path / f"{name}.parquet") for name in (*tables, "out")}
+    for name, columns in tables.items():
+        pq.write_table(pa.table(columns), paths[name])
+
+    assert script["join_outcomes"](*paths.values()) == 2
+    found = pq.read_table(paths["out"]).to_pylist()
+    assert [(row["user_key"], row["row"], row["rewards"]) for row in found] == [
+        ("ann", 0, [0.0, 0.0]),
+        ("bob", 1, [1.0, 0.0]),
+    ]
+
+    pq.write_table(pa.table({"request_id": ["r"], "item_id": [3]}), paths["clicks"])
+    with pytest.raises(
+        SystemExit, match=r"1 clicks on what was not shown, as on '3' of the answer \('r', 0\)"
+    ):
+        script["join_outcomes"](*paths.values())
+    shown = pa.table(tables["shown"])
+    pq.write_table(pa.concat_tables([shown, shown]), paths["shown"])
+    with pytest.raises(SystemExit, match="is there twice"):
+        script["join_outcomes"](*paths.values())
+
+
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
