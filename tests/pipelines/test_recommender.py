@@ -1,3 +1,4 @@
+import dataclasses
 import shutil
 
 import numpy as np
@@ -80,6 +81,15 @@ def test_a_shorter_history_is_read_and_its_older_items_are_left_out_all_the_same
     assert [item.item_key for item in lowered.items] == [item.item_key for item in expected]
     assert [item.score for item in lowered.items] == pytest.approx([item.score for item in expected])
     assert (lowered.num_read, lowered.num_unread) == (2, whole.num_read + whole.num_unread - 2)
+
+
+def test_a_shorter_history_begins_at_a_step_of_the_model(recommender, monkeypatch):
+    task = recommender._task
+    stepping = dataclasses.replace(task, model=task.model.model_copy(update={"window_step": 3}))
+    monkeypatch.setattr(recommender, "_task", stepping)
+    ids = np.tile(history(recommender, "u3")[:1], 8)  # begins at 6 with a budget of four, and at 7 of one
+    read = [recommender.answer([Query(ids)], 1, budget=Budget(max_events=n))[0].num_read for n in (4, 1)]
+    assert read == [2, 1]
 
 
 def test_an_answer_does_not_depend_on_the_others_in_the_batch(recommender):

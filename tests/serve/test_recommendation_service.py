@@ -275,6 +275,13 @@ def test_requests_that_are_searched_for_alike_are_computed_together(service, rec
     assert [answer.degraded for answer in answers] == [[], [], [], []]
 
 
+def test_where_every_item_is_scored_few_items_are_not_held_up_by_many(service):
+    service._item_keys = pd.Index([f"i{number}" for number in range(5000)])
+    service._recommender.num_beams = lambda k, budget: 0
+    group_of = {k: service.group_of(RecommendRequest(k=k)) for k in (1, 10, 128, 129, 256, 1000)}
+    assert group_of[1] == group_of[10] == group_of[128] != group_of[129] == group_of[256] != group_of[1000]
+
+
 def test_requests_of_other_beams_or_without_the_model_are_not_computed_together(service):
     request = RecommendRequest(user_id="ann")
     how = [level(), level(budget=Budget(max_beams=3)), level(asks_model=False)]

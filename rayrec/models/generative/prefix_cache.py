@@ -59,6 +59,10 @@ class _Kept(NamedTuple):
     tensors: Tensor
     """[layers, 2, tokens, G, C] keys and values."""
 
+    @property
+    def num_bytes(self) -> int:
+        return int(self.events_P.nbytes + self.tensors.nbytes)
+
 
 class _Found(NamedTuple):
     """What is used of a kept history."""
@@ -77,7 +81,7 @@ class PrefixCache(Generic[C]):
     def __init__(self, backbone: ReadsOn[C], max_bytes: int) -> None:
         """
         Args:
-            max_bytes: of keys and values; the least recently used history is evicted first.
+            max_bytes: of events, keys and values; the least recently used history is evicted first.
         """
         self._backbone, self._max_bytes = backbone, max_bytes
         self._kept: OrderedDict[int, _Kept] = OrderedDict()
@@ -161,13 +165,13 @@ class PrefixCache(Generic[C]):
                 # Copies: the rest of the batch is not to stay with them.
                 part = both[:, :, offsets_B1[row] * size : offsets_B1[row + 1] * size].clone()
                 self._kept[key] = _Kept(history.copy(), part)
-                self.num_bytes += part.nbytes
+                self.num_bytes += self._kept[key].num_bytes
             while self.num_bytes > self._max_bytes:
                 self._forget(next(iter(self._kept)))
 
     def _forget(self, key: int) -> None:
         if (kept := self._kept.pop(key, None)) is not None:
-            self.num_bytes -= kept.tensors.nbytes
+            self.num_bytes -= kept.num_bytes
 
 
 def prefix_hashes(events_P: Int64Array) -> np.ndarray:

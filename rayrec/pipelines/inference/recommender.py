@@ -281,8 +281,9 @@ class Recommender:
         samples = self._as_samples(queries)
         seen_BE = self.seen(samples)  # of whole histories, however much of them is read
         if any(each.budget.max_events is not None for each in wanted):
-            budgets = (each.budget for each in wanted)
-            samples = self._as_samples(list(map(_newest, queries, budgets)))
+            step = self._task.model.window_step
+            newest = [_newest(query, each.budget, step) for query, each in zip(queries, wanted, strict=True)]
+            samples = self._as_samples(newest)
         features = self._features.ranking(samples, is_prepared)
         excludes_B = np.array([each.exclude_seen for each in wanted])
         excluded_BE = np.where(excludes_B[:, None], seen_BE, -1) if excludes_B.any() else None
@@ -416,10 +417,13 @@ def described(items: Items, position: int, score: float, source: Source = "model
     return Recommendation(key, title, score, source=source)
 
 
-def _newest(query: Query, budget: Budget) -> Query:
-    """The query with no other events than its newest, as many as the budget allows."""
+def _newest(query: Query, budget: Budget, step: int) -> Query:
+    """The query with no other events than its newest, as many as the budget allows; as windows do, they begin
+    at a multiple of `step`, if that leaves any."""
     most = len(query.history_ids) if budget.max_events is None else budget.max_events
     first = max(len(query.history_ids) - most, 0)
+    if most > step:
+        first = -(-first // step) * step
     if not first:
         return query
     return replace(

@@ -53,6 +53,8 @@ ANSWER_KINDS = ("model", "merged", "neighbors", "popular", "empty", "without_ite
 """That are counted: by their source, or none at all; and such in which the model named no item for a history
 that it read, which are among those of neighbors and the popular ones."""
 WARN_EVERY_S = 60.0
+FEW_ITEMS = 128
+"""To find so many best of all items is as quick as to find one."""
 MOST_STRANGE = 20
 """Items that the catalog lacks, of which neighbors are looked for: the last."""
 
@@ -220,8 +222,10 @@ class RecommendationService:
 
     def group_of(self, request: RecommendRequest) -> Hashable:
         """Requests of one group may be computed together: such as are searched for with as many beams, and
-        ranked or not."""
-        return _level_of(request).asks_model, self._stage_for(request) is None, self._num_beams(request)
+        ranked or not; where every item is scored, such as want about as many items, or few."""
+        num_beams = self._num_beams(request)
+        size = 0 if num_beams else max(self._wanted(request).k - 1, FEW_ITEMS - 1).bit_length()
+        return _level_of(request).asks_model, self._stage_for(request) is None, num_beams, size
 
     def width_of(self, request: RecommendRequest) -> int:
         """What its group costs by, see `CostsByWidth`: its beams, up to the next power of two; 1 where every
