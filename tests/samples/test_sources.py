@@ -68,6 +68,10 @@ def test_keys_of_folders_are_columns_for_those_who_ask_for_them(tmp_path, is_fol
     pairs = sorted(zip(found["day"], found["shop"], strict=True), key=str)
     assert pairs == [("1", "a/b")] * 9 + [("2", None)] * 9
     assert rows_of(plan(columns=["day"], filters=[["shop", "==", "a/b"]]), 2)["day"].to_pylist() == ["1"] * 9
+    assert rows_of(plan(filters=[["day", "in", ["2"]]]), 1).num_rows == 6
+    for operator, value in ((">=", 2), (">=", "2"), ("==", 2), ("in", [1, 2])):
+        with pytest.raises(InputError, match="is of a key of folders, which is a text: '10' would come"):
+            plan(filters=[["day", operator, value]])
     write_log(tmp_path, {"y.parquet": 3})
     if not is_followed:  # a file outside of such folders: nobody can ask for them, and all else is as it was
         assert rows_of(plan(), 4).num_rows == 21

@@ -7,6 +7,7 @@ in a row does not hold for it. Times and dates are ISO texts, or what YAML makes
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import date
 from functools import reduce
@@ -19,6 +20,9 @@ import pyarrow.types as pt
 from pyarrow import compute as pc
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.reading.sources import is_of_folder
+
+_ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 
 Condition = tuple[str, str, Any]
 """Column, operator, value (of `in` and `not in`: values)."""
@@ -85,6 +89,12 @@ def _bound(condition: Condition, schema: pa.Schema, source: str) -> pc.Expressio
             f"found {', '.join(schema.names)}"
         )
     kind = schema.field(column).type
+    if is_of_folder(schema.field(column)) and not _compares_texts(operator, value):
+        raise InputError(
+            f"{source}: the filter {column} {operator} {value!r} is of a key of folders, which is a text: "
+            "'10' would come before '2'; name the values with 'in' and texts, or write the column into the "
+            "files (dates such as '2024-01-31' can be compared)"
+        )
     try:
         expression = _condition(pc.field(column), operator, value, kind)
         ds.dataset(schema.empty_table()).to_table(filter=expression)  # binds it to the types
@@ -94,6 +104,15 @@ def _bound(condition: Condition, schema: pa.Schema, source: str) -> pc.Expressio
             f"{kind} ({error})"
         ) from error
     return expression
+
+
+def _compares_texts(operator: str, value: Any) -> bool:
+    """Whether it means the same of texts as of what they say."""
+    if operator in ("==", "!="):
+        return isinstance(value, str)
+    if operator in ("in", "not in"):
+        return not isinstance(value, str) and all(isinstance(one, str) for one in value)
+    return isinstance(value, str) and _ISO_DATE.match(value) is not None
 
 
 def _condition(column: pc.Expression, operator: str, value: Any, kind: pa.DataType) -> pc.Expression:
