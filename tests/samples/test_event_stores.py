@@ -6,6 +6,7 @@ import pickle
 import shutil
 import subprocess
 import threading
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -469,6 +470,37 @@ def test_a_feed_is_bounded_and_says_so_to_a_reader_that_fell_behind(store, by_it
         with pytest.raises(feed.FeedGoneError):
             store.feed_after(position)
     assert fed(store, positions[-2]) == ([(1, 5, 2 * most + 1, 1)], positions[-1])
+
+
+def test_a_position_of_before_a_store_was_restored_is_gone(tmp_path):
+    @contextmanager
+    def opened():
+        address = str(tmp_path / "store")
+        with (
+            closing(open_store(address, create=MANIFEST)) as store,
+            closing(
+                open_store(address, create=MANIFEST.model_copy(update={"by": "item"}), by="item")
+            ) as by_item,
+        ):
+            yield store, by_item
+
+    def posted(user):
+        with opened() as sides:
+            post(*sides, (user, 10, 5, 1, 0.0))
+            return sides[0].feed_position()
+
+    kept = posted(1)
+    shutil.copytree(tmp_path / "store", tmp_path / "copy")
+    lost = posted(2)
+    shutil.rmtree(tmp_path / "store")
+    (tmp_path / "copy").rename(tmp_path / "store")
+    posted(3)
+    posted(4)
+    with opened() as (store, _):
+        assert [event[0] for event in fed(store, kept)[0]] == [3, 4]
+        for position in (lost, "9:", ":", "x"):
+            with pytest.raises(feed.FeedGoneError):
+                store.feed_after(position)
 
 
 def test_a_feed_of_many_events_has_entries_of_a_bounded_size(store, by_item):

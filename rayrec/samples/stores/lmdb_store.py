@@ -106,41 +106,44 @@ class LmdbStore(KeyValueEvents):
 
 
 class _Feed:
-    """Entries by number, in one transaction; a random name says which feed the numbers are of."""
+    """Entries by number, in one transaction. Each has a tag of its own, by which a position is told from one
+    of another store, and of this one before it was restored from a copy."""
 
     def __init__(self, transaction: lmdb.Transaction) -> None:
         self._transaction = transaction
-        name = transaction.get(_FEED_NAME)
-        self._name = None if name is None else bytes(name).decode()
 
     def newest(self) -> str:
-        return START if self._name is None else f"{self._name}:{self._last()}"
+        return self._position(self._last()) or START
 
     def after(self, position: str, most: int) -> tuple[list[bytes], str]:
-        name, _, number = position.partition(":")
-        if position != START and (name != self._name or not number.isdecimal()):
+        number = position.partition(":")[0]
+        at = int(number) if number.isdecimal() else 0
+        if position != self._position(at):
             raise FeedGoneError(position)
-        first = int(number or 0) + 1
-        last = 0 if self._name is None else self._last()
-        stop = min(first + most, last + 1)
-        if first > last + 1 or first <= last - MOST_ENTRIES:
+        last = self._last()
+        if at == 0 and last > MOST_ENTRIES:
             raise FeedGoneError(position)
-        found = (self._transaction.get(_entry_name(number)) for number in range(first, stop))
-        entries = [bytes(entry) for entry in found if entry is not None]
-        return entries, position if stop == first else f"{self._name}:{stop - 1}"
+        stop = min(at + 1 + most, last + 1)
+        found = (self._transaction.get(_entry_name(number)) for number in range(at + 1, stop))
+        entries = [bytes(entry)[_TAG_BYTES:] for entry in found if entry is not None]
+        return entries, self._position(stop - 1) or START
 
     def add(self, entries: Sequence[bytes]) -> None:
-        if self._name is None:
-            self._name = os.urandom(8).hex()
-            self._transaction.put(_FEED_NAME, self._name.encode())
         before = self._last()
         last = before + len(entries)
         for number, entry in enumerate(entries, before + 1):
             if number > last - MOST_ENTRIES:
-                self._transaction.put(_entry_name(number), entry)
+                self._transaction.put(_entry_name(number), os.urandom(_TAG_BYTES) + entry)
         # As many of the oldest go.
         for number in range(max(before - MOST_ENTRIES, 0) + 1, min(last - MOST_ENTRIES, before) + 1):
             self._transaction.delete(_entry_name(number))
+
+    def _position(self, number: int) -> str | None:
+        """That of an entry; None of one that is not there."""
+        if number == 0:
+            return START
+        entry = self._transaction.get(_entry_name(number))
+        return None if entry is None else f"{number}:{bytes(entry[:_TAG_BYTES]).hex()}"
 
     def _last(self) -> int:
         with self._transaction.cursor() as cursor:
@@ -149,7 +152,8 @@ class _Feed:
         return int.from_bytes(name[len(_ENTRY) :], "big") if name.startswith(_ENTRY) else 0
 
 
-_FEED_NAME, _ENTRY, _AFTER_FEED = b"feed", b"feed:", b"feed;"
+_ENTRY, _AFTER_FEED = b"feed:", b"feed;"
+_TAG_BYTES = 8
 
 
 def _entry_name(number: int) -> bytes:
