@@ -1,5 +1,8 @@
 """What a run is said to need, against what its objects hold."""
 
+import logging
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,6 +19,7 @@ from rayrec.platform import files
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import SampleBatch
+from rayrec.samples.graph import graph_of_dataset
 from rayrec.samples.reading.reader import SampleReader
 from tests.helpers.data import small_dataset
 from tests.helpers.runs import MODELS
@@ -240,6 +244,22 @@ def test_more_than_the_machine_has_is_refused(dataset, monkeypatch):
 
     with pytest.raises(InputError, match=r"this machine has 2\.0 GiB: 2 parameter servers need"):
         plan.check()
+
+
+def test_the_graph_that_every_feature_worker_makes_is_counted(dataset, caplog):
+    assembly = assembly_of(dataset, "gnn", num_feature_workers=3)
+    graph = graph_of_dataset(dataset)
+    plan, without = plan_memory(assembly), plan_memory(assembly_of(dataset, "sasrec", num_feature_workers=3))
+
+    assert graph.state.num_bytes <= plan.worker_bytes < 1.3 * graph.state.num_bytes
+    assert without.worker_bytes == 0
+    assert plan.machine_bytes - replace(plan, worker_bytes=0).machine_bytes == 3 * plan.worker_bytes
+    with caplog.at_level(logging.INFO):
+        plan.log()
+    assert "3 feature workers hold a graph of" in caplog.text
+    too_much = replace(plan, worker_bytes=10**12, machine_limit=10**12)
+    with pytest.raises(InputError, match=r"3 feature workers .* for a graph each.*data\.graph"):
+        too_much.check()
 
 
 def test_a_cluster_that_is_joined_is_not_judged_by_this_machine(dataset, monkeypatch):

@@ -37,6 +37,7 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import Entity, IdKind, Split
 from rayrec.samples.features.features import SequenceFeatures, code_ids
 from rayrec.samples.features.row_features import RowFeatures
+from rayrec.samples.graph.sources import graph_bytes
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.reading.reader import evaluation_batches
 
@@ -182,6 +183,11 @@ class NextItemTask(Task):
 
     def notes(self) -> list[str]:
         return self.model.notes()
+
+    @property
+    def worker_bytes(self) -> int:
+        makes_graph = self.model.event_neighbors is not None and self.config.data.graph is None
+        return graph_bytes(self.dataset) if makes_graph else 0
 
     @property
     def catalog_bytes(self) -> int:

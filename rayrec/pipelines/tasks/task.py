@@ -145,6 +145,11 @@ class Task(ABC):
         return []
 
     @property
+    def worker_bytes(self) -> int:
+        """What every feature worker makes of the data set and holds, each its own."""
+        return 0
+
+    @property
     def catalog_bytes(self) -> int:
         """Rows of all items that every trainer holds while it ranks."""
         return 0

@@ -130,7 +130,10 @@ class MemoryPlan:
     """What this machine has; None where the run joins a cluster, whose machines are not known here."""
     device_limit: int | None
     """What a trainer's accelerator has; None without one, or where it is not on this machine."""
-    num_readers_and_workers: int
+    num_readers: int
+    num_workers: int
+    worker_bytes: int
+    """What each feature worker holds besides: a graph of the training events."""
     object_store_bytes: int
     disk_folders: dict[str, Path]
     """By table, where rows go that memory has no room for, if servers are here and it must be a disk."""
@@ -141,7 +144,8 @@ class MemoryPlan:
         return (
             sum(shard.peak_bytes for shard in self.shards)
             + self.trainer.num_trainers * (self.trainer.peak_bytes + TRAINER_PROCESS_BYTES)
-            + (len(self.shards) + self.num_readers_and_workers) * PROCESS_BYTES
+            + (len(self.shards) + self.num_readers + self.num_workers) * PROCESS_BYTES
+            + self.num_workers * self.worker_bytes
             + DRIVER_BYTES
             + RAY_BYTES
             + self.object_store_bytes
@@ -198,12 +202,20 @@ class MemoryPlan:
                     f"{human_size(sum(shard.peak_bytes for shard in self.shards))} (the largest, number "
                     f"{largest.shard}, {_described(largest)}), "
                 )
+            workers, remedy = "", ""
+            if self.worker_bytes:
+                workers = (
+                    f"{self.num_workers} feature workers "
+                    f"{human_size(self.num_workers * self.worker_bytes)} for a graph each, "
+                )
+                remedy = "let feature workers share a saved graph (data.graph), "
             trainers = self.trainer.num_trainers * self.trainer.peak_bytes
             raise InputError(
                 f"the run would need {human_size(self.machine_bytes)} and this machine has "
                 f"{human_size(self.machine_limit)}: {servers}{self.trainer.num_trainers} trainer(s) "
-                f"{human_size(trainers)}, processes and Ray the rest; lower model.backbone.dim, take an "
-                "optimizer with less state (sparse.optimizer.kind), or join a cluster (cluster.address)"
+                f"{human_size(trainers)}, {workers}processes and Ray the rest; {remedy}lower "
+                "model.backbone.dim, take an optimizer with less state (sparse.optimizer.kind), or join a "
+                "cluster (cluster.address)"
             )
 
     def log(self) -> None:
@@ -219,6 +231,11 @@ class MemoryPlan:
             f"{trainer.num_trainers} trainers need up to {human_size(trainer.peak_bytes)} each, dense "
             "activations aside"
         )
+        if self.worker_bytes:
+            parts.append(
+                f"{self.num_workers} feature workers hold a graph of {human_size(self.worker_bytes)} each "
+                "(with data.graph, they share the files of one)"
+            )
         if self.machine_limit is not None:
             parts.append(
                 f"in all {human_size(self.machine_bytes)} of this machine's {human_size(self.machine_limit)}"
@@ -246,6 +263,7 @@ class MemoryPlan:
                 "peak_bytes": self.trainer.peak_bytes,
                 "device_bytes": self.trainer.device_bytes,
             },
+            "worker_bytes": self.worker_bytes,
             "server_limit": self.server_limit,
             "device_limit": self.device_limit,
             "machine_limit": self.machine_limit,
@@ -322,7 +340,9 @@ def plan_memory(assembly: Assembly, is_here: bool | None = None) -> MemoryPlan:
         server_limit=None if sparse.server_memory is None else int(sparse.server_memory),
         machine_limit=machine_bytes() if is_here else None,
         device_limit=device_memory_bytes(config.device) if is_here else None,
-        num_readers_and_workers=pipeline.num_readers + pipeline.num_feature_workers,
+        num_readers=pipeline.num_readers,
+        num_workers=pipeline.num_feature_workers,
+        worker_bytes=assembly.task.worker_bytes,
         object_store_bytes=config.cluster.object_store_bytes if is_here else 0,
         disk_folders={
             table.name: table.disk.folder_path

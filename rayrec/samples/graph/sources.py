@@ -106,6 +106,15 @@ def graph_of_dataset(
     return graph
 
 
+def graph_bytes(dataset: Dataset) -> int:
+    """Memory that the graph of the training events of a data set takes, about."""
+    num_edges = dataset.manifest.counts["train_events"]
+    num_nodes = len(dataset.items) + len(dataset.users)
+    # In both directions a neighbor, a time and a kind of an edge; id and offset of a node, which a smaller
+    # run has again.
+    return 2 * num_edges * (8 + 8 + 2) + 2 * num_nodes * (8 + 8)
+
+
 def graph_of_store(
     store: KeyValueEvents, period: int | None = None, max_edges_per_node: int | None = None
 ) -> TemporalGraph:
