@@ -92,7 +92,8 @@ def graph_command(
         float | None, typer.Option(min=0, help="Forget edges that are so much older than the newest.")
     ] = None,
     max_per_node: Annotated[
-        int | None, typer.Option(min=1, help="Keep so many newest edges of each user, and of each item.")
+        int | None,
+        typer.Option(min=1, help="Keep so many newest edges of each user, and of each item: for serving."),
     ] = None,
 ) -> Answer:
     """Make a graph of users and items, or add to one what its source has since; for `join_neighbors`."""

@@ -31,6 +31,7 @@ class SavedGraph:
         """Likewise: another one after events that came late."""
         self.num_failures = 0
         """Times that it was saved since and could not be read."""
+        self._has_said_late = False
         self._graph: TemporalGraph | None = None
         self._saved_at: int | None = None
 
@@ -62,6 +63,13 @@ class SavedGraph:
                 return self._graph
             graph.check_log(self.config.log, f"the run that reads {self.folder}")
             self._check_past(graph)
+            if graph.past != self.past and not self._has_said_late:
+                self._has_said_late = True
+                logger.warning(
+                    "%s: events came late to this graph: from now on the same row may have other neighbors "
+                    "than before; for a run that can be repeated, leave the graph as it is",
+                    self.folder,
+                )
             self._graph, self._saved_at = graph, saved_at
         return self._graph
 
@@ -71,6 +79,5 @@ class SavedGraph:
             raise InputError(
                 f"{self.folder}: this graph keeps the newest {most} edges of a node, so that what a row of "
                 "the past finds missing tells what came after it: make one in a new folder without "
-                "--max-per-node (bounded ones are for recommending now: `recommend --neighbors`, neighbors "
-                "of a service)"
+                "--max-per-node (bounded ones are for answers of now: `rayrec serve --neighbors`)"
             )

@@ -36,7 +36,7 @@ class JoinNeighborsConfig(OperationSettings):
 
     op: Literal["join_neighbors"] = "join_neighbors"
     graph: str
-    """Folder that `rayrec data graph` wrote."""
+    """Folder that `rayrec data graph` wrote, without `--max-per-node`."""
     time: str = "timestamp"
     time_unit: TimeUnit = "s"
     """Of integers in that column; timestamps have their own."""

@@ -43,6 +43,20 @@ def test_what_cannot_be_read_is_said_and_what_was_read_before_is_kept(tmp_path, 
     assert saved.current().state.num_edges == 51
 
 
+def test_late_events_are_said_once(tmp_path, caplog):
+    graph = graph_of([Event(n % 7, n % 5, n) for n in range(50)])
+    graph.save(tmp_path)
+    saved, said = SavedGraph(str(tmp_path)), []
+
+    for time in (60, 40, 41):
+        append(graph, [Event(1, 1, time)])
+        graph.save(tmp_path)
+        saved.current()
+        said.append(caplog.text.count("events came late"))
+
+    assert said == [0, 1, 1]
+
+
 def test_a_graph_that_is_damaged_from_the_beginning_is_refused(tmp_path):
     graph_of([Event(1, 2, 3)]).save(tmp_path)
     (tmp_path / MANIFEST).write_text("{}")
