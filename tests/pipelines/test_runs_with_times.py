@@ -23,6 +23,7 @@ from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.features.neighbors import NO_TIME
 from rayrec.samples.reading.reader import SampleReader, evaluation_batches
 from rayrec.samples.stores import EventBatch, StoreManifest, open_store
 from tests.helpers.data import small_dataset, without_history_times
@@ -134,6 +135,21 @@ def test_histories_to_rank_for_go_through_operations_with_their_times(dataset: D
         for low, high in zip(samples.offsets_B1, samples.offsets_B1[1:], strict=False)
     ]
     assert features.times_N.tolist() == [time for row in expected for time in row]
+
+
+def test_operations_do_not_make_a_history_without_times_one_of_1970(dataset: Dataset):
+    """It is one of this moment: all that the graph has is before it."""
+    (samples,) = evaluation_batches(dataset, "test", batch_size=100, with_times=True)
+    timeless = dataclasses.replace(samples, times_N=np.full_like(samples.times_N, NO_TIME))
+    at_0 = dataclasses.replace(samples, times_N=np.zeros_like(samples.times_N))
+    cut, uncut = (
+        assemble(config(dataset.root, "gnn", features=features)).features for features in ([CUT], [])
+    )
+
+    assert cut.ranking(timeless).neighbor_weights_NJ.any(axis=1).mean() > 0.5
+    assert not cut.ranking(at_0).neighbor_weights_NJ.any()
+    assert uncut.ranking(timeless).neighbor_weights_NJ.any(axis=1).mean() > 0.5
+    assert not cut.ranking(timeless).times_N.any()
 
 
 def test_an_operation_that_forgets_the_times_is_found_in_the_first_batch(dataset: Dataset):
