@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rayrec.pipelines.runs import snapshots
 from rayrec.pipelines.runs.accepted_files import AcceptedFiles
 from rayrec.pipelines.runs.snapshots import (
     MANIFEST,
@@ -173,21 +175,46 @@ def test_without_links_and_without_the_snapshot_before_the_files_are_written_aga
     assert read_snapshot(life.save()).cursor.num_rows(0) == 4
 
 
-def test_a_file_that_was_damaged_is_not_linked(life):
-    first = life.save()
-    path = first / "consumed-00000.parquet"
+def with_other_names(path: Path) -> None:
     table = pq.read_table(path)
-    names = pa.array(["other"] * table.num_rows)
-    pq.write_table(
-        table.set_column(table.schema.get_field_index("name"), table.schema.field("name"), names), path
-    )
+    names, field = pa.array(["other"] * table.num_rows), table.schema.field("name")
+    pq.write_table(table.set_column(table.schema.get_field_index("name"), field, names), path)
+
+
+def test_a_file_that_was_changed_is_not_linked(life):
+    first = life.save()
+    with_other_names(first / "consumed-00000.parquet")
     life.train()
-    followed = read_snapshot(life.save()).followed
-    assert [file["name"] for segment in followed["segments"][:2] for file in segment["files"]] != [
-        "other"
-    ] * 2
+
+    files = [
+        file["name"] for each in read_snapshot(life.save()).followed["segments"] for file in each["files"]
+    ]
+    assert files == ["a.parquet", "b.parquet", "c.parquet", "d.parquet"]
     with pytest.raises(InputError, match=r"consumed-00000\.parquet"):
         read_snapshot(first)
+
+
+def test_what_a_disk_does_to_a_file_never_gets_a_checksum(life):
+    path = life.save() / "consumed-00000.parquet"
+    before = path.stat()
+    path.write_bytes(path.read_bytes()[:-5] + b"?PAR1")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    life.train()
+
+    second = life.save()
+    with pytest.raises(InputError, match=r"consumed-00000\.parquet"):
+        read_snapshot(second)
+
+
+def test_files_of_the_snapshot_before_are_not_read_again(life, monkeypatch):
+    life.save()
+    read = []
+    real = snapshots.checksum_file
+    monkeypatch.setattr(snapshots, "checksum_file", lambda path: read.append(path.name) or real(path))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path.name))
+    life.train()
+    life.save()
+    assert not [name for name in read if name.startswith("consumed-")]
 
 
 def test_a_snapshot_that_says_otherwise_keeps_its_segments(life):

@@ -135,9 +135,11 @@ def write_snapshot(
         for name, arrays in ((WEIGHTS, weights), (OPTIMIZER, optimizer_state)):
             _save_arrays(arrays, unfinished / name)
         pq.write_table(cursor, unfinished / CURSOR)
-        checksums = {}
-        consumed_files = [] if consumed is None else consumed.save(unfinished)
-        for name in (WEIGHTS, OPTIMIZER, CURSOR, *consumed_files):
+        # Not read again: most of the consumed files are those of the snapshot before.
+        checksums = {} if consumed is None else consumed.save(unfinished)
+        for name in checksums:
+            sync(unfinished / name)
+        for name in (WEIGHTS, OPTIMIZER, CURSOR):
             sync(unfinished / name)
             checksums[name] = checksum_file(unfinished / name)
         sparse_files = list(save_sparse(str(unfinished.resolve())))

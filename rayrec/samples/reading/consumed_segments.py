@@ -5,7 +5,8 @@
 
 A run that follows a folder never forgets a file: what it accepted must not be accepted again, and which rows
 it trained on can be looked up. But nothing of a consumed segment changes any more. So a snapshot costs what
-is new, however many files there have been: full files of consumed segments are written once, and compared.
+is new, however many files there have been: full files of consumed segments are written once. They are hashed
+once, too, as they are in memory: what becomes of a file later never gets a checksum of its own.
 
 A file has one row per accepted file, with the rows that were consumed of it.
 """
@@ -17,10 +18,11 @@ import os
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.reading.cursor import Cursor
@@ -72,16 +74,26 @@ def take(plan: FollowedPlan, cursor: Cursor, first: int, stop: int) -> pa.Table:
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
+class _Content(NamedTuple):
+    """Of a file."""
+
+    content: bytes
+    checksum: str
+    """As `checksum_file` of snapshots computes it."""
+
+
 class ConsumedSegments:
     """What snapshots of one attempt say of consumed segments. Not thread-safe."""
 
     def __init__(self, full_rows: int = FULL_ROWS) -> None:
         self._full_rows = full_rows
-        self._full: list[bytes] = []
+        self._full: list[_Content] = []
         self._open = SCHEMA.empty_table()
         self._saved_in: Path | None = None
-        """A folder that has the first `_num_saved` full files."""
-        self._num_saved = 0
+        """A folder that has the full files of `_saved`."""
+        self._saved: list[tuple[int, int]] = []
+        self._written: list[tuple[int, int]] = []
+        """Of each full file, what changes with it, see `_stamp`."""
 
     def add(self, consumed: pa.Table) -> None:
         """Segments that were consumed after those that are here."""
@@ -91,24 +103,33 @@ class ConsumedSegments:
             table = table.slice(self._full_rows)
         self._open = table.combine_chunks()
 
-    def save(self, folder: Path) -> list[str]:
-        """Let a snapshot have all of them; returns the names of the files, which are not on disk yet."""
-        names = []
-        for number, content in enumerate([*self._full, *([_content(self._open)] if self._open else [])]):
-            names.append(f"{PREFIX}{number:05d}.parquet")
-            path = folder / names[-1]
-            if self._saved_in is not None and number < min(self._num_saved, len(self._full)):
-                with contextlib.suppress(OSError):  # it was deleted, or the file system has no links
-                    os.link(self._saved_in / names[-1], path)
-                    if path.read_bytes() == content:
-                        continue
-                    path.unlink()  # damaged meanwhile: its snapshot is lost, and this one is not to be
-            path.write_bytes(content)
-        return names
+    def save(self, folder: Path) -> dict[str, str]:
+        """Let a snapshot have all of them; returns the checksums of files by name, which are not on disk yet."""
+        checksums = {}
+        self._written = []
+        contents = [*self._full, *([_content(self._open)] if self._open else [])]
+        for number, (content, checksum) in enumerate(contents):
+            name = f"{PREFIX}{number:05d}.parquet"
+            checksums[name] = checksum
+            if not self._linked(number, name, folder):
+                (folder / name).write_bytes(content)
+            self._written.append(_stamp(folder / name))
+        return checksums
+
+    def _linked(self, number: int, name: str, folder: Path) -> bool:
+        """Whether the file of the snapshot before could be had: not where it is gone, was changed since it
+        was written, or the file system has no links."""
+        if self._saved_in is None or number >= len(self._saved):
+            return False
+        with contextlib.suppress(OSError):
+            if _stamp(self._saved_in / name) == self._saved[number]:
+                os.link(self._saved_in / name, folder / name)
+                return True
+        return False
 
     def saved(self, folder: Path) -> None:
         """The snapshot is whole: the next one links its full files."""
-        self._saved_in, self._num_saved = folder, len(self._full)
+        self._saved_in, self._saved = folder, self._written[: len(self._full)]
 
 
 def read_segments(paths: Sequence[Path]) -> list[dict[str, Any]]:
@@ -144,10 +165,18 @@ def commit(paths: Sequence[Path], cursor: Cursor) -> None:
                 raise InputError(f"{paths[0].parent}: the cursor is damaged: {error}") from error
 
 
-def _content(table: pa.Table) -> bytes:
+def _content(table: pa.Table) -> _Content:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    return sink.getvalue().to_pybytes()
+    content = sink.getvalue().to_pybytes()
+    return _Content(content, xxhash.xxh3_128_hexdigest(content))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    """(size, time of the last change) of a file; links do not change them. What a disk does to it does not
+    either: then reading finds that the checksum differs."""
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 def _rows(paths: Sequence[Path]) -> Iterator[dict[str, Any]]:
