@@ -278,8 +278,17 @@ def test_requests_that_are_searched_for_alike_are_computed_together(service, rec
 def test_where_every_item_is_scored_few_items_are_not_held_up_by_many(service):
     service._item_keys = pd.Index([f"i{number}" for number in range(5000)])
     service._recommender.num_beams = lambda k, budget: 0
+    service.max_k = 1000
     group_of = {k: service.group_of(RecommendRequest(k=k)) for k in (1, 10, 128, 129, 256, 1000)}
     assert group_of[1] == group_of[10] == group_of[128] != group_of[129] == group_of[256] != group_of[1000]
+
+
+def test_where_every_item_is_scored_requests_cost_by_their_items_above_a_few(service):
+    service._item_keys = pd.Index([f"i{number}" for number in range(5000)])
+    service._recommender.num_beams = lambda k, budget: 0
+    service.max_k = 1000
+    widths = [service.width_of(RecommendRequest(k=k)) for k in (1, 128, 129, 256, 1000, 10**9)]
+    assert widths == [1, 1, 2, 2, 8, 8]
 
 
 def test_requests_of_other_beams_or_without_the_model_are_not_computed_together(service):

@@ -70,7 +70,9 @@ class SequenceModelConfig(ModelConfig):
     window_step: int = Field(1, ge=1)
     """Events by which the beginning of what is read of a longer history moves, in training and serving; it
     divides the length that is read. 1: the newest are read. With more, up to that many fewer are read, and
-    the prefix cache serves users who have more events than are read, too."""
+    the prefix cache serves users who have more events than are read, too. It counts from the oldest event
+    that is known: a state of the newest events alone (`events.last`) has another one with each event, and
+    nothing is reused; keep as many as users have."""
 
     @model_validator(mode="after")
     def _steps_divide_windows(self) -> Self:

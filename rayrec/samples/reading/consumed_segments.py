@@ -104,7 +104,7 @@ class ConsumedSegments:
         self._open = table.combine_chunks()
 
     def save(self, folder: Path) -> dict[str, str]:
-        """Let a snapshot have all of them; returns the checksums of files by name, which are not on disk yet."""
+        """Let a snapshot have all of them; returns checksums by file, which are not on disk yet."""
         checksums = {}
         self._written = []
         contents = [*self._full, *([_content(self._open)] if self._open else [])]

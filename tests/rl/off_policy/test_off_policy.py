@@ -380,7 +380,11 @@ def test_the_guides_script_knows_rows_of_messages_and_ids_written_otherwise(tmp_
         script["join_outcomes"](*paths.values())
     shown = pa.table(tables["shown"])
     pq.write_table(pa.concat_tables([shown, shown]), paths["shown"])
-    with pytest.raises(SystemExit, match="is there twice"):
+    with pytest.raises(SystemExit, match=r"shown\.parquet: the answer .* is there twice"):
+        script["join_outcomes"](*paths.values())
+    logged = pa.table(tables["requests"])
+    pq.write_table(pa.concat_tables([logged, logged]), paths["requests"])
+    with pytest.raises(SystemExit, match=r"requests\.parquet: the answer \('r', 0\) is there twice"):
         script["join_outcomes"](*paths.values())
 
 

@@ -19,7 +19,11 @@ Answer = tuple[str, int]
 def join_outcomes(requests: str, shown: str, clicks: str, out: str) -> int:
     """Write the log; returns the number of answers in it."""
     logged = pq.read_table(requests, columns=["request_id", "row", "user_key", "version"])
-    of_request = {answer_of(row): row for row in logged.to_pylist()}
+    of_request = dict[Answer, dict]()
+    for row in logged.to_pylist():
+        if (answer := answer_of(row)) in of_request:
+            sys.exit(f"{requests}: the answer {answer} is there twice; give every request an id of its own")
+        of_request[answer] = row
     # As texts, since one side may keep numbers that the other writes as such.
     clicked = {(answer_of(row), str(row["item_id"])) for row in pq.read_table(clicks).to_pylist()}
     seen, could_be_clicked = set[Answer](), set[tuple[Answer, str]]()
