@@ -37,6 +37,7 @@ BENCHES: dict[str, Bench] = {
     "decode": partial(_run, "decode", "bench"),
     "dense-optimizer": partial(_run, "dense_optimizer", "bench"),
     "graph": partial(_run, "graph", "bench"),
+    "graph-fresh": partial(_run, "graph_fresh", "bench"),
     "graph-growth": partial(_run, "graph", "bench_growth"),
     "graph-quality": partial(_run, "graph_quality", "bench"),
     "nearline": partial(_run, "nearline", "bench"),

@@ -58,6 +58,18 @@ def test_a_post_to_one_service_is_in_the_next_answer_of_another(run, store, tmp_
         assert "rayrec_graph_events_total 3.0" in other.get("/metrics").text
 
 
+def test_a_graph_says_what_it_has_and_follows(store, tmp_path, caplog):
+    caplog.set_level("INFO")
+    graph = str(tmp_path / "graph")
+    for followed in (None, store.name):
+        live = LiveGraph(NeighborsConfig(graph=graph), followed)
+        live.start()
+        live.stop()
+    still, following = (record.message for record in caplog.records)
+    assert still == f"neighbors of the graph {graph}, 0 edges; it stays as it is: no event store is named"
+    assert following == f"neighbors of the graph {graph}, 0 edges; it follows {store.name} every 0.2 s"
+
+
 def test_a_store_that_does_not_answer_leaves_the_graph_as_it_is(store, tmp_path, monkeypatch, caplog):
     now = 1000.0
     live = LiveGraph(NeighborsConfig(graph=str(tmp_path / "graph")), store.name, lambda: now)

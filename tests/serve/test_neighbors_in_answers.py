@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 import pytest
+from numba.core.event import install_recorder
 
 from rayrec.pipelines.inference.merged_candidates import MergedCandidates
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
@@ -93,6 +94,24 @@ def test_whom_the_model_knows_nothing_of_gets_neighbors(recommender, graph):
     assert ask(service, user_id="stranger", k=5) == ("neighbors", ["i2", "i3"])
     counts = service.metrics()
     assert (counts["serving_answers_neighbors_total"], counts["serving_answers_popular_total"]) == (3, 2)
+
+
+@pytest.mark.parametrize("bounds", [{}, {"max_edges_per_node": 5}, {"period": 86_400}])
+def test_after_warming_up_with_an_empty_graph_nothing_is_compiled(recommender, bounds):
+    """The first event of an empty graph would wait for a minute. This tells where numba's cache is empty, as in
+    a new checkout."""
+    graph = TemporalGraph(GraphConfig(log="films", id_kinds=STRING_IDS, **bounds))
+    service = service_of(recommender, graph)
+    service.warm_up()
+
+    with install_recorder("numba:compile") as compiled:
+        for n in range(3):
+            add(graph, ("u1", "i1", n), ("u1", "new", n), ("u1", f"i{n + 2}", n + 1))
+        assert ask(service, history=["new"], k=1)[0] == "neighbors"
+        ask(service, user_id="u1", k=1)
+        ask(service, user_id="stranger", k=1)
+    assert compiled.buffer == []
+    assert graph.state.num_edges > 0
 
 
 def test_what_a_user_of_the_graph_has_met_is_seen(recommender, graph):

@@ -19,9 +19,14 @@ from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.checkout import CHECKOUT
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.graph import TemporalGraph
+from rayrec.samples.graph.sources import config_of_store
+from rayrec.samples.stores import StoreManifest, open_store
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
+from rayrec.serve.config.neighbors import NeighborsConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.web.metrics import PrometheusMeter
 from tests.helpers.runs import make_run
@@ -37,14 +42,21 @@ EXPRESSIONS = [
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory) -> set[str]:
-    """Names at /metrics of a service that follows versions, takes events and keeps a log."""
+    """Names at /metrics of a service that follows versions, takes events, keeps a log and has neighbors."""
     folder = tmp_path_factory.mktemp("service")
     run = RunFolder.open(make_run(folder))
     store = VersionStore(folder / "store")
     Publisher(run, store).publish(read_snapshot(run.chosen_snapshot("best")))
+    manifest = Dataset.open(folder / "data").manifest
+    graph, events = str(folder / "graph"), str(folder / "both-sides")
+    made = StoreManifest(name=manifest.name, id_kinds=manifest.id_kinds)
+    open_store(events, create=made).close()
+    open_store(events, create=made.model_copy(update={"by": "item"}), by="item").close()
+    TemporalGraph(config_of_store(made)).save(graph)
     config = ServeConfig(
         page=False,
-        events=EventsConfig(log=LogConfig(folder=str(folder / "events"))),
+        events=EventsConfig(store=events, by_item=True, log=LogConfig(folder=str(folder / "events"))),
+        neighbors=NeighborsConfig(graph=graph),
         request_log=RequestLogConfig(folder=str(folder / "requests")),
     )
     with TestClient(load_api(store.url, config, PrometheusMeter())) as client:
@@ -72,6 +84,44 @@ def test_prometheus_loads_the_alerts():
     )
     assert checked.returncode == 0, checked.stderr
     assert f"{len(ALERTS['rules'])} rules found" in checked.stdout
+
+
+@pytest.mark.parametrize(
+    ("of_model", "others", "alerts"),
+    [
+        (("model", "merged"), ("neighbors", "popular"), False),
+        (("merged",), ("neighbors",), False),
+        (("model",), ("neighbors", "popular"), True),
+        ((), ("empty",), True),
+    ],
+)
+def test_half_of_the_answers_without_the_model_is_an_alert(tmp_path, of_model, others, alerts):
+    """A source that is named here has one answer a second, and the last of the others half of one."""
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("promtool is missing, which Debian's package prometheus brings")
+    name, shown = "RayRecAnswersWithoutModel", ("model", "merged", "neighbors", "popular", "empty")
+    slow = others[-1] if not alerts else ""
+    (rule,) = (rule for rule in ALERTS["rules"] if rule["alert"] == name)
+    expected = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
+    series = [
+        {
+            "series": f"rayrec_serving_answers_{each}_total",
+            "values": f"0+{0 if each not in of_model + others else 30 if each == slow else 60}x60",
+        }
+        for each in shown
+    ]
+    case = {
+        "interval": "1m",
+        "input_series": series,
+        "alert_rule_test": [
+            {"eval_time": "50m", "alertname": name, "exp_alerts": [expected] if alerts else []}
+        ],
+    }
+    file = tmp_path / "case.yaml"
+    file.write_text(yaml.safe_dump({"rule_files": [str(FOLDER / "prometheus-alerts.yaml")], "tests": [case]}))
+    tested = subprocess.run([program, "test", "rules", file], capture_output=True, text=True)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 def test_grafanas_own_model_reads_the_whole_dashboard():

@@ -67,6 +67,15 @@ class NeighborRecommender:
         self._tables: dict[Method, SimilarItems] = {}
         self._making_tables = threading.Lock()
 
+    def warm_up(self) -> None:
+        """Compile what events and questions take. The graph itself may be empty, so another one is asked."""
+        some, user_id = self.dataset.items.ids_I[:3], 1
+        graph = TemporalGraph(self.graph.config)
+        for ago in (1, 2, 2):  # later ones are looked up among those before, and merged with them
+            graph.append(np.full(len(some), user_id), some, np.full(len(some), self._now() - ago))
+        made_up = NeighborRecommender(self.dataset, graph, self._now)
+        made_up.answer([Query(history_ids) for history_ids in made_up.histories_of([user_id])], 1)
+
     def recommend_samples(
         self,
         samples: SampleBatch,

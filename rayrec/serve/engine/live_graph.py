@@ -74,8 +74,10 @@ class LiveGraph:
     def start(self) -> None:
         """Follow the store from now on, on a thread; what it has by now is there when this returns."""
         if self._store is None:
+            logger.info("%s; it stays as it is: no event store is named", self._said())
             return
         self.look()
+        logger.info("%s; it follows %s every %g s", self._said(), self._store.name, self._config.poll_s)
 
         def run() -> None:
             while not self._stopping.wait(self._config.poll_s):
@@ -83,6 +85,9 @@ class LiveGraph:
 
         self._thread = threading.Thread(target=run, name="graph", daemon=True)
         self._thread.start()
+
+    def _said(self) -> str:
+        return f"neighbors of the graph {self._config.graph}, {self.graph.state.num_edges:,} edges"
 
     def look(self) -> None:
         """Take in what came; whatever goes wrong, the graph stays and is asked."""

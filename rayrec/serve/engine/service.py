@@ -426,8 +426,7 @@ class RecommendationService:
         """Take every path once, so that the first request does not wait for tables and compilers."""
         some_item = self._recommender.dataset.items.keys[0].as_py()
         if self._neighbors is not None:
-            self._neighbors.histories_of([0])
-            self._neighbors.answer([Query(self._recommender.dataset.items.ids_I[:1])], 1)
+            self._neighbors.warm_up()
         for request in (self._users_request(0), RecommendRequest(history=[some_item]), RecommendRequest()):
             for answer in self._answers_to([request]):
                 if isinstance(answer, Exception):
