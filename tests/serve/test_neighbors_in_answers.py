@@ -98,7 +98,7 @@ def test_whom_the_model_knows_nothing_of_gets_neighbors(recommender, graph):
 
 @pytest.mark.parametrize("bounds", [{}, {"max_edges_per_node": 5}, {"period": 86_400}])
 def test_after_warming_up_with_an_empty_graph_nothing_is_compiled(recommender, bounds):
-    """The first event of an empty graph would wait for a minute. This tells where numba's cache is empty, as in
+    """The first event of an empty graph would wait for a minute. Told where numba's cache is empty, as in
     a new checkout."""
     graph = TemporalGraph(GraphConfig(log="films", id_kinds=STRING_IDS, **bounds))
     service = service_of(recommender, graph)
