@@ -75,8 +75,11 @@ def test_keys_of_folders_are_columns_for_those_who_ask_for_them(tmp_path, is_fol
     write_log(tmp_path, {"y.parquet": 3})
     if not is_followed:  # a file outside of such folders: nobody can ask for them, and all else is as it was
         assert rows_of(plan(), 4).num_rows == 21
-        with pytest.raises(InputError, match="no column 'day'; found user_id, item_ids, price, country"):
+        why = r"found user_id, item_ids, price, country; y\.parquet is in no folder 'day=\.\.\.', others are"
+        with pytest.raises(InputError, match=f"no column 'day'; {why}"):
             plan(columns=["day"])
+        with pytest.raises(InputError, match=f"asks for column 'day', which is not there; {why}"):
+            plan(filters=[["day", "in", ["1"]]])
 
 
 def test_a_url_of_fsspec_is_read_like_a_folder(tmp_path):

@@ -20,7 +20,7 @@ import pyarrow.types as pt
 from pyarrow import compute as pc
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.reading.sources import is_of_folder
+from rayrec.samples.reading.sources import found_columns, is_of_folder
 
 _ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?")
 
@@ -86,7 +86,7 @@ def _bound(condition: Condition, schema: pa.Schema, source: str) -> pc.Expressio
     if column not in schema.names:
         raise InputError(
             f"{source}: a filter asks for column {column!r}, which is not there; "
-            f"found {', '.join(schema.names)}"
+            f"{found_columns(schema, column)}"
         )
     kind = schema.field(column).type
     if is_of_folder(schema.field(column)) and not _compares_texts(operator, value):

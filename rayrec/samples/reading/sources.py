@@ -120,6 +120,11 @@ class ParquetSource:
             pa.schema([field for field in found if field.name in shared or not is_of_folder(field)])
             for _, found in read
         )
+        outside = {
+            f"{_OUTSIDE}{name}": next(file.name for file, without in read if name not in without.names)
+            for name in {field.name for _, found in read for field in found if is_of_folder(field)} - shared
+        }
+        schema = schema.with_metadata(outside or None)
         for (file, _), found in zip(read[1:], others, strict=True):
             check_same_columns(folder, file.name, found, first_file.name, schema)
         return cls(folder, tuple(file for file, _ in read), schema, tuple(unreadable))
@@ -132,11 +137,20 @@ class ParquetSource:
 
 
 _OF_FOLDER = {b"rayrec": b"folder"}
+_OUTSIDE = "rayrec.outside."
+"""Before a key of folders that only some files have: in the schema's metadata, the name of one without."""
 
 
 def is_of_folder(field: pa.Field) -> bool:
     """Whether a column is in no file: the folders `key=value` around the files give it."""
     return (field.metadata or {}).items() >= _OF_FOLDER.items()
+
+
+def found_columns(schema: pa.Schema, wanted: str) -> str:
+    """What an error says where a column is not there: the others, and a file that lacks the key."""
+    found = f"found {', '.join(schema.names)}"
+    file = (schema.metadata or {}).get(f"{_OUTSIDE}{wanted}".encode())
+    return found if file is None else f"{found}; {file.decode()} is in no folder '{wanted}=...', others are"
 
 
 def columns_of_files(schema: pa.Schema) -> list[str]:
@@ -153,7 +167,7 @@ def columns_of(schema: pa.Schema, names: Iterable[str], source: str) -> pa.Schem
     names = list(names)
     for name in names:
         if name not in schema.names:
-            raise InputError(f"{source}: no column {name!r}; found {', '.join(schema.names)}")
+            raise InputError(f"{source}: no column {name!r}; {found_columns(schema, name)}")
     return pa.schema([schema.field(name) for name in names])
 
 
