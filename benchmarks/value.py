@@ -5,6 +5,9 @@ The model and the users are those of `serve`; one process, without HTTP. One bar
 * `value-mixed-k`: requests per second where each wants some number of items from 10 to 20, over those where
   each wants 15: as many items in all. All have as many beams, so they are to be computed in the same batches.
 
+Lines without a bar say the rates where half of the requests also deny some items, where a quarter read no
+more than 5, 10 or 20 events, and for 900 to 1000 items: more than there are beams.
+
 `RAYREC_BENCH_STEPS` is the number of batches in a window.
 """
 
@@ -13,23 +16,29 @@ from __future__ import annotations
 import itertools
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.serve import BEAMS, THREADS, bodies_of, trained_run
+from rayrec.pipelines.inference.recommender import Budget
 from rayrec.platform.console import log
+from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.app.loading import load_service
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batching import Batcher
-from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.degradation import DegradationLevel
+from rayrec.serve.engine.service import DegradedRequest, RecommendationService
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
 IN_FLIGHT = 32
 LEAST_ITEMS = 10
 MEAN_ITEMS = (LEAST_ITEMS + BEAMS) // 2
+MANY_ITEMS = (900, 1000)
+DENIED = 20
+BUDGETS = (5, 10, 20)
 
 
 def bench(options: BenchOptions) -> list[Bar]:
@@ -45,24 +54,41 @@ def bench(options: BenchOptions) -> list[Bar]:
             on_batch=lambda num_requests, seconds: sizes.append(num_requests),
         )
         bodies, random = itertools.cycle(bodies_of(data, MEAN_ITEMS)), np.random.default_rng(0)
+        items = Dataset.open(data).items.keys.to_pylist()
 
-        def rate(num_items: Callable[[], int]) -> float:
-            requests = (RecommendRequest.model_validate({**body, "k": num_items()}) for body in bodies)
-            return _rate(batcher, service, requests, options.steps * IN_FLIGHT)
+        def alike(k: int) -> Iterator[RecommendRequest]:
+            return (RecommendRequest.model_validate({**body, "k": k}) for body in bodies)
 
-        def show(mixed: float, one: float) -> None:
-            log.print(f"mixed k: {mixed:.0f} requests/s, one k: {one:.0f}", highlight=False)
+        def mixed(
+            least: int = LEAST_ITEMS, most: int = BEAMS, denying: float = 0, with_budget: float = 0
+        ) -> Iterator[RecommendRequest]:
+            for body in bodies:
+                wanted = {**body, "k": int(random.integers(least, most + 1))}
+                if random.random() < denying:
+                    wanted["filter"] = {"deny": random.choice(items, DENIED).tolist()}
+                request = RecommendRequest.model_validate(wanted)
+                if random.random() < with_budget:
+                    budget = Budget(max_events=int(random.choice(BUDGETS)))
+                    request = DegradedRequest.of(request, DegradationLevel(budget))
+                yield request
 
-        def mixed() -> float:
-            return rate(lambda: int(random.integers(LEAST_ITEMS, BEAMS + 1)))
+        def rate(requests: Iterator[RecommendRequest], num_batches: int = options.steps) -> float:
+            return _rate(batcher, service, requests, num_batches * IN_FLIGHT)
+
+        def show(of_mixed: float, of_one: float) -> None:
+            log.print(f"mixed k: {of_mixed:.0f} requests/s, one k: {of_one:.0f}", highlight=False)
 
         try:
-            rate(lambda: MEAN_ITEMS)
+            rate(alike(MEAN_ITEMS))
             sizes.clear()
-            ratios = interleaved(mixed, lambda: rate(lambda: MEAN_ITEMS), options.pairs, show)
+            ratios = interleaved(lambda: rate(mixed()), lambda: rate(alike(MEAN_ITEMS)), options.pairs, show)
+            log.print(f"{np.mean(sizes):.1f} requests a batch")
+            for what, how in (("deny lists", {"denying": 0.5}), ("budgets", {"with_budget": 0.25})):
+                log.print(f"mixed k and {what}: {rate(mixed(**how)):.0f} requests/s", highlight=False)
+            many, one = rate(mixed(*MANY_ITEMS), 2), rate(alike(sum(MANY_ITEMS) // 2), 2)
+            log.print(f"above the beams: mixed k {many:.1f} requests/s, one k {one:.1f}", highlight=False)
         finally:
             batcher.close()
-        log.print(f"{np.mean(sizes):.1f} requests a batch")
         return [Bar.of("value-mixed-k", ratios, "the same requests for as many items each", 0.95)]
 
 
