@@ -196,7 +196,8 @@ class RecommendAnswer(_Schema):
     that the run's operations leave; and where the model names no item. `popular` also where the service has
     too much to do to ask the model, `none` where there is no item."""
     ignored_items: list[Key]
-    """Items of the request's history that are not in the catalog, each once; of a row, their ids."""
+    """Items of the request's history that are not in the catalog, each once; of a row, their ids. The model
+    does not read them; neighbors know those that are in the graph."""
     unread_events: int
     """Known events of the history, or of what a row was made, that the model did not read: older ones than it
     reads, or such as the run's operations leave out."""
@@ -260,7 +261,7 @@ class EventsAnswer(_Schema):
     """Of these, such as were known before."""
     unknown_items: int
     """Of these, events of items that are not in the catalog: they are kept for training and a later
-    catalog, and no recommendation knows them."""
+    catalog, and no answer names these items. Where the service has a graph, their neighbors are named."""
 
 
 class ReadyAnswer(_Schema):
