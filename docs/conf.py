@@ -42,6 +42,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "docs/guides/semantic-ids",
             "docs/guides/training-recipes",
             "docs/guides/size-tables",
+            "docs/guides/judge-another-policy",
             "docs/guides/snapshots-and-recovery",
             "docs/guides/call-the-service",
             "docs/guides/operate-a-service",
