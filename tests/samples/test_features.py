@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rayrec.platform.errors import InputError
 from rayrec.platform.shares import balanced_bounds
 from rayrec.samples.features.features import SequenceFeatures, code_ids
+from rayrec.samples.features.neighbors import NO_TIME
 from tests.helpers.data import sample_batch
 
 CATALOG = np.array([50, 10, 40, 20, 30])  # position 0 is item 50, position 1 item 10, ...
@@ -329,6 +330,6 @@ def test_a_trigger_is_the_newest_event_with_the_time_of_the_one_before():
     first, second = CATALOG[:2].tolist()
     assert triggered.item_ids_N.tolist() == [10, 20, first, second, 30, 10, 20]  # the last is there already
     assert triggered.offsets_B1.tolist() == [0, 3, 4, 6, 7]
-    assert triggered.times_N.tolist() == [5, 6, 6, 0, 7, 8, 9]
+    assert triggered.times_N.tolist() == [5, 6, 6, NO_TIME, 7, 8, 9]
     assert triggered.labels["behavior"].tolist() == [0, 1, -1, -1, 0, 1, 0]
     assert features.with_triggers(sample_batch([[10]])).item_ids_N.tolist() == [10]
