@@ -25,6 +25,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	$(PIP) torch
 	$(PIP) --editable '.[cpu,hf,text,dev,docs,torchrec]'
 	$(PIP) --no-deps torchrec
+	$(BIN)/rayrec doctor --compile >/dev/null
 	touch $@
 
 constraints: env ## Write the versions that .venv has to constraints.txt.

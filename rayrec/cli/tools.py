@@ -30,7 +30,14 @@ def bench_command(
 
 
 @command(app, "doctor")
-def doctor_command() -> Answer:
+def doctor_command(
+    compiles: Annotated[
+        bool,
+        typer.Option(
+            "--compile", help="Compile kernels into numba's cache, a minute or two: first runs start sooner."
+        ),
+    ] = False,
+) -> Answer:
     """Say what is installed, which devices there are, and how to get what is missing."""
     from dataclasses import asdict
 
@@ -44,4 +51,8 @@ def doctor_command() -> Answer:
     out.print(table)
     if not is_healthy(findings):
         raise InputError("something that every run needs is missing; see the table above")
+    if compiles:
+        from rayrec.pipelines.training.compiled_ahead import compile_kernels
+
+        compile_kernels()
     return {"findings": [asdict(finding) for finding in findings]}

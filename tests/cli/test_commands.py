@@ -1,5 +1,6 @@
 """The command as a person meets it: exit codes, the error in one line, the last line for machines."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -219,6 +220,17 @@ def test_settings_of_events_request_log_and_services_are_checked_before_anything
 def test_benchmarks_are_listed_and_a_wrong_name_suggests_one():
     assert "spine" in answer("bench")["benches"]
     assert "did you mean 'spine'?" in refused("bench", "spin")
+
+
+@pytest.mark.slow
+def test_the_doctor_compiles_what_a_first_run_would(tmp_path):
+    cache = tmp_path / "cache"
+    command = [sys.executable, "-m", "rayrec", "doctor", "--compile"]
+    counts = []
+    for _ in range(2):
+        subprocess.run(command, env={**os.environ, "NUMBA_CACHE_DIR": str(cache)}, check=True, timeout=300)
+        counts.append(len(list(cache.rglob("*.nbc"))))
+    assert counts[0] == counts[1] > 50
 
 
 def test_the_doctor_finds_what_every_run_needs():
