@@ -77,7 +77,8 @@ def test_a_submitted_job_trains_in_the_cluster_it_was_sent_to(dashboard, tmp_pat
     dataset, run = small_dataset(tmp_path / "data"), tmp_path / "run"
     shutil.copytree(CHECKOUT / "rayrec", tmp_path / "work" / "rayrec", ignore=shutil.ignore_patterns("__*__"))
     (tmp_path / "work" / "run.yaml").write_text(
-        f"data: {{path: {dataset.root}}}\nmodel: {{name: sasrec, item_matrix: sparse, backbone: {{dim: 8}}}}\n"
+        f"data: {{path: {dataset.root}}}\n"
+        "model: {name: sasrec, item_matrix: sparse, backbone: {dim: 8}}\n"
         "training: {batch_size: 16, epochs: 1}\n"
     )
 
