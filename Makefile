@@ -89,7 +89,7 @@ lint: env ## Check style, types, spelling and links.
 docs: env ## Build the documentation site in build/docs; warnings are errors.
 	$(BIN)/python docs/generate_reference
 	$(BIN)/python docs/check_links.py
-	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going --conf-dir docs . build/docs
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going --conf-dir docs . build/docs
 	@echo "build/docs/index.html"
 
 format: env ## Mend style where that is possible.
