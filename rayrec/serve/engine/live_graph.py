@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.graph import TemporalGraph, check_data
@@ -48,9 +50,10 @@ class LiveGraph:
         self._config, self._clock = config, clock
         self.graph = TemporalGraph.open(config.graph)
         segments = self.graph.state.segments
-        if segments and min(one.first_time for one in segments) > self.now():
+        # Medians: an event at time 0 must not hide that the others are in another unit.
+        if segments and min(float(np.median(one.users.times_E)) for one in segments) > self.now():
             raise InputError(
-                f"{config.graph}: all events of this graph are in the future by this machine's clock, in "
+                f"{config.graph}: the events of this graph are in the future by this machine's clock, in "
                 f"{self.graph.config.time_unit}; make it of a log whose times are in the unit that it says"
             )
         self._num_errors = self._num_rebuilt = self._num_added = 0
