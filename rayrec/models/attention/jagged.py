@@ -95,6 +95,18 @@ class JaggedLayout:
         shift_N = np.repeat(self.offsets_B1[:-1] + lengths_B - layout.offsets_B1[:-1], left_B)
         return layout, torch.from_numpy(shift_N + np.arange(layout.num_tokens)).to(self.device)
 
+    def followed_by(self, other: JaggedLayout) -> tuple[JaggedLayout, Tensor]:
+        """The layout in which each row's tokens come before the tokens that it has in another layout.
+
+        Returns:
+            The layout, and [N] which tokens it has: of those of self and of the other, one after the other.
+        """
+        layout = JaggedLayout.from_offsets(self.offsets_B1 + other.offsets_B1, self.device)
+        row_N = np.concatenate(
+            [np.repeat(np.arange(each.num_rows), each.lengths_B) for each in (self, other)]
+        )
+        return layout, torch.from_numpy(np.argsort(row_N, kind="stable")).to(self.device)
+
     @property
     def num_tokens(self) -> int:
         return int(self.offsets_B1[-1])

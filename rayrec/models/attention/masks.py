@@ -90,21 +90,26 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class CausalGroups(Mask):
-    """As many queries for every key: those of a key see it and the ones before it.
+    """As many queries for each of a row's last keys: those of a key see it and the ones before it.
 
-    What is predicted behind each event of a history has several tokens, all of which see the events so far.
+    What is predicted behind each event of a history has several tokens, all of which see the events so far,
+    and what stands before the first event.
     """
 
     size: int
     """Queries of each key."""
 
     def spans(self, queries: JaggedLayout, keys: JaggedLayout) -> Spans:
-        if (queries.lengths_B != self.size * keys.lengths_B).any():
+        num_before_B = keys.lengths_B - queries.lengths_B // self.size
+        if (queries.lengths_B % self.size).any() or (num_before_B < 0).any():
             raise ValueError(
                 f"CausalGroups: rows of {queries.lengths_B.tolist()} queries do not hold {self.size} for "
-                f"each of {keys.lengths_B.tolist()} keys"
+                f"each of the last of {keys.lengths_B.tolist()} keys"
             )
         stop_N = queries.place_N // self.size + 1
+        if num_before_B.any():
+            before_B = torch.from_numpy(num_before_B).to(stop_N.device)
+            stop_N = stop_N + before_B.index_select(0, queries.row_N)
         return spans_of(queries, keys, (torch.zeros_like(stop_N), stop_N))
 
 

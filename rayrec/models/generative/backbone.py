@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.prefixes import Step
-from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 
 
 class Context(Protocol):
@@ -81,6 +81,10 @@ class GenerativeBackbone(nn.Module, ABC, Generic[C]):
     @abstractmethod
     def encode_context(self, batch: TensorBatch) -> C:
         """Read each row's history."""
+
+    def summarize(self, chunks: ChunkBatch) -> Tensor:
+        """As `SequenceModel.summarize`."""
+        raise AssertionError(f"{type(self).__name__} reads no summaries")
 
     @abstractmethod
     def step(self, context: C, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:

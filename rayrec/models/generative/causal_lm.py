@@ -34,8 +34,9 @@ from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.past import Grown, KeysAndValues, Past
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.backbone import GenerativeBackbone, summed_cross_entropy
+from rayrec.models.generative.chunk_summaries import ChunkSummaries, SummarySettings
 from rayrec.models.generative.transformers_attention import Attending, Continuations, PackedRows
-from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         level_sizes: tuple[int, ...],
         first_token: int,
         choice: Choice = AUTO,
+        summaries: SummarySettings | None = None,
     ) -> None:
         """
         Args:
@@ -84,6 +86,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
             codes_IL: [I, L] codes of every item of the catalog.
             first_token: the vocabulary's number of code 0 of the first level; those of all levels follow.
             choice: who computes the attention of histories.
+            summaries: of older events, whose tokens come before those of a row; None: it begins with its own.
         """
         super().__init__()
         self.choice = choice
@@ -94,6 +97,10 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         first_tokens_L = first_token + sizes_L.cumsum(0) - sizes_L
         self._first_tokens = tuple(first_tokens_L.tolist())
         self.register_buffer("tokens_IL", codes_IL.long() + first_tokens_L, persistent=False)
+        self.summaries: ChunkSummaries | None = None
+        if summaries is not None:
+            width = self.network.get_input_embeddings().weight.shape[1]
+            self.summaries = ChunkSummaries(width, summaries, 0, choice)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         num_levels = len(self.level_sizes)
@@ -105,7 +112,11 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         for level in range(num_levels - 1):
             tokens_M[starts_N + num_levels + level] = codes_NL[:, level] + self._first_tokens[level]
         tokens_M[starts_N[:, None] + levels_L] = tokens_NL
-        hidden_MD = self._hidden(tokens_M[None], layout.place_N[None], PackedRows(layout, self.choice))[0]
+        whole, vectors_MD = self._behind_summaries(batch, layout, tokens_M)
+        if whole is not layout:
+            before_B = torch.from_numpy(whole.offsets_B1[1:] - layout.offsets_B1[1:]).to(starts_N.device)
+            starts_N = starts_N + before_B[batch.layout.row_N]
+        hidden_MD = self._hidden(vectors_MD[None], whole.place_N[None], PackedRows(whole, self.choice))[0]
         # An event's last code is followed by the first of the next item, that one by the second, and so on.
         hidden_NLD = hidden_MD[starts_N[:, None] + num_levels - 1 + levels_L]
         total = hidden_MD.new_zeros(())
@@ -116,10 +127,31 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
 
     def encode_context(self, batch: TensorBatch) -> KeyValueContext:
         layout, _ = _token_layout(batch.layout, len(self.level_sizes), 0)
-        rows = PackedRows(layout, self.choice, keep=True)
         tokens_M = self.tokens_IL[batch.items_N].flatten()
-        hidden_MD = self._hidden(tokens_M[None], layout.place_N[None], rows)[0]
-        return self._context(batch, rows, layout.last(hidden_MD))
+        layout, vectors_MD = self._behind_summaries(batch, layout, tokens_M)
+        rows = PackedRows(layout, self.choice, keep=True)
+        hidden_MD = self._hidden(vectors_MD[None], layout.place_N[None], rows)[0]
+        return self._context(layout, rows, layout.last(hidden_MD))
+
+    def summarize(self, chunks: ChunkBatch) -> Tensor:
+        assert self.summaries is not None, "of a model that reads them"
+        return self.summaries.of(chunks, self._chunk_vectors)
+
+    def _chunk_vectors(self, chunks: ChunkBatch) -> Tensor:
+        return self._embed(self.tokens_IL[chunks.items_E]).sum(1)
+
+    def _behind_summaries(
+        self, batch: TensorBatch, layout: JaggedLayout, tokens_M: Tensor
+    ) -> tuple[JaggedLayout, Tensor]:
+        """Rows of tokens as vectors, behind the summaries of older events, if the network has any."""
+        vectors_MD = self._embed(tokens_M)
+        if self.summaries is None:
+            return layout, vectors_MD
+        return self.summaries.before(batch, layout, vectors_MD, self._chunk_vectors)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        vectors: Tensor = self.network.get_input_embeddings()(tokens)
+        return vectors
 
     def read_on(self, batch: TensorBatch, past: Past) -> tuple[KeyValueContext, Sequence[KeysAndValues]]:
         """As `prefix_cache.ReadsOn` has it."""
@@ -128,11 +160,11 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         grown = Grown(past, behind)
         rows = PackedRows(behind, self.choice, keep=True, grown=grown)
         tokens_M = self.tokens_IL[batch.items_N].flatten()[places_M]
-        hidden_MD = self._hidden(tokens_M[None], grown.places_N[None], rows)[0]
-        return self._context(batch, rows, behind.last(hidden_MD)), grown.layers
+        hidden_MD = self._hidden(self._embed(tokens_M)[None], grown.places_N[None], rows)[0]
+        return self._context(layout, rows, behind.last(hidden_MD)), grown.layers
 
-    def _context(self, batch: TensorBatch, rows: PackedRows, last_BD: Tensor) -> KeyValueContext:
-        lengths_B = len(self.level_sizes) * batch.layout.lengths_on_device_B()
+    def _context(self, tokens: JaggedLayout, rows: PackedRows, last_BD: Tensor) -> KeyValueContext:
+        lengths_B = tokens.lengths_on_device_B()
         ended_BT = torch.arange(rows.num_tokens, device=lengths_B.device) >= lengths_B[:, None]
         bias_B1T = last_BD.new_zeros(1).expand_as(ended_BT).masked_fill(ended_BT, -torch.inf)[:, None]
         return KeyValueContext(rows.keys, rows.values, bias_B1T, lengths_B, last_BD)
@@ -145,7 +177,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         beams = Continuations(
             context.keys, context.values, context.bias_B1T, codes_BWd.shape[1], depth, cache
         )
-        return self._logits(self._hidden(tokens_BW, positions_BW, beams), depth)
+        return self._logits(self._hidden(self._embed(tokens_BW), positions_BW, beams), depth)
 
     def sequence_logits(self, context: KeyValueContext, codes_BWL: Tensor) -> list[Tensor]:
         num_rows, num_sequences, num_levels = codes_BWL.shape
@@ -159,14 +191,14 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         sequences = Continuations(
             context.keys, context.values, context.bias_B1T, num_sequences, num_given, cache=None
         )
-        hidden = self._hidden(tokens_BWG.flatten(1), positions_BWG.flatten(1), sequences)
+        hidden = self._hidden(self._embed(tokens_BWG.flatten(1)), positions_BWG.flatten(1), sequences)
         hidden_BWGD = hidden.view(num_rows, num_sequences, num_given, -1)
         return logits + [self._logits(hidden_BWGD[:, :, level - 1], level) for level in range(1, num_levels)]
 
-    def _hidden(self, tokens: Tensor, positions: Tensor, attending: Attending) -> Tensor:
-        """[batch, tokens, D] what the network's last layer says at every token."""
+    def _hidden(self, vectors: Tensor, positions: Tensor, attending: Attending) -> Tensor:
+        """[batch, tokens, D] what the network's last layer says at every token, of the tokens' vectors."""
         hidden: Tensor = self.network.base_model(
-            input_ids=tokens, position_ids=positions, use_cache=False, attending=attending
+            inputs_embeds=vectors, position_ids=positions, use_cache=False, attending=attending
         ).last_hidden_state
         return hidden
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rayrec.models.generative.config import GeneratingConfig
+from rayrec.models.generative.config import GeneratingConfig, LongHistorySettings, summary_settings
+from rayrec.models.sequence.config import DEFAULT_MAX_LENGTH
 from rayrec.platform.config import Config
 
 if TYPE_CHECKING:
@@ -96,11 +97,11 @@ class CausalLmBackboneConfig(Config):
     network: Annotated[Qwen3Network | TransformersNetwork | SavedNetwork, Field(discriminator="kind")] = (
         Qwen3Network(kind="qwen3")
     )
-    max_length: int = Field(50, gt=1)
+    max_length: int = Field(DEFAULT_MAX_LENGTH, gt=1)
     """Events a history may have, each of as many tokens as an ID has codes."""
 
 
-class CausalLmConfig(GeneratingConfig):
+class CausalLmConfig(LongHistorySettings, GeneratingConfig):
     """A language model whose words are the codes."""
 
     not_compiled_because: ClassVar[str | None] = (
@@ -110,9 +111,14 @@ class CausalLmConfig(GeneratingConfig):
     name: Literal["causal_lm"]
     backbone: CausalLmBackboneConfig = CausalLmBackboneConfig()
 
+    @model_validator(mode="after")
+    def _one_setting_says_what_is_read(self) -> Self:
+        self.check_long_history(self.backbone.max_length)
+        return self
+
     @property
     def history_length(self) -> int:
-        return self.backbone.max_length
+        return self.backbone.max_length if self.long_history is None else self.long_history.most_read
 
     def with_absolute_paths(self) -> Self:
         network = self.backbone.network
@@ -133,6 +139,16 @@ class CausalLmConfig(GeneratingConfig):
         from rayrec.models.generative.causal_lm import CausalLmBackbone
 
         # Training reads a history of the longest and the item that follows it.
-        num_positions = (self.backbone.max_length + 1) * len(catalog.level_sizes)
+        num_positions = (self.history_length + 1) * len(catalog.level_sizes)
+        if self.long_history is not None:
+            num_positions += self.long_history.max_chunks * self.long_history.summary_tokens
         network, first_token = self.backbone.network.build(sum(catalog.level_sizes), num_positions)
-        return CausalLmBackbone(network, catalog.learned_codes, catalog.level_sizes, first_token, choice)
+        summaries = None
+        if self.long_history is not None:
+            sizes: Any = network.config
+            num_heads, width = sizes.num_attention_heads, sizes.hidden_size
+            # As wide inside as the usual feed-forward: networks give that number different names.
+            summaries = summary_settings(self.long_history, num_heads, 4 * width, dropout=0.0)
+        return CausalLmBackbone(
+            network, catalog.learned_codes, catalog.level_sizes, first_token, choice, summaries
+        )

@@ -11,19 +11,59 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rayrec.models.sequence.config import AttentionSettings, BackboneConfig, Negatives, SequenceModelConfig
+from rayrec.models.sequence.config import (
+    DEFAULT_MAX_LENGTH,
+    AttentionSettings,
+    BackboneConfig,
+    LongHistoryConfig,
+    Negatives,
+    SequenceModelConfig,
+)
 from rayrec.platform.config import Config
 from rayrec.platform.event_labels import LABELS, Label, Part
 
 if TYPE_CHECKING:
     from rayrec.models.attention.choice import Choice
     from rayrec.models.generative.backbone import GenerativeBackbone
+    from rayrec.models.generative.chunk_summaries import SummarySettings
     from rayrec.models.generative.cross_decoder import CrossDecoder
     from rayrec.models.generative.experts import ExpertSettings
     from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
     from rayrec.models.generative.recommender import GenerativeRecommender
     from rayrec.models.generative.retrieval import HistoryRetrieval
     from rayrec.models.sequence.catalog import Catalog
+
+
+class LongHistorySettings(SequenceModelConfig):
+    """The setting of models that read summaries of old events."""
+
+    long_history: LongHistoryConfig | None = None
+    """None: a history's newest `backbone.max_length` events are read, and no older ones."""
+
+    @property
+    def summarized(self) -> LongHistoryConfig | None:
+        return self.long_history
+
+    def check_long_history(self, max_length: int) -> None:
+        """Check that no other setting says how much is read.
+
+        Args:
+            max_length: of the backbone.
+        """
+        if self.long_history is None:
+            return
+        if self.window_step > 1:
+            raise ValueError(
+                "model.window_step and model.long_history both say where what is read begins: that of "
+                "long_history is a multiple of chunk_events; leave window_step out"
+            )
+        usual = (DEFAULT_MAX_LENGTH, self.long_history.most_read)
+        if max_length not in usual:
+            raise ValueError(
+                f"model.backbone.max_length is {max_length}, and with model.long_history up to "
+                f"{self.long_history.most_read} events are read one by one (newest + chunk_events - 1); leave "
+                "max_length out"
+            )
 
 
 class GeneratingConfig(AttentionSettings, SequenceModelConfig):
@@ -188,7 +228,7 @@ class TargetExpertsConfig(ExpertsConfig):
         return value
 
 
-class CrossDecoderConfig(GenerativeConfig):
+class CrossDecoderConfig(LongHistorySettings, GenerativeConfig):
     """What the models have in common whose decoder looks at the history through cross-attention."""
 
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
@@ -198,6 +238,15 @@ class CrossDecoderConfig(GenerativeConfig):
     """Labels of the history's events that are part of their vectors."""
     experts: ExpertsConfig | None = None
     """None: one feed-forward for all tokens."""
+
+    @model_validator(mode="after")
+    def _one_setting_says_what_is_read(self) -> Self:
+        self.check_long_history(self.backbone.max_length)
+        return self
+
+    @property
+    def history_length(self) -> int:
+        return self.backbone.max_length if self.long_history is None else self.long_history.most_read
 
     @property
     def input_labels(self) -> tuple[Label, ...]:
@@ -230,6 +279,14 @@ class CrossDecoderConfig(GenerativeConfig):
     def _build_instruction(self, catalog: Catalog) -> InstructionPrefix | None:
         return None if self.instruction is None else self.instruction.build(self.backbone.dim, catalog)
 
+    def _summary_settings(self) -> SummarySettings | None:
+        if self.long_history is None:
+            return None
+        backbone = self.backbone
+        return summary_settings(
+            self.long_history, backbone.num_heads, backbone.feedforward_dim, backbone.dropout
+        )
+
     def _build_event_labels(self, catalog: Catalog) -> EventLabels | None:
         from rayrec.models.generative.instruction import EventLabels
 
@@ -261,11 +318,12 @@ class LazyDecoderConfig(CrossDecoderConfig):
         return LazyDecoder(
             self._build_decoder(self.backbone.num_layers, catalog, choice),
             catalog.learned_codes,
-            self.backbone.max_length,
+            self.history_length,
             self.backbone.dropout,
             self.label_smoothing,
             self._build_instruction(catalog),
             self._build_event_labels(catalog),
+            self._summary_settings(),
         )
 
 
@@ -319,9 +377,18 @@ class EncoderDecoderConfig(CrossDecoderConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _old_events_are_read_in_one_way(self) -> Self:
+        if self.retrieval is not None and self.long_history is not None:
+            raise ValueError(
+                "model.retrieval chooses among old events and model.long_history summarizes them; set one of "
+                "the two"
+            )
+        return self
+
     @property
     def history_length(self) -> int:
-        return self.backbone.max_length if self.retrieval is None else self.retrieval.max_length
+        return super().history_length if self.retrieval is None else self.retrieval.max_length
 
     @property
     def negatives(self) -> Negatives:
@@ -339,7 +406,7 @@ class EncoderDecoderConfig(CrossDecoderConfig):
             num_layers=settings.num_layers,
             num_heads=settings.num_heads,
             feedforward_dim=settings.feedforward_dim,
-            max_length=settings.max_length,
+            max_length=settings.max_length if self.long_history is None else self.history_length,
             dropout=settings.dropout,
             label_smoothing=self.label_smoothing,
             instruction=self._build_instruction(catalog),
@@ -347,4 +414,16 @@ class EncoderDecoderConfig(CrossDecoderConfig):
             retrieval=None
             if self.retrieval is None
             else self.retrieval.build(settings.dim, self.instruction is not None),
+            summaries=self._summary_settings(),
         )
+
+
+def summary_settings(
+    config: LongHistoryConfig, num_heads: int, feedforward_dim: int, dropout: float
+) -> SummarySettings:
+    """What `ChunkSummaries` needs to know, beside the width."""
+    from rayrec.models.generative.chunk_summaries import SummarySettings
+
+    return SummarySettings(
+        config.chunk_events, config.summary_tokens, config.num_layers, num_heads, feedforward_dim, dropout
+    )

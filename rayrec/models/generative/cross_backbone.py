@@ -13,10 +13,11 @@ from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.base.keyed_random import level_keys
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.backbone import GenerativeBackbone
+from rayrec.models.generative.chunk_summaries import ChunkSummaries
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder, Look
 from rayrec.models.generative.experts import balance_losses
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
-from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 
 
 class CrossBackbone(GenerativeBackbone[ContextKeys]):
@@ -38,6 +39,7 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
             event_labels: what is added to the vectors of the history's events; None: nothing.
         """
         super().__init__()
+        self.summaries: ChunkSummaries | None = None
         self.decoder = decoder
         self.label_smoothing = label_smoothing
         self.instruction = instruction
@@ -53,6 +55,27 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
     def item_vectors(self, items_S: Tensor) -> Tensor:
         """[S, D] vectors of catalog positions: those of their codes."""
         return self.decoder.item_vectors(self.codes_IL[items_S].long())
+
+    def summarize(self, chunks: ChunkBatch) -> Tensor:
+        assert self.summaries is not None, "of a model that reads them"
+        return self.summaries.of(chunks, self._chunk_vectors)
+
+    def _chunk_vectors(self, chunks: ChunkBatch) -> Tensor:
+        vectors_ED = self.item_vectors(chunks.items_E)
+        return vectors_ED if self.event_labels is None else vectors_ED + self.event_labels(chunks.labels)
+
+    def behind_summaries(
+        self, batch: TensorBatch, tokens: JaggedLayout, tokens_MD: Tensor
+    ) -> tuple[JaggedLayout, Tensor]:
+        """What a decoder looks at: tokens of the events that are read one by one, behind the summaries of
+        older ones, if the network has any.
+
+        Args:
+            tokens: of the rows of the batch that have any, in order.
+        """
+        if self.summaries is None:
+            return tokens, tokens_MD
+        return self.summaries.before(batch, tokens, tokens_MD, self._chunk_vectors)
 
     def prefix_of_targets(self, batch: TensorBatch, event_S: Tensor) -> Tensor | None:
         """[S, P, D] the instructions of the targets behind these events, if the network reads any."""

@@ -31,6 +31,7 @@ from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import Full
 from rayrec.models.base.keyed_random import KeyedDropout, level_keys
 from rayrec.models.generative.backbone import weighted_sum
+from rayrec.models.generative.chunk_summaries import ChunkSummaries, SummarySettings
 from rayrec.models.generative.cross_backbone import CrossBackbone
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
@@ -56,6 +57,7 @@ class EncoderDecoder(CrossBackbone):
         instruction: InstructionPrefix | None = None,
         event_labels: EventLabels | None = None,
         retrieval: HistoryRetrieval | None = None,
+        summaries: SummarySettings | None = None,
     ) -> None:
         """
         Args:
@@ -63,6 +65,7 @@ class EncoderDecoder(CrossBackbone):
             num_layers: of the encoder, as are the following.
             max_length: P.
             retrieval: chooses the events that are encoded; None: rows have no more than P.
+            summaries: of older events, which the decoder looks at beside what is encoded.
         """
         super().__init__(decoder, codes_IL, label_smoothing, instruction, event_labels)
         self.retrieval = retrieval
@@ -85,6 +88,9 @@ class EncoderDecoder(CrossBackbone):
                 nn.init.normal_(parameter, std=INITIAL_STD)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+        if summaries is not None:
+            after_blocks = 1 + 3 * (first + num_layers)
+            self.summaries = ChunkSummaries(dim, summaries, after_blocks, decoder.choice)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         layout = batch.layout
@@ -157,15 +163,16 @@ class EncoderDecoder(CrossBackbone):
         if "user" in batch.rows:
             place_ED = place_ED + batch.users_of(batch.layout.row_N[event_E])
         if self.event_labels is not None:
-            place_ED = place_ED + self.event_labels(batch)[event_E]
+            place_ED = place_ED + self.event_labels(batch.labels)[event_E]
         x_MD = (torch.stack(vectors, dim=1) + self.levels_LD + place_ED[:, None]).flatten(0, 1)
         keys_M = level_keys(batch.keys_N[event_E], num_levels).flatten()
         x_MD, tokens = self.input_dropout(self.input_norm(x_MD), keys_M), events.repeated(num_levels)
         for block in self.blocks:
             x_MD = block(x_MD, tokens, keys_M)
         start_RD = self.start_D.expand(events.num_rows, -1)
-        keys = self.decoder.context_keys(self.final_norm(x_MD))
-        return ContextKeys(tokens, start_RD, keys, self.decoder.choice, prefix_RPD)
+        context, context_MD = self.behind_summaries(batch, tokens, self.final_norm(x_MD))
+        keys = self.decoder.context_keys(context_MD)
+        return ContextKeys(context, start_RD, keys, self.decoder.choice, prefix_RPD)
 
 
 @dataclass(frozen=True)

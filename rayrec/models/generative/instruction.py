@@ -53,9 +53,13 @@ class EventLabels(nn.Module):
             }
         )
 
-    def forward(self, batch: TensorBatch) -> Tensor:
-        """[N, D] of every event that was read, summed over the labels."""
-        return torch.stack([self._of(batch.labels[label], label) for label in self.vectors]).sum(0)
+    def forward(self, labels: Mapping[str, Tensor]) -> Tensor:
+        """[N, D] of events, summed over the labels.
+
+        Args:
+            labels: [N] codes of the events, by label.
+        """
+        return torch.stack([self._of(labels[label], label) for label in self.vectors]).sum(0)
 
     def _of(self, codes_N: Tensor, label: str) -> Tensor:
         vectors_ND = functional.embedding(codes_N.clamp(min=0), self.vectors[label])

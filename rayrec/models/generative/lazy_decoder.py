@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.masks import CausalGroups
 from rayrec.models.attention.uni_attention import attend
 from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.generative.backbone import weighted_sum
+from rayrec.models.generative.chunk_summaries import ChunkSummaries, SummarySettings
 from rayrec.models.generative.cross_backbone import CrossBackbone
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder, Look
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
@@ -39,12 +39,15 @@ class LazyDecoder(CrossBackbone):
         label_smoothing: float = 0.0,
         instruction: InstructionPrefix | None = None,
         event_labels: EventLabels | None = None,
+        summaries: SummarySettings | None = None,
     ) -> None:
         super().__init__(decoder, codes_IL, label_smoothing, instruction, event_labels)
         dim = decoder.levels_LD.shape[1]
         self.positions_TD = nn.Parameter(torch.empty(max_length, dim).normal_(std=INITIAL_STD))
         self.input_norm = nn.LayerNorm(dim)
         self.input_dropout = KeyedDropout(dropout, decoder.num_dropouts)
+        if summaries is not None:
+            self.summaries = ChunkSummaries(dim, summaries, decoder.num_dropouts + 1, decoder.choice)
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         """[N, D] vector of every history event, which is context and start of a sequence."""
@@ -55,28 +58,30 @@ class LazyDecoder(CrossBackbone):
         if "user" in batch.rows:
             x_ND = x_ND + batch.users_of(batch.layout.row_N)
         if self.event_labels is not None:
-            x_ND = x_ND + self.event_labels(batch)
+            x_ND = x_ND + self.event_labels(batch.labels)
         return self.input_dropout(self.input_norm(x_ND), batch.keys_N)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         events_ND = self.embed_history(batch)
         keys_N = batch.keys_N if self.training else None
         prefix_NPD = self.prefix_of_targets(batch, torch.arange(len(events_ND), device=events_ND.device))
-        look = self._past_of(batch.layout, events_ND)
+        look = self._past_of(batch, events_ND)
         return weighted_sum(
             self.sequence_losses(events_ND, codes_NL, look, keys_N, batch.layout, prefix_NPD), weights_N
         )
 
-    def _past_of(self, layout: JaggedLayout, events_ND: Tensor) -> Look:
-        """Each event's sequence sees the events up to it."""
-        layers = self.decoder.context_keys(events_ND)
+    def _past_of(self, batch: TensorBatch, events_ND: Tensor) -> Look:
+        """Each event's sequence sees the events up to it, and the summaries of older ones."""
+        layout = batch.layout
+        context, context_MD = self.behind_summaries(batch, layout, events_ND)
+        layers = self.decoder.context_keys(context_MD)
 
         def look(layer: int, query_NLHC: Tensor) -> Tensor:
             num_levels = query_NLHC.shape[1]
             queries, mask = layout.repeated(num_levels), CausalGroups(num_levels)
             keys, values = layers[layer]
             query_NHC, choice = query_NLHC.flatten(0, 1), self.decoder.choice
-            seen = attend(query_NHC, keys, values, queries, layout, mask=mask, choice=choice)
+            seen = attend(query_NHC, keys, values, queries, context, mask=mask, choice=choice)
             return seen.view_as(query_NLHC)
 
         return look
@@ -84,5 +89,6 @@ class LazyDecoder(CrossBackbone):
     def encode_context(self, batch: TensorBatch) -> ContextKeys:
         events_ND = self.embed_history(batch)
         start_BD = batch.layout.last(events_ND)
-        keys, prefix_BPD = self.decoder.context_keys(events_ND), self.prefix_of_requests(batch)
-        return ContextKeys(batch.layout, start_BD, keys, self.decoder.choice, prefix_BPD)
+        context, context_MD = self.behind_summaries(batch, batch.layout, events_ND)
+        keys, prefix_BPD = self.decoder.context_keys(context_MD), self.prefix_of_requests(batch)
+        return ContextKeys(context, start_BD, keys, self.decoder.choice, prefix_BPD)

@@ -14,7 +14,7 @@ from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import Context, GenerativeBackbone
 from rayrec.models.generative.prefix_cache import PrefixCache, ReadsOn
 from rayrec.models.sequence.sequence_model import SequenceModel, TopItems
-from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 from rayrec.platform.event_labels import UNKNOWN
 
 MAX_LOGITS = 1 << 24
@@ -127,8 +127,9 @@ class GenerativeRecommender(SequenceModel):
         return TopItems(items_BW[:, :k], torch.cat([part.log_probs_BW for part in found])[:, :k])
 
     def _context(self, batch: TensorBatch) -> Context:
-        # Rows of tables change beside the weights, and what is kept would not know.
-        if self.prefix_cache is None or batch.rows:
+        # Rows of tables change beside the weights, and what is kept would not know; nor would it know of
+        # what is before these events.
+        if self.prefix_cache is None or batch.rows or batch.old_chunks is not None:
             return self.backbone.encode_context(batch)
         return self.prefix_cache.of(batch)
 
@@ -136,6 +137,9 @@ class GenerativeRecommender(SequenceModel):
         if isinstance(self.backbone, ReadsOn):
             self.prefix_cache = PrefixCache(self.backbone, max_bytes)
         return self.prefix_cache
+
+    def summarize(self, chunks: ChunkBatch) -> Tensor:
+        return self.backbone.summarize(chunks)
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
         return beams_for(k, self.beam_width, max_beams)

@@ -56,6 +56,27 @@ class NeighborsConfig(Config):
     """Events of a user that are looked at, the newest."""
 
 
+class LongHistoryConfig(Config):
+    """How a model reads more events than it reads one by one: summaries of the old ones."""
+
+    chunk_events: int = Field(256, gt=0)
+    """Events of a chunk. Chunks are cut from a user's oldest event on, so a full one never changes."""
+    summary_tokens: int = Field(8, gt=0)
+    """Vectors that the model makes of a chunk, of its events alone, and reads in their place."""
+    newest: int = Field(256, gt=1)
+    """Newest events that are read one by one at least: up to a chunk more, until the oldest of them are a
+    full chunk."""
+    max_chunks: int = Field(64, gt=0)
+    """Newest chunks that are read; what is older is not."""
+    num_layers: int = Field(1, gt=0)
+    """Of the network that makes the vectors of a chunk, each with the backbone's sizes."""
+
+    @property
+    def most_read(self) -> int:
+        """Events that are read one by one at most."""
+        return self.newest + self.chunk_events - 1
+
+
 class SequenceModelConfig(ModelConfig):
     """Settings of a model that recommends the next item of a user's history.
 
@@ -86,7 +107,17 @@ class SequenceModelConfig(ModelConfig):
     @property
     @abstractmethod
     def history_length(self) -> int:
-        """Newest events of a history that the model is given."""
+        """Newest events of a history that the model is given, those of `summarized` chunks aside."""
+
+    @property
+    def summarized(self) -> LongHistoryConfig | None:
+        """How older events are read; None: they are not."""
+        return None
+
+    @property
+    def windows_begin_at(self) -> int:
+        """What is read of a history begins at a multiple of it."""
+        return self.window_step if self.summarized is None else self.summarized.chunk_events
 
     @abstractmethod
     def build(self, catalog: Catalog, attention_file: Path | None = None) -> SequenceModel:
@@ -171,6 +202,10 @@ class AttentionSettings(Config):
         return self.model_copy(update={"attention": "auto"})
 
 
+DEFAULT_MAX_LENGTH = 50
+"""Events of a history that a backbone reads unless it is told another number."""
+
+
 class HistoryReaderConfig(Config):
     """What every network that reads a history has."""
 
@@ -178,7 +213,7 @@ class HistoryReaderConfig(Config):
     """Width of every vector, sparse rows included."""
     num_layers: int = Field(2, gt=0)
     num_heads: int = Field(2, gt=0)
-    max_length: int = Field(50, gt=1)
+    max_length: int = Field(DEFAULT_MAX_LENGTH, gt=1)
     """Events a history may have; longer ones are truncated to the newest."""
     dropout: float = Field(0.2, ge=0.0, lt=1.0)
 

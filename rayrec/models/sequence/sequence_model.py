@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.decoding.leaf_filter import ItemSets
-from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 
 
 class TopItems(NamedTuple):
@@ -63,6 +63,10 @@ class SequenceModel(nn.Module, ABC):
     def use_prefix_cache(self, max_bytes: int) -> CacheMetrics | None:
         """Let `recommend` cache what it reads of histories; None where a model cannot continue a prefix."""
         return None
+
+    def summarize(self, chunks: ChunkBatch) -> Tensor:
+        """[X, K, D] the vectors that stand for chunks of old events; of models that read them."""
+        raise AssertionError(f"{type(self).__name__} reads no summaries")
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
         """Beams of such a `recommend`; 0 of a model that scores every item."""

@@ -101,8 +101,9 @@ class SequenceProgram(TorchProgram):
         if empty_B.all():
             shape = (len(empty_B), k)
             return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
-        # Programs have no input for what is allowed, nor for neighbors.
-        if self.compiled is not None and allowed is None and features.neighbors_NJ is None:
+        # Programs have no input for what is allowed, nor for neighbors or old events.
+        has_more = features.neighbors_NJ is not None or features.old_chunks is not None
+        if self.compiled is not None and allowed is None and not has_more:
             ranked = self.compiled.recommend(features, rows, k, excluded_BE, max_beams)
             if ranked is not None:
                 ranked.items_BK[empty_B], ranked.scores_BK[empty_B] = -1, -np.inf
@@ -123,6 +124,14 @@ class SequenceProgram(TorchProgram):
         items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
         items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
         return RankedItems(items_BK, scores_BK)
+
+    @torch.inference_mode()
+    def summarize(self, features: Features) -> np.ndarray:
+        """[X, K, D] float32, the vectors that stand for the old chunks of a batch."""
+        batch = self._batch(features, {}, training=False)
+        self._begin_inference()
+        assert batch.old_chunks is not None, "of a model that reads them"
+        return self.model.summarize(batch.old_chunks).float().cpu().numpy()
 
     @functools.cached_property
     def _takes_filters(self) -> bool:

@@ -23,6 +23,21 @@ class _Lookup(Protocol):
     def inverse(self) -> np.ndarray: ...
 
 
+class _Chunks(Protocol):
+    @property
+    def offsets_B1(self) -> np.ndarray: ...
+    @property
+    def items_XC(self) -> np.ndarray: ...
+    @property
+    def labels(self) -> Mapping[Any, np.ndarray]: ...
+    @property
+    def ages_X(self) -> np.ndarray: ...
+    @property
+    def is_known_X(self) -> np.ndarray | None: ...
+    @property
+    def known_XKD(self) -> np.ndarray | None: ...
+
+
 class Features(Protocol):
     """What the dense stage reads of `rayrec.samples.base.batches.FeatureBatch`."""
 
@@ -56,6 +71,8 @@ class Features(Protocol):
     def neighbors_NJ(self) -> np.ndarray | None: ...
     @property
     def neighbor_weights_NJ(self) -> np.ndarray | None: ...
+    @property
+    def old_chunks(self) -> _Chunks | None: ...
 
 
 class ItemInverse(NamedTuple):
@@ -67,6 +84,91 @@ class ItemInverse(NamedTuple):
     """[S] or [N K]."""
     neighbors: Tensor
     """[N J]."""
+
+
+@dataclass(frozen=True)
+class ChunkBatch:
+    """Chunks of old events, as `rayrec.samples.base.batches.OldChunks`; E = X * C events of all chunks."""
+
+    layout: JaggedLayout
+    """Of B rows, with X chunks in all."""
+    size: int
+    """C."""
+    items_E: Tensor
+    labels: dict[str, Tensor]
+    keys_E: Tensor
+    ages_X: Tensor
+    is_known_X: np.ndarray | None = None
+    """In the host's memory."""
+    known_XKD: Tensor | None = None
+
+    @staticmethod
+    def build(chunks: _Chunks, device: torch.device, copies: OverlappedCopies) -> ChunkBatch:
+        """Put chunks on the device, without the keys of their events (`keyed`)."""
+        items_E = copies.copied(chunks.items_XC.reshape(-1))
+        return ChunkBatch(
+            JaggedLayout.from_offsets(chunks.offsets_B1, device, copies.moved),
+            chunks.items_XC.shape[1],
+            items_E,
+            {label: copies.copied(codes_XC.reshape(-1)) for label, codes_XC in chunks.labels.items()},
+            items_E,
+            copies.copied(chunks.ages_X),
+            chunks.is_known_X,
+            None if chunks.known_XKD is None else copies.copied(chunks.known_XKD),
+        )
+
+    def keyed(self, row_keys_B: Tensor, seed: int, step: int) -> ChunkBatch:
+        """With a key for every event.
+
+        Args:
+            row_keys_B: of the batch's rows.
+        """
+        # Events of a window have places from 0 on; these count back from it.
+        places_C = torch.arange(self.size, device=row_keys_B.device)
+        places_XC = places_C - self.size * (1 + self.ages_X[:, None])
+        row_keys_X1 = row_keys_B.index_select(0, self.layout.row_N)[:, None]
+        row_keys_E = row_keys_X1.expand(-1, self.size).flatten()
+        return replace(self, keys_E=token_keys(seed, step, row_keys_E, places_XC.flatten()))
+
+    def some_rows(self, rows: slice) -> ChunkBatch:
+        """Those of neighboring rows; start and stop are given."""
+        layout, chosen = self.layout.some_rows(rows)
+        return replace(self._some(chosen), layout=layout)
+
+    def unknown(self) -> tuple[ChunkBatch, Tensor | None]:
+        """The chunks whose summaries are not known, as rows, and their indices; None: all of them."""
+        if self.is_known_X is None:
+            return self, None
+        chosen = torch.from_numpy(np.flatnonzero(~self.is_known_X)).to(self.ages_X.device)
+        layout = JaggedLayout.even(len(chosen), 1, chosen.device)
+        return replace(self._some(chosen), layout=layout), chosen
+
+    def _some(self, chosen: slice | Tensor) -> ChunkBatch:
+        def of_events(values_E: Tensor) -> Tensor:
+            return values_E.view(-1, self.size)[chosen].flatten()
+
+        known_X = self.is_known_X
+        return replace(
+            self,
+            items_E=of_events(self.items_E),
+            labels={label: of_events(codes_E) for label, codes_E in self.labels.items()},
+            keys_E=of_events(self.keys_E),
+            ages_X=self.ages_X[chosen],
+            is_known_X=known_X[chosen] if known_X is not None and isinstance(chosen, slice) else None,
+            known_XKD=None if self.known_XKD is None else self.known_XKD[chosen],
+        )
+
+    def stand_in(self) -> ChunkBatch:
+        """One chunk of one row, of no meaning."""
+        zeros_C = self.items_E.new_zeros(self.size)
+        return ChunkBatch(
+            JaggedLayout.even(1, 1, zeros_C.device),
+            self.size,
+            zeros_C,
+            dict.fromkeys(self.labels, zeros_C),
+            zeros_C,
+            zeros_C[:1],
+        )
 
 
 @dataclass(frozen=True)
@@ -96,6 +198,8 @@ class TensorBatch:
     """Catalog positions of each event's neighbors, of models that read them."""
     neighbor_weights_NJ: Tensor | None = None
     """Their shares of an event, 0 where there is none."""
+    old_chunks: ChunkBatch | None = None
+    """What rows have before these events, of models that read summaries of it."""
 
     @staticmethod
     def build(
@@ -135,12 +239,16 @@ class TensorBatch:
                     None if features.neighbor_weights_NJ is None else tensor(features.neighbor_weights_NJ)
                 ),
             )
+            chunks = None
+            if features.old_chunks is not None:
+                chunks = ChunkBatch.build(features.old_chunks, device, copies)
         # What is computed comes behind the copies.
         layout = batch.layout
         row_keys_N = row_keys_B.index_select(0, layout.row_N)
         return replace(
             batch,
             keys_N=token_keys(seed, features.step, row_keys_N, layout.place_N),
+            old_chunks=None if chunks is None else chunks.keyed(row_keys_B, seed, features.step),
             rows={name: rows_MD.to(device).requires_grad_(training) for name, rows_MD in batch.rows.items()},
         )
 
@@ -178,6 +286,7 @@ class TensorBatch:
             neighbor_weights_NJ=None
             if self.neighbor_weights_NJ is None
             else self.neighbor_weights_NJ[tokens],
+            old_chunks=None if self.old_chunks is None else self.old_chunks.some_rows(rows),
         )
 
     def item_inverse(self) -> ItemInverse:
@@ -243,6 +352,7 @@ class TensorBatch:
             instruction={name: codes_B.new_zeros(1) for name, codes_B in self.instruction.items()},
             neighbors_NJ=None if neighbors_NJ is None else neighbors_NJ.new_zeros(1, num_neighbors),
             neighbor_weights_NJ=None if weights_NJ is None else weights_NJ.new_zeros(1, num_neighbors),
+            old_chunks=None if self.old_chunks is None else self.old_chunks.stand_in(),
         )
 
     def users_of(self, rows_N: Tensor) -> Tensor:

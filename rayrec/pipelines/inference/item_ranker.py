@@ -100,9 +100,16 @@ def use_prefix_cache(
     """Have the network keep what it reads of histories, at most so much of it.
 
     Raises:
-        InputError: it reads them again each time, or reads rows of tables, which change beside it.
+        InputError: it reads them again each time, or reads rows of tables, which change beside it, or
+            summaries before them.
     """
-    name = model.assembly.config.model.name
+    name, task = model.assembly.config.model.name, model.assembly.task
+    if isinstance(task, NextItemTask) and task.model.summarized is not None:
+        raise InputError(
+            f"{model.run}: {name!r} reads summaries of old events before the newest ones, and with each "
+            "further chunk these begin elsewhere; leave out --prefix-cache-mib: what is old is kept as "
+            "summaries (rayrec nearline)"
+        )
     kept = program.model.use_prefix_cache(max_bytes)
     if kept is None or model.assembly.tables:
         why = "reads each history as a whole" if kept is None else "reads rows of tables, which change"

@@ -14,11 +14,13 @@ import torch
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
 from rayrec.models.program.program import AllowedItems, RankedItems
+from rayrec.models.sequence.config import LongHistoryConfig
 from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalog, item_ranker_of, use_prefix_cache
 from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.summaries import Summaries, with_known, within_budget
 from rayrec.pipelines.tasks.instructions import instruction_of
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.arrays import BoolArray, Int64Array
@@ -79,6 +81,8 @@ class Query:
     answered with one."""
     is_prepared: bool = False
     """The operations of the run made this history; they do not run on it again."""
+    summaries: Summaries | None = None
+    """Of its old chunks, of this model, as far as they were computed before."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,9 @@ class Budget:
     stage behind it, for a beam search finds no more items than it has beams."""
     max_events: int | None = None
     """Newest events of a history that the recommender reads. It still leaves out items of older ones."""
+    max_new_chunks: int | None = None
+    """Chunks of old events, without summaries in the query, that are summarized for the answer, the newest;
+    others are left out (`Answer.lacks_long_history`)."""
 
 
 FULL_BUDGET = Budget()
@@ -113,9 +120,12 @@ class Answer:
     items: list[Recommendation]
     """Best first."""
     num_read: int
-    """Events that the model read, a trigger among them. Without any, there are no items."""
+    """Events that the model read, a trigger and those of summarized chunks among them. Without any, there
+    are no items."""
     num_unread: int
     """Known events that it did not read: older ones than it reads, or such as operations leave out."""
+    lacks_long_history: bool = False
+    """Chunks of old events are among those: the budget allowed no more to be summarized."""
 
 
 class Recommender:
@@ -281,15 +291,58 @@ class Recommender:
         samples = self._as_samples(queries)
         seen_BE = self.seen(samples)  # of whole histories, however much of them is read
         if any(each.budget.max_events is not None for each in wanted):
-            step = self._task.model.window_step
+            step = self._task.model.windows_begin_at
             newest = [_newest(query, each.budget, step) for query, each in zip(queries, wanted, strict=True)]
             samples = self._as_samples(newest)
-        features = self._features.ranking(samples, is_prepared)
+        features, lacks_B = self._with_summaries(
+            self._features.ranking(samples, is_prepared),
+            [query.summaries for query in queries],
+            [each.budget.max_new_chunks for each in wanted],
+        )
         excludes_B = np.array([each.exclude_seen for each in wanted])
         excluded_BE = np.where(excludes_B[:, None], seen_BE, -1) if excludes_B.any() else None
         most = max(each.k for each in wanted)
         ranked = self._rank(features, most, excluded_BE, self._max_beams(wanted), self._allowed(queries))
-        return self._described(features, seen_BE, ranked, wanted)
+        return self._described(features, seen_BE, ranked, wanted, lacks_B)
+
+    def _with_summaries(
+        self,
+        features: FeatureBatch,
+        known: Sequence[Summaries | None],
+        most_new: Sequence[int | None],
+    ) -> tuple[FeatureBatch, BoolArray]:
+        """Features with the summaries that are there, and whether some chunks of a row are left out."""
+        if features.old_chunks is None:
+            return features, np.zeros(len(known), dtype=np.bool_)
+        chunks, lacks_B = within_budget(with_known(features.old_chunks, known), most_new)
+        return replace(features, old_chunks=chunks), lacks_B
+
+    @property
+    def long_history(self) -> LongHistoryConfig | None:
+        """How the model reads summaries of old events; None: it does not."""
+        return self._task.model.summarized
+
+    def summarize(self, queries: Sequence[Query]) -> list[Summaries]:
+        """The summaries of all old chunks that an answer to each query reads; those that are in the query and
+        still fit are not computed again."""
+        assert self.long_history is not None, "asked before"
+        assert isinstance(self._ranker, SequenceProgram), "summaries are made where the network is"
+        found: dict[int, Summaries] = {}
+        for is_prepared in (False, True):
+            places = [place for place, query in enumerate(queries) if query.is_prepared == is_prepared]
+            if not places:
+                continue
+            some = [queries[place] for place in places]
+            features = self._features.ranking(self._as_samples(some), is_prepared)
+            features, _ = self._with_summaries(
+                features, [query.summaries for query in some], [None] * len(some)
+            )
+            chunks = features.old_chunks
+            assert chunks is not None, "of a model that reads them"
+            vectors_XKD, hashes_X = self._ranker.summarize(features), chunks.hashes_X
+            for place, first, stop in zip(places, chunks.offsets_B1, chunks.offsets_B1[1:], strict=False):
+                found[place] = Summaries(hashes_X[first:stop], vectors_XKD[first:stop])
+        return [found[place] for place in range(len(queries))]
 
     def _max_beams(self, wanted: Sequence[Wanted]) -> int | None:
         """What makes the search for the most items one with the beams of each."""
@@ -315,9 +368,16 @@ class Recommender:
         return AllowedItems(np.stack(list(sets.values())), set_B)
 
     def _described(
-        self, features: FeatureBatch, seen_BE: Int64Array, ranked: RankedItems, wanted: Sequence[Wanted]
+        self,
+        features: FeatureBatch,
+        seen_BE: Int64Array,
+        ranked: RankedItems,
+        wanted: Sequence[Wanted],
+        lacks_B: BoolArray,
     ) -> list[Answer]:
         num_read_B = np.diff(features.offsets_B1)
+        if (chunks := features.old_chunks) is not None:
+            num_read_B = num_read_B + chunks.items_XC.shape[1] * np.diff(chunks.offsets_B1)
         num_unread_B = np.maximum((seen_BE >= 0).sum(1) - num_read_B, 0)
         found = zip(ranked.items_BK.tolist(), ranked.scores_BK.tolist(), wanted, strict=True)
         lists = [
@@ -328,7 +388,7 @@ class Recommender:
             ]
             for items_K, scores_K, each in found
         ]
-        return list(map(Answer, lists, num_read_B.tolist(), num_unread_B.tolist()))
+        return list(map(Answer, lists, num_read_B.tolist(), num_unread_B.tolist(), lacks_B.tolist()))
 
     def query_of(self, row: Mapping[str, Any]) -> Query:
         """The query of a row as training rows are before `data.features`, by field name; for its history, the

@@ -154,7 +154,9 @@ def sequence_features(
     return SequenceFeatures(
         dataset.items.ids_I,
         max_length=model.history_length,
-        window_step=model.window_step,
+        window_step=model.windows_begin_at,
+        chunk_events=0 if model.summarized is None else model.summarized.chunk_events,
+        max_chunks=0 if model.summarized is None else model.summarized.max_chunks,
         windows=config.windows,
         tables=tuple(model.tables),
         codes_IL=None if registry is None else registry.learned_codes_IL,

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from rayrec.platform.arrays import Float32Array, Int64Array
+from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label, Part
+from rayrec.platform.hashing import combine64
 from rayrec.samples.base.event_labels import LABEL_COLUMNS
 from rayrec.samples.base.event_times import TIMES, seconds
 from rayrec.samples.base.intervals import Intervals
@@ -158,6 +160,53 @@ class TableLookup:
 
 
 @dataclass(frozen=True)
+class OldChunks:
+    """What histories have before the events that are read one by one, of models that read summaries of it.
+
+    Chunks of C events each, counted from a history's oldest event: X of all rows, the oldest of a row first.
+    """
+
+    offsets_B1: Int64Array
+    """Row b has the chunks `offsets_B1[b]` to `offsets_B1[b + 1]` (exclusive)."""
+    items_XC: Int64Array
+    """Catalog positions."""
+    labels: dict[Label, Int64Array]
+    """[X, C] codes, -1 where unknown, of the labels that the model reads."""
+    ages_X: Int64Array
+    """Chunks of the row behind it: 0 of the newest."""
+    is_known_X: BoolArray | None = None
+    """Whose summaries were computed before; None: of none."""
+    known_XKD: Float32Array | None = None
+    """Those summaries, K vectors of a chunk; without meaning of the others."""
+
+    @property
+    def hashes_X(self) -> NDArray[np.uint64]:
+        """Of each chunk's events, their order and labels: equal for equal chunks of one catalog."""
+        places_C = np.arange(self.items_XC.shape[1])
+        codes = [self.labels[label] for label in sorted(self.labels)]
+        hashes_X: NDArray[np.uint64] = combine64(places_C, self.items_XC, *codes).sum(1, dtype=np.uint64)
+        return hashes_X
+
+    def some_rows(self, rows: slice) -> OldChunks:
+        """Those of neighboring rows; start and stop are given."""
+        offsets_R1 = self.offsets_B1[rows.start : rows.stop + 1]
+        mine = np.arange(offsets_R1[0], offsets_R1[-1])
+        return replace(self.some(mine), offsets_B1=offsets_R1 - offsets_R1[0])
+
+    def some(self, chosen: NDArray[np.integer]) -> OldChunks:
+        """Some chunks, by index, ascending."""
+        num_before_X1 = np.searchsorted(chosen, np.arange(len(self.ages_X) + 1))
+        return OldChunks(
+            num_before_X1[self.offsets_B1],
+            self.items_XC[chosen],
+            {label: codes_XC[chosen] for label, codes_XC in self.labels.items()},
+            self.ages_X[chosen],
+            None if self.is_known_X is None else self.is_known_X[chosen],
+            None if self.known_XKD is None else self.known_XKD[chosen],
+        )
+
+
+@dataclass(frozen=True)
 class FeatureBatch:
     """One trainer's share of a global batch, ready for lookup and dense compute."""
 
@@ -189,6 +238,8 @@ class FeatureBatch:
     has the token's own item, and no weight."""
     neighbor_weights_NJ: Float32Array | None = None
     """Their shares: of a token with neighbors, they add up to 1."""
+    old_chunks: OldChunks | None = None
+    """Of models that read summaries of them."""
     counts: dict[str, int] = field(default_factory=dict)
     """Dropped work, by reason (`unknown_items`, `rows_without_target`, ...)."""
 

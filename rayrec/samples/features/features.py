@@ -20,7 +20,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN, Label
 from rayrec.platform.hashing import combine64
 from rayrec.platform.shares import balanced_bounds
-from rayrec.samples.base.batches import FeatureBatch, SampleBatch, TableLookup
+from rayrec.samples.base.batches import FeatureBatch, OldChunks, SampleBatch, TableLookup
 from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
 from rayrec.samples.features.neighbors import NO_TIME, NeighborFinder
 
@@ -60,6 +60,8 @@ class _Windows:
     """The row's, of its newest window; others have keys of their own."""
     starts_V: Int64Array
     num_targets_V: Int64Array
+    begins_V: Int64Array
+    """Of its row."""
 
 
 class SequenceFeatures:
@@ -70,7 +72,8 @@ class SequenceFeatures:
     and share an item with the next: each item but the row's first is a target once. Of a row with more than
     `windows`, every step reads others; what it leaves is counted (`unread_events`). With a `window_step`, all
     windows begin at multiples of it, counted from the oldest event, so that the newest of a longer row has up
-    to that many items fewer: it begins where it began for the events before. Ids that are not in the
+    to that many items fewer: it begins where it began for the events before. With `chunk_events`, which is
+    the step then, what is before a window goes with it as chunks (`OldChunks`). Ids that are not in the
     catalog are skipped (`unknown_items`); a row with fewer than two known items stays in the batch without
     tokens (`rows_without_target`).
 
@@ -96,6 +99,8 @@ class SequenceFeatures:
         max_length: int,
         windows: int = 1,
         window_step: int = 1,
+        chunk_events: int = 0,
+        max_chunks: int = 0,
         tables: Sequence[str] = ("item",),
         codes_IL: NDArray[np.integer] | None = None,
         num_negatives: int = 0,
@@ -112,7 +117,10 @@ class SequenceFeatures:
             item_ids_I: the catalog, `Dataset.items.ids_I`.
             max_length: most input items of a window.
             windows: most windows of a row that a training step reads; 1 reads the newest.
-            window_step: items by which windows move, a divisor of `max_length`.
+            window_step: items by which windows move, at most `max_length`.
+            chunk_events: C, items of a chunk of what is before a window, and the `window_step`; 0: that is
+                not read.
+            max_chunks: most chunks of a window, the newest.
             tables: names of the embedding tables that the model reads.
             codes_IL: semantic codes per catalog position; needed for the table `code`.
             num_negatives: S, sampled for a batch; 0 for none.
@@ -128,8 +136,10 @@ class SequenceFeatures:
             raise ValueError("item_ids_I holds an id twice; every item has one catalog position")
         if max_length < 1:
             raise ValueError(f"max_length must be at least 1, got {max_length}: a row needs an input item")
-        if max_length % window_step:
-            raise ValueError(f"window_step {window_step} does not divide max_length {max_length}")
+        if window_step > max_length:
+            raise ValueError(f"window_step {window_step} is more than max_length {max_length}")
+        if chunk_events and chunk_events != window_step:
+            raise ValueError(f"windows move by {window_step} items, and chunks have {chunk_events}")
         if num_trainers < 1:
             raise ValueError(f"num_trainers must be at least 1, got {num_trainers}")
         if num_negatives and negatives_per_event:
@@ -137,6 +147,7 @@ class SequenceFeatures:
         self._max_length = max_length
         self._max_windows = windows
         self._window_step = window_step
+        self._chunk_events, self._max_chunks = chunk_events, max_chunks
         self._num_negatives = num_negatives
         self._negatives_per_event = negatives_per_event
         self._cumulative_I = _cumulative(negatives, len(self._item_ids_I), train_counts_I)
@@ -176,7 +187,11 @@ class SequenceFeatures:
         rows_V, first_V = windows.row_V, windows.is_first_V
         events_V = np.where(first_V, np.diff(batch.offsets_B1)[rows_V], 0)
         known_V = np.where(first_V, np.diff(offsets_B1)[rows_V], 0)
-        read_V = num_targets_V + (first_V & (known_V > 0))
+        unread_V = known_V - num_targets_V - (first_V & (known_V > 0))
+        chunks = self._old_chunks(batch, known_N, indices_N, windows.begins_V, windows.starts_V)
+        if chunks is not None:
+            in_chunks_V = self._chunk_events * np.diff(chunks.offsets_B1)
+            unread_V = _uncovered(windows, np.diff(offsets_B1), in_chunks_V)
         inputs_N, targets_at_N = indices_N[input_at_N], indices_N[input_at_N + 1]
         user_ids_V = batch.user_ids_B[rows_V]
         offsets_V1 = offsets_from_lengths(num_targets_V)
@@ -216,11 +231,12 @@ class SequenceFeatures:
                 target_labels=_at(labels, targets_at_N[held]),
                 neighbors_NJ=_part(neighbors_NJ, held),
                 neighbor_weights_NJ=_part(neighbor_weights_NJ, held),
+                old_chunks=None if chunks is None else chunks.some_rows(mine),
                 counts={
                     "rows": int(first_V[mine].sum()),
                     "events": int(events_V[mine].sum()),
                     "unknown_items": int((events_V - known_V)[mine].sum()),
-                    "unread_events": int((known_V - read_V)[mine].sum()),
+                    "unread_events": int(unread_V[mine].sum()),
                     "rows_without_target": int((num_targets_V[mine] == 0).sum()),
                 },
             )
@@ -244,6 +260,8 @@ class SequenceFeatures:
         if times_N is not None:  # for models, they are all alike
             times_N = np.where(times_N == NO_TIME, 0, times_N)
         (lookups,) = self._lookups([_Share(batch.user_ids_B, items_N, None, None, neighbors_NJ)])
+        chunks = self._old_chunks(batch, known_N, indices_N, offsets_B1[:-1], starts_B)
+        num_in_chunks = 0 if chunks is None else chunks.items_XC.size
         return FeatureBatch(
             step=batch.step,
             row_keys_B=batch.row_keys_B,
@@ -257,9 +275,10 @@ class SequenceFeatures:
             instruction=dict(batch.instruction),
             neighbors_NJ=neighbors_NJ,
             neighbor_weights_NJ=neighbor_weights_NJ,
+            old_chunks=chunks,
             counts={
                 "unknown_items": int(unknown_B.sum()),
-                "unread_events": len(known_N) - len(held_N),
+                "unread_events": len(known_N) - len(held_N) - num_in_chunks,
                 "rows_without_history": int((lengths_B == 0).sum()),
             },
         )
@@ -358,7 +377,8 @@ class SequenceFeatures:
         Args:
             offsets_B1: of their known items.
         """
-        length = self._max_length
+        # Older windows begin at multiples of the step, too.
+        length = self._max_length // self._window_step * self._window_step
         newest_B = self._num_before_newest(np.diff(offsets_B1) - 1)
         num_B = 1 - (-newest_B // length)
         read_B = np.minimum(num_B, self._max_windows)
@@ -378,7 +398,33 @@ class SequenceFeatures:
         older_V = nth_V > 0
         keys_V[older_V] = combine64(keys_V[older_V], nth_V[older_V]).view(np.int64)
         is_first_V = np.diff(row_V, prepend=-1) > 0
-        return _Windows(row_V, is_first_V, keys_V, starts_V, np.maximum(stops_V - starts_V - 1, 0))
+        num_targets_V = np.maximum(stops_V - starts_V - 1, 0)
+        return _Windows(row_V, is_first_V, keys_V, starts_V, num_targets_V, begins_V)
+
+    def _old_chunks(
+        self,
+        batch: SampleBatch,
+        known_N: Int64Array,
+        indices_N: Int64Array,
+        begins_V: Int64Array,
+        starts_V: Int64Array,
+    ) -> OldChunks | None:
+        """The newest full chunks before windows.
+
+        Args:
+            indices_N: of the known items among all.
+            begins_V: first known item of each window's row.
+            starts_V: first known item of each window.
+        """
+        if not self._chunk_events:
+            return None
+        size = self._chunk_events
+        num_V = np.minimum((starts_V - begins_V) // size, self._max_chunks)
+        ages_X = np.repeat(num_V, num_V) - 1 - concatenated_ranges(np.zeros_like(num_V), num_V)
+        first_X = np.repeat(starts_V, num_V) - (1 + ages_X) * size
+        at_XC = first_X[:, None] + np.arange(size)
+        labels = _at(self.check_labels(batch), indices_N[at_XC])
+        return OldChunks(offsets_from_lengths(num_V), known_N[at_XC], labels, ages_X)
 
     def _num_before_newest(self, lengths_B: Int64Array) -> Int64Array:
         """Input items of each row that are older than its newest window."""
@@ -476,6 +522,23 @@ def code_ids(codes_IL: NDArray[np.integer]) -> Int64Array:
     """[I, L] ids of codes in the table `code`: `level << 32 | code`, levels from 0."""
     levels_L = np.arange(codes_IL.shape[1], dtype=np.int64) << 32
     return codes_IL.astype(np.int64) | levels_L
+
+
+def _uncovered(windows: _Windows, known_B: Int64Array, in_chunks_V: Int64Array) -> Int64Array:
+    """[V] at a row's first window, its known items that are not in the newest window that is read of it, nor
+    in the chunks before that one.
+
+    Args:
+        known_B: known items of each row.
+        in_chunks_V: items of the chunks of each window.
+    """
+    extent_V = windows.num_targets_V + (known_B[windows.row_V] > 0) + in_chunks_V
+    # By row, then from the oldest: the last of each row is the newest.
+    order_V = np.lexsort((windows.starts_V, windows.row_V))
+    is_last_V = np.diff(windows.row_V[order_V], append=-1) != 0
+    left_V = np.zeros_like(extent_V)
+    left_V[windows.is_first_V] = known_B - extent_V[order_V[is_last_V]]
+    return left_V
 
 
 def _part(values: NDArray[_T] | None, held: slice) -> NDArray[_T] | None:

@@ -16,7 +16,7 @@ import safetensors.numpy
 from rayrec.models.program.program import AllowedItems, RankedItems
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import Label, Part
-from rayrec.samples.base.batches import FeatureBatch, TableLookup
+from rayrec.samples.base.batches import FeatureBatch, OldChunks, TableLookup
 
 _NONE = -1
 """Of a number that is not given."""
@@ -50,6 +50,15 @@ class RankBatch:
             arrays["times"] = features.times_N
         if features.neighbors_NJ is not None and features.neighbor_weights_NJ is not None:
             arrays |= {"neighbors": features.neighbors_NJ, "neighbor weights": features.neighbor_weights_NJ}
+        if (chunks := features.old_chunks) is not None:
+            arrays |= {
+                "chunk offsets": chunks.offsets_B1,
+                "chunk items": chunks.items_XC,
+                "chunk ages": chunks.ages_X,
+            }
+            arrays |= {f"chunk-label {name}": codes for name, codes in chunks.labels.items()}
+            if chunks.is_known_X is not None and chunks.known_XKD is not None:
+                arrays |= {"chunk known": chunks.is_known_X, "chunk summaries": chunks.known_XKD}
         if self.excluded_BE is not None:
             arrays["excluded"] = self.excluded_BE
         if self.allowed is not None:
@@ -86,6 +95,7 @@ class RankBatch:
             instruction=cast(dict[Part, Int64Array], _named("instruction", arrays)),
             neighbors_NJ=arrays.get("neighbors"),
             neighbor_weights_NJ=arrays.get("neighbor weights"),
+            old_chunks=_unpacked_chunks(arrays),
         )
         allowed = None
         if "allowed" in arrays:
@@ -101,6 +111,19 @@ class RankBatch:
             None if max_beams == _NONE else max_beams,
             allowed,
         )
+
+
+def _unpacked_chunks(arrays: Mapping[str, np.ndarray]) -> OldChunks | None:
+    if "chunk items" not in arrays:
+        return None
+    return OldChunks(
+        arrays["chunk offsets"],
+        arrays["chunk items"],
+        cast(dict[Label, Int64Array], _named("chunk-label", arrays)),
+        arrays["chunk ages"],
+        arrays.get("chunk known"),
+        arrays.get("chunk summaries"),
+    )
 
 
 def packed_items(ranked: RankedItems) -> bytes:
