@@ -65,6 +65,19 @@ MODELS = {
 }
 
 
+LONG_HISTORY = {"chunk_events": 2, "summary_tokens": 2, "newest": 2, "max_chunks": 3}
+
+MODELS |= {
+    "lazy_decoder, long": {
+        "name": "lazy_decoder",
+        "user_embedding": True,
+        "event_labels": ["behavior"],
+        "long_history": LONG_HISTORY,
+    },
+    "encoder_decoder, long": {"name": "encoder_decoder", "long_history": LONG_HISTORY},
+}
+
+
 LANGUAGE_MODEL = {"max_length": 6, "network": {"kind": "qwen3", "dim": DIM, "num_heads": 2}}
 
 
@@ -75,6 +88,8 @@ def config_of(name: str):
     backbone = LANGUAGE_MODEL if name == "causal_lm" else BACKBONE
     if MODELS[name]["name"] == "hstu":
         backbone = {key: value for key, value in BACKBONE.items() if key != "feedforward_dim"}
+    if "long_history" in MODELS[name]:  # which says how much is read
+        backbone = {key: value for key, value in BACKBONE.items() if key != "max_length"}
     values = MODELS[name] | {"backbone": backbone}
     return RunConfig.parse({"data": {"path": "data"}, "model": values}).model
 
@@ -100,7 +115,10 @@ def features_of(name: str, step: int = 0, rows=ROWS, num_trainers: int = 1):
     config = config_of(name)
     features = SequenceFeatures(
         np.arange(NUM_ITEMS),
-        max_length=6,
+        max_length=6 if config.summarized is None else config.history_length,
+        window_step=config.windows_begin_at,
+        chunk_events=0 if config.summarized is None else config.summarized.chunk_events,
+        max_chunks=0 if config.summarized is None else config.summarized.max_chunks,
         tables=tuple(config.tables),
         codes_IL=CODES_IL,
         num_negatives=5 if config.negatives.per_batch else 0,

@@ -141,6 +141,7 @@ def test_every_field_of_a_batch_is_cut():
         "instruction",
         "neighbors_NJ",
         "neighbor_weights_NJ",
+        "old_chunks",
     ]
 
 

@@ -76,9 +76,77 @@ def test_windows_of_steps_begin_where_serving_reads_from(num_events, step, windo
         assert trained.counts["unread_events"] == 0
 
 
-def test_a_step_that_does_not_divide_the_window_is_refused():
-    with pytest.raises(ValueError, match="does not divide"):
-        SequenceFeatures(CATALOG, max_length=5, window_step=2)
+def test_a_step_that_is_more_than_the_window_is_refused():
+    with pytest.raises(ValueError, match="more than max_length"):
+        SequenceFeatures(CATALOG, max_length=5, window_step=6)
+
+
+@given(
+    num_events=st.integers(0, 40),
+    size=st.integers(1, 5),
+    newest=st.integers(1, 6),
+    windows=st.sampled_from([1, 2, 50]),
+    most=st.integers(1, 9),
+)
+def test_what_is_before_a_window_goes_with_it_in_chunks(num_events, size, newest, windows, most):
+    """By brute force: which chunks, of which events, how far back, and what nobody reads."""
+    catalog = np.arange(100, 140)
+    row = catalog[:num_events].tolist()
+    features = SequenceFeatures(
+        catalog,
+        max_length=newest + size - 1,
+        window_step=size,
+        chunk_events=size,
+        max_chunks=most,
+        windows=windows,
+        label_sizes={"behavior": 50},
+    )
+    batch = dataclasses.replace(sample_batch([row, []]), labels={"behavior": np.arange(num_events)})
+
+    def check(found, of_training):
+        chunks = found.old_chunks
+        for number, (first, stop) in enumerate(pairwise(found.offsets_B1)):
+            events = found.items_N[first:stop].tolist()
+            mine = slice(*chunks.offsets_B1[number : number + 2])
+            if not events:
+                assert mine.start == mine.stop
+                continue
+            begins, num_chunks = events[0], min(events[0] // size, most)
+            assert begins % size == 0
+            expected = np.arange(begins - num_chunks * size, begins).reshape(-1, size)
+            np.testing.assert_array_equal(chunks.items_XC[mine], expected)
+            np.testing.assert_array_equal(chunks.labels["behavior"][mine], expected)
+            assert chunks.ages_X[mine].tolist() == list(range(num_chunks))[::-1]
+        read = set(found.items_N.tolist()) | set(chunks.items_XC.ravel().tolist())
+        if of_training:
+            read |= set(found.targets_N.tolist())
+        return read
+
+    asked = features.ranking(batch)
+    read = check(asked, of_training=False)
+    first = max(num_events - newest, 0) // size * size
+    assert np.diff(asked.offsets_B1).tolist() == [num_events - first, 0]
+    assert asked.counts["unread_events"] == len(set(range(num_events)) - read)
+
+    (trained,) = features(batch)
+    read = check(trained, of_training=True)
+    if windows == 50 and most == 9 and num_events > 1:
+        assert sorted(trained.targets_N.tolist()) == list(range(1, num_events))
+    if windows == 1 and num_events > 1:
+        assert trained.counts["unread_events"] == len(set(range(num_events)) - read)
+
+
+def test_chunks_go_with_the_rows_of_their_trainer():
+    features = SequenceFeatures(
+        CATALOG, max_length=2, window_step=2, chunk_events=2, max_chunks=9, num_trainers=2
+    )
+    batch = sample_batch([[10, 20, 30, 40, 50], [50, 10], [20, 10, 50, 40, 30, 10, 20]])
+
+    shares = features(batch)
+
+    found = [CATALOG[share.old_chunks.items_XC].tolist() for share in shares]
+    assert found == [[[10, 20]], [[20, 10], [50, 40]]]
+    assert [share.old_chunks.offsets_B1.tolist() for share in shares] == [[0, 1], [0, 0, 2]]
 
 
 def test_windows_are_divided_among_trainers_and_counted_once():

@@ -99,8 +99,8 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         self.register_buffer("tokens_IL", codes_IL.long() + first_tokens_L, persistent=False)
         self.summaries: ChunkSummaries | None = None
         if summaries is not None:
-            width = self.network.get_input_embeddings().weight.shape[1]
-            self.summaries = ChunkSummaries(width, summaries, 0, choice)
+            embeddings: Any = self.network.get_input_embeddings()
+            self.summaries = ChunkSummaries(embeddings.weight.shape[1], summaries, 0, choice)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         num_levels = len(self.level_sizes)

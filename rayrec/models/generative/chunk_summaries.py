@@ -12,9 +12,9 @@ A chunk is summarized by K learned queries: tokens that look at its events and a
 of the cross decoder. Nothing is computed of an event but its keys and values, so the work grows with events
 alone.
 
-Source: the idea of VISTA, arXiv:2510.22049, which keeps summary tokens of histories of up to a million events;
-there they are of the history as a whole, and linear attention makes them. Queries that read a long input into
-few tokens are those of Perceiver IO, arXiv:2107.14795.
+Source: the idea of VISTA, arXiv:2510.22049, which keeps summary tokens of histories of up to a million
+events; there they are of the history as a whole, and linear attention makes them. Queries that read a long
+input into few tokens are those of Perceiver IO, arXiv:2107.14795.
 
 Axes: X chunks, C events of each, E = X * C; K tokens of a chunk, D width of a vector, A distances.
 """
@@ -89,6 +89,10 @@ class ChunkSummaries(nn.Module):
             elif parameter.ndim > 1:
                 nn.init.normal_(parameter, std=INITIAL_STD)
 
+    @property
+    def _layers(self) -> list[CrossDecoderLayer]:
+        return list(self.layers)  # type: ignore[arg-type]  # a ModuleList forgets what its modules are
+
     def before(
         self, batch: TensorBatch, tokens: JaggedLayout, tokens_MD: Tensor, vectors: EventVectors
     ) -> tuple[JaggedLayout, Tensor]:
@@ -137,18 +141,14 @@ class ChunkSummaries(nn.Module):
         events = JaggedLayout.even(num_chunks, size, device)
         tokens = JaggedLayout.even(num_chunks, num_tokens, device)
         x_XKD = self.queries_KD.expand(num_chunks, -1, -1)
-        for index, layer in enumerate(self.layers):
-            keys, values = layer.context_keys(events_ED)
+        keys_and_values = [layer.context_keys(events_ED) for layer in self._layers]
 
-            def look(
-                _: int, query_XKHC: Tensor, keys: Tensor = keys, values: Tensor = values
-            ) -> Tensor:
-                query_NHC = query_XKHC.flatten(0, 1)
-                seen = attend(
-                    query_NHC, keys, values, tokens, events, mask=Full(), choice=self.choice
-                )
-                return seen.view_as(query_XKHC)
+        def look(layer: int, query_XKHC: Tensor) -> Tensor:
+            query_NHC, (keys, values) = query_XKHC.flatten(0, 1), keys_and_values[layer]
+            seen = attend(query_NHC, keys, values, tokens, events, mask=Full(), choice=self.choice)
+            return seen.view_as(query_XKHC)
 
+        for index, layer in enumerate(self._layers):
             x_XKD, _ = layer(x_XKD, index, look, tokens, keys_XK)
         summaries_XKD: Tensor = self.final_norm(x_XKD)
         return summaries_XKD

@@ -61,8 +61,8 @@ class LongHistorySettings(SequenceModelConfig):
         if max_length not in usual:
             raise ValueError(
                 f"model.backbone.max_length is {max_length}, and with model.long_history up to "
-                f"{self.long_history.most_read} events are read one by one (newest + chunk_events - 1); leave "
-                "max_length out"
+                f"{self.long_history.most_read} events are read one by one (newest + chunk_events - 1); "
+                "leave max_length out"
             )
 
 

@@ -71,6 +71,7 @@ CASES = {
     "causal, rows of one": Case(Causal, lengths=(1, 1, 1)),
     "window": Case(lambda: SlidingWindow(3)),
     "groups": Case(lambda: CausalGroups(2), lengths=(6, 0, 2, 80), key_lengths=(3, 0, 1, 40)),
+    "groups behind": Case(lambda: CausalGroups(2), lengths=(6, 0, 2, 80), key_lengths=(8, 0, 1, 43)),
     "targets": Case(lambda: TargetAware(COUNTS)),
 }
 

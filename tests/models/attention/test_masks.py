@@ -38,6 +38,7 @@ def test_targets_see_the_history_and_themselves():
 
 def test_groups_see_what_their_key_sees():
     assert sight(CausalGroups(2), [4], [2]) == [["x.", "x.", "xx", "xx"]]
+    assert sight(CausalGroups(2), [4, 2], [3, 1]) == [["xx.", "xx.", "xxx", "xxx"], ["x", "x"]]
     with pytest.raises(ValueError, match="do not hold 2"):
         CausalGroups(2).spans(layout([3]), layout([2]))
 

@@ -95,7 +95,7 @@ def test_an_event_whose_label_is_unknown_is_one_without_labels():
     features.labels["behavior"] = np.array([2, -1, -1])
     features.labels["scenario"] = np.array([-1, 1, -1])
 
-    vectors_ND = labels(tensor_batch(features))
+    vectors_ND = labels(tensor_batch(features).labels)
 
     torch.testing.assert_close(vectors_ND[0], labels.vectors["behavior"][2])
     torch.testing.assert_close(vectors_ND[1], labels.vectors["scenario"][1])
