@@ -99,8 +99,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         self.register_buffer("tokens_IL", codes_IL.long() + first_tokens_L, persistent=False)
         self.summaries: ChunkSummaries | None = None
         if summaries is not None:
-            embeddings: Any = self.network.get_input_embeddings()
-            self.summaries = ChunkSummaries(embeddings.weight.shape[1], summaries, 0, choice)
+            self.summaries = ChunkSummaries(self._embeddings.weight.shape[1], summaries, 0, choice)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         num_levels = len(self.level_sizes)
@@ -150,8 +149,12 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         return self.summaries.before(batch, layout, vectors_MD, self._chunk_vectors)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        vectors: Tensor = self.network.get_input_embeddings()(tokens)
+        vectors: Tensor = self._embeddings(tokens)
         return vectors
+
+    @property
+    def _embeddings(self) -> Any:
+        return self.network.get_input_embeddings()
 
     def read_on(self, batch: TensorBatch, past: Past) -> tuple[KeyValueContext, Sequence[KeysAndValues]]:
         """As `prefix_cache.ReadsOn` has it."""
