@@ -37,6 +37,8 @@ from rayrec.models.generative.cross_decoder import CrossDecoderLayer
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 
+GROUP = 4
+"""Chunks that are computed at once where nothing is trained. On a CPU more take as long each."""
 NUM_DISTANCES = 64
 """Of chunks to what is read one by one, each with a vector of its own; beyond, the last one's."""
 
@@ -116,14 +118,27 @@ class ChunkSummaries(nn.Module):
 
     def of(self, chunks: ChunkBatch, vectors: EventVectors) -> Tensor:
         """[X, K, D] the tokens of chunks; those that are known are taken as they are."""
+        if self.training:
+            return self(vectors(chunks), chunks.keys_E)
         unknown, index_Y = chunks.unknown()
         if index_Y is None:
-            return self(vectors(unknown), unknown.keys_E if self.training else None)
+            return self._in_groups(vectors(unknown))
         assert chunks.known_XKD is not None, "as is said which"
         if not len(index_Y):
             return chunks.known_XKD
-        found_YKD = self(vectors(unknown), None)
+        found_YKD = self._in_groups(vectors(unknown))
         return chunks.known_XKD.to(found_YKD.dtype).index_copy(0, index_Y, found_YKD)
+
+    def _in_groups(self, vectors_ED: Tensor) -> Tensor:
+        """[X, K, D] as `forward`, with the same bits whatever chunks are computed beside one.
+
+        Products of matrices round by their shapes. So all are of one shape, and the last is filled up.
+        """
+        size = len(self.positions_CD)
+        num_chunks = len(vectors_ED) // size
+        filled_ED = functional.pad(vectors_ED, (0, 0, 0, -num_chunks % GROUP * size))
+        groups = filled_ED.split(GROUP * size) if num_chunks else (vectors_ED,)
+        return torch.cat([self(part_ED, None) for part_ED in groups])[:num_chunks]
 
     def forward(self, vectors_ED: Tensor, keys_E: Tensor | None) -> Tensor:
         """[X, K, D] the tokens of chunks.

@@ -1,5 +1,6 @@
 """A recommender whose network is elsewhere answers as one that is whole."""
 
+import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
-from rayrec.samples.base.batches import FeatureBatch, TableLookup
+from rayrec.samples.base.batches import FeatureBatch, OldChunks, TableLookup
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.on_ray.dense import MOST_VERSIONS, DensePart, RemoteRanker
 from rayrec.serve.on_ray.packed_batch import RankBatch
@@ -81,6 +82,14 @@ def test_a_batch_travels_with_all_that_a_network_reads():
         instruction={"scenario": np.array([0, 2])},
         neighbors_NJ=np.array([[5, 4], [4, 5]]),
         neighbor_weights_NJ=np.array([[1.0, 0.0], [0.25, 0.75]], dtype=np.float32),
+        old_chunks=OldChunks(
+            offsets_B1=np.array([0, 1, 1]),
+            items_XC=np.array([[3, 4]]),
+            labels={"behavior": np.array([[0, -1]])},
+            ages_X=np.array([0]),
+            is_known_X=np.array([True]),
+            known_XKD=np.ones((1, 2, 3), dtype=np.float32),
+        ),
     )
     rows = {"item": np.eye(2, 3, dtype=np.float32), "user": np.zeros((1, 0), dtype=np.float32)}
     batch = RankBatch(11, features, rows, 5, np.array([[4, -1], [-1, -1]]), 30)
@@ -103,6 +112,11 @@ def test_a_batch_travels_with_all_that_a_network_reads():
         np.testing.assert_array_equal(found.features.lookups[table].inverse, lookup.inverse)
         np.testing.assert_array_equal(found.rows[table], rows[table])
         assert found.rows[table].dtype == np.float32
+    for field in dataclasses.fields(OldChunks):
+        if field.name != "labels":
+            found_array = getattr(found.features.old_chunks, field.name)
+            np.testing.assert_array_equal(found_array, getattr(features.old_chunks, field.name))
+    np.testing.assert_array_equal(found.features.old_chunks.labels["behavior"], [[0, -1]])
     np.testing.assert_array_equal(found.features.labels["behavior"], [1, -1])
     np.testing.assert_array_equal(found.features.instruction["scenario"], [0, 2])
 
