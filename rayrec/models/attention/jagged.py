@@ -136,15 +136,23 @@ class JaggedLayout:
         is_there_B = self.lengths_on_device_B() > 0
         return x_ND.index_select(0, self.last_B) * is_there_B.view(-1, *[1] * (x_ND.ndim - 1))
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows are of one length, so that nothing is padded."""
+        return self.num_tokens == self.num_rows * self.longest
+
     def pad(self, x_ND: Tensor) -> Tensor:
         """[N, ...] to [B, T, ...], zeros after the end of each row."""
         inner = x_ND.shape[1:]
+        if self.is_even:
+            return x_ND.reshape(self.num_rows, self.longest, *inner)
         padded = x_ND.new_zeros(self.num_rows * self.longest, *inner)
         return padded.index_copy(0, self.slot_N, x_ND).view(self.num_rows, self.longest, *inner)
 
     def unpad(self, x_BTD: Tensor) -> Tensor:
         """[B, T, ...] to [N, ...]; the inverse of `pad`."""
-        return x_BTD.flatten(0, 1).index_select(0, self.slot_N)
+        x_ND = x_BTD.flatten(0, 1)
+        return x_ND if self.is_even else x_ND.index_select(0, self.slot_N)
 
 
 def length_class(length: int, short: int, ratio: float) -> int:

@@ -202,6 +202,11 @@ class PaddedLayout(JaggedLayout):
             {"lengths": lengths_B},
         )
 
+    @property
+    def is_even(self) -> bool:
+        """Only on the device is known where rows end."""
+        return False
+
     def some_rows(self, rows: slice) -> tuple[JaggedLayout, slice]:
         tokens = slice(rows.start * self.longest, min(rows.stop, self.num_rows) * self.longest)
         return PaddedLayout.of_lengths(self.lengths_on_device_B()[rows], self.longest), tokens
