@@ -41,6 +41,7 @@ BENCHES: dict[str, Bench] = {
     "graph-growth": partial(_run, "graph", "bench_growth"),
     "graph-quality": partial(_run, "graph_quality", "bench"),
     "nearline": partial(_run, "nearline", "bench"),
+    "nearline-long": partial(_run, "long_history", "bench"),
     "off-policy": partial(_run, "off_policy", "bench"),
     "online": partial(_run, "online", "bench"),
     "pipeline": partial(_run, "pipeline", "bench"),

@@ -102,6 +102,8 @@ class JaggedLayout:
             The layout, and [N] which tokens it has: of those of self and of the other, one after the other.
         """
         layout = JaggedLayout.from_offsets(self.offsets_B1 + other.offsets_B1, self.device)
+        if self.num_rows == 1:
+            return layout, torch.arange(layout.num_tokens, device=self.device)
         row_N = np.concatenate(
             [np.repeat(np.arange(each.num_rows), each.lengths_B) for each in (self, other)]
         )

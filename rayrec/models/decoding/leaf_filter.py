@@ -94,6 +94,8 @@ def _leaves(trie: CodeTrie, items_BE: Tensor) -> Tensor:
     """Sorted leaves of items, each once."""
     num_items = trie.num_items
     leaves_BE = torch.where(items_BE < 0, num_items, trie.leaf_of_I[items_BE.clamp(min=0)]).sort(dim=1).values
-    is_again_BE = torch.zeros_like(leaves_BE, dtype=torch.bool)
-    is_again_BE[:, 1:] = leaves_BE[:, 1:] == leaves_BE[:, :-1]
-    return leaves_BE.masked_fill(is_again_BE, num_items).sort(dim=1).values
+    is_new_BE = torch.ones_like(leaves_BE, dtype=torch.bool)
+    is_new_BE[:, 1:] = leaves_BE[:, 1:] != leaves_BE[:, :-1]
+    # Each to its place among the distinct ones; repetitions write the same value there.
+    place_BE = is_new_BE.cumsum(dim=1).sub_(1).clamp_(min=0)
+    return torch.full_like(leaves_BE, num_items).scatter_(1, place_BE, leaves_BE)

@@ -105,6 +105,8 @@ class ChunkSummaries(nn.Module):
         """
         assert batch.old_chunks is not None, "of a model that reads them"
         chunks = batch.old_chunks
+        if not self.training and not len(chunks.ages_X):
+            return tokens, tokens_MD
         summaries_XKD = self.of(chunks, vectors)
         distance_X = chunks.ages_X.clamp(max=NUM_DISTANCES - 1)
         summaries_XKD = summaries_XKD + functional.embedding(distance_X, self.distances_AD)[:, None]
@@ -120,12 +122,13 @@ class ChunkSummaries(nn.Module):
         """[X, K, D] the tokens of chunks; those that are known are taken as they are."""
         if self.training:
             return self(vectors(chunks), chunks.keys_E)
+        if chunks.is_known_X is not None and chunks.is_known_X.all():
+            assert chunks.known_XKD is not None, "as is said which"
+            return chunks.known_XKD
         unknown, index_Y = chunks.unknown()
         if index_Y is None:
             return self._in_groups(vectors(unknown))
         assert chunks.known_XKD is not None, "as is said which"
-        if not len(index_Y):
-            return chunks.known_XKD
         found_YKD = self._in_groups(vectors(unknown))
         return chunks.known_XKD.to(found_YKD.dtype).index_copy(0, index_Y, found_YKD)
 

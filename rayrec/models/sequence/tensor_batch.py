@@ -97,6 +97,7 @@ class ChunkBatch:
     items_E: Tensor
     labels: dict[str, Tensor]
     keys_E: Tensor
+    """Of dropout; without meaning where nothing is trained."""
     ages_X: Tensor
     is_known_X: np.ndarray | None = None
     """In the host's memory."""
@@ -104,7 +105,7 @@ class ChunkBatch:
 
     @staticmethod
     def build(chunks: _Chunks, device: torch.device, copies: OverlappedCopies) -> ChunkBatch:
-        """Put chunks on the device, without the keys of their events (`keyed`)."""
+        """Put chunks on the device, without the keys of their events (`keyed`), which training needs."""
         items_E = copies.copied(chunks.items_XC.reshape(-1))
         return ChunkBatch(
             JaggedLayout.from_offsets(chunks.offsets_B1, device, copies.moved),
@@ -248,7 +249,7 @@ class TensorBatch:
         return replace(
             batch,
             keys_N=token_keys(seed, features.step, row_keys_N, layout.place_N),
-            old_chunks=None if chunks is None else chunks.keyed(row_keys_B, seed, features.step),
+            old_chunks=chunks.keyed(row_keys_B, seed, features.step) if chunks and training else chunks,
             rows={name: rows_MD.to(device).requires_grad_(training) for name, rows_MD in batch.rows.items()},
         )
 
