@@ -1,12 +1,12 @@
 """What users with thousands of events cost, with summaries of the old ones and without.
 
-Untrained networks with equal beams; whole answers of `Recommender`, one request at a time on one thread. Bars,
+Untrained networks with equal beams; whole answers of `Recommender`, one at a time on one thread. Bars,
 of the encoder-decoder and the lazy decoder:
 
-* `nearline-long-p50`: the median time of a user with as many events as are read one by one at least, over that
-  of a user with 5,000 events whose summaries are there. The target is 1 / 1.15.
-* `nearline-all-events`: how many times as long a user takes, of whom all 5,000 events are read, as one of whom
-  the newest are.
+* `nearline-long-p50`: the median time of a user with as many events as are read one by one at least, over
+  that of a user with 5,000 events whose summaries are there. The target is 1 / 1.15.
+* `nearline-all-events`: how many times as long a user takes, of whom all 5,000 events are read, as one of
+  whom the newest are.
 """
 
 from __future__ import annotations
