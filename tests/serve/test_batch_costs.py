@@ -102,3 +102,43 @@ def test_the_first_batch_of_a_width_says_what_others_of_it_take_at_most():
     assert seconds(costs.at(4)) == {1: 2.0, 2: 2.4, 8: 9.6}  # four of two, one after the other
     costs.observe(2, 2, 100.0)  # a stall, which is not believed
     assert seconds(costs.at(2)) == {1: 4.0, 2: 4.8, 8: 16.0}
+
+
+def by_width() -> CostsByWidth:
+    costs = CostsByWidth(BatchCosts({1: 0.01, 2: 0.012, 8: 0.024}, width=16))
+    costs.observe(64, 1, 0.02)
+    return costs
+
+
+def test_a_batch_of_several_widths_takes_what_its_parts_take():
+    costs = by_width()
+
+    assert costs.of([16, 64, 16]) == pytest.approx(costs.at(16).of(2) + costs.at(64).of(1))
+    assert costs.of([16] * 3) == costs.at(16).of(3)
+
+
+def test_the_best_batch_of_several_widths_is_that_of_most_requests_per_second():
+    costs = by_width()
+    for widths in ([16, 64, 16, 16, 16], [64, 16], [16, 16, 64, 64], [16, 16, 16]):
+        for budget_s in (0.001, 0.03, 0.04, 1.0):
+            rates = {
+                size: size / costs.of(widths[:size])
+                for size in range(1, len(widths) + 1)
+                if costs.of(widths[:size]) <= budget_s
+            }
+            best = max(rates, key=lambda size: (round(rates[size], 9), size)) if rates else 1
+            assert costs.best_size(widths, budget_s) == best, (widths, budget_s)
+
+
+def test_what_a_batch_of_several_widths_took_is_that_of_all_of_them():
+    costs = by_width()
+    before = {width: costs.at(width).of(1) for width in (16, 64)}
+    expected = costs.of([16, 64])
+
+    costs.observe_batch([16, 64], 2 * expected)
+
+    assert costs.at(16).of(1) > before[16]
+    assert costs.at(64).of(1) > before[64]
+    costs = by_width()
+    costs.observe_batch([16, 64], expected)
+    assert {width: costs.at(width).of(1) for width in (16, 64)} == pytest.approx(before)

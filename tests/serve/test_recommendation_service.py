@@ -291,10 +291,13 @@ def test_where_every_item_is_scored_requests_cost_by_their_items_above_a_few(ser
     assert widths == [1, 1, 2, 2, 8, 8]
 
 
-def test_requests_of_other_beams_or_without_the_model_are_not_computed_together(service):
+def test_requests_without_the_model_are_not_computed_with_others(service):
     request = RecommendRequest(user_id="ann")
     how = [level(), level(budget=Budget(max_beams=3)), level(asks_model=False)]
+    assert len({service.group_of(DegradedRequest.of(request, each)) for each in how}) == 2
+    service._is_compiled = True  # whose programs have as many beams for all rows
     assert len({service.group_of(DegradedRequest.of(request, each)) for each in how}) == 3
+    service._is_compiled = False
     assert service.group_of(DegradedRequest.of(request, level(ranks=False))) == service.group_of(request)
 
 

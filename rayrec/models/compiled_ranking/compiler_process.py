@@ -168,7 +168,8 @@ def difference(
 ) -> str | None:
     """What eager ranking of the same rows without their padding says otherwise; None if nothing."""
     batch, excluded_BE = unpadded(job.signature, job.bucket, inputs)
-    eager = model.recommend(batch, job.bucket.width, excluded_BE, job.bucket.width)
+    width = job.bucket.width
+    eager = model.recommend(batch, width, excluded_BE, [width] * batch.layout.num_rows)
     there_B = torch.from_numpy(batch.lengths_B > 0)  # of other rows nothing is said
     compared = [each.cpu()[there_B] for each in (*ranked, *eager)]
     return first_difference(compared[0], compared[1], compared[2], compared[3], TOLERANCE)

@@ -72,7 +72,7 @@ class _Asked(nn.Module):
         self.model = model
 
     def forward(self, batch: TensorBatch, width: int, excluded_BE: Tensor) -> TopItems:
-        return self.model.recommend(batch, width, excluded_BE, width)
+        return self.model.recommend(batch, width, excluded_BE, [width] * batch.layout.num_rows)
 
 
 def first_difference(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -152,10 +152,10 @@ class CompiledRanking:
         rows: Rows,
         k: int,
         excluded_BE: np.ndarray | None,
-        max_beams: int | None = None,
+        beams_B: Sequence[int] | None = None,
     ) -> RankedItems | None:
         """As `RecommendingProgram.recommend`; None for a batch without a program, or whose program fails."""
-        found = self._rank(features, rows, k, excluded_BE, max_beams)
+        found = self._rank(features, rows, k, excluded_BE, beams_B)
         self.answered["eager" if found is None else "compiled"] += 1
         return found
 
@@ -165,13 +165,13 @@ class CompiledRanking:
         rows: Rows,
         k: int,
         excluded_BE: np.ndarray | None,
-        max_beams: int | None,
+        beams_B: Sequence[int] | None,
     ) -> RankedItems | None:
         programs = self.programs
         if programs.signature is None:
             parts = programs.model.instruction_parts
             programs.signature = Signature.of(features, rows, programs.model.max_length, parts)
-        width = self.width(k, max_beams)
+        width = self.width(k, beams_B)
         lengths_B = np.diff(features.offsets_B1)
         num_excluded = 0 if excluded_BE is None else excluded_BE.shape[1]
         longest = max(int(lengths_B.max()), num_excluded)
@@ -193,14 +193,15 @@ class CompiledRanking:
             programs.give_up(bucket, error)
             return None
 
-    def width(self, k: int, max_beams: int | None = None) -> int | None:
-        """Of the bucket for k items; None where no program is made for so many.
+    def width(self, k: int, beams_B: Sequence[int] | None = None) -> int | None:
+        """Of the bucket for k items; None where no program is made for so many, or for rows that differ.
 
         Beams hang on k where it is larger than their number. So any k would be a program of its own; k above
         the model's beams is left to eager ranking.
         """
-        num_beams = self._model.num_beams(k, max_beams)
-        if num_beams:
-            return num_beams if num_beams <= self._model.num_beams(1) else None
+        usual = self._model.num_beams(1)
+        if usual:
+            num_beams = {self._model.num_beams(k)} if beams_B is None else set(beams_B)
+            return next(iter(num_beams)) if len(num_beams) == 1 and max(num_beams) <= usual else None
         num_items = self.programs.model.catalog.num_items
         return next((min(width, num_items) for width in SCORED_WIDTHS if k <= width), None)

@@ -3,13 +3,14 @@
 A beam as wide as the catalog ranks every item. What it finds was not drawn: it has a log-probability under
 the model and none of having been chosen; `rayrec.models.decoding.sampling` draws.
 
-Axes: B rows, W beams of a row, N candidates of a row, the children of all of its beams.
+Axes: B rows, W beams of a row that has the most, N candidates of a row, the children of all of its beams.
 
 Source: semantic IDs, Rajput et al., arXiv:2305.05065; the constraint is that of `prefixes`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +45,34 @@ def beams_for(k: int, beam_width: int, max_beams: int | None = None) -> int:
     return min(enough, beam_width) if k <= beam_width else enough
 
 
-def beam_search(distribution: ItemDistribution, beam_width: int) -> BeamResult:
+SEARCH_BEAMS = 48
+"""What one search more takes beside its beams, in beams that are searched with for nothing."""
+
+
+def searches_of(widths_B: Sequence[int]) -> list[tuple[slice, int]]:
+    """(Neighboring rows, most beams of one) of searches that together take the least.
+
+    Rows of fewer beams are searched with wider ones where the beams that they do not use are less work than
+    a search of their own.
+
+    Args:
+        widths_B: beams of each row; descending, or there are more searches than need be.
+    """
+    searches: list[tuple[slice, int]] = []
+    first, wasted = 0, 0
+    for row, width in enumerate(widths_B):
+        wasted += widths_B[first] - width
+        if width > widths_B[first] or wasted > SEARCH_BEAMS:
+            searches.append((slice(first, row), widths_B[first]))
+            first, wasted = row, 0
+    if len(widths_B):
+        searches.append((slice(first, len(widths_B)), widths_B[first]))
+    return searches
+
+
+def beam_search(
+    distribution: ItemDistribution, beam_width: int, widths_B: Tensor | None = None
+) -> BeamResult:
     """Find the `beam_width` most probable items of each row.
 
     Args:
@@ -52,6 +80,8 @@ def beam_search(distribution: ItemDistribution, beam_width: int) -> BeamResult:
             result has their dtype (at least float32).
         beam_width: Prefixes kept per depth, W of the result. At least the
             number of items makes the ranking exhaustive.
+        widths_B: prefixes that a row keeps, at most `beam_width`; None: all of them so many. A row finds what
+            it would find in a search of its own width.
 
     Returns:
         As many columns as `beam_width`; rows with fewer items are padded.
@@ -69,6 +99,10 @@ def beam_search(distribution: ItemDistribution, beam_width: int) -> BeamResult:
         # Prefixes of a row are distinct nodes, so there is no use for more of them than nodes.
         width = min(beam_width, candidates_BN.shape[1], trie.num_nodes(depth + 1))
         prefixes.keep(depth, _largest(candidates_BN, width))
+        if widths_B is not None:
+            log_probs_BW = prefixes.log_probs_BW
+            kept_BW = _are_largest(log_probs_BW, widths_B.clamp(max=width)[:, None])
+            prefixes.log_probs_BW = log_probs_BW.masked_fill(~kept_BW, -torch.inf)
     return _ranked(trie, prefixes, beam_width)
 
 
@@ -84,14 +118,25 @@ def _largest(values_BN: Tensor, width: int) -> Tensor:
     if width == num_values:
         return indices_BN
     smallest_kept_B1 = values_BN.topk(width, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
-    above_BN = values_BN > smallest_kept_B1
-    tied_BN = values_BN == smallest_kept_B1
-    num_tied_kept_B1 = width - above_BN.sum(dim=1, keepdim=True)
-    kept_BN = above_BN | (tied_BN & (tied_BN.cumsum(dim=1) <= num_tied_kept_B1))
+    kept_BN = _are_kept(values_BN, smallest_kept_B1, width)
     # Exactly `width` are kept; the others are written to one more column, which is cut off.
     place_BN = torch.where(kept_BN, kept_BN.cumsum(dim=1) - 1, width)
     chosen = torch.zeros(len(values_BN), width + 1, dtype=torch.int64, device=values_BN.device)
     return chosen.scatter_(1, place_BN, indices_BN)[:, :width]
+
+
+def _are_largest(values_BN: Tensor, widths_B1: Tensor) -> Tensor:
+    """[B, N] whether a value is among as many largest of its row; of equal values the first are."""
+    smallest_kept_B1 = values_BN.sort(dim=1, descending=True).values.gather(1, widths_B1 - 1)
+    return _are_kept(values_BN, smallest_kept_B1, widths_B1)
+
+
+def _are_kept(values_BN: Tensor, smallest_kept_B1: Tensor, width: int | Tensor) -> Tensor:
+    """[B, N] whether a value is among the `width` largest of its row, the least of which is given."""
+    above_BN = values_BN > smallest_kept_B1
+    tied_BN = values_BN == smallest_kept_B1
+    num_tied_kept_B1 = width - above_BN.sum(dim=1, keepdim=True)
+    return above_BN | (tied_BN & (tied_BN.cumsum(dim=1) <= num_tied_kept_B1))
 
 
 def _ranked(trie: CodeTrie, prefixes: Prefixes, width: int) -> BeamResult:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from rayrec.models.decoding.beam import BeamResult, beam_search, beams_for
+from rayrec.models.decoding.beam import BeamResult, beam_search, beams_for, searches_of
 from rayrec.models.decoding.leaf_filter import ItemSets, LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution, Step
 from rayrec.models.decoding.trie import CodeTrie
@@ -105,26 +107,32 @@ class GenerativeRecommender(SequenceModel):
         batch: TensorBatch,
         k: int,
         excluded_BE: Tensor | None,
-        max_beams: int | None = None,
+        beams_B: Sequence[int] | None = None,
         allowed: ItemSets | None = None,
     ) -> TopItems:
         context = self._context(batch)
-        width = self.num_beams(k, max_beams)
+        widths_B = [self.num_beams(k)] * len(context) if beams_B is None else beams_B
         leaf_filter = None
         if allowed is not None and excluded_BE is None:
             excluded_BE = torch.full_like(allowed.set_B[:, None], -1)
         if excluded_BE is not None:
             leaf_filter = LeafFilter.excluding(self.trie, excluded_BE, allowed)
-        # A row is decoded alike whatever the rows beside it: all have one width, and rows do not mix.
-        size = max(1, MAX_LOGITS // (width * max(self._trie.num_codes)))
-        found = [
-            self._search(
-                context.some_rows(rows), width, None if leaf_filter is None else leaf_filter.some_rows(rows)
-            )
-            for rows in (slice(first, first + size) for first in range(0, len(context), size))
-        ]
-        items_BW = torch.cat([part.items_BW for part in found])
-        return TopItems(items_BW[:, :k], torch.cat([part.log_probs_BW for part in found])[:, :k])
+        found = []
+        for search, width in searches_of(widths_B):
+            # A row is decoded alike whatever the rows beside it, which do not mix.
+            size = max(1, MAX_LOGITS // (width * max(self._trie.num_codes)))
+            for first in range(search.start, search.stop, size):
+                rows = slice(first, min(first + size, search.stop))
+                of_rows = None if leaf_filter is None else leaf_filter.some_rows(rows)
+                result = self._search(context.some_rows(rows), widths_B[rows], of_rows)
+                missing = (0, max(k - width, 0))
+                found.append(
+                    TopItems(
+                        functional.pad(result.items_BW[:, :k], missing, value=-1),
+                        functional.pad(result.log_probs_BW[:, :k], missing, value=-torch.inf),
+                    )
+                )
+        return TopItems(*(torch.cat(parts) for parts in zip(*found, strict=True)))
 
     def _context(self, batch: TensorBatch) -> Context:
         # Rows of tables change beside the weights, and what is kept would not know; nor would it know of
@@ -144,5 +152,11 @@ class GenerativeRecommender(SequenceModel):
     def num_beams(self, k: int, max_beams: int | None = None) -> int:
         return beams_for(k, self.beam_width, max_beams)
 
-    def _search(self, context: Context, width: int, leaf_filter: LeafFilter | None) -> BeamResult:
-        return beam_search(self.distribution(context, leaf_filter, renormalized=False), width)
+    def _search(
+        self, context: Context, widths_B: Sequence[int], leaf_filter: LeafFilter | None
+    ) -> BeamResult:
+        distribution = self.distribution(context, leaf_filter, renormalized=False)
+        most = max(widths_B)
+        if min(widths_B) == most:
+            return beam_search(distribution, most)
+        return beam_search(distribution, most, torch.tensor(widths_B, device=self.codes_IL.device))

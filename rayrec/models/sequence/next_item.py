@@ -8,6 +8,7 @@ tied: those that histories are read by are those that items are scored by.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -53,7 +54,7 @@ class NextItemModel(SequenceModel):
         batch: TensorBatch,
         k: int,
         excluded_BE: Tensor | None,
-        max_beams: int | None = None,
+        beams_B: Sequence[int] | None = None,
         allowed: ItemSets | None = None,
     ) -> TopItems:
         context_BD = self._over_temperature(last_contexts(self.backbone, self._events(batch), batch))

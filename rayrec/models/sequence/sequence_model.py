@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -49,14 +50,15 @@ class SequenceModel(nn.Module, ABC):
         batch: TensorBatch,
         k: int,
         excluded_BE: Tensor | None,
-        max_beams: int | None = None,
+        beams_B: Sequence[int] | None = None,
         allowed: ItemSets | None = None,
     ) -> TopItems:
         """The k best next items of each row.
 
         Args:
             excluded_BE: [B, E] catalog positions never to return, padded with -1.
-            max_beams: beams at most, as far as k allows; of no effect on a model without.
+            beams_B: beams of each row; a row finds no more items than it has. None: as many as k takes
+                (`num_beams`). Of no effect on a model without.
             allowed: what may be returned; None: the catalog.
         """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -55,7 +56,7 @@ class CompiledRanker(Protocol):
         rows: Rows,
         k: int,
         excluded_BE: np.ndarray | None,
-        max_beams: int | None = None,
+        beams_B: Sequence[int] | None = None,
     ) -> RankedItems | None:
         """As `SequenceProgram.recommend`; None for a batch that has no program here."""
 
@@ -89,12 +90,13 @@ class SequenceProgram(TorchProgram):
         rows: Rows,
         k: int,
         excluded_BE: np.ndarray | None,
-        max_beams: int | None = None,
+        beams_B: Sequence[int] | None = None,
         allowed: AllowedItems | None = None,
     ) -> RankedItems:
-        """As `RecommendingProgram.recommend`, with at most so many beams as far as k allows.
+        """As `RecommendingProgram.recommend`.
 
         Args:
+            beams_B: beams of each row, see `SequenceModel.recommend`; None: as many as k takes.
             allowed: what may be recommended; None: the catalog.
         """
         empty_B = np.diff(features.offsets_B1) == 0
@@ -104,7 +106,7 @@ class SequenceProgram(TorchProgram):
         # Programs have no input for what is allowed, nor for neighbors or old events.
         has_more = features.neighbors_NJ is not None or features.old_chunks is not None
         if self.compiled is not None and allowed is None and not has_more:
-            ranked = self.compiled.recommend(features, rows, k, excluded_BE, max_beams)
+            ranked = self.compiled.recommend(features, rows, k, excluded_BE, beams_B)
             if ranked is not None:
                 ranked.items_BK[empty_B], ranked.scores_BK[empty_B] = -1, -np.inf
                 return ranked
@@ -112,7 +114,7 @@ class SequenceProgram(TorchProgram):
         self._begin_inference()
         excluded = None if excluded_BE is None else torch.tensor(excluded_BE, device=self._device)
         if allowed is None:
-            ranking = self.model.recommend(batch, k, excluded, max_beams)
+            ranking = self.model.recommend(batch, k, excluded, beams_B)
         else:
             if not self._takes_filters:
                 raise InputError(
@@ -120,7 +122,7 @@ class SequenceProgram(TorchProgram):
                     "`allowed`; leave the filter out"
                 )
             mask_SI, set_B = (torch.as_tensor(each, device=self._device) for each in allowed)
-            ranking = self.model.recommend(batch, k, excluded, max_beams, ItemSets(mask_SI, set_B))
+            ranking = self.model.recommend(batch, k, excluded, beams_B, ItemSets(mask_SI, set_B))
         items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
         items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
         return RankedItems(items_BK, scores_BK)

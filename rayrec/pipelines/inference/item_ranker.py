@@ -7,6 +7,7 @@ Recommender ─ features, rows, seen items ─► ItemRanker ─► RankedItems
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,7 +32,7 @@ class ItemRanker(Protocol):
         rows: Rows,
         k: int,
         excluded_BE: Int64Array | None,
-        max_beams: int | None = None,
+        beams_B: Sequence[int] | None = None,
         allowed: AllowedItems | None = None,
     ) -> RankedItems:
         """As `SequenceProgram.recommend`."""

@@ -246,11 +246,11 @@ class Recommender:
         features: FeatureBatch,
         k: int,
         seen_BE: Int64Array | None,
-        max_beams: int | None = None,
+        beams_B: Sequence[int] | None = None,
         allowed: AllowedItems | None = None,
     ) -> RankedItems:
         rows = self._tables.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
-        return self._ranker.recommend(features, rows, k, seen_BE, max_beams, allowed)
+        return self._ranker.recommend(features, rows, k, seen_BE, beams_B, allowed)
 
     def seen(self, samples: SampleBatch) -> Int64Array:
         """[B, E] catalog positions of each history's items, padded with -1."""
@@ -273,14 +273,13 @@ class Recommender:
         return self.answer_each(queries, [Wanted(k, exclude_seen, budget)] * len(queries))
 
     def answer_each(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
-        """As `answer`, each query as is wanted of it, all by one search: an answer is the same as alone.
-
-        Raises:
-            ValueError: they are not searched for with one number of beams (`num_beams`).
-        """
+        """As `answer`, each query as is wanted of it, all together: an answer is the same as alone."""
         answers: dict[int, Answer] = {}
+        # Neighbors of about as many beams are found by one search.
+        beams = [self.num_beams(each.k, each.budget) for each in wanted]
+        order = sorted(range(len(queries)), key=lambda place: -beams[place])
         for is_prepared in (False, True):
-            places = [place for place, query in enumerate(queries) if query.is_prepared == is_prepared]
+            places = [place for place in order if queries[place].is_prepared == is_prepared]
             if places:
                 some = [queries[place] for place in places]
                 found = self._answers(some, [wanted[place] for place in places], is_prepared)
@@ -302,7 +301,7 @@ class Recommender:
         excludes_B = np.array([each.exclude_seen for each in wanted])
         excluded_BE = np.where(excludes_B[:, None], seen_BE, -1) if excludes_B.any() else None
         most = max(each.k for each in wanted)
-        ranked = self._rank(features, most, excluded_BE, self._max_beams(wanted), self._allowed(queries))
+        ranked = self._rank(features, most, excluded_BE, self._beams_of(wanted), self._allowed(queries))
         return self._described(features, seen_BE, ranked, wanted, lacks_B)
 
     def _with_summaries(
@@ -344,17 +343,11 @@ class Recommender:
                 found[place] = Summaries(hashes_X[first:stop], vectors_XKD[first:stop])
         return [found[place] for place in range(len(queries))]
 
-    def _max_beams(self, wanted: Sequence[Wanted]) -> int | None:
-        """What makes the search for the most items one with the beams of each."""
-        if all(each.budget.max_beams is None for each in wanted):
-            num_beams = {self.num_beams(each.k) for each in wanted}
-            max_beams = None
-        else:
-            num_beams = {self.num_beams(each.k, each.budget) for each in wanted}
-            max_beams = max(num_beams)
-        if len(num_beams) > 1:
-            raise ValueError(f"queries with {sorted(num_beams)} beams are not answered by one search")
-        return max_beams
+    def _beams_of(self, wanted: Sequence[Wanted]) -> list[int] | None:
+        """Of each query; None where they are those of the most items, or there are none."""
+        beams = [self.num_beams(each.k, each.budget) for each in wanted]
+        usual = self.num_beams(max(each.k for each in wanted))
+        return None if all(each == usual for each in beams) else beams
 
     def _allowed(self, queries: Sequence[Query]) -> AllowedItems | None:
         """Sets of items, each once, and which of them each query has."""

@@ -10,9 +10,12 @@ other: requests for ten items would be refused as too late, and requests for 100
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+
+from rayrec.platform.arrays import Float64Array, Int64Array
 
 _LEAST_OF_GUESS, _MOST_OF_GUESS = 1e-3, 2.0
 """Times what was guessed of a width, as which its first batch counts: it may have been stalled."""
@@ -56,6 +59,10 @@ class BatchCosts:
     def of(self, size: int) -> float:
         """Between sizes that were measured, on a straight line."""
         return float(np.interp(size, self._sizes, self._seconds))
+
+    def of_sizes(self, sizes_N: Int64Array) -> Float64Array:
+        """[N] the same of several sizes."""
+        return np.interp(sizes_N, self._sizes, self._seconds)
 
     @property
     def caution(self) -> float:
@@ -128,6 +135,42 @@ class CostsByWidth:
         return BatchCosts(
             {size: min(times * costs.of(size) for costs, times in bounds) for size in sizes}, width
         )
+
+    def of(self, widths: Sequence[int]) -> float:
+        """Seconds of a batch, from the widths of its requests: those of one width take as long as alone."""
+        return sum(self.at(width).of(size) for width, size in Counter(widths).items())
+
+    def caution(self, widths: Iterable[int]) -> float:
+        """Times what such a batch is expected to take, in which nearly all are done."""
+        return max(self.at(width).caution for width in set(widths))
+
+    def best_size(self, widths: Sequence[int], budget_s: float) -> int:
+        """How many of the first requests make the batch of most requests per second that is done within the
+        budget; 1 where none is.
+
+        Args:
+            widths: of the requests that wait, in order.
+        """
+        different = set(widths)
+        if len(different) == 1:
+            return self.at(widths[0]).best_size(len(widths), budget_s)
+        costs_of = {width: self.at(width) for width in different}
+        most = min(len(widths), *(costs.max_size for costs in costs_of.values()))
+        width_N = np.array(widths[:most])
+        seconds_N = np.zeros(most)
+        for width, costs in costs_of.items():
+            count_N = np.cumsum(width_N == width)
+            seconds_N += np.where(count_N, costs.of_sizes(count_N), 0.0)
+        sizes_N = np.arange(1, most + 1)
+        rate_N = np.where(seconds_N <= budget_s, sizes_N / seconds_N, 0.0)
+        return int(most - np.argmax(rate_N[::-1])) if rate_N.any() else 1
+
+    def observe_batch(self, widths: Sequence[int], seconds: float) -> None:
+        """Move the costs towards what a batch has just taken, of several widths each by its expected part."""
+        expected_s, sizes = self.of(widths), Counter(widths)
+        for width, size in sizes.items():
+            part = self.at(width).of(size) / expected_s if len(sizes) > 1 else 1.0
+            self.observe(width, size, part * seconds)
 
     def observe(self, width: int, size: int, seconds: float) -> None:
         """Move the costs of a width towards what a batch of it has just taken."""

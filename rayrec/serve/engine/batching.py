@@ -84,7 +84,7 @@ class Batcher(Generic[Request, Answer]):
         self._on_batch = on_batch
         self._waiting: list[_Waiting[Request, Answer]] = []
         self._num_computing = 0
-        self._width_computing = costs.width
+        self._widths_computing: Counter[int] = Counter()
         self._free_at = float("-inf")
         """When the batch that is being computed is likely to be done."""
         self._num_submitted = 0
@@ -104,7 +104,7 @@ class Batcher(Generic[Request, Answer]):
         were one group."""
         with self._changed:
             in_flight = Counter(each.width for each in self._waiting)
-            in_flight[self._width_computing] += self._num_computing
+            in_flight += self._widths_computing
         seconds = 0.0
         for width, num_requests in in_flight.items():
             costs = self.costs.at(width)
@@ -125,7 +125,7 @@ class Batcher(Generic[Request, Answer]):
 
         Args:
             group: requests of different groups are not computed together.
-            width: of all requests of the group, see `CostsByWidth`; None: that whose costs were measured.
+            width: of the request, see `CostsByWidth`; None: that whose costs were measured.
             timeout_s: time in which the answer is of use.
             priority: lower ones are computed first.
             compute: for this request, instead of the batcher's; it is computed with others of the same alone.
@@ -213,13 +213,14 @@ class Batcher(Generic[Request, Answer]):
             late, batch = self._next_batch()
             self._num_computing = len(late) + len(batch)
             if batch:
-                self._width_computing = batch[0].width
+                self._widths_computing = Counter(each.width for each in batch)
                 self._free_at = self._clock() + self._cautious_s(batch)
         for each in late:
             each.future.set_exception(DeadlineError("the time in which the answer was wanted is over"))
         answers, seconds = self._computed(batch)
         with self._changed:
             self._num_computing = 0
+            self._widths_computing = Counter()
         # Before the batch is counted: callers that wait for an answer wake up meanwhile.
         for each, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
@@ -252,9 +253,10 @@ class Batcher(Generic[Request, Answer]):
         """Those that go together first, if the device is free, and the others."""
         first = waiting[0]
         same = [each for each in waiting if (each.group, each.compute) == (first.group, first.compute)]
-        costs = self.costs.at(first.width)
+        widths = [each.width for each in same]
         # The first deadline bounds the size: all answers of a batch come together, when it is done.
-        taken = same[: costs.best_size(len(same), (first.deadline - now) / costs.caution)]
+        budget_s = (first.deadline - now) / self.costs.caution(widths)
+        taken = same[: self.costs.best_size(widths, budget_s)]
         numbers = {each.number for each in taken}
         return taken, [each for each in waiting if each.number not in numbers]
 
@@ -278,8 +280,8 @@ class Batcher(Generic[Request, Answer]):
 
     def _cautious_s(self, batch: list[_Waiting[Request, Answer]]) -> float:
         """In which such a batch is nearly always done."""
-        costs = self.costs.at(batch[0].width)
-        return costs.caution * costs.of(len(batch))
+        widths = [each.width for each in batch]
+        return self.costs.caution(widths) * self.costs.of(widths)
 
     def _computed(
         self, batch: list[_Waiting[Request, Answer]]
@@ -298,7 +300,7 @@ class Batcher(Generic[Request, Answer]):
 
     def _count(self, batch: list[_Waiting[Request, Answer]], seconds: float) -> None:
         try:
-            self.costs.observe(batch[0].width, len(batch), seconds)
+            self.costs.observe_batch([each.width for each in batch], seconds)
             self._on_batch(len(batch), seconds)
         except Exception:  # a metric that fails must not end the thread
             logger.exception("a batch of %d is not counted", len(batch))

@@ -176,6 +176,7 @@ class RecommendationService:
             self.item_texts = None if registry is None else ItemTexts(self._item_keys, registry.codes_IL)
         self._num_answers: _Counts = _Counts() if before is None else before._num_answers
         self._warned_at = float("-inf")
+        self._is_compiled = False
         self.model = ModelInfo(
             run=recommender.run, step=recommender.committed_step + 1, version=recommender.version
         )
@@ -222,14 +223,16 @@ class RecommendationService:
         return self._recommender.dataset
 
     def group_of(self, request: RecommendRequest) -> Hashable:
-        """Requests of one group may be computed together: such as are searched for with as many beams, and
-        ranked or not; where every item is scored, such as want about as many items, or few."""
+        """Requests of one group may be computed together: such as are ranked, or are not; where every item is
+        scored, such as want about as many items, or few; and where programs are compiled, which have as many
+        beams for all rows, such as have as many."""
         asks_model, num_beams = _level_of(request).asks_model, self._num_beams(request)
         items = 0 if num_beams or not asks_model else self._items_to_find(request)
-        return asks_model, self._stage_for(request) is None, num_beams, items
+        beams = num_beams if self._is_compiled else 0
+        return asks_model, self._stage_for(request) is None, beams, items
 
     def width_of(self, request: RecommendRequest) -> int:
-        """What its group costs by, see `CostsByWidth`: its beams, up to the next power of two; its items, in
+        """What it costs by, see `CostsByWidth`: its beams, up to the next power of two; its items, in
         multiples of a few, where every item is scored, and 0 where the model is not asked."""
         if not _level_of(request).asks_model:
             return 0
@@ -445,6 +448,7 @@ class RecommendationService:
             waits: for the first of them, see `CompileConfig`.
         """
         ranking = compilation.give(self._recommender)
+        self._is_compiled = True
         if not waits:
             return
         self.warm_up()  # from which the programs' inputs are learned

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ class DensePart:
         program = self._program(batch.version)
         with self._streams, self._stream_of_thread(program.device):
             ranked = program.recommend(
-                batch.features, batch.rows, batch.k, batch.excluded_BE, batch.max_beams, batch.allowed
+                batch.features, batch.rows, batch.k, batch.excluded_BE, batch.beams_B, batch.allowed
             )
         return packed_items(ranked)
 
@@ -196,12 +196,12 @@ class RemoteRanker:
         rows: Rows,
         k: int,
         excluded_BE: Int64Array | None,
-        max_beams: int | None = None,
+        beams_B: Sequence[int] | None = None,
         allowed: AllowedItems | None = None,
     ) -> RankedItems:
         """As `SequenceProgram.recommend`."""
         arrays = {name: np.asarray(rows[name]) for name in features.lookups}
-        batch = RankBatch(self._version, features, arrays, k, excluded_BE, max_beams, allowed)
+        batch = RankBatch(self._version, features, arrays, k, excluded_BE, beams_B, allowed)
         return unpacked_items(self._ask(batch.packed()))
 
     def num_beams(self, k: int, max_beams: int | None = None) -> int:

@@ -6,7 +6,7 @@ sparse part: features, rows ─► RankBatch.packed ─► bytes ─► RankBatc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -34,12 +34,13 @@ class RankBatch:
     """[M, D] by table."""
     k: int
     excluded_BE: Int64Array | None
-    max_beams: int | None
+    beams_B: Sequence[int] | None = None
+    """Of each row; None: as many as k takes."""
     allowed: AllowedItems | None = None
 
     def packed(self) -> bytes:
         features = self.features
-        numbers = (self.version, self.k, self.max_beams, features.step)
+        numbers = (self.version, self.k, features.step)
         arrays: dict[str, np.ndarray] = {
             "numbers": np.array([_NONE if each is None else each for each in numbers], dtype=np.int64),
             "row_keys": features.row_keys_B,
@@ -59,6 +60,8 @@ class RankBatch:
             arrays |= {f"chunk-label {name}": codes for name, codes in chunks.labels.items()}
             if chunks.is_known_X is not None and chunks.known_XKD is not None:
                 arrays |= {"chunk known": chunks.is_known_X, "chunk summaries": chunks.known_XKD}
+        if self.beams_B is not None:
+            arrays["beams"] = np.array(self.beams_B, dtype=np.int64)
         if self.excluded_BE is not None:
             arrays["excluded"] = self.excluded_BE
         if self.allowed is not None:
@@ -79,7 +82,7 @@ class RankBatch:
     @staticmethod
     def unpacked(packed: bytes) -> RankBatch:
         arrays = safetensors.numpy.load(packed)
-        version, k, max_beams, step = arrays["numbers"].tolist()
+        version, k, step = arrays["numbers"].tolist()
         tables = _named("ids", arrays)
         inverse = _named("inverse", arrays)
         features = FeatureBatch(
@@ -108,7 +111,7 @@ class RankBatch:
             _named("rows", arrays),
             k,
             arrays.get("excluded"),
-            None if max_beams == _NONE else max_beams,
+            arrays["beams"].tolist() if "beams" in arrays else None,
             allowed,
         )
 

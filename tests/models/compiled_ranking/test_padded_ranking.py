@@ -243,9 +243,18 @@ def test_fewer_beams_are_a_program_of_their_own(ranked):
     program, programs = ranked
     _, features = asked([[1, 2]])
 
-    program.recommend(features, {}, 1, None, max_beams=2)
+    program.recommend(features, {}, 1, None, [2])
 
     assert programs.ordered == [Bucket(1, LENGTH, 2)]
+
+
+def test_rows_of_different_beams_are_ranked_eagerly(ranked):
+    program, programs = ranked
+    _, features = asked([[1, 2], [3]])
+
+    program.recommend(features, {}, 1, None, [2, 1])
+
+    assert not programs.ordered
 
 
 def test_there_are_as_many_orders_as_there_may_be():

@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from rayrec.models.decoding.beam import searches_of
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.backbones.history import contexts
@@ -123,9 +124,42 @@ def test_a_call_may_have_fewer_beams_but_as_many_as_items_asked_for():
     beams = {(1, None): NUM_ITEMS, (1, 2): 2, (3, 2): 4, (5, 2): NUM_ITEMS, (1, 99): NUM_ITEMS, (9, 2): 16}
     assert {asked: model.num_beams(*asked) for asked in beams} == beams
     for k in (1, 3):  # with one beam, and with four
-        assert model.recommend(batch, k, None, max_beams=1).items_BK.equal(
+        beams_B = [model.num_beams(k, 1)] * len(ROWS)
+        assert model.recommend(batch, k, None, beams_B).items_BK.equal(
             narrow.recommend(batch, k, None).items_BK
         )
+
+
+@pytest.mark.parametrize("waste", [0, 1, 100], ids=["searches of their own", "some together", "one search"])
+def test_each_row_has_its_own_beams_and_finds_what_it_finds_alone(waste, monkeypatch):
+    monkeypatch.setattr("rayrec.models.decoding.beam.SEARCH_BEAMS", waste)
+    model = recommender()
+    rows = [ROWS[number % len(ROWS)] for number in range(8)]
+    beams_B = [5, 4, 4, 3, 2, 2, 1, 1]
+    excluded_BE = torch.tensor([[number % NUM_ITEMS, -1] for number in range(len(rows))])
+
+    found = model.recommend(
+        tensor_batch(histories(rows, NUM_ITEMS, TABLES, CODES_IL)), 4, excluded_BE, beams_B
+    )
+
+    for number, (row, beams) in enumerate(zip(rows, beams_B, strict=True)):
+        batch = tensor_batch(histories([row], NUM_ITEMS, TABLES, CODES_IL))
+        alone = model.recommend(batch, 4, excluded_BE[number : number + 1], [beams])
+        assert found.items_BK[number].tolist() == alone.items_BK[0].tolist()
+        torch.testing.assert_close(found.scores_BK[number], alone.scores_BK[0], atol=1e-5, rtol=1e-5)
+        assert (alone.items_BK[0] >= 0).sum() <= beams
+
+
+def test_rows_are_searched_together_where_a_search_of_their_own_is_more_work():
+    assert searches_of([]) == []
+    assert searches_of([20, 20, 20]) == [(slice(0, 3), 20)]
+    assert searches_of([20, 18, 16]) == [(slice(0, 3), 20)]
+    assert searches_of([64, 8, 8, 8, 8]) == [(slice(0, 1), 64), (slice(1, 5), 8)]
+    assert searches_of([8, 64, 8]) == [(slice(0, 1), 8), (slice(1, 2), 64), (slice(2, 3), 8)]
+    widths = sorted(np.random.default_rng(0).integers(1, 100, 40).tolist(), reverse=True)
+    rows = [row for search, _ in searches_of(widths) for row in range(search.start, search.stop)]
+    assert rows == list(range(40))
+    assert all(max(widths[search]) == width for search, width in searches_of(widths))
 
 
 @pytest.mark.parametrize("beam_width", [1, 2, NUM_ITEMS])

@@ -120,8 +120,8 @@ def test_a_row_decodes_the_same_items_with_its_instruction_in_any_batch():
     wanted = {"behavior": [2, 0, 1], "trigger_item": [4, -1, 0]}
     context = contexts_of(network, tables, instruction=wanted)
 
-    whole = model._search(context, 4, None).items_BW
-    parts = [model._search(context.some_rows(slice(row, row + 1)), 4, None).items_BW for row in range(3)]
+    whole = model._search(context, [4] * 3, None).items_BW
+    parts = [model._search(context.some_rows(slice(row, row + 1)), [4], None).items_BW for row in range(3)]
 
     assert torch.equal(torch.cat(parts), whole)
 

@@ -92,11 +92,11 @@ def test_a_batch_travels_with_all_that_a_network_reads():
         ),
     )
     rows = {"item": np.eye(2, 3, dtype=np.float32), "user": np.zeros((1, 0), dtype=np.float32)}
-    batch = RankBatch(11, features, rows, 5, np.array([[4, -1], [-1, -1]]), 30)
+    batch = RankBatch(11, features, rows, 5, np.array([[4, -1], [-1, -1]]), [30, 20])
 
     found = RankBatch.unpacked(batch.packed())
 
-    assert (found.version, found.k, found.max_beams, found.features.step) == (11, 5, 30, 3)
+    assert (found.version, found.k, found.beams_B, found.features.step) == (11, 5, [30, 20], 3)
     np.testing.assert_array_equal(found.excluded_BE, batch.excluded_BE)
     for name in (
         "row_keys_B",
@@ -126,7 +126,7 @@ def test_what_is_not_given_is_not_there_after_the_way():
 
     found = RankBatch.unpacked(RankBatch(None, features, {}, 5, None, None).packed())
 
-    assert (found.version, found.excluded_BE, found.max_beams) == (None, None, None)
+    assert (found.version, found.excluded_BE, found.beams_B) == (None, None, None)
     assert (found.features.times_N, found.features.labels, found.rows) == (None, {}, {})
 
 

@@ -1,5 +1,6 @@
 """A recurrent network that predicts the next item of a history."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -45,7 +46,7 @@ class GruModel(SequenceModel):
         return functional.cross_entropy(scores_NI, batch.targets_N, reduction="sum")
 
     def recommend(
-        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, max_beams: int | None = None
+        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, beams_B: Sequence[int] | None = None
     ) -> TopItems:
         scores_BI = batch.layout.last(self.states(batch)) @ self.items_ID.T
         return top_items(scores_BI, k, excluded_BE)
