@@ -42,6 +42,7 @@ BENCHES: dict[str, Bench] = {
     "graph-quality": partial(_run, "graph_quality", "bench"),
     "nearline": partial(_run, "nearline", "bench"),
     "nearline-long": partial(_run, "long_history", "bench"),
+    "nearline-quality": partial(_run, "long_history_quality", "bench"),
     "off-policy": partial(_run, "off_policy", "bench"),
     "online": partial(_run, "online", "bench"),
     "pipeline": partial(_run, "pipeline", "bench"),
