@@ -25,6 +25,16 @@ class BeamCache:
         for layer, (keys, values) in self._layers.items():
             self._layers[layer] = keys[row_B1, parent_BW], values[row_B1, parent_BW]
 
+    def flattened(self, parent_N: Tensor) -> None:
+        """Beams were chosen that stand one after the other, as one row.
+
+        Args:
+            parent_N: among all beams before, row after row.
+        """
+        for layer, parts in self._layers.items():
+            keys, values = (part.flatten(0, 1).index_select(0, parent_N)[None] for part in parts)
+            self._layers[layer] = keys, values
+
     def append(self, layer: int, key_BW1HC: Tensor, value_BW1HC: Tensor) -> tuple[Tensor, Tensor]:
         """Keep the newest code's key and value; ([B, W, d, H, C], [B, W, d, H, C]) of all codes."""
         if layer in self._layers:

@@ -24,6 +24,7 @@ from torch import Tensor
 from rayrec.models.decoding.children import Children
 from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.trie import CodeTrie
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import HOST
 
 Step = Callable[[int, Tensor, Tensor | None], Tensor]
@@ -35,6 +36,14 @@ step must reorder its caches by. At depth 0 there is one empty prefix per row an
 no parent (None). W differs from depth to depth, and once no item is left to
 choose there are no more calls. Prefixes that are none (a row may have fewer than
 W) repeat an arbitrary one; their logits are ignored.
+"""
+
+
+JaggedStep = Callable[[int, Tensor, Tensor, Int64Array], Tensor]
+"""`step(depth, codes_Nd, parent_N, counts_B) -> logits_NK`: the same of prefixes one after the other, where
+rows have different numbers of them.
+
+`parent_N` are indices among the N of the call before; that at depth 0, of `Step`, has one prefix per row.
 """
 
 
@@ -61,6 +70,9 @@ class ItemDistribution:
     renormalized: bool = True
     """Whether the filter is part of the distribution, so that what may not be given leaves its probability to
     what may. Without, items keep theirs, and the sum is below one: a ranking, but no way of drawing."""
+    jagged_step: JaggedStep | None = None
+    """Asked instead of `step` from depth 1 on, about no more prefixes than there are, where their number is
+    known without waiting for a device; None: rows are filled up."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0.0:
@@ -82,7 +94,8 @@ class Prefixes:
         self._parent_BW: Tensor | None = None
         """Place of each prefix's parent among those that the step was last asked about."""
         self._place_BW: Tensor | None = None
-        """Place of each prefix among those that the step was just asked about; None if these are all."""
+        """Place of each prefix among those that the step was just asked about, of its row, or of all rows
+        where the step is jagged; None if these are all."""
         self.children: Children
         """Of which `expand` gave log-probabilities."""
         self._step_log_probs_BRS: Tensor
@@ -109,7 +122,7 @@ class Prefixes:
             may_follow_BRS = is_child_BRS & is_given_BN.view_as(is_child_BRS)
             if self._distribution.renormalized:
                 is_child_BRS = may_follow_BRS
-        log_probs_BRS = self._asked(depth, self._open(depth), is_child_BRS)
+        log_probs_BRS = self._asked(depth, is_child_BRS)
         if may_follow_BRS is not is_child_BRS:
             log_probs_BRS = log_probs_BRS.masked_fill(~may_follow_BRS, -torch.inf)
         self._step_log_probs_BRS = log_probs_BRS
@@ -117,7 +130,7 @@ class Prefixes:
         return log_probs_BRS
 
     def _open(self, depth: int) -> Tensor | None:
-        """[B, V] open prefixes of each row, and others that fill it up; None if all are to be asked about."""
+        """[B, W] whether a prefix is to be asked about; None if all are."""
         if depth == 0:
             return None  # one per row; and the type of its logits is that of all results
         if torch.compiler.is_exporting():
@@ -127,35 +140,25 @@ class Prefixes:
         first = self._distribution.trie.first_leaves[depth]
         is_open_BW = first[self.nodes_BW + 1] - first[self.nodes_BW] > 1
         is_open_BW &= self.log_probs_BW > -torch.inf
-        num_open = int(is_open_BW.sum(dim=1).max())
-        if num_open == is_open_BW.shape[1]:
-            return None
-        return is_open_BW.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices[:, :num_open]
+        return None if is_open_BW.all() and self._distribution.jagged_step is None else is_open_BW
 
-    def _asked(self, depth: int, open_BV: Tensor | None, is_child_BRS: Tensor) -> Tensor:
+    def _asked(self, depth: int, is_child_BRS: Tensor) -> Tensor:
         """[B, R, S] log-probabilities of the children, by the model where it is to be asked."""
-        children, nodes_BRS = self.children, self.children.nodes_BRS
-        codes_BRS = self._distribution.trie.child_codes[depth][nodes_BRS]
+        children = self.children
+        codes_BRS = self._distribution.trie.child_codes[depth][children.nodes_BRS]
+        is_open_BW = self._open(depth)
         self._place_BW = None
-        if open_BV is None:
+        if is_open_BW is None:
             logits_BWK = self._distribution.step(depth, self._codes_BWd, self._parent_BW)
-            place_BR = children.prefix_BR
-        elif open_BV.shape[1]:
-            assert self._parent_BW is not None
-            ordinals_BV = torch.arange(open_BV.shape[1], device=open_BV.device).expand_as(open_BV)
-            self._place_BW = torch.zeros_like(self.nodes_BW).scatter_(1, open_BV, ordinals_BV)
-            codes_BVd = self._codes_BWd.gather(1, open_BV[:, :, None].expand(-1, -1, depth))
-            logits_BWK = self._distribution.step(depth, codes_BVd, self._parent_BW.gather(1, open_BV))
-            place_BR = children.of_prefix(self._place_BW)
-        else:
+            logits_BRS = _of_codes(logits_BWK, children.prefix_BR, codes_BRS)
+        elif not is_open_BW.any():
             return torch.zeros_like(codes_BRS, dtype=self.log_probs_BW.dtype).masked_fill_(
                 ~is_child_BRS, -torch.inf
             )
-        if place_BR is None:
-            logits_BRS = logits_BWK.gather(2, codes_BRS)
+        elif self._distribution.jagged_step is not None:
+            logits_BRS = self._asked_jagged(depth, self._distribution.jagged_step, is_open_BW, codes_BRS)
         else:
-            row_B = torch.arange(len(codes_BRS), device=codes_BRS.device)
-            logits_BRS = logits_BWK[row_B[:, None, None], place_BR[:, :, None], codes_BRS]
+            logits_BRS = self._asked_filled_up(depth, is_open_BW, codes_BRS)
         # Half precision is widened: its log-probabilities would tie.
         logits_BRS = logits_BRS.to(torch.promote_types(logits_BRS.dtype, torch.float32))
         if self._distribution.temperature != 1.0:
@@ -166,6 +169,31 @@ class Prefixes:
         # A closed prefix that was not asked about has one child and the logits of another prefix.
         is_only_BRS = is_child_BRS & (children.count(is_child_BRS) == 1)[:, :, None]
         return log_probs_BRS.masked_fill(is_only_BRS, 0.0)
+
+    def _asked_filled_up(self, depth: int, is_open_BW: Tensor, codes_BRS: Tensor) -> Tensor:
+        """[B, R, S] logits, of rows with as many prefixes each as the one with the most open ones has."""
+        assert self._parent_BW is not None, "all are asked about at depth 0"
+        num_open = int(is_open_BW.sum(dim=1).max())
+        open_first_BW = is_open_BW.to(torch.uint8).sort(dim=1, descending=True, stable=True).indices
+        open_BV = open_first_BW[:, :num_open]
+        ordinals_BV = torch.arange(num_open, device=open_BV.device).expand_as(open_BV)
+        self._place_BW = torch.zeros_like(self.nodes_BW).scatter_(1, open_BV, ordinals_BV)
+        codes_BVd = self._codes_BWd.gather(1, open_BV[:, :, None].expand(-1, -1, depth))
+        logits_BVK = self._distribution.step(depth, codes_BVd, self._parent_BW.gather(1, open_BV))
+        return _of_codes(logits_BVK, self.children.of_prefix(self._place_BW), codes_BRS)
+
+    def _asked_jagged(self, depth: int, step: JaggedStep, is_open_BW: Tensor, codes_BRS: Tensor) -> Tensor:
+        """[B, R, S] logits, of the open prefixes alone."""
+        assert self._parent_BW is not None, "all are asked about at depth 0"
+        if depth == 1:  # where all have the one of their row
+            row_B = torch.arange(len(is_open_BW), device=is_open_BW.device)
+            self._parent_BW = row_B[:, None].expand_as(is_open_BW)
+        counts_B = is_open_BW.sum(dim=1).numpy()
+        logits_NK = step(depth, self._codes_BWd[is_open_BW], self._parent_BW[is_open_BW], counts_B)
+        # One that is not asked about gets the logits of another; it has none of its own, or needs none.
+        self._place_BW = is_open_BW.flatten().cumsum(0).sub_(1).clamp_(min=0).view_as(is_open_BW)
+        place_BR = self.children.of_prefix(self._place_BW)
+        return logits_NK[place_BR[:, :, None], codes_BRS]
 
     def keep(self, depth: int, place_BN: Tensor) -> None:
         """Go on with the children at these places among those that `expand` gave."""
@@ -187,6 +215,18 @@ class Prefixes:
         return self._distribution.trie.leaf_items_I[self.nodes_BW].masked_fill(
             ~is_item_BW, -1
         ), self.log_probs_BW
+
+
+def _of_codes(logits_BWK: Tensor, place_BR: Tensor | None, codes_BRS: Tensor) -> Tensor:
+    """[B, R, S] logits of codes.
+
+    Args:
+        place_BR: whose logits they are among; None: the prefix in the same place.
+    """
+    if place_BR is None:
+        return logits_BWK.gather(2, codes_BRS)
+    row_B = torch.arange(len(codes_BRS), device=codes_BRS.device)
+    return logits_BWK[row_B[:, None, None], place_BR[:, :, None], codes_BRS]
 
 
 def item_log_probs(distribution: ItemDistribution, items_BW: Tensor) -> Tensor:

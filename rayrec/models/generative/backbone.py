@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.decoding.beam_cache import BeamCache
-from rayrec.models.decoding.prefixes import Step
+from rayrec.models.decoding.prefixes import JaggedStep, Step
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 
 
@@ -119,7 +119,14 @@ class GenerativeBackbone(nn.Module, ABC, Generic[C]):
 
     def start(self, context: C) -> Step:
         """Begin to decode: a `Step` with caches of its own."""
-        cache = BeamCache()
+        return self._start(context, BeamCache())
+
+    def start_jagged(self, context: C) -> tuple[Step, JaggedStep | None]:
+        """The same, and what goes on with it where rows have different numbers of sequences; None where a
+        network has no such step."""
+        return self.start(context), None
+
+    def _start(self, context: C, cache: BeamCache) -> Step:
 
         def next_logits(depth: int, codes_BWd: Tensor, parent_BW: Tensor | None) -> Tensor:
             if parent_BW is not None:

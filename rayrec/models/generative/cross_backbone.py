@@ -12,12 +12,14 @@ from torch.nn import functional
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.base.keyed_random import level_keys
 from rayrec.models.decoding.beam_cache import BeamCache
+from rayrec.models.decoding.prefixes import JaggedStep, Step
 from rayrec.models.generative.backbone import GenerativeBackbone
 from rayrec.models.generative.chunk_summaries import ChunkSummaries
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder, Look
 from rayrec.models.generative.experts import balance_losses
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
+from rayrec.platform.arrays import Int64Array
 
 
 class CrossBackbone(GenerativeBackbone[ContextKeys]):
@@ -48,6 +50,15 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
 
     def step(self, context: ContextKeys, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
         return self.decoder.step(context, cache, depth, codes_BWd)
+
+    def start_jagged(self, context: ContextKeys) -> tuple[Step, JaggedStep | None]:
+        cache = BeamCache()
+
+        def next_logits(depth: int, codes_Nd: Tensor, parent_N: Tensor, counts_B: Int64Array) -> Tensor:
+            cache.flattened(parent_N)
+            return self.step(context.asked_by(counts_B), cache, depth, codes_Nd[None])[0]
+
+        return self._start(context, cache), next_logits
 
     def sequence_logits(self, context: ContextKeys, codes_BWL: Tensor) -> list[Tensor]:
         return self.decoder.sequence_logits(context, codes_BWL)

@@ -17,8 +17,9 @@ C channels of a head.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -32,6 +33,7 @@ from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.experts import Experts, ExpertSettings, Gates
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD
+from rayrec.platform.arrays import Int64Array
 
 FULL = Full()
 
@@ -52,6 +54,8 @@ class ContextKeys:
     """Who computes the attention."""
     prefix_BPD: Tensor | None = None
     """Tokens before the first one, if there are any."""
+    queries: JaggedLayout | None = None
+    """Sequences of each row, which all ask in one; None: rows have equally many."""
 
     def __len__(self) -> int:
         return self.layout.num_rows
@@ -62,13 +66,19 @@ class ContextKeys:
         prefix_BPD = None if self.prefix_BPD is None else self.prefix_BPD[rows]
         return ContextKeys(layout, self.start_BD[rows], layers, self.choice, prefix_BPD)
 
+    def asked_by(self, counts_B: Int64Array) -> ContextKeys:
+        """The same, looked at by so many sequences of each row, one token each, one after the other."""
+        offsets_B1 = np.concatenate([[0], np.cumsum(counts_B)])
+        return replace(self, queries=JaggedLayout.from_offsets(offsets_B1, self.start_BD.device))
+
     def look(self, layer: int, query_SLHC: Tensor) -> Tensor:
-        """At all of a row's context, for equally many sequences of each row; see `Look`."""
-        query_NHC, num_rows = query_SLHC.flatten(0, 1), len(self)
-        length = len(query_NHC) // max(num_rows, 1)
-        queries = self.layout.derived(
-            ("queries", length), lambda: JaggedLayout.even(num_rows, length, query_NHC.device)
-        )
+        """At all of a row's context; see `Look`."""
+        query_NHC, num_rows, queries = query_SLHC.flatten(0, 1), len(self), self.queries
+        if queries is None:
+            length = len(query_NHC) // max(num_rows, 1)
+            queries = self.layout.derived(
+                ("queries", length), lambda: JaggedLayout.even(num_rows, length, query_NHC.device)
+            )
         keys, values = self.layers[layer]
         seen_NHC = attend(query_NHC, keys, values, queries, self.layout, mask=FULL, choice=self.choice)
         return seen_NHC.view_as(query_SLHC)

@@ -11,12 +11,13 @@ from torch.nn import functional
 
 from rayrec.models.decoding.beam import BeamResult, beam_search, beams_for, searches_of
 from rayrec.models.decoding.leaf_filter import ItemSets, LeafFilter
-from rayrec.models.decoding.prefixes import ItemDistribution, Step
+from rayrec.models.decoding.prefixes import ItemDistribution, JaggedStep, Step
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import Context, GenerativeBackbone
 from rayrec.models.generative.prefix_cache import PrefixCache, ReadsOn
 from rayrec.models.sequence.sequence_model import SequenceModel, TopItems
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import UNKNOWN
 
 MAX_LOGITS = 1 << 24
@@ -85,22 +86,30 @@ class GenerativeRecommender(SequenceModel):
         renormalized: bool = True,
     ) -> ItemDistribution:
         """What is said of the items of each row."""
-        step = self._start(context)
-        return ItemDistribution(step, self.trie, len(context), leaf_filter, temperature, renormalized)
+        step, jagged_step = self._start(context)
+        return ItemDistribution(
+            step, self.trie, len(context), leaf_filter, temperature, renormalized, jagged_step
+        )
 
     def _learned_codes(self, items_N: Tensor) -> Tensor:
         return self.codes_IL[items_N, : self._num_learned_levels].long()
 
-    def _start(self, context: Context) -> Step:
-        learned = self.backbone.start(context)
+    def _start(self, context: Context) -> tuple[Step, JaggedStep | None]:
+        learned, learned_jagged = self.backbone.start_jagged(context)
+
+        def equal(codes: Tensor) -> Tensor:
+            return torch.zeros(1, device=codes.device).expand(*codes.shape[:-1], self._num_codes_of_last)
 
         def step(depth: int, codes_BWd: Tensor, parent_BW: Tensor | None) -> Tensor:
-            if depth < self._num_learned_levels:
-                return learned(depth, codes_BWd, parent_BW)
-            equal = torch.zeros(1, device=codes_BWd.device)
-            return equal.expand(*codes_BWd.shape[:2], self._num_codes_of_last)
+            is_learned = depth < self._num_learned_levels
+            return learned(depth, codes_BWd, parent_BW) if is_learned else equal(codes_BWd)
 
-        return step
+        def jagged(depth: int, codes_Nd: Tensor, parent_N: Tensor, counts_B: Int64Array) -> Tensor:
+            assert learned_jagged is not None, "else there is no such step"
+            is_learned = depth < self._num_learned_levels
+            return learned_jagged(depth, codes_Nd, parent_N, counts_B) if is_learned else equal(codes_Nd)
+
+        return step, None if learned_jagged is None else jagged
 
     def recommend(
         self,
