@@ -93,7 +93,8 @@ def _scores(data: Path, run: Path, settings: list[str]) -> Scores:
         [f"data.path={data}", "cluster.dashboard=false", "pipeline.trainer_threads=1", *settings],
     )
     train(config, run, cluster=in_process)
-    recommender, dataset = Recommender.load(run), Dataset.open(data)
+    # The last: of the rule, what is validated is the item that asks, which is no part of it.
+    recommender, dataset = Recommender.load(run, "last"), Dataset.open(data)
     places = []
     for samples in evaluation_batches(dataset, "test", 512):
         assert samples.targets_B is not None, "of a split"
@@ -131,11 +132,9 @@ def _rule() -> Iterator[Path]:
             others = random.permutation(plain)  # nobody has an item twice
             items = others[:OLD]
             items[random.permutation(OLD)[:SIGNS]] = random.permutation(signs[kind])[:SIGNS]
-            right = random.permutation(answers[kind])
+            asked, right = random.permutation(asks), random.permutation(answers[kind])
             for number, between in enumerate(others[OLD : OLD + NUM_ASKS * APART].reshape(NUM_ASKS, APART)):
-                items = np.concatenate(
-                    [items, between, asks[number : number + 1], right[number : number + 1]]
-                )
+                items = np.concatenate([items, between, [asked[number], right[number]]])
             rows.append(np.stack([np.full(len(items), user), items, np.arange(len(items))]))
         users_N, items_N, times_N = np.concatenate(rows, axis=1)
         (Path(folder) / "source").mkdir()
