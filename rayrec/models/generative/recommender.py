@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from rayrec.models.decoding.beam import BeamResult, beam_search, beams_for, searches_of
 from rayrec.models.decoding.leaf_filter import ItemSets, LeafFilter
-from rayrec.models.decoding.prefixes import ItemDistribution, JaggedStep, Step
+from rayrec.models.decoding.prefixes import ItemDistribution, JaggedStep, Step, item_log_probs
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import Context, GenerativeBackbone
 from rayrec.models.generative.prefix_cache import PrefixCache, ReadsOn
@@ -142,6 +142,9 @@ class GenerativeRecommender(SequenceModel):
                     )
                 )
         return TopItems(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+
+    def item_log_probs(self, batch: TensorBatch, items_BW: Tensor) -> Tensor:
+        return item_log_probs(self.distribution(self._context(batch)), items_BW)
 
     def _context(self, batch: TensorBatch) -> Context:
         # Rows of tables change beside the weights, and what is kept would not know; nor would it know of

@@ -62,6 +62,14 @@ class SequenceModel(nn.Module, ABC):
             allowed: what may be returned; None: the catalog.
         """
 
+    def item_log_probs(self, batch: TensorBatch, items_BW: Tensor) -> Tensor | None:
+        """[B, W] log-probability that each item is next; None of a model whose scores are something else.
+
+        Args:
+            items_BW: catalog positions; -1 has -inf.
+        """
+        return None
+
     def use_prefix_cache(self, max_bytes: int) -> CacheMetrics | None:
         """Let `recommend` cache what it reads of histories; None where a model cannot continue a prefix."""
         return None

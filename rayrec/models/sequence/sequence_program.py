@@ -128,6 +128,26 @@ class SequenceProgram(TorchProgram):
         return RankedItems(items_BK, scores_BK)
 
     @torch.inference_mode()
+    def item_log_probs(self, features: Features, rows: Rows, items_BW: np.ndarray) -> np.ndarray:
+        """[B, W] log-probability that each item is next, see `SequenceModel.item_log_probs`; -inf throughout
+        for a row without history.
+
+        Raises:
+            InputError: the model's scores are no probabilities.
+        """
+        batch = self._batch(features, rows, training=False)
+        self._begin_inference()
+        found = self.model.item_log_probs(batch, torch.tensor(items_BW, device=self._device))
+        if found is None:
+            raise InputError(
+                f"{type(self.model).__name__} scores every item, and its scores are no probabilities; give a "
+                "generative model"
+            )
+        log_probs_BW = found.float().cpu().numpy()
+        log_probs_BW[np.diff(features.offsets_B1) == 0] = -np.inf
+        return log_probs_BW
+
+    @torch.inference_mode()
     def summarize(self, features: Features) -> np.ndarray:
         """[X, K, D] float32, the vectors that stand for the old chunks of a batch."""
         batch = self._batch(features, {}, training=False)

@@ -13,7 +13,7 @@ import torch
 
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
-from rayrec.models.program.program import AllowedItems, RankedItems
+from rayrec.models.program.program import AllowedItems, RankedItems, Rows
 from rayrec.models.sequence.config import LongHistoryConfig
 from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.models.sequence.sequence_program import SequenceProgram
@@ -23,7 +23,7 @@ from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.summaries import Summaries, with_known, within_budget
 from rayrec.pipelines.tasks.instructions import instruction_of
 from rayrec.pipelines.tasks.next_item import NextItemTask
-from rayrec.platform.arrays import BoolArray, Int64Array
+from rayrec.platform.arrays import BoolArray, Float64Array, Int64Array
 from rayrec.platform.devices import get_device
 from rayrec.platform.event_labels import UNKNOWN, Label, Part
 from rayrec.samples.base.batches import FeatureBatch, SampleBatch
@@ -249,8 +249,7 @@ class Recommender:
         beams_B: Sequence[int] | None = None,
         allowed: AllowedItems | None = None,
     ) -> RankedItems:
-        rows = self._tables.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
-        return self._ranker.recommend(features, rows, k, seen_BE, beams_B, allowed)
+        return self._ranker.recommend(features, self._rows_of(features), k, seen_BE, beams_B, allowed)
 
     def seen(self, samples: SampleBatch) -> Int64Array:
         """[B, E] catalog positions of each history's items, padded with -1."""
@@ -303,6 +302,34 @@ class Recommender:
         most = max(each.k for each in wanted)
         ranked = self._rank(features, most, excluded_BE, self._beams_of(wanted), self._allowed(queries))
         return self._described(features, seen_BE, ranked, wanted, lacks_B)
+
+    def item_log_probs(self, queries: Sequence[Query], items_BW: Int64Array) -> Float64Array:
+        """[B, W] log-probability that each item is the next one, for the whole history of each query.
+
+        Args:
+            items_BW: catalog positions; -1 has -inf.
+
+        Raises:
+            InputError: the model's scores are no probabilities.
+        """
+        assert isinstance(self._ranker, SequenceProgram), "asked where the network is"
+        log_probs_BW = np.full(items_BW.shape, -np.inf)
+        for is_prepared in (False, True):
+            places = [place for place, query in enumerate(queries) if query.is_prepared == is_prepared]
+            if not places:
+                continue
+            some = [queries[place] for place in places]
+            features = self._features.ranking(self._as_samples(some), is_prepared)
+            features, _ = self._with_summaries(
+                features, [query.summaries for query in some], [None] * len(some)
+            )
+            log_probs_BW[places] = self._ranker.item_log_probs(
+                features, self._rows_of(features), items_BW[places]
+            )
+        return log_probs_BW
+
+    def _rows_of(self, features: FeatureBatch) -> Rows:
+        return self._tables.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
 
     def _with_summaries(
         self,

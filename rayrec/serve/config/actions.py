@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
+import yaml
 from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
+from rayrec.platform.errors import InputError
 
 
 class ActionConfig(Config):
@@ -55,3 +58,21 @@ class ActionsConfig(Config):
     def _actions_can_be_told_apart(self) -> Self:
         check_actions(self.actions, "actions")
         return self
+
+
+def actions_in(path: Path) -> list[ActionConfig]:
+    """The actions of a file: of its own, or those of an admission file, below `allocate`.
+
+    Raises:
+        InputError: there is no such file, or no actions in it.
+    """
+    try:
+        values = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}); expected a YAML file") from error
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    section = values.get("allocate", values) if isinstance(values, dict) else None
+    if not isinstance(section, dict) or "actions" not in section:
+        raise InputError(f"{path}: there are no actions in it; expected `actions`, or `allocate` with them")
+    return ActionsConfig.parse({"actions": section["actions"]}, source=str(path)).actions
