@@ -1,0 +1,340 @@
+"""Computing power by value: which action each request gets, by a price of the device's time.
+
+    arrival ─► value v ─┐
+    curves  ─► share m_j of what full effort finds ─┼─► argmax_j  v · m_j − λ · c_j ─► action, degradation level
+    costs   ─► device seconds c_j ─┘                         ▲
+                          c_j of what was chosen ─► load ─► price λ, every 100 ms
+
+With a price on a second of the device, choosing for each request alone solves the problem for all: most value
+for a budget of time (the Lagrangian of the linear program; DCAF, arXiv:2006.09684). The price is found while
+requests come, by dual mirror descent (Balseiro, Lu and Mirrokni, arXiv:2011.10124):
+
+    λ ← λ · exp(η · (load / budget − 1))
+
+The load is the device time that the chosen actions take per second, in batches of the best size, and what has
+piled up besides. It is not the time that the device is seen to be busy: one that computes requests one at a
+time is always busy, and could take many more. While the load is below the budget the price falls, and becomes
+0: then everybody gets full effort.
+
+Whatever is not known, a value, a curve, the time, leads to full effort and a counter. Degradation levels stay
+behind as the emergency brake.
+
+Axes: A actions.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rayrec.pipelines.inference.recommender import Budget
+from rayrec.platform.hashing import combine64
+from rayrec.serve.config.allocation import ActionConfig, AllocateConfig
+from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1
+RATE = 0.15
+"""η of a tick."""
+MOST_ERROR = 2.0
+"""Of load / budget − 1, that counts in a tick: the price multiplies by at most exp(0.3)."""
+LONGEST_GAP_S = 60.0
+"""Without a request; after a longer one, or a clock that went back, nothing is concluded of the time between."""
+BACKLOG_S = 2.0
+"""Time in which what has piled up is to be worked off."""
+LEAST_PRICE, MOST_PRICE = 0.05, 10.0
+"""Times the mean value of a device second: a price below is none, and none is above."""
+SMOOTHING = 0.2
+"""Weight of a tick in the mean value and the load that is shown."""
+MOST_USERS = 100_000
+"""Whose requests are counted and values kept; of others, the least recently seen are forgotten."""
+WARN_EVERY_S = 60.0
+
+Reason = Literal["full", "price", "floor", "explore", "bad_value", "no_curve"]
+REASONS: tuple[Reason, ...] = ("full", "price", "floor", "explore", "bad_value", "no_curve")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a request gets."""
+
+    action: str
+    level: DegradationLevel
+    value: float | None
+    """None where none could be used."""
+    price: float
+    """Value per device second, when it was decided."""
+    propensity: float
+    """Probability with which a request like this one got the action."""
+    reason: Reason
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What decisions hang on, besides the value."""
+
+    user_key: str | None
+    num_events: int
+    draw: int
+    """64 random bits of the request, equal for the same request."""
+
+
+Shares = Callable[[int], Sequence[float] | None]
+"""[A] of what full effort finds, by the number of a user's events; None: not known."""
+
+
+class Price:
+    """Of a second of the device."""
+
+    def __init__(self, budget: float) -> None:
+        """
+        Args:
+            budget: share of the time that the device may be busy.
+        """
+        self.budget = budget
+        self.value = 0.0
+        self._scale = 0.0
+        """Mean value of a device second at full effort."""
+        self.load = 0.0
+        """Smoothed."""
+
+    def update(self, load: float, worth: float | None, num_ticks: float) -> None:
+        """Move the price after some ticks.
+
+        Args:
+            load: device seconds per second.
+            worth: value over device seconds of what came, at full effort; None: nothing came.
+        """
+        if worth is not None:
+            weight = SMOOTHING if self._scale else 1.0
+            self._scale += weight * (worth - self._scale)
+        self.load += (1 - (1 - SMOOTHING) ** num_ticks) * (load - self.load)
+        error = min(load / self.budget - 1, MOST_ERROR)
+        least, most = LEAST_PRICE * self._scale, MOST_PRICE * self._scale
+        if error > 0 and self.value < least:
+            self.value = least
+        self.value = min(self.value * math.exp(RATE * error * num_ticks), most)
+        if error <= 0 and self.value < least:
+            self.value = 0.0
+
+
+class Allocator:
+    """Decides for one request after the other. Not thread-safe; the clock and all else is given."""
+
+    def __init__(
+        self,
+        config: AllocateConfig,
+        costs: Callable[[], Sequence[float]],
+        backlog_s: Callable[[], float],
+        clock: Callable[[], float],
+        values_of_users: Mapping[str, float] | None = None,
+        values_of_items: Mapping[str, float] | None = None,
+    ) -> None:
+        """
+        Args:
+            costs: [A] device seconds of a request in a batch of the best size, as known now.
+            backlog_s: device seconds of what waits, beyond what a batch or two take.
+        """
+        self.config = config
+        self._costs_of_now, self._backlog_s, self._clock = costs, backlog_s, clock
+        self._values_of_users, self._values_of_items = values_of_users or {}, values_of_items or {}
+        self._levels = [level_of(action) for action in config.actions]
+        self._names = [action.name for action in config.actions]
+        self._costs = list(costs())
+        self.price = Price(config.busy)
+        self._ticked_at = clock()
+        self._spent_s = self._worth = self._whole_s = 0.0
+        """Since the last tick: device seconds of what was chosen, value that came, device seconds of all of it
+        at full effort."""
+        self._num_decided = self._num_refused = 0
+        """Since the last tick."""
+        self._usual_s = self._costs[0]
+        """Device seconds of a request of the last tick."""
+        self._seen: OrderedDict[str, int] = OrderedDict()
+        """Requests of each user."""
+        self._expected: OrderedDict[str, float] = OrderedDict()
+        """Value of a user's requests, by the last answers."""
+        self._warned_at = float("-inf")
+        self.num_actions = dict.fromkeys(self._names, 0)
+        self.num_reasons = dict.fromkeys(REASONS, 0)
+        self.num_clock_jumps = 0
+        self.value_served = self.value_asked = 0.0
+
+    def decide(self, facts: Facts, header: str | None, shares: Shares | None) -> Decision:
+        """The action for a request that is about to be computed.
+
+        Args:
+            header: what the request says that it is worth; None: nothing.
+            shares: of the model version that answers; None: it has no curves.
+        """
+        self.tick()
+        number = self._count(facts.user_key)
+        value = self._value_of(facts.user_key, header)
+        found = None if shares is None else shares(facts.num_events)
+        if value is None or found is None:
+            reason: Reason = "bad_value" if value is None else "no_curve"
+            self._warn(reason)
+            return self._decided(0, value, 1.0, reason, 1.0)
+        if not self.price.value:
+            return self._decided(0, value, 1.0, "full", found[0])
+        greedy = self._best(value, found)
+        reason = "price" if greedy else "full"
+        every, key = self.config.floor_every, facts.user_key
+        # Users begin at different numbers, or a crowd of new ones would all be computed as a whole.
+        if every and key is not None and (number + zlib.crc32(key.encode(errors="replace"))) % every == 0:
+            greedy, reason = 0, "floor"
+        explore, num_actions = self.config.explore, len(self._names)
+        chosen, draw = greedy, facts.draw / 2.0**64
+        if draw < explore:
+            chosen = int(draw / explore * num_actions)
+            reason = "explore" if chosen != greedy else reason
+        propensity = explore / num_actions + (1 - explore) * (chosen == greedy)
+        return self._decided(chosen, value, propensity, reason, found[chosen])
+
+    def _best(self, value: float, shares: Sequence[float]) -> int:
+        """The first of the best actions by value minus price."""
+        price, best, most = self.price.value, 0, -math.inf
+        for action, (share, cost) in enumerate(zip(shares, self._costs, strict=True)):
+            if (gain := value * share - price * cost) > most:
+                best, most = action, gain
+        return best
+
+    def _decided(
+        self, action: int, value: float | None, propensity: float, reason: Reason, share: float
+    ) -> Decision:
+        name = self._names[action]
+        self.num_actions[name] += 1
+        self.num_reasons[reason] += 1
+        self._num_decided += 1
+        self._spent_s += self._costs[action]
+        self._whole_s += self._costs[0]
+        if value is not None:
+            self._worth += value
+            self.value_asked += value
+            self.value_served += value * share
+        return Decision(name, self._levels[action], value, self.price.value, propensity, reason)
+
+    def refused(self, count: int) -> None:
+        """Take down requests that there was no room for: the price has to rise for them, too."""
+        self.tick()
+        self._num_refused += count
+        self._spent_s += count * self._usual_s
+
+    def tick(self) -> None:
+        """Move the price by what has come since, if a tick is over."""
+        now = self._clock()
+        passed_s = now - self._ticked_at
+        if 0 <= passed_s < TICK_S:
+            return
+        if passed_s < 0 or passed_s > LONGEST_GAP_S:
+            # A clock that was set, or a night without requests: what piles up now will show.
+            self.num_clock_jumps += passed_s < 0
+            self.price.value = 0.0
+        else:
+            load = self._spent_s / passed_s + self._backlog_s() / BACKLOG_S
+            worth = self._worth / self._whole_s if self._whole_s and self._worth else None
+            self.price.update(load, worth, passed_s / TICK_S)
+        self._ticked_at = now
+        if self._num_decided:
+            self._usual_s = self._spent_s / (self._num_decided + self._num_refused)
+        self._spent_s = self._worth = self._whole_s = 0.0
+        self._num_decided = self._num_refused = 0
+        self._costs = list(self._costs_of_now())
+
+    def _count(self, user_key: str | None) -> int:
+        """Which request of the user it is, from 0."""
+        if user_key is None:
+            return 0
+        number = self._seen.pop(user_key, -1) + 1
+        self._seen[user_key] = number
+        while len(self._seen) > MOST_USERS:
+            self._seen.popitem(last=False)
+        return number
+
+    def _value_of(self, user_key: str | None, header: str | None) -> float | None:
+        """None: what the header says is no value."""
+        if header is not None:
+            try:
+                value = float(header)
+            except ValueError:
+                return None
+            return value if math.isfinite(value) and value >= 0 else None
+        if user_key is not None:
+            for values in (self._values_of_users, self._expected):
+                if (known := values.get(user_key)) is not None:
+                    return known
+        return self.config.value.default
+
+    def answered(self, user_key: str | None, items: Sequence[tuple[str, float]]) -> None:
+        """Take down what a user's answer is worth.
+
+        Args:
+            items: keys and log-probabilities.
+        """
+        if user_key is None or not self._values_of_items or not items:
+            return
+        best = max(score for _, score in items)
+        weights = [math.exp(score - best) for _, score in items]
+        worth = sum(
+            weight * self._values_of_items.get(key, 0.0)
+            for weight, (key, _) in zip(weights, items, strict=True)
+        )
+        before = self._expected.pop(user_key, None)
+        value = worth / sum(weights)
+        self._expected[user_key] = value if before is None else before + 0.3 * (value - before)
+        while len(self._expected) > MOST_USERS:
+            self._expected.popitem(last=False)
+
+    def _warn(self, reason: Reason) -> None:
+        if (now := self._clock()) - self._warned_at < WARN_EVERY_S and now >= self._warned_at:
+            return
+        self._warned_at = now
+        if reason == "bad_value":
+            logger.warning(
+                "a request says in %s that it is worth no number from 0 on; it is computed as a whole, and "
+                "counted as rayrec_allocation_decisions_bad_value_total",
+                self.config.value.header,
+            )
+        else:
+            logger.warning(
+                "the model that answers has no curves in %s; requests are computed as a whole, and counted as "
+                "rayrec_allocation_decisions_no_curve_total; make them anew with `rayrec value-curves`",
+                self.config.curves,
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """What a meter watches."""
+        self.tick()
+        return {
+            "allocation_price": self.price.value,
+            "allocation_load": self.price.load,
+            "allocation_budget": self.price.budget,
+            "allocation_value_asked_total": self.value_asked,
+            "allocation_value_served_total": self.value_served,
+            "allocation_clock_jumps_total": self.num_clock_jumps,
+            **{f"allocation_actions_{name}_total": count for name, count in self.num_actions.items()},
+            **{f"allocation_decisions_{name}_total": count for name, count in self.num_reasons.items()},
+        }
+
+
+def level_of(action: ActionConfig) -> DegradationLevel:
+    """What an action computes."""
+    if action.is_full:
+        return NOT_DEGRADED
+    return DegradationLevel(
+        Budget(max_beams=action.max_beams, max_events=action.max_events),
+        ranks=action.rank,
+        asks_model=not action.popular,
+        takes_cached=action.near_line,
+    )
+
+
+def draw_of(*parts: int) -> int:
+    """64 random bits of what a request is told by."""
+    return int(combine64(*parts))
