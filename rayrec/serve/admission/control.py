@@ -13,9 +13,11 @@ thread releases, have a lock.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -24,9 +26,10 @@ from rayrec.serve.admission.answer_cache import AnswerCache, key_of
 from rayrec.serve.admission.limits import Admissions, Clock
 from rayrec.serve.admission.request_info import RequestInfo
 from rayrec.serve.config.admission import AdmissionConfig, StepName
-from rayrec.serve.engine.batching import Batcher, TooManyWaitingError
+from rayrec.serve.engine.allocation import Allocator, Decision, Facts, draw_of, text_bits
+from rayrec.serve.engine.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.engine.current import Service
-from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel, DegradationPolicy
+from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel, DegradationPolicy, combined
 from rayrec.serve.engine.service import DegradedRequest, RecommendationService
 from rayrec.serve.events.request_log import RequestLog
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
@@ -63,6 +66,8 @@ class _Entry:
     """Of answers that are kept; None where none are."""
     kept: RecommendAnswer | None
     """A cached answer, which will do."""
+    decision: Decision | None
+    """What was decided by value; None where nothing is."""
 
 
 class AdmissionControl:
@@ -76,14 +81,16 @@ class AdmissionControl:
         timeout_s: float,
         clock: Clock = time.monotonic,
         request_log: RequestLog | None = None,
+        allocator: Allocator | None = None,
     ) -> None:
         """
         Args:
+            allocator: decides how much of each request is computed; None: as much as the levels allow.
             batcher: computes what requests ask of the service.
             timeout_s: a request that would not be answered by then is refused; its own bound may be lower.
             request_log: of what is asked and answered.
         """
-        self._request_log = request_log
+        self._request_log, self._allocator = request_log, allocator
         self._config, self._service, self._batcher, self._timeout_s = config, service, batcher, timeout_s
         self._clock = clock
         self._admissions = Admissions(config.service, config.callers, clock)
@@ -101,7 +108,10 @@ class AdmissionControl:
         Raises:
             HeaderError: a header that cannot be used.
         """
-        return RequestInfo.of(headers, address, self._config.callers.header, self._timeout_s, self._clock)
+        info = RequestInfo.of(headers, address, self._config.callers.header, self._timeout_s, self._clock)
+        if self._allocator is not None and (header := self._allocator.config.value.header) is not None:
+            info.value = headers.get(header)
+        return info
 
     def check_room(self, info: RequestInfo) -> None:
         """Refuse what `begin_all` would refuse whatever the body says; takes nothing. Room that is found is
@@ -113,7 +123,8 @@ class AdmissionControl:
         info.room = self._admissions.check(info.caller)
         # A request that finds a cached answer waits for nothing.
         if self._cache is None:
-            self._batcher.check_room(self._left_s(info))
+            with self._counting_refusals(1):
+                self._batcher.check_room(self._left_s(info))
 
     def admit(self, info: RequestInfo) -> Callable[[], None]:
         """Admit what the batcher does not compute; what is returned has to be called when it is done.
@@ -162,20 +173,30 @@ class AdmissionControl:
         """
         began = time.perf_counter()
         info.num_rows = len(requests)
-        all_answered = self._begun(requests, info, self._service.pinned if pinned is None else pinned)
+        pinned = self._service.pinned if pinned is None else pinned
+        entries, all_answered = self._begun(requests, info, pinned, request_id)
         log = self._request_log
         if log is not None and request_id is not None and log.wants(request_id):
-            for row, (request, answered) in enumerate(zip(requests, all_answered, strict=True)):
-                answered.add_done_callback(partial(log.answered, request_id, row, request, began))
+            for row, (entry, request, answered) in enumerate(
+                zip(entries, requests, all_answered, strict=True)
+            ):
+                decided = None if entry.decision is None else entry.decision.columns
+                note = partial(log.answered, request_id, row, request, began, decided=decided)
+                answered.add_done_callback(note)
         return all_answered
 
     def _begun(
-        self, requests: Sequence[RecommendRequest], info: RequestInfo, pinned: RecommendationService
-    ) -> list[asyncio.Future[RecommendAnswer]]:
+        self,
+        requests: Sequence[RecommendRequest],
+        info: RequestInfo,
+        pinned: RecommendationService,
+        request_id: str | None,
+    ) -> tuple[list[_Entry], list[asyncio.Future[RecommendAnswer]]]:
         caller, costs = info.caller, self._costs(requests, pinned)
         count = sum(costs)
         room = self._admissions.check(caller, count, info.room)
-        entries = self._entries(requests, pinned)
+        decisions = self._decisions(requests, info, pinned, request_id)
+        entries = self._entries(requests, pinned, decisions)
         # Before any is submitted: an idle model computes the first at once, whatever becomes of the others.
         self._check_waiting(sum(entry.kept is None for entry in entries))
         slots = iter(self._admissions.admit_all(caller, count, room))
@@ -204,6 +225,9 @@ class AdmissionControl:
                     answered = asyncio.wrap_future(future)
                     if entry.key is not None:
                         answered.add_done_callback(partial(self._keep, entry.key))
+                    if self._allocator is not None:
+                        user_key = _user_of(entry.request)
+                        answered.add_done_callback(partial(self._note_worth, user_key))
                 all_answered.append(answered)
         except BaseException:
             for future in submitted:
@@ -212,7 +236,43 @@ class AdmissionControl:
                 _release_all(release)
             self._admissions.give_back(caller, count)
             raise
-        return all_answered
+        return entries, all_answered
+
+    def _decisions(
+        self,
+        requests: Sequence[RecommendRequest],
+        info: RequestInfo,
+        pinned: RecommendationService,
+        request_id: str | None,
+    ) -> list[Decision | None]:
+        """What each request is to get, by its value."""
+        if (allocator := self._allocator) is None:
+            return [None] * len(requests)
+        id_bits = random.getrandbits(64) if request_id is None else text_bits(request_id)
+        return [
+            allocator.decide(
+                Facts(_user_of(request), pinned.num_events_of(request), draw_of(id_bits, row)),
+                info.value,
+                pinned.model,
+            )
+            for row, request in enumerate(requests)
+        ]
+
+    def _note_worth(self, user_key: str | None, answered: asyncio.Future[RecommendAnswer]) -> None:
+        assert self._allocator is not None
+        if not answered.cancelled() and answered.exception() is None:
+            items = [(item.item_id, item.score) for item in answered.result().items]
+            self._allocator.answered(user_key, items)
+
+    @contextmanager
+    def _counting_refusals(self, count: int) -> Iterator[None]:
+        """Let the price rise for requests that there is no room for."""
+        try:
+            yield
+        except (TooManyWaitingError, DeadlineError):
+            if self._allocator is not None:
+                self._allocator.refused(count)
+            raise
 
     def _costs(self, requests: Sequence[RecommendRequest], pinned: RecommendationService) -> list[int]:
         """What each request of a message counts for limits: how many times as long it takes as one that says
@@ -236,12 +296,19 @@ class AdmissionControl:
     def _left_s(self, info: RequestInfo) -> float:
         return max(info.expires_at - self._clock(), 0.0)
 
-    def _entries(self, requests: Sequence[RecommendRequest], pinned: RecommendationService) -> list[_Entry]:
+    def _entries(
+        self,
+        requests: Sequence[RecommendRequest],
+        pinned: RecommendationService,
+        decisions: Sequence[Decision | None],
+    ) -> list[_Entry]:
         """What is asked of the batcher, at the levels that would be in force for one after the other."""
         entries = []
         num_waiting = 0
-        for request in requests:
+        for request, decision in zip(requests, decisions, strict=True):
             level = self._level(num_waiting)
+            if decision is not None:
+                level = combined(level, decision.level)
             key = None
             if self._cache is not None and not _names_lists(request):  # which change meanwhile
                 key = key_of(request, pinned.model, pinned.ranker)
@@ -249,7 +316,7 @@ class AdmissionControl:
             num_waiting += kept is None
             if level != NOT_DEGRADED:
                 request = DegradedRequest.of(request, level)
-            entries.append(_Entry(request, key, kept))
+            entries.append(_Entry(request, key, kept, decision))
         return entries
 
     def _check_waiting(self, count: int) -> None:
@@ -314,6 +381,10 @@ class AdmissionControl:
         if answer is None:
             return None
         return answer.model_copy(update={"degraded": [*answer.degraded, "cached_answer"]})
+
+
+def _user_of(request: RecommendRequest) -> str | None:
+    return None if request.user_id is None else str(request.user_id)
 
 
 def _names_lists(request: RecommendRequest) -> bool:

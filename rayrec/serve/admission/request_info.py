@@ -35,6 +35,8 @@ class RequestInfo:
     """Of its requests among those that wait for the model; lower ones come first."""
     room: Room | None = None
     """Of the limits, found before the body was read."""
+    value: str | None = None
+    """What its header says that its requests are worth."""
 
     @staticmethod
     def of(

@@ -26,6 +26,7 @@ from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
+from rayrec.serve.app.allocator import make_allocator
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.compilation import CompileService
@@ -125,6 +126,9 @@ def load_api(
         return service.pinned.recommend_all(requests)
 
     batcher = Batcher(compute, costs, config.max_waiting, on_batch=on_batch)
+    allocator = None
+    if (allocate := config.admission.allocate) is not None:
+        allocator = make_allocator(allocate, first, batcher, costs.max_size)
     on_close: list[Callable[[], None]] = [gc.unfreeze, partial(sys.setswitchinterval, switch_s)]
     if follower is None:
         _spare_collector()
@@ -143,6 +147,7 @@ def load_api(
         meters,
         intake,
         request_log,
+        allocator,
         on_close,
         None if follower is None else follower.metrics,
         lists,

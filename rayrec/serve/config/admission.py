@@ -9,6 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
+from rayrec.serve.config.allocation import AllocateConfig
 
 StepName = Literal["fewer_beams", "shorter_history", "no_ranking", "cached_answer", "popular_items"]
 
@@ -133,6 +134,9 @@ class AdmissionConfig(Config):
     callers: CallersConfig = CallersConfig()
     """Of each caller; more are refused with status 429."""
     degrade: DegradeConfig = DegradeConfig()
+    allocate: AllocateConfig | None = None
+    """Which requests get full effort while there is too little for all; None: all of them, until `degrade`
+    holds for everybody."""
 
 
 OPEN = AdmissionConfig()

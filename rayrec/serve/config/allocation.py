@@ -14,7 +14,8 @@ VALUE_HEADER = "X-Request-Value"
 class ActionConfig(Config):
     """How much may be computed of an answer."""
 
-    name: str = Field(min_length=1, max_length=64)
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)
+    """Of the action in metrics and logs."""
     max_beams: int | None = Field(None, ge=1)
     """Beams at most, as far as the items asked for allow; None: as the model's config says."""
     max_events: int | None = Field(None, ge=1)
@@ -22,7 +23,7 @@ class ActionConfig(Config):
     rank: bool = True
     """Whether a ranking stage ranks."""
     near_line: bool = False
-    """Whether an answer that was computed before will do; where there is none, the rest of the action holds."""
+    """Whether an answer that was computed before will do; without one, the rest of the action holds."""
     popular: bool = False
     """Give popular items and compute nothing. It finds nothing of the mass that the model gives."""
 

@@ -1,9 +1,9 @@
 """Computing power by value: which action each request gets, by a price of the device's time.
 
-    arrival ─► value v ─┐
-    curves  ─► share m_j of what full effort finds ─┼─► argmax_j  v · m_j − λ · c_j ─► action, degradation level
-    costs   ─► device seconds c_j ─┘                         ▲
-                          c_j of what was chosen ─► load ─► price λ, every 100 ms
+    request ─► value v ──────────────────────────────┐
+    curves ──► share m_j of what full effort finds ──┼─► argmax_j  v · m_j − λ · c_j ─► degradation level
+    costs ───► device seconds c_j ───────────────────┘                   ▲
+                                   c_j of what was chosen ─► load ─► price λ, every 100 ms
 
 With a price on a second of the device, choosing for each request alone solves the problem for all: most value
 for a budget of time (the Lagrangian of the linear program; DCAF, arXiv:2006.09684). The price is found while
@@ -36,6 +36,7 @@ from rayrec.pipelines.inference.recommender import Budget
 from rayrec.platform.hashing import combine64
 from rayrec.serve.config.allocation import ActionConfig, AllocateConfig
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
+from rayrec.serve.wire.schemas import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +44,9 @@ TICK_S = 0.1
 RATE = 0.15
 """η of a tick."""
 MOST_ERROR = 2.0
-"""Of load / budget − 1, that counts in a tick: the price multiplies by at most exp(0.3)."""
+"""Of load / budget - 1, that counts in a tick: the price multiplies by at most exp(0.3)."""
 LONGEST_GAP_S = 60.0
-"""Without a request; after a longer one, or a clock that went back, nothing is concluded of the time between."""
+"""Without a request; nothing is concluded of a longer time, nor of one in which the clock went back."""
 BACKLOG_S = 2.0
 """Time in which what has piled up is to be worked off."""
 LEAST_PRICE, MOST_PRICE = 0.05, 10.0
@@ -74,6 +75,16 @@ class Decision:
     """Probability with which a request like this one got the action."""
     reason: Reason
 
+    @property
+    def columns(self) -> dict[str, object]:
+        """For the request log."""
+        return {
+            "action": self.action,
+            "propensity": self.propensity,
+            "value": self.value,
+            "price": self.price,
+        }
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -85,8 +96,9 @@ class Facts:
     """64 random bits of the request, equal for the same request."""
 
 
-Shares = Callable[[int], Sequence[float] | None]
-"""[A] of what full effort finds, by the number of a user's events; None: not known."""
+Curves = Callable[[ModelInfo, int], Sequence[float] | None]
+"""[A] the share of what full effort finds, by the model that answers and the number of a user's events; None:
+not known."""
 
 
 class Price:
@@ -115,10 +127,13 @@ class Price:
             weight = SMOOTHING if self._scale else 1.0
             self._scale += weight * (worth - self._scale)
         self.load += (1 - (1 - SMOOTHING) ** num_ticks) * (load - self.load)
-        error = min(load / self.budget - 1, MOST_ERROR)
         least, most = LEAST_PRICE * self._scale, MOST_PRICE * self._scale
-        if error > 0 and self.value < least:
+        if not self.value:
+            # By chance, many requests come within one tick: that is no lack yet.
+            if self.load <= self.budget:
+                return
             self.value = least
+        error = min(load / self.budget - 1, MOST_ERROR)
         self.value = min(self.value * math.exp(RATE * error * num_ticks), most)
         if error <= 0 and self.value < least:
             self.value = 0.0
@@ -130,6 +145,7 @@ class Allocator:
     def __init__(
         self,
         config: AllocateConfig,
+        curves: Curves,
         costs: Callable[[], Sequence[float]],
         backlog_s: Callable[[], float],
         clock: Callable[[], float],
@@ -141,7 +157,7 @@ class Allocator:
             costs: [A] device seconds of a request in a batch of the best size, as known now.
             backlog_s: device seconds of what waits, beyond what a batch or two take.
         """
-        self.config = config
+        self.config, self._curves = config, curves
         self._costs_of_now, self._backlog_s, self._clock = costs, backlog_s, clock
         self._values_of_users, self._values_of_items = values_of_users or {}, values_of_items or {}
         self._levels = [level_of(action) for action in config.actions]
@@ -150,8 +166,8 @@ class Allocator:
         self.price = Price(config.busy)
         self._ticked_at = clock()
         self._spent_s = self._worth = self._whole_s = 0.0
-        """Since the last tick: device seconds of what was chosen, value that came, device seconds of all of it
-        at full effort."""
+        """Since the last tick: device seconds of what was chosen, value that came, and device seconds that it
+        would take at full effort."""
         self._num_decided = self._num_refused = 0
         """Since the last tick."""
         self._usual_s = self._costs[0]
@@ -166,17 +182,17 @@ class Allocator:
         self.num_clock_jumps = 0
         self.value_served = self.value_asked = 0.0
 
-    def decide(self, facts: Facts, header: str | None, shares: Shares | None) -> Decision:
+    def decide(self, facts: Facts, header: str | None, model: ModelInfo) -> Decision:
         """The action for a request that is about to be computed.
 
         Args:
             header: what the request says that it is worth; None: nothing.
-            shares: of the model version that answers; None: it has no curves.
+            model: that answers.
         """
         self.tick()
         number = self._count(facts.user_key)
         value = self._value_of(facts.user_key, header)
-        found = None if shares is None else shares(facts.num_events)
+        found = self._curves(model, facts.num_events)
         if value is None or found is None:
             reason: Reason = "bad_value" if value is None else "no_curve"
             self._warn(reason)
@@ -187,7 +203,7 @@ class Allocator:
         reason = "price" if greedy else "full"
         every, key = self.config.floor_every, facts.user_key
         # Users begin at different numbers, or a crowd of new ones would all be computed as a whole.
-        if every and key is not None and (number + zlib.crc32(key.encode(errors="replace"))) % every == 0:
+        if every and key is not None and (number + text_bits(key)) % every == 0:
             greedy, reason = 0, "floor"
         explore, num_actions = self.config.explore, len(self._names)
         chosen, draw = greedy, facts.draw / 2.0**64
@@ -303,8 +319,8 @@ class Allocator:
             )
         else:
             logger.warning(
-                "the model that answers has no curves in %s; requests are computed as a whole, and counted as "
-                "rayrec_allocation_decisions_no_curve_total; make them anew with `rayrec value-curves`",
+                "the model that answers has no curves in %s; requests are computed as a whole, and counted "
+                "as rayrec_allocation_decisions_no_curve_total; make them with `rayrec value-curves`",
                 self.config.curves,
             )
 
@@ -335,6 +351,11 @@ def level_of(action: ActionConfig) -> DegradationLevel:
     )
 
 
+def text_bits(text: str) -> int:
+    """Bits of a text, the same in every process."""
+    return zlib.crc32(text.encode(errors="replace"))
+
+
 def draw_of(*parts: int) -> int:
     """64 random bits of what a request is told by."""
-    return int(combine64(*parts))
+    return int(combine64(*(part & (2**64 - 1) for part in parts)))

@@ -65,6 +65,11 @@ class BatchCosts:
         return np.interp(sizes_N, self._sizes, self._seconds)
 
     @property
+    def least_s(self) -> float:
+        """Seconds of a request in a batch of the size that pays most."""
+        return float((self._seconds / self._sizes).min())
+
+    @property
     def caution(self) -> float:
         """Times what a batch is expected to take, in which nearly all are done; at least 1."""
         return self._caution

@@ -7,7 +7,7 @@ a load near the threshold would change the answers from one request to the next.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from rayrec.pipelines.inference.recommender import FULL_BUDGET, Budget
 from rayrec.serve.config.admission import StepConfig, StepName
@@ -27,6 +27,27 @@ class DegradationLevel:
 
 
 NOT_DEGRADED = DegradationLevel()
+
+
+def combined(level: DegradationLevel, other: DegradationLevel) -> DegradationLevel:
+    """What is computed where both hold: the less of each."""
+    if level in (NOT_DEGRADED, other):
+        return other
+    budgets = (level.budget, other.budget)
+    return DegradationLevel(
+        Budget(
+            *(
+                min(
+                    (most for most in (getattr(each, field.name) for each in budgets) if most is not None),
+                    default=None,
+                )
+                for field in fields(Budget)
+            )
+        ),
+        level.ranks and other.ranks,
+        level.asks_model and other.asks_model,
+        level.takes_cached or other.takes_cached,
+    )
 
 
 class DegradationPolicy:

@@ -467,8 +467,23 @@ class RecommendationService:
                 break
         return BatchCosts(costs, self.width_of(self._users_request(0)))
 
-    def _seconds_for(self, size: int) -> float:
-        requests = [self._users_request(position) for position in range(size)]
+    def num_events_of(self, request: RecommendRequest) -> int:
+        """Events of the history that a request gives, or of the user's in the data set; 0 of a row."""
+        if request.history is not None:
+            return len(request.history)
+        if request.user_id is None or request.row is not None:
+            return 0
+        history = self._recommender.dataset.history_of(str(request.user_id))
+        return 0 if history is None else len(history)
+
+    def request_seconds(self, level: DegradationLevel, size: int, repeats: int = 3) -> float:
+        """What a user's request takes at a degradation level, in batches of a size."""
+        return min(self._seconds_for(size, level) for _ in range(repeats)) / size
+
+    def _seconds_for(self, size: int, level: DegradationLevel = NOT_DEGRADED) -> float:
+        requests: list[RecommendRequest] = [self._users_request(position) for position in range(size)]
+        if level != NOT_DEGRADED:
+            requests = [DegradedRequest.of(request, level) for request in requests]
         began = time.perf_counter()
         self._answers_to(requests)
         return time.perf_counter() - began

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pyarrow as pa
 
@@ -23,6 +23,8 @@ REQUEST_ID = "X-Request-Id"
 MAX_REQUEST_ID = 128
 """Characters; of a longer one, so many count."""
 
+DECIDED = {"action": pa.string(), "propensity": pa.float64(), "value": pa.float64(), "price": pa.float64()}
+"""With `admission.allocate`: what was decided, with which probability, of what value at what price."""
 SCHEMA = pa.schema(
     [
         ("request_id", pa.string()),
@@ -42,6 +44,7 @@ SCHEMA = pa.schema(
         ("step", pa.int64()),
         ("version", pa.int64()),
         ("latency_ms", pa.float64()),
+        *DECIDED.items(),
     ]
 )
 
@@ -79,11 +82,13 @@ class RequestLog:
         request: RecommendRequest,
         began: float,
         answered: asyncio.Future[RecommendAnswer],
+        decided: Mapping[str, object] | None = None,
     ) -> None:
         """Take down what became of a request; nothing where it has no answer.
 
         Args:
             began: by `time.perf_counter`.
+            decided: by the request's value, by column: `DECIDED`; None where nothing was.
         """
         if answered.cancelled() or answered.exception() is not None:
             return
@@ -108,6 +113,7 @@ class RequestLog:
                 "step": answer.model.step,
                 "version": answer.model.version,
                 "latency_ms": 1000 * seconds,
+                **(dict.fromkeys(DECIDED) if decided is None else decided),
             }
         )
 

@@ -25,6 +25,7 @@ from rayrec import __version__
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.request_info import info_of
 from rayrec.serve.config.admission import OPEN, AdmissionConfig
+from rayrec.serve.engine.allocation import Allocator
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.current import Service
 from rayrec.serve.engine.lists import ItemLists
@@ -75,6 +76,7 @@ def build_api(
     meters: Sequence[Meter] = (),
     intake: EventIntake | None = None,
     request_log: RequestLog | None = None,
+    allocator: Allocator | None = None,
     on_close: Sequence[Callable[[], None]] = (),
     version_metrics: ReadMetrics | None = None,
     item_lists: ItemLists | None = None,
@@ -88,11 +90,14 @@ def build_api(
         meters: measure requests; a `PrometheusMeter` is shown at /metrics, a `RecentActivity` on a page.
         intake: takes events; closed when the application shuts down, as is the log.
         request_log: of what is asked and answered, in any protocol.
+        allocator: decides how much of each request is computed.
         on_close: called when the application shuts down, after the logs are closed.
         item_lists: that filters of requests name; None: nobody keeps any.
         version_metrics: of a service that follows versions; metrics and the page show them.
     """
-    admission = AdmissionControl(admission_config, service, batcher, timeout_s, request_log=request_log)
+    admission = AdmissionControl(
+        admission_config, service, batcher, timeout_s, request_log=request_log, allocator=allocator
+    )
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
@@ -150,6 +155,8 @@ def build_api(
             meter.watch(intake.metrics)
         if request_log is not None:
             meter.watch(request_log.metrics)
+        if allocator is not None:
+            meter.watch(allocator.metrics)
         if version_metrics is not None:
             meter.watch(version_metrics)
         if isinstance(meter, PrometheusMeter):
