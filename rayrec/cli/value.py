@@ -63,7 +63,8 @@ def value_curves_command(
     """Measure what each action finds and costs by replaying logged requests (value curves)."""
     from rayrec.serve.config.actions import actions_in
 
-    wanted = actions_in(actions)
+    # Popular items are known to find nothing.
+    wanted = [action for action in actions_in(actions) if not action.popular]
     ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
     check_served(run)
     if not curves.absolute().parent.is_dir():

@@ -295,7 +295,7 @@ def test_values_are_read_by_key(tmp_path):
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
-        ([{"name": "full"}, {"name": "full", "max_beams": 3}], "names have to differ"),
+        ([{"name": "full"}, {"name": "full", "max_beams": 3}], "two actions are called 'full'"),
         ([{"name": "few", "max_beams": 3}, {"name": "full"}], "'few', has to compute everything"),
         ([{"name": "full"}, {"name": "p", "popular": True, "max_beams": 3}], "leave out its max_beams"),
         ([{"name": "full"}], "at least 2"),

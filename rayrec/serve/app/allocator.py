@@ -11,7 +11,8 @@ import numpy as np
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.importers.tables import read_table
-from rayrec.serve.config.allocation import ActionConfig, AllocateConfig
+from rayrec.serve.config.actions import ActionConfig
+from rayrec.serve.config.allocation import AllocateConfig
 from rayrec.serve.engine.allocation import Allocator, Curves, level_of
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService

@@ -16,7 +16,7 @@ from rayrec.platform.errors import InputError
 class ActionConfig(Config):
     """How much is computed of an answer; null is as much as the model's config says."""
 
-    name: str = Field(min_length=1)
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)
     """That metrics and the request log name it by."""
     max_beams: int | None = Field(None, ge=1)
     """Beams of a generative model, as far as the items asked for allow."""
@@ -25,7 +25,23 @@ class ActionConfig(Config):
     rank: bool = True
     """Whether a ranking stage ranks, where there is one."""
     near_line: bool = False
-    """Whether the answer is one that was computed before the request, where there is one."""
+    """Whether the answer is one that was computed before the request; without one, the rest holds."""
+    popular: bool = False
+    """Whether popular items are given and nothing is computed; it finds nothing of what the model gives."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is left out."""
+        return self == ActionConfig(name=self.name)
+
+    @model_validator(mode="after")
+    def _popular_items_need_nothing(self) -> Self:
+        if self.popular and (self.max_beams or self.max_events or self.near_line):
+            raise ValueError(
+                f"the action {self.name!r} gives popular items and computes nothing; leave out its "
+                "max_beams, max_events and near_line"
+            )
+        return self
 
 
 def check_actions(actions: Sequence[ActionConfig], where: str) -> None:
@@ -39,7 +55,7 @@ def check_actions(actions: Sequence[ActionConfig], where: str) -> None:
     """
     names, done = set[str](), dict[tuple[object, ...], str]()
     for action in actions:
-        does = (action.max_beams, action.max_events, action.rank, action.near_line)
+        does = (action.max_beams, action.max_events, action.rank, action.near_line, action.popular)
         if action.name in names:
             raise ValueError(f"{where}: two actions are called {action.name!r}; give each a name of its own")
         if does in done:

@@ -7,39 +7,9 @@ from typing import Self
 from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
+from rayrec.serve.config.actions import ActionConfig, check_actions
 
 VALUE_HEADER = "X-Request-Value"
-
-
-class ActionConfig(Config):
-    """How much may be computed of an answer."""
-
-    name: str = Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=64)
-    """Of the action in metrics and logs."""
-    max_beams: int | None = Field(None, ge=1)
-    """Beams at most, as far as the items asked for allow; None: as the model's config says."""
-    max_events: int | None = Field(None, ge=1)
-    """Newest events that are read; None: as many as the model reads."""
-    rank: bool = True
-    """Whether a ranking stage ranks."""
-    near_line: bool = False
-    """Whether an answer that was computed before will do; without one, the rest of the action holds."""
-    popular: bool = False
-    """Give popular items and compute nothing. It finds nothing of the mass that the model gives."""
-
-    @property
-    def is_full(self) -> bool:
-        """Nothing is left out."""
-        return self == ActionConfig(name=self.name)
-
-    @model_validator(mode="after")
-    def _popular_items_need_nothing(self) -> Self:
-        if self.popular and (self.max_beams or self.max_events or self.near_line):
-            raise ValueError(
-                f"allocate.actions: {self.name!r} gives popular items and computes nothing; leave out its "
-                "max_beams, max_events and near_line"
-            )
-        return self
 
 
 class ValueConfig(Config):
@@ -74,12 +44,10 @@ class AllocateConfig(Config):
 
     @model_validator(mode="after")
     def _actions_can_be_told_apart(self) -> Self:
-        names = [action.name for action in self.actions]
-        if len(set(names)) < len(names):
-            raise ValueError(f"allocate.actions: names have to differ, got {', '.join(names)}")
-        if not self.actions[0].is_full:
+        check_actions(self.actions, "allocate.actions")
+        if not (first := self.actions[0]).is_full:
             raise ValueError(
-                f"allocate.actions: the first, {names[0]!r}, has to compute everything: it is what requests "
-                "get while there is no lack; give it nothing but a name"
+                f"allocate.actions: the first, {first.name!r}, has to compute everything: it is what "
+                "requests get while there is no lack; give it nothing but a name"
             )
         return self

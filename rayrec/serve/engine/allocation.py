@@ -34,7 +34,8 @@ from typing import Literal
 
 from rayrec.pipelines.inference.recommender import Budget
 from rayrec.platform.hashing import combine64
-from rayrec.serve.config.allocation import ActionConfig, AllocateConfig
+from rayrec.serve.config.actions import ActionConfig
+from rayrec.serve.config.allocation import AllocateConfig
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
 from rayrec.serve.wire.schemas import ModelInfo
 
