@@ -23,8 +23,9 @@ from rayrec.samples.stores import (
     feed,
     open_store,
 )
+from rayrec.samples.stores.key_values import Commit
 from rayrec.samples.stores.retry import Retry
-from rayrec.samples.stores.store import Commit, append_sides
+from rayrec.samples.stores.store import append_sides
 from tests.helpers.redis_server import RedisServer
 
 MANIFEST = StoreManifest(

@@ -15,9 +15,9 @@ event that comes late, with a time of the past, is there from then on, for rows 
 A run's folder keeps its settings in plain text: put a password into the environment, as in
 `redis://trainer:${STORE_PASSWORD}@host:6379/0#clicks`.
 
-`store` says what a store keeps, `chunks` and `encoding` how, `lmdb_store` and `redis_store` where; `feed` is
-what came of late; `lookup` cuts histories at a time, `join` makes an operation of it; `build` and
-`key_samples` are the commands.
+`store` says what a store keeps, `chunks` and `encoding` how, `key_values` on what, `lmdb_store` and
+`redis_store` where; `feed` is what came of late, `recent` what users did last; `lookup` cuts histories at a
+time, `join` makes an operation of it; `build` and `key_samples` are the commands.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import quote, urlsplit
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.stores.batches import AppendReport, EventBatch, Histories, TimeWindow
 from rayrec.samples.stores.errors import StoreUnavailableError
+from rayrec.samples.stores.key_values import KeyValues
 from rayrec.samples.stores.manifest import By, StoreManifest
 from rayrec.samples.stores.retry import Retry, RetryConfig
 from rayrec.samples.stores.store import EventStore, KeyValueEvents
@@ -42,11 +44,13 @@ __all__ = [
     "EventStore",
     "Histories",
     "KeyValueEvents",
+    "KeyValues",
     "RetryConfig",
     "StoreManifest",
     "StoreUnavailableError",
     "TimeWindow",
     "open_store",
+    "open_values",
 ]
 
 
@@ -71,24 +75,52 @@ def open_store(
     """
     config = config or RetryConfig()
     retry = Retry(config, sleep)
-    if "://" in str(address):
-        address = _with_variables(str(address))
-    scheme = urlsplit(str(address)).scheme if "://" in str(address) else ""
-    if scheme in ("redis", "rediss"):
-        try:
-            from rayrec.samples.stores.redis_store import RedisStore
-        except ImportError as error:
-            raise InputError(
-                "an event store in Redis needs its client; install it with `pip install 'rayrec[redis]'`"
-            ) from error
-        return RedisStore(str(address), config, retry, create, by)
-    if scheme:
-        raise InputError(
-            f"event stores are folders, redis:// or rediss:// URLs; nothing here reads {scheme}://"
-        )
+    if _is_url(address):
+        return _redis().RedisStore(_with_variables(str(address)), config, retry, create, by)
     from rayrec.samples.stores.lmdb_store import LmdbStore
 
     return LmdbStore(address, retry, create, by)
+
+
+def open_values(
+    address: str | Path,
+    config: RetryConfig | None = None,
+    create: bool = False,
+    sleep: Callable[[float], None] = time.sleep,
+) -> KeyValues:
+    """The values at a path (LMDB) or a URL (redis://, rediss://), whatever is kept there.
+
+    Args:
+        address: as `open_store` takes it.
+        create: make the folder if there is none.
+
+    Raises:
+        InputError: as `open_store`; that a server does not answer is seen with the first request.
+    """
+    config = config or RetryConfig()
+    retry = Retry(config, sleep)
+    if _is_url(address):
+        return _redis().RedisValues(_with_variables(str(address)), config, retry)
+    from rayrec.samples.stores.lmdb_store import LmdbValues
+
+    return LmdbValues(address, retry, create)
+
+
+def _is_url(address: str | Path) -> bool:
+    scheme = urlsplit(str(address)).scheme if "://" in str(address) else ""
+    if scheme in ("", "redis", "rediss"):
+        return bool(scheme)
+    raise InputError(f"event stores are folders, redis:// or rediss:// URLs; nothing here reads {scheme}://")
+
+
+def _redis() -> ModuleType:
+    try:
+        from rayrec.samples.stores import redis_store
+    except ImportError as error:
+        raise InputError(
+            "an event store in Redis needs its client; install it with `pip install 'rayrec[redis]'`"
+        ) from error
+    return redis_store
 
 
 def _with_variables(url: str) -> str:

@@ -18,9 +18,10 @@ import lmdb
 from rayrec.platform.errors import InputError
 from rayrec.samples.stores.encoding import Value
 from rayrec.samples.stores.feed import MOST_ENTRIES, START, FeedGoneError
+from rayrec.samples.stores.key_values import Commit, KeyValues, Read
 from rayrec.samples.stores.manifest import By, StoreManifest
 from rayrec.samples.stores.retry import Retry
-from rayrec.samples.stores.store import Commit, KeyValueEvents, Read
+from rayrec.samples.stores.store import KeyValueEvents
 
 _MAP_BYTES = 1 << 40
 """Address space, not disk: the file is as large as what is in it."""
@@ -28,8 +29,8 @@ _MAX_READERS = 1024
 _DATA_FILE = "data.mdb"
 
 
-class LmdbStore(KeyValueEvents):
-    """Events in a folder on a local disk.
+class LmdbValues(KeyValues):
+    """Values in a folder on a local disk.
 
     Args:
         create: make the store if there is none.
@@ -40,47 +41,37 @@ class LmdbStore(KeyValueEvents):
 
     _transient = (lmdb.ReadersFullError, lmdb.DiskError, lmdb.LockError)
 
-    def __init__(
-        self, path: str | Path, retry: Retry, create: StoreManifest | None = None, by: By = "user"
-    ) -> None:
+    def __init__(self, path: str | Path, retry: Retry, create: bool = False) -> None:
+        self._name, self._retry = str(path), retry
         self._path = Path(path).resolve()
         if not (self._path / _DATA_FILE).is_file():
-            if create is None:
-                self._name, self._by = str(path), by
+            if not create:
                 raise self._missing()
             if self._path.exists() and (not self._path.is_dir() or any(self._path.iterdir())):
-                raise InputError(f"{path}: something else is there; give a new folder for the event store")
+                raise InputError(f"{path}: something else is there; give a new folder for the store")
             self._path.mkdir(parents=True, exist_ok=True)
         self._mapping: _Mapping | None = _Mapping.open(self._path)
-        try:
-            super().__init__(str(path), retry, create, by)
-        except BaseException:
-            self.close()
-            raise
 
     def close(self) -> None:
         if self._mapping is not None:
             self._mapping.release()
             self._mapping = None
 
-    def _names(self) -> Iterator[bytes]:
+    def names_after(self, prefix: bytes) -> Iterator[bytes]:
         """In their order, as of one moment."""
         with self._environment().begin() as transaction, transaction.cursor() as cursor:
-            yield from cursor.iternext(keys=True, values=False)
+            if prefix and not cursor.set_range(prefix):
+                return
+            for name in cursor.iternext(keys=True, values=False):
+                if not name.startswith(prefix):
+                    return
+                yield name
 
     @contextmanager
     def _snapshot(self) -> Iterator[Read]:
         # Views into the mapped file: the only copy is the one that joins them.
         with self._environment().begin(buffers=True) as transaction:
             yield lambda names: [transaction.get(name) for name in names]
-
-    def _feed_position(self) -> str:
-        with self._environment().begin() as transaction:
-            return _Feed(transaction).newest()
-
-    def _feed_after(self, position: str, most: int) -> tuple[Sequence[bytes], str]:
-        with self._environment().begin() as transaction:
-            return _Feed(transaction).after(position, most)
 
     def _transact(self, change: Callable[[Read], Commit]) -> None:
         def read(names: Sequence[bytes]) -> list[Value | None]:
@@ -103,6 +94,39 @@ class LmdbStore(KeyValueEvents):
             # LMDB's locks do not outlive a fork: a reader would wait for ever.
             raise RuntimeError(f"{self._name}: opened before this process was forked; spawn it instead")
         return self._mapping.environment
+
+
+class LmdbStore(LmdbValues, KeyValueEvents):
+    """Events in a folder on a local disk.
+
+    Args:
+        create: make the store if there is none.
+
+    Raises:
+        InputError: there is no store, or the folder holds something else.
+    """
+
+    def __init__(
+        self, path: str | Path, retry: Retry, create: StoreManifest | None = None, by: By = "user"
+    ) -> None:
+        self._by = by
+        LmdbValues.__init__(self, path, retry, create is not None)
+        try:
+            KeyValueEvents.__init__(self, str(path), retry, create, by)
+        except BaseException:
+            self.close()
+            raise
+
+    def _names(self) -> Iterator[bytes]:
+        return self.names_after(b"")
+
+    def _feed_position(self) -> str:
+        with self._environment().begin() as transaction:
+            return _Feed(transaction).newest()
+
+    def _feed_after(self, position: str, most: int) -> tuple[Sequence[bytes], str]:
+        with self._environment().begin() as transaction:
+            return _Feed(transaction).after(position, most)
 
 
 class _Feed:

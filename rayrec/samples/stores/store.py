@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -48,24 +48,11 @@ from rayrec.samples.stores.chunks import (
 from rayrec.samples.stores.encoding import Column, Layout, Value, Values
 from rayrec.samples.stores.errors import NoStoreError
 from rayrec.samples.stores.feed import FeedEvents, packed, unpacked
+from rayrec.samples.stores.key_values import Changes, Commit, KeyValues, Read
 from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, TIMES, By, StoreManifest
 from rayrec.samples.stores.retry import Retry
 
 _T = TypeVar("_T")
-
-Read = Callable[[Sequence[bytes]], Sequence[Value | None]]
-"""Names of values -> their contents, None where there is none; good as long as the snapshot is open."""
-Changes = Mapping[bytes, bytes | None]
-"""Name of a value -> its new content; None removes it."""
-
-
-class Commit(NamedTuple):
-    """What a transaction writes."""
-
-    changes: Changes
-    feed: Sequence[bytes] = ()
-    """Entries of the feed."""
-
 
 _TORN_READS = 20
 """How often a reader starts again because a writer removed chunks between its two requests."""
@@ -114,13 +101,8 @@ class EventStore(Protocol):
     def close(self) -> None: ...
 
 
-class KeyValueEvents(ABC):
-    """An event store on anything that keeps bytes under names.
-
-    Implementations say what a snapshot and a transaction are, and which errors may pass.
-    """
-
-    _transient: tuple[type[Exception], ...]
+class KeyValueEvents(KeyValues):
+    """An event store on anything that keeps bytes under names."""
 
     def __init__(self, name: str, retry: Retry, create: StoreManifest | None = None, by: By = "user") -> None:
         """
@@ -136,10 +118,6 @@ class KeyValueEvents(ABC):
             self._change(lambda read: {} if read([MANIFEST])[0] else {MANIFEST: create.to_bytes()})
         self._manifest = self._read_manifest()
         self._layout = Layout.of(self._manifest)
-
-    @property
-    def name(self) -> str:
-        return self._name
 
     @property
     def manifest(self) -> StoreManifest:
@@ -254,12 +232,6 @@ class KeyValueEvents(ABC):
         """All names that there are, each once."""
 
     @abstractmethod
-    def close(self) -> None: ...
-
-    @abstractmethod
-    def _snapshot(self) -> AbstractContextManager[Read]: ...
-
-    @abstractmethod
     def _feed_position(self) -> str: ...
 
     @abstractmethod
@@ -269,11 +241,6 @@ class KeyValueEvents(ABC):
         Raises:
             FeedGoneError: see `feed_after`.
         """
-
-    @abstractmethod
-    def _transact(self, change: Callable[[Read], Commit]) -> None:
-        """Apply what `change` returns: all of it if what it read is still so, else nothing and an error
-        that may pass."""
 
     def _change(self, change: Callable[[Read], Changes]) -> None:
         """`_transact`, with the names of this side."""

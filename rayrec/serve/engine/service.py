@@ -20,20 +20,21 @@ from rayrec.pipelines.inference.item_filter import AllowedByFilter, FilterMasks,
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender, Wanted
+from rayrec.pipelines.inference.user_histories import with_events
 from rayrec.pipelines.versions.gate import check_answers, overlap, probe
 from rayrec.pipelines.versions.manifest import Probe
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.stores.recent import UserEvents
 from rayrec.serve.config.admission import StepName
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.compilation import CompileService
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
 from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.events.intake import ids_of
-from rayrec.serve.events.merging import with_recent
-from rayrec.serve.events.user_state import UserEvents, UserState
+from rayrec.serve.events.user_state import UserState
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.schemas import (
     AnswerSource,
@@ -637,16 +638,7 @@ class RecommendationService:
 
     def _with_recent(self, key: str, stored: Query | None, events: UserEvents) -> Query:
         assert self.user_state is not None, "events are of it"
-        recommender, dataset = self._recommender, self._recommender.dataset
-        times = None if stored is None else dataset.history_times_of(key)
-        if stored is None:
-            none = np.zeros(0, dtype=np.int64)
-            stored = Query(none, labels=dict.fromkeys(recommender.needs_labels, none))
-        stored_times = np.zeros(0, dtype=np.int64) if times is None else times
-        known = dataset.item_positions(events.items_E) >= 0
-        events = UserEvents(events.times_us_E[known], events.items_E[known], events.behaviors_E[known])
-        names = self.user_state.behaviors or ()
-        return with_recent(stored, stored_times, events, names, dataset.manifest.behaviors)
+        return with_events(self._recommender, key, stored, events, self.user_state.behaviors or ())
 
     def _user_id(self, key: Key | None) -> int | None:
         """Id of a known user; None for others."""

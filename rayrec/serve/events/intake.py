@@ -25,9 +25,10 @@ from rayrec.platform.hashing import combine64
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.prepare.ids import hash_strings, ids_of_kind
+from rayrec.samples.stores.recent import UserEvents
 from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.events.parquet_log import ParquetLog
-from rayrec.serve.events.user_state import UserEvents, UserState, open_state
+from rayrec.serve.events.user_state import UserState, open_state
 from rayrec.serve.wire.schemas import Event, EventsAnswer
 
 LOG_SCHEMA = pa.schema(

@@ -10,32 +10,20 @@ import time
 from bisect import insort
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from rayrec.platform.arrays import Int64Array
+from rayrec.platform.circuit import Circuit
 from rayrec.platform.errors import InputError
-from rayrec.platform.event_labels import UNKNOWN
 from rayrec.samples.dataset.manifest import Manifest
 from rayrec.samples.stores import AppendReport, EventBatch, KeyValueEvents, StoreManifest, open_store
-from rayrec.samples.stores.lookup import histories_before
-from rayrec.samples.stores.manifest import BEHAVIORS, ITEMS, PER_SECOND
+from rayrec.samples.stores.manifest import BEHAVIORS, PER_SECOND
+from rayrec.samples.stores.recent import UserEvents, converted, newest_events
 from rayrec.samples.stores.store import append_sides, check_sides
 from rayrec.serve.config.events import EventsConfig
-from rayrec.serve.events.circuit import Circuit
 from rayrec.serve.events.grouping import Grouped
-
-
-@dataclass(frozen=True)
-class UserEvents:
-    """Events of one user, or of many at a time for `append`."""
-
-    times_us_E: Int64Array
-    items_E: Int64Array
-    behaviors_E: Int64Array
-    """Codes by `UserState.behaviors`; -1 where nothing is known."""
 
 
 class UserState(Protocol):
@@ -131,7 +119,7 @@ class StoredState:
 
     def append(self, user_ids_E: Int64Array, events: UserEvents) -> int:
         further = {} if self.behaviors is None else {BEHAVIORS: events.behaviors_E}
-        times_E = _converted(events.times_us_E, 1_000_000, self._per_s)
+        times_E = converted(events.times_us_E, 1_000_000, self._per_s)
         return self._append(EventBatch(user_ids_E, times_E, events.items_E, further)).added
 
     def _append_group(self, batches: Sequence[EventBatch]) -> list[AppendReport]:
@@ -141,16 +129,7 @@ class StoredState:
         return append_sides(sides)
 
     def histories(self, user_ids: Sequence[int]) -> list[UserEvents]:
-        keys_B = np.array(user_ids, dtype=np.int64)
-        all_times_B = np.full(len(keys_B), np.iinfo(np.int64).max)
-        wanted = {ITEMS} if self.behaviors is None else {ITEMS, BEHAVIORS}
-        found = self._circuit(lambda: histories_before(self._store, keys_B, all_times_B, self._last, wanted))
-        times_N = _converted(found.times_N, self._per_s, 1_000_000)
-        items_N = found.columns[ITEMS]
-        codes_N = found.columns.get(BEHAVIORS, np.full(len(items_N), UNKNOWN)).astype(np.int64)
-        cuts = found.offsets_K1[1:-1]
-        parts = (np.split(column, cuts) for column in (times_N, items_N, codes_N))
-        return [UserEvents(*columns) for columns in zip(*parts, strict=True)]
+        return self._circuit(lambda: newest_events(self._store, user_ids, self._last))
 
     def close(self) -> None:
         self._store.close()
@@ -210,10 +189,3 @@ def _check(store: KeyValueEvents, data: Manifest) -> None:
             f"{store.name}: events of this store have {', '.join(further)}, which events that come to a "
             "service have not; build one without (rayrec data store without --keep)"
         )
-
-
-def _converted(times_E: Int64Array, per_s: int, to_per_s: int) -> Int64Array:
-    # In integers: a float64 does not hold all microseconds of the years that events may be of.
-    if to_per_s >= per_s:
-        return times_E * (to_per_s // per_s)
-    return times_E // (per_s // to_per_s)

@@ -31,12 +31,12 @@ from rayrec.platform import mps
 from rayrec.platform.devices import device_named, ray_claim
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
+from rayrec.samples.stores.recent import UserEvents
 from rayrec.serve.app.loading import device_of, load_api
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import MAIN, ReplicasConfig, ServicesConfig
 from rayrec.serve.engine.pointer import PointerFollower
-from rayrec.serve.events.user_state import UserEvents
 from rayrec.serve.on_ray.application import QUIET, SPARE_REQUESTS
 from rayrec.serve.on_ray.dense import DensePart, RemoteRanker
 from rayrec.serve.on_ray.features import FeaturesPart, RemoteState

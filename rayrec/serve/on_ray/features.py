@@ -18,12 +18,12 @@ from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.pipelines.versions.loading import assembly_of
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.arrays import Int64Array
+from rayrec.platform.circuit import Circuit
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.stores.recent import UserEvents
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.events.circuit import Circuit
 from rayrec.serve.events.intake import EventIntake
-from rayrec.serve.events.user_state import UserEvents
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.events import events_router
 from rayrec.serve.web.metrics import Meter

@@ -8,17 +8,18 @@ import pytest
 from fastapi.testclient import TestClient
 
 from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.user_histories import with_recent
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.samples.stores import StoreManifest, open_store
+from rayrec.samples.stores.recent import UserEvents
 from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
-from rayrec.serve.events.merging import with_recent
-from rayrec.serve.events.user_state import ProcessState, StoredState, UserEvents, open_state
+from rayrec.serve.events.user_state import ProcessState, StoredState, open_state
 from rayrec.serve.web.api import build_api
 from tests.helpers.runs import make_run
 

@@ -7,10 +7,35 @@ from dataclasses import replace
 
 import numpy as np
 
-from rayrec.pipelines.inference.recommender import Query
+from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import UNKNOWN
-from rayrec.serve.events.user_state import UserEvents
+from rayrec.samples.stores.recent import UserEvents
+
+
+def with_events(
+    recommender: Recommender,
+    key: str | None,
+    stored: Query | None,
+    events: UserEvents,
+    behaviors: Sequence[str],
+) -> Query:
+    """The query of a user with the events of a store, as far as the catalog knows their items.
+
+    Args:
+        key: of the user; None: of nobody in the data set.
+        stored: what the data set has of the user; None: nothing.
+        behaviors: names of the store's codes.
+    """
+    dataset = recommender.dataset
+    times = None if stored is None or key is None else dataset.history_times_of(key)
+    if stored is None:
+        none = np.zeros(0, dtype=np.int64)
+        stored = Query(none, labels=dict.fromkeys(recommender.needs_labels, none))
+    stored_times = np.zeros(0, dtype=np.int64) if times is None else times
+    known_E = dataset.item_positions(events.items_E) >= 0
+    known = UserEvents(events.times_us_E[known_E], events.items_E[known_E], events.behaviors_E[known_E])
+    return with_recent(stored, stored_times, known, behaviors, dataset.manifest.behaviors)
 
 
 def with_recent(

@@ -4,8 +4,8 @@ import traceback
 
 import pytest
 
+from rayrec.platform.circuit import Circuit
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.events.circuit import Circuit
 
 
 def fail():
