@@ -160,7 +160,7 @@ class RankingStage:
             keys = [item.item_key for item in answer.items]
             items_BK[row, : len(keys)] = self._items.get_indexer(keys)
             scores_BK[row, : len(keys)] = [item.score for item in answer.items]
-        opinion = self._opinion(queries, items_BK, scores_BK)
+        opinion = self.opinion(queries, items_BK, scores_BK)
         order_BK = _best_first(opinion.objective_BK)
         return [
             replace(
@@ -195,7 +195,7 @@ class RankingStage:
             times_B: when each row asks, in UNIX seconds; None is now.
         """
         found = self.recommender.recommend_samples(samples, max(k, self.config.candidates), exclude_seen)
-        objective_BK = self._opinion(
+        objective_BK = self.opinion(
             _queries_of(samples), found.items_BK, found.scores_BK, times_B
         ).objective_BK
         order_BK = _best_first(objective_BK)[:, :k]
@@ -218,13 +218,20 @@ class RankingStage:
         probabilities_BKT = self._probabilities(queries, items_BK, times_B)
         return self._objective.of_labels(probabilities_BKT)
 
-    def _opinion(
+    def opinion(
         self,
         queries: Sequence[Query],
         items_BK: Int64Array,
         scores_BK: np.ndarray,
         times_B: Int64Array | None = None,
     ) -> Opinion:
+        """What the ranking model thinks of candidates.
+
+        Args:
+            items_BK: catalog positions; -1 where there is none.
+            scores_BK: the recommender's.
+            times_B: when each query is asked, in UNIX seconds; None is now.
+        """
         times_B = self._now(len(queries)) if times_B is None else times_B
         probabilities_BKT = self._probabilities(queries, items_BK, times_B)
         objective_BK = self._objective(probabilities_BKT, scores_BK)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import xxhash
 
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
@@ -369,6 +370,33 @@ class Recommender:
             for place, first, stop in zip(places, chunks.offsets_B1, chunks.offsets_B1[1:], strict=False):
                 found[place] = Summaries(hashes_X[first:stop], vectors_XKD[first:stop])
         return [found[place] for place in range(len(queries))]
+
+    def rank_catalog(self, queries: Sequence[Query], k: int, search: int | None = None) -> RankedItems:
+        """[B, k] catalog positions of the best items for each query, items of the history among them; -1 after
+        the last.
+
+        Args:
+            search: beams at least; None: as many as there are items, so that nothing is left out of the
+                search and each score is exact.
+        """
+        features = self._features.ranking(self._as_samples(queries))
+        known = [query.summaries for query in queries]
+        features, _ = self._with_summaries(features, known, [None] * len(queries))
+        num_items = len(self.dataset.items)
+        wide = num_items if search is None else min(max(search, k), num_items)
+        ranked = self._rank(features, wide, None)
+        return RankedItems(ranked.items_BK[:, :k], ranked.scores_BK[:, :k])
+
+    @cached_property
+    def identity(self) -> str:
+        """Of this version's weights and data, in 32 hexadecimal digits: what was computed with another one is
+        told apart by it."""
+        hashed = xxhash.xxh3_128()
+        hashed.update(f"{self.run} {self.version} {self.committed_step} {self.dataset.fingerprint}".encode())
+        for name, weights in sorted(self._model.weights.items()):
+            hashed.update(f"{name} {weights.dtype} {weights.shape}".encode())
+            hashed.update(np.ascontiguousarray(weights).tobytes())
+        return hashed.hexdigest()
 
     def _beams_of(self, wanted: Sequence[Wanted]) -> list[int] | None:
         """Of each query; None where they are those of the most items, or there are none."""

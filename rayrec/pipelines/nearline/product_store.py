@@ -1,0 +1,150 @@
+"""Where products are kept: LMDB or Redis, many users in a request.
+
+    product:KIND:IDENTITY:USER    a record, see `products`
+    position:IDENTITY:...         up to where a worker has read the events, written with the products
+
+A reader never waits for a store that is down, and never gets what it cannot use: what is missing, damaged or
+foreign reads as missing, and is counted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from rayrec.pipelines.nearline.products import (
+    CorruptRecordError,
+    ForeignRecordError,
+    Product,
+    ProductKey,
+    decoded,
+    encoded,
+)
+from rayrec.platform.circuit import Circuit
+from rayrec.platform.errors import UnavailableError
+from rayrec.samples.stores.key_values import KeyValues
+
+logger = logging.getLogger(__name__)
+
+WARN_EVERY_S = 60.0
+_PRODUCT, _POSITION = "product", "position"
+
+
+class ProductStore:
+    """Products on values under names; from any thread."""
+
+    def __init__(
+        self, values: KeyValues, pause_s: float = 1.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """
+        Args:
+            pause_s: in which a store that did not answer is not asked again.
+        """
+        self._values, self._clock = values, clock
+        self._circuit = Circuit(pause_s, clock)
+        self._warned_at = float("-inf")
+        self._lock = threading.Lock()
+        self._unusable = Counter[str]()
+
+    def get_many(self, keys: Sequence[ProductKey]) -> list[Product | None]:
+        """The products of some keys, in one request; None where there is none that can be used."""
+        if not keys:
+            return []
+        try:
+            records = self._circuit(lambda: self._read([_name_of(key) for key in keys]))
+        except UnavailableError as error:
+            self._count("down", str(error), len(keys))
+            return [None] * len(keys)
+        return [
+            None if record is None else self._decoded(key, record)
+            for key, record in zip(keys, records, strict=True)
+        ]
+
+    def _read(self, names: Sequence[bytes]) -> list[bytes | None]:
+        try:
+            return self._values.read_many(names)
+        except UnavailableError:
+            raise
+        except Exception as error:  # a password that changed, a damaged file: nobody's answer fails of it
+            raise UnavailableError(self._values.name, 1, str(error)) from error
+
+    def _decoded(self, key: ProductKey, record: bytes) -> Product | None:
+        try:
+            return decoded(key, record)
+        except CorruptRecordError as error:
+            self._count("corrupt", f"{key.kind} of a user: {error}")
+        except ForeignRecordError as error:
+            self._count("foreign", f"{key.kind} of a user: {error}")
+        return None
+
+    def _count(self, reason: str, message: str, number: int = 1) -> None:
+        with self._lock:
+            self._unusable[reason] += number
+            is_silent = (now := self._clock()) - self._warned_at < WARN_EVERY_S
+            if not is_silent:
+                self._warned_at = now
+        if not is_silent:
+            logger.warning(
+                "near-line products of %s cannot be used (%s), and are computed instead: %s",
+                self._values.name,
+                reason,
+                message,
+            )
+
+    @property
+    def unusable(self) -> dict[str, int]:
+        """Products that could not be read, by reason: `down`, `corrupt`, `foreign`."""
+        with self._lock:
+            return {reason: self._unusable[reason] for reason in ("down", "corrupt", "foreign")}
+
+    def put_many(
+        self, products: Mapping[ProductKey, Product], positions: Mapping[str, str] | None = None
+    ) -> None:
+        """Write products, and positions with them: all, or nothing.
+
+        Raises:
+            UnavailableError: nothing is known of them, and all may be written again.
+        """
+        changes: dict[bytes, bytes | None] = {
+            _name_of(key): encoded(key, product) for key, product in products.items()
+        }
+        changes |= {
+            f"{_POSITION}:{name}".encode(): position.encode() for name, position in (positions or {}).items()
+        }
+        self._values.write_many(changes)
+
+    def position(self, name: str) -> str | None:
+        """What `put_many` wrote last under a name.
+
+        Raises:
+            UnavailableError: the store does not answer.
+        """
+        (found,) = self._values.read_many([f"{_POSITION}:{name}".encode()])
+        return None if found is None else found.decode(errors="replace")
+
+    def identities(self) -> set[str]:
+        """Of all versions that products are of."""
+        names = self._values.names_after(f"{_PRODUCT}:".encode())
+        return {name.decode().split(":")[2] for name in names}
+
+    def remove(self, identity: str) -> int:
+        """Remove the products of a version, and how far its workers were; returns how many there were."""
+        suffix, removed = f":{identity}:".encode(), 0
+        for prefix in (_PRODUCT, _POSITION):
+            found = [
+                name for name in self._values.names_after(f"{prefix}:".encode()) if suffix in name + b":"
+            ]
+            for first in range(0, len(found), 1000):
+                self._values.write_many(dict.fromkeys(found[first : first + 1000]))
+            removed += len(found) if prefix == _PRODUCT else 0
+        return removed
+
+    def close(self) -> None:
+        self._values.close()
+
+
+def _name_of(key: ProductKey) -> bytes:
+    return f"{_PRODUCT}:{key.kind}:{key.identity}:{key.user % 2**64:016x}".encode()
