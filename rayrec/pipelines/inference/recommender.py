@@ -372,8 +372,8 @@ class Recommender:
         return [found[place] for place in range(len(queries))]
 
     def rank_catalog(self, queries: Sequence[Query], k: int, search: int | None = None) -> RankedItems:
-        """[B, k] catalog positions of the best items for each query, items of the history among them; -1 after
-        the last.
+        """[B, k] catalog positions of the best items for each query, those of the history among them; -1
+        after the last.
 
         Args:
             search: beams at least; None: as many as there are items, so that nothing is left out of the
