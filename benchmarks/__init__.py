@@ -64,5 +64,6 @@ BENCHES: dict[str, Bench] = {
     "transport": partial(_run, "transport", "bench"),
     "tiers": partial(_run, "tiers", "bench"),
     "value": partial(_run, "value", "bench"),
+    "value-live": partial(_run, "value_live", "bench"),
     **{name: partial(_run, "quality", "bench", name) for name in QUALITY_CONFIGS},
 }

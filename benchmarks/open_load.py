@@ -44,6 +44,8 @@ class Plan:
     header: str
     """That names the caller."""
     seed: int = 0
+    values: float | None = None
+    """The exponent of the Pareto law of what requests are worth, at least 1 each; None: they do not say."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class Outcome:
     """[N] whether an answer has a `Retry-After`."""
     is_whole: np.ndarray
     """[N] whether nothing was lowered of it."""
+    value: np.ndarray
+    """[N] what the request was worth."""
+    degraded: list[str]
+    """[N] what was lowered, as the answer has it."""
 
 
 def outcomes(bodies: Sequence[dict[str, object]]) -> Callable[[Plan], Outcome]:
@@ -92,6 +98,9 @@ class _Load:
         self.due_s = times_N[times_N < plan.seconds]
         num = len(self.due_s)
         self._callers = random.choice(len(plan.shares), size=num, p=plan.shares)
+        self.value = np.ones(num) if plan.values is None else 1 + random.pareto(plan.values, num)
+        self._says_value = plan.values is not None
+        self._degraded = [""] * num
         self._heads = [
             (
                 f"POST {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
@@ -132,12 +141,19 @@ class _Load:
             self._status,
             self._says_when,
             self._is_whole,
+            self.value,
+            self._degraded,
         )
 
     def _send(self, number: int) -> None:
         self._sent_s[number] = time.perf_counter() - self._began
         body = next(self._bodies)
         head = self._heads[self._callers[number]]
+        if self._says_value:
+            head = b"%s%r\r\nContent-Length: " % (
+                head.removesuffix(b"Content-Length: ") + b"X-Request-Value: ",
+                float(self.value[number]),
+            )
         request = b"%s%d\r\n\r\n%s" % (head, len(body), body)
         while self.idle:
             connection = self.idle.pop()
@@ -169,6 +185,8 @@ class _Load:
             self._status[number] = int(head[9:12])
             self._says_when[number] = b"\r\nretry-after:" in head.lower()
             self._is_whole[number] = b'"degraded":[]' in body
+            _, _, rest = body.partition(b'"degraded":[')
+            self._degraded[number] = rest.partition(b"]")[0].decode().replace('"', "")
         self._num_open -= 1
         if not self._num_open:
             self._all_answered.set()

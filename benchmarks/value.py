@@ -1,9 +1,12 @@
-"""What it costs that requests want different things.
+"""What it costs that requests want different things, and to decide what each gets.
 
-The model and the users are those of `serve`; one process, without HTTP. One bar:
+The model and the users are those of `serve`; one process, without HTTP. Bars:
 
 * `value-mixed-k`: requests per second where each wants some number of items from 10 to 20, over those where
   each wants 15: as many items in all. All have as many beams, so they are to be computed in the same batches.
+* `value-mixed-actions`: requests per second where each has 5, 10 or 20 beams, over the rate at which as many
+  of each are answered that come apart.
+* `value-decision`: 50 µs over the time in which an action is chosen by value.
 
 Lines without a bar say the rates where half of the requests also deny some items, where a quarter read no
 more than 5, 10 or 20 events, and for 900 to 1000 items: more than there are beams.
@@ -27,11 +30,13 @@ from rayrec.pipelines.inference.recommender import Budget
 from rayrec.platform.console import log
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.app.loading import load_service
+from rayrec.serve.config.allocation import AllocateConfig
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.allocation import Allocator, Facts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.degradation import DegradationLevel
 from rayrec.serve.engine.service import DegradedRequest, RecommendationService
-from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
+from rayrec.serve.wire.schemas import ModelInfo, RecommendAnswer, RecommendRequest
 
 IN_FLIGHT = 32
 LEAST_ITEMS = 10
@@ -39,6 +44,9 @@ MEAN_ITEMS = (LEAST_ITEMS + BEAMS) // 2
 MANY_ITEMS = (900, 1000)
 DENIED = 20
 BUDGETS = (5, 10, 20)
+ACTIONS = (5, 10, 20)
+"""By their beams."""
+DECISION_S, DECISIONS = 50e-6, 5_000
 
 
 def bench(options: BenchOptions) -> list[Bar]:
@@ -72,6 +80,12 @@ def bench(options: BenchOptions) -> list[Bar]:
                     request = DegradedRequest.of(request, DegradationLevel(budget))
                 yield request
 
+        def of_actions(beams: tuple[int, ...]) -> Iterator[RecommendRequest]:
+            for body in bodies:
+                request = RecommendRequest.model_validate({**body, "k": min(ACTIONS)})
+                budget = Budget(max_beams=int(random.choice(beams)))
+                yield DegradedRequest.of(request, DegradationLevel(budget))
+
         def rate(requests: Iterator[RecommendRequest], num_batches: int = options.steps) -> float:
             return _rate(batcher, service, requests, num_batches * IN_FLIGHT)
 
@@ -85,11 +99,41 @@ def bench(options: BenchOptions) -> list[Bar]:
             log.print(f"{np.mean(sizes):.1f} requests a batch")
             for what, how in (("deny lists", {"denying": 0.5}), ("budgets", {"with_budget": 0.25})):
                 log.print(f"mixed k and {what}: {rate(mixed(**how)):.0f} requests/s", highlight=False)
+            mixed_ratios = interleaved(
+                lambda: rate(of_actions(ACTIONS)),
+                lambda: len(ACTIONS) / sum(1 / rate(of_actions((beams,))) for beams in ACTIONS),
+                options.pairs,
+                lambda both, apart: log.print(
+                    f"mixed actions: {both:.0f} requests/s, apart: {apart:.0f}", highlight=False
+                ),
+            )
             many, one = rate(mixed(*MANY_ITEMS), 2), rate(alike(sum(MANY_ITEMS) // 2), 2)
             log.print(f"above the beams: mixed k {many:.1f} requests/s, one k {one:.1f}", highlight=False)
         finally:
             batcher.close()
-        return [Bar.of("value-mixed-k", ratios, "the same requests for as many items each", 0.95)]
+        return [
+            Bar.of("value-mixed-k", ratios, "the same requests for as many items each", 0.95),
+            Bar.of("value-mixed-actions", mixed_ratios, "the same requests, those of one action apart", 0.95),
+            Bar.of(
+                "value-decision", [DECISION_S / _decision_s() for _ in range(options.pairs)], "50 µs", 1.0
+            ),
+        ]
+
+
+def _decision_s() -> float:
+    """Seconds of a decision while power is short."""
+    config = AllocateConfig.parse(
+        {"actions": [{"name": "full"}, *({"name": f"b{n}", "max_beams": n} for n in ACTIONS)], "curves": "-"}
+    )
+    shares, costs = [1.0, 0.5, 0.8, 0.95], [1e-3, 5e-4, 7e-4, 9e-4]
+    allocator = Allocator(config, lambda *_: shares, lambda: costs, lambda: 0.0, time.monotonic)
+    allocator.price.value = 500.0
+    facts = [Facts(f"user {number}", 20, number << 44) for number in range(DECISIONS)]
+    model = ModelInfo(run="run", step=1)
+    began = time.perf_counter()
+    for each in facts:
+        allocator.decide(each, "1.5", model)
+    return (time.perf_counter() - began) / DECISIONS
 
 
 def _rate(
