@@ -4,8 +4,8 @@ Two services of one process each, of the model of `serve` with 20 beams: one wit
 `docs/operations/admission.yaml`, one with `docs/operations/allocation.yaml`, whose curves are measured here
 first. Requests come at random times that wait for no answer, and say in a header what they are worth, by a
 Pareto law with the exponent 1.16: a fifth of the requests have four fifths of the value. *Capacity* is what
-the service does at full effort with 32 requests in flight. The services take turns; while one is measured, the
-other is idle. Bars:
+the service does at full effort with 32 requests in flight. The services take turns; while one is measured,
+the other is idle. Bars:
 
 * `value-live`: value served at 1.5 times the capacity over that of the levels, in five windows of 24 s each.
   An answer serves the share of its request's value that its action finds of what full effort finds; popular
@@ -18,8 +18,8 @@ other is idle. Bars:
   from the budget. The load is that of the metric `rayrec_allocation_load`.
 * `value-step-swing`: 10 % over the farthest that any second is from the mean.
 
-It writes `benchmarks/quality/value-live.json` with the date. `RAYREC_BENCH_STEPS` is the length of a window, in
-units of 0.8 s.
+It writes `benchmarks/quality/value-live.json` with the date. `RAYREC_BENCH_STEPS` is the length of a window,
+in units of 0.8 s.
 """
 
 from __future__ import annotations

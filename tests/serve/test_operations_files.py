@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import promql_parser
 import pytest
 import yaml
@@ -28,6 +29,7 @@ from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
 from rayrec.serve.config.neighbors import NeighborsConfig
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.value_curves import ActionKey, ValueCurves, version_of
 from rayrec.serve.web.metrics import PrometheusMeter
 from tests.helpers.runs import make_run
 
@@ -42,7 +44,8 @@ EXPRESSIONS = [
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory) -> set[str]:
-    """Names at /metrics of a service that follows versions, takes events, keeps a log and has neighbors."""
+    """Names at /metrics of a service that follows versions, takes events, keeps a log, has neighbors and
+    computes by value."""
     folder = tmp_path_factory.mktemp("service")
     run = RunFolder.open(make_run(folder))
     store = VersionStore(folder / "store")
@@ -53,8 +56,13 @@ def shown(tmp_path_factory) -> set[str]:
     open_store(events, create=made).close()
     open_store(events, create=made.model_copy(update={"by": "item"}), by="item").close()
     TemporalGraph(config_of_store(made)).save(graph)
+    curves = ValueCurves(version_of(str(run.path), 1), (ActionKey(max_events=2),), (), np.array([[0.9]]))
+    (folder / "curves.json").write_text(curves.to_json())
+    actions = [{"name": "full"}, {"name": "newest", "max_events": 2}]
+    allocate = {"actions": actions, "curves": str(folder / "curves.json")}
     config = ServeConfig(
         page=False,
+        admission=AdmissionConfig.parse({"allocate": allocate}),
         events=EventsConfig(store=events, by_item=True, log=LogConfig(folder=str(folder / "events"))),
         neighbors=NeighborsConfig(graph=graph),
         request_log=RequestLogConfig(folder=str(folder / "requests")),

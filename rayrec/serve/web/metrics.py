@@ -18,6 +18,14 @@
     rayrec_serving_answers_empty_total            without any item
     rayrec_serving_answers_without_items_total    in which the model named no item for a history that it read
     rayrec_serving_model_step                     training steps in the weights
+    rayrec_allocation_price                       of a second of the device, in value; 0: nobody gets less
+    rayrec_allocation_load                        device seconds that the chosen actions take, per second
+    rayrec_allocation_budget                      of that load
+    rayrec_allocation_value_asked_total           value of the requests so far
+    rayrec_allocation_value_served_total          of it, what the chosen actions find
+    rayrec_allocation_actions_NAME_total          requests that got an action
+    rayrec_allocation_decisions_REASON_total      by full, price, floor, explore, bad_value, no_curve
+    rayrec_allocation_clock_jumps_total           times that the clock went back
     rayrec_prefix_cache_histories                 histories whose context is kept, with `--prefix-cache-mib`
     rayrec_prefix_cache_bytes                     of them
     rayrec_prefix_cache_events_read_total         so far, by the network
