@@ -39,6 +39,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
         "": [
             "docs/guides/prepare-data",
             "docs/guides/neighbors",
+            "docs/guides/near-line",
             "docs/guides/semantic-ids",
             "docs/guides/training-recipes",
             "docs/guides/size-tables",

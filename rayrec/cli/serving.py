@@ -101,6 +101,13 @@ def serve_command(
             "candidates of the ranking stage, and answer where the model has nothing \\[no neighbors]."
         ),
     ] = None,
+    nearline: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file that says where `rayrec nearline` keeps what it computed of users, and what "
+            "is used \\[none]."
+        ),
+    ] = None,
     lists: Annotated[
         Path | None,
         typer.Option(
@@ -123,6 +130,7 @@ def serve_command(
     from rayrec.serve.config.admission import OPEN, AdmissionConfig
     from rayrec.serve.config.bearer_token import token_digest
     from rayrec.serve.config.events import EventsConfig, RequestLogConfig
+    from rayrec.serve.config.nearline import NearlineReadConfig
     from rayrec.serve.config.neighbors import neighbors_of
     from rayrec.serve.config.serve import ServeConfig
     from rayrec.serve.config.services import ServicesConfig
@@ -152,6 +160,7 @@ def serve_command(
         "admission": OPEN if limits is None else AdmissionConfig.load(limits),
         "events": None if events is None else EventsConfig.load(events),
         "neighbors": None if neighbors is None else neighbors_of(neighbors),
+        "nearline": None if nearline is None else NearlineReadConfig.load(nearline),
         "lists": None if lists is None else str(lists.resolve()),
         "request_log": None if request_log is None else RequestLogConfig.load(request_log),
         "services": None if services is None else ServicesConfig.load(services),

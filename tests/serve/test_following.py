@@ -95,6 +95,30 @@ def test_a_published_version_answers_after_a_look_and_going_back_builds_nothing(
     assert (metrics["serving_version"], metrics["serving_version_not_loaded"]) == (3, False)
 
 
+def test_a_version_waits_for_its_products_and_no_longer_than_it_may(run, store):
+    publish(run, store, 0)
+    now, covered = [0.0], set[str]()
+    current, follower, built = followed(store, lambda: now[0])
+    follower.wait_for(lambda recommender: recommender.identity in covered, most_s=60)
+    publish(run, store, 1)
+    assert not follower.look()
+    now[0] = 30.0
+    assert not follower.look()
+    assert follower.metrics()["serving_version_waits_for_products"] == 1
+    assert (current.model.version, built) == (1, [1, 2])
+    covered.add(Recommender(load_version(store, store.version(2)).model).identity)
+    assert follower.look()
+    assert (current.model.version, built) == (2, [1, 2])
+    assert follower.metrics()["serving_version_waits_for_products"] == 0
+    publish(run, store, 2)
+    assert not follower.look()
+    now[0] = 89.0
+    assert not follower.look()
+    now[0] = 90.0
+    assert follower.look()
+    assert (current.model.version, built) == (3, [1, 2, 3])
+
+
 def test_versions_of_one_catalog_share_what_was_made_of_it(tmp_path):
     """Made anew for each, of millions of items, it would stop requests for as long as it takes."""
     run = RunFolder.open(make_run(tmp_path, "prefix", snapshots_after=(0,)))

@@ -27,6 +27,7 @@ from rayrec.samples.stores import StoreManifest, open_store
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import EventsConfig, LogConfig, RequestLogConfig
+from rayrec.serve.config.nearline import NearlineReadConfig
 from rayrec.serve.config.neighbors import NeighborsConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.value_curves import ActionKey, ValueCurves, version_of
@@ -65,6 +66,7 @@ def shown(tmp_path_factory) -> set[str]:
         admission=AdmissionConfig.parse({"allocate": allocate}),
         events=EventsConfig(store=events, by_item=True, log=LogConfig(folder=str(folder / "events"))),
         neighbors=NeighborsConfig(graph=graph),
+        nearline=NearlineReadConfig(store=str(folder / "products")),
         request_log=RequestLogConfig(folder=str(folder / "requests")),
     )
     with TestClient(load_api(store.url, config, PrometheusMeter())) as client:

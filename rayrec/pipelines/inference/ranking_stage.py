@@ -152,7 +152,10 @@ class RankingStage:
     def answer_each(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
         """As `Recommender.answer_each`, with items as in `answer`."""
         candidates = [replace(each, k=self._num_candidates(each.k, each.budget)) for each in wanted]
-        answers = self.recommender.answer_each(queries, candidates)
+        answers = [
+            _filled_up(answer, query, self.config.candidates)
+            for answer, query in zip(self.recommender.answer_each(queries, candidates), queries, strict=True)
+        ]
         most = max((len(answer.items) for answer in answers), default=0)
         items_BK = np.full((len(answers), most), -1)
         scores_BK = np.full((len(answers), most), -np.inf)
@@ -276,6 +279,15 @@ class RankingStage:
             "the very events that are to be predicted; prepare the impressions with held_out_of "
             f"(--held-out-of {dataset.root}), and train the ranking model on these"
         )
+
+
+def _filled_up(answer: Answer, query: Query, most: int) -> Answer:
+    """The answer with candidates that were found before, after its own, so many in all."""
+    if not query.candidates or len(answer.items) >= most:
+        return answer
+    named = {item.item_key for item in answer.items}
+    others = [item for item in query.candidates if item.item_key not in named]
+    return replace(answer, items=[*answer.items, *others][:most])
 
 
 def _best_first(objective_BK: np.ndarray) -> Int64Array:

@@ -84,6 +84,8 @@ class Query:
     """The operations of the run made this history; they do not run on it again."""
     summaries: Summaries | None = None
     """Of its old chunks, of this model, as far as they were computed before."""
+    candidates: Sequence[Recommendation] = ()
+    """Best first, that were found before; a ranking stage takes them where it is given too few."""
 
 
 @dataclass(frozen=True)

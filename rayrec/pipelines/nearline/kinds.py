@@ -116,6 +116,7 @@ class CandidatesKind:
         for row, arrays in enumerate(made):
             count = len(arrays["items"])
             arrays["objective"] = opinion.objective_BK[row, :count]
+            arrays["labels"] = np.array(self._stage.scorer.labels)
             arrays["probabilities"] = opinion.probabilities_BKT[row, :count]
         return list(made)
 

@@ -125,6 +125,17 @@ class ProductStore:
         (found,) = self._values.read_many([f"{_POSITION}:{name}".encode()])
         return None if found is None else found.decode(errors="replace")
 
+    def coverage(self, identity: str) -> float:
+        """Share of the active users that a version's workers looked at and have done, that of the worker that
+        has done least; 0 where none began.
+
+        Raises:
+            UnavailableError: the store does not answer.
+        """
+        names = list(self._values.names_after(f"{_POSITION}:{identity}:coverage:".encode()))
+        shares = [0.0 if share is None else float(share) for share in self._values.read_many(names)]
+        return min(shares, default=0.0)
+
     def identities(self) -> set[str]:
         """Of all versions that products are of."""
         names = self._values.names_after(f"{_PRODUCT}:".encode())

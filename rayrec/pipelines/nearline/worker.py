@@ -33,6 +33,8 @@ from rayrec.samples.stores.feed import FeedGoneError
 logger = logging.getLogger(__name__)
 
 WARN_EVERY_S = 60.0
+BATCHES_AHEAD = 32
+"""Are chosen at a time: who is due is looked for among all that are waited for."""
 
 
 @dataclass
@@ -81,6 +83,13 @@ class NearlineWorker:
         self._config, self._part, self._num_parts, self._clock = config, part, num_parts, clock
         names = "-".join(sorted(f"{kind.name}.{kind.identity[:8]}" for kind in kinds))
         self._position_name = f"{recommender.identity}:{names}:{part}of{num_parts}"
+        self._coverage_name = f"{recommender.identity}:coverage:{part}of{num_parts}"
+        self._num_looked_at = 0
+        """Users that were due when all were looked at."""
+        self._num_left = 0
+        """Of these, those who are not done."""
+        self._chosen: list[int] = []
+        """The next users, in their order."""
         self._pending: dict[int, _Pending] = {}
         """In the order of the first events that are not done."""
         self._read: str | None = None
@@ -117,7 +126,7 @@ class NearlineWorker:
         """
         self._take_in()
         while self._pending:
-            self._refresh(self._first(self._pending))
+            self._refresh(self._next(self._pending))
 
     def step(self) -> int:
         """Take in what came, and do a batch if one is due; returns the users of it.
@@ -126,8 +135,20 @@ class NearlineWorker:
             UnavailableError: a store does not answer; nothing is lost.
         """
         self._take_in()
+        batch = self._next() if self._chosen else self._next(self._due())
+        if batch:
+            try:
+                self._refresh(batch)
+            except UnavailableError:
+                self._chosen = []  # they stay due
+                raise
+        elif self._done_to() != self._kept:
+            self._write({}, ())
+        return len(batch)
+
+    def _due(self) -> dict[int, _Pending]:
         now = self._clock()
-        due = {
+        return {
             user: pending
             for user, pending in self._pending.items()
             if pending.before is None
@@ -135,18 +156,15 @@ class NearlineWorker:
             # A clock that was set back must not keep anybody waiting.
             or not 0 <= now - pending.since < self._config.debounce_s
         }
-        batch = self._first(due)
-        if batch:
-            self._refresh(batch)
-        elif self._done_to() != self._kept:
-            self._write({}, ())
-        return len(batch)
 
-    def _first(self, due: dict[int, _Pending]) -> list[int]:
-        """The most active of those who are due."""
-        if len(due) <= self._config.batch_users:
-            return list(due)
-        return sorted(due, key=lambda user: -due[user].newest_s)[: self._config.batch_users]
+    def _next(self, due: dict[int, _Pending] | None = None) -> list[int]:
+        """A batch of those who were chosen; if there are none, some of those who are due, the most active."""
+        size = self._config.batch_users
+        if not self._chosen and due:
+            chosen = sorted(due, key=lambda user: -due[user].newest_s)
+            self._chosen = chosen[: BATCHES_AHEAD * size]
+        batch, self._chosen = self._chosen[:size], self._chosen[size:]
+        return batch
 
     def _take_in(self) -> None:
         """Read the events that came."""
@@ -182,6 +200,7 @@ class NearlineWorker:
             for user, newest_s in zip(users_B[chosen_B].tolist(), newest_B[chosen_B].tolist(), strict=True):
                 self._pending.pop(user, None)
                 self._pending[user] = _Pending(now, newest_s, None)
+        self._num_looked_at = self._num_left = len(self._pending)
         self._read = position
 
     def _done_to(self, without: Sequence[int] = ()) -> str | None:
@@ -241,12 +260,22 @@ class NearlineWorker:
     def _write(self, products: dict[ProductKey, Product], users: Sequence[int]) -> None:
         position = self._done_to(users)
         positions = {} if position is None else {self._position_name: position}
+        if self._num_looked_at or self._kept is None:
+            num_left = self._num_left - sum(self._pending[user].before is None for user in users)
+            positions[self._coverage_name] = f"{1 - num_left / max(self._num_looked_at, 1):.6f}"
         if products or position != self._kept:
             self._store.put_many(products, positions)
         for user in users:
-            del self._pending[user]
+            self._num_left -= self._pending.pop(user).before is None
+        if not self._num_left:
+            self._num_looked_at = 0
         if position is not None:
             self._kept = position
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all users that were looked at at first are done."""
+        return self._kept is not None
 
     @property
     def num_pending(self) -> int:

@@ -20,6 +20,7 @@ from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.scorer import Scorer
+from rayrec.pipelines.nearline.config import MOST_EVENTS
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
@@ -34,6 +35,7 @@ from rayrec.serve.engine.current import CurrentService, Service
 from rayrec.serve.engine.following import VersionFollower
 from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.engine.live_graph import LiveGraph
+from rayrec.serve.engine.products import ProductReader
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.request_log import RequestLog
@@ -102,11 +104,18 @@ def load_api(
     intake = None
     build.user_state = first.user_state = user_state
     if config.events is not None:
-        intake = EventIntake.open(config.events, lambda: service.pinned.dataset)
+        events = config.events
+        if config.nearline is not None:
+            # Chunks are counted from the beginning of a history, and products stand for all of it.
+            events = events.model_copy(update={"last": max(events.last, MOST_EVENTS)})
+        intake = EventIntake.open(events, lambda: service.pinned.dataset)
         build.user_state = first.user_state = intake.state
     if (live_graph := build.live_graph) is not None:
         live_graph.start()
         meter.watch(live_graph.metrics)
+    if build.products is not None:
+        first.products = build.products
+        meter.watch(build.products.metrics)
     lists = None
     if keeps_lists(config):
         lists = build.item_lists = first.item_lists = ItemLists(config.lists)
@@ -137,6 +146,8 @@ def load_api(
         on_close.append(follower.stop)
     if compilation is not None:
         on_close.append(compilation.close)
+    if build.products is not None:
+        on_close.append(build.products.close)
     if live_graph is not None:
         on_close.append(live_graph.stop)
     api = build_api(
@@ -252,6 +263,8 @@ def _open(
         return following
 
     follower = VersionFollower(store, current, loaded, build_next, device)
+    if build.products is not None and config.nearline is not None:
+        follower.wait_for(build.products.is_covered, config.nearline.wait_s)
     return _Opened(current, service, build, follower)
 
 
@@ -265,6 +278,7 @@ class _Builder:
         self.live_graph = (
             None if config.neighbors is None else LiveGraph(config.neighbors, config.followed_store)
         )
+        self.products = None if config.nearline is None else ProductReader.open(config.nearline)
         self._scorer: Scorer | None = None
         if (ranking := config.ranking) is not None:
             self._scorer = Scorer.load(ranking.run, ranking.snapshot, device, ranking.data)
@@ -301,4 +315,5 @@ class _Builder:
             stage = RankingStage(candidates, self._scorer, self._config.ranking)
         service = RecommendationService(recommender, self._config.max_k, stage, before, neighbors)
         service.user_state, service.item_lists = self.user_state, self.item_lists
+        service.products = self.products
         return service

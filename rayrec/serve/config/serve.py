@@ -16,6 +16,7 @@ from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.compile import CompileConfig
 from rayrec.serve.config.connections import ConnectionsConfig
 from rayrec.serve.config.events import EventsConfig, RequestLogConfig
+from rayrec.serve.config.nearline import NearlineReadConfig
 from rayrec.serve.config.neighbors import NeighborsConfig
 from rayrec.serve.config.services import ServicesConfig
 from rayrec.serve.config.tls import TlsConfig
@@ -78,6 +79,8 @@ class ServeConfig(Config):
     neighbors: NeighborsConfig | None = None
     """Items that others met beside those of a history: candidates of the ranking stage, and answers where the
     model has none."""
+    nearline: NearlineReadConfig | None = None
+    """What was computed of users before they ask; None: everything is computed for each request."""
     lists: str | None = None
     """Folder of named lists of items that filters of requests refer to, which replicas share; None: a single
     process keeps them until it ends."""
@@ -174,6 +177,12 @@ class ServeConfig(Config):
             )
         if self.compile is not None:
             raise ValueError("--compile is for models that are whole in one process; leave out --services")
+        return self
+
+    @model_validator(mode="after")
+    def _products_are_read_by_one_process(self) -> Self:
+        if self.nearline is not None and self.services is not None:
+            raise ValueError("near-line products are read where the whole model is; leave out --services")
         return self
 
     @model_validator(mode="after")

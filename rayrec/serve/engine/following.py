@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.versions.gate import GateError
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
@@ -19,6 +21,15 @@ from rayrec.serve.engine.pointer import PointerFollower
 from rayrec.serve.engine.service import RecommendationService
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A version that could answer, and whose products are not there yet."""
+
+    loaded: LoadedVersion
+    service: RecommendationService
+    since: float
 
 
 class VersionFollower:
@@ -48,7 +59,14 @@ class VersionFollower:
         self._serving = loaded.manifest.number
         self._num_refused = 0
         self._as_published: float | None = None
+        self._is_ready: Callable[[Recommender], bool] = lambda recommender: True
+        self._wait_s = 0.0
+        self._waiting: _Waiting | None = None
         self._pointer = PointerFollower(store, self._go_to, clock)
+
+    def wait_for(self, is_ready: Callable[[Recommender], bool], most_s: float) -> None:
+        """Let versions answer only when something is ready for them, or so many seconds have passed."""
+        self._is_ready, self._wait_s = is_ready, most_s
 
     def start(self, every_s: float) -> None:
         """As `PointerFollower.start`."""
@@ -68,7 +86,13 @@ class VersionFollower:
         if number == self._serving:
             return
         service = self._current.held(number)
-        if service is None:
+        waiting = self._waiting
+        if service is None and waiting is not None and waiting.loaded.manifest.number == number:
+            service = waiting.service
+            if not self._may_answer(waiting):
+                return
+            self._loaded[number] = waiting.loaded
+        elif service is None:
             manifest = self._store.version(number)
             held = self._loaded[self._serving]
             try:
@@ -80,7 +104,12 @@ class VersionFollower:
                 raise
             if manifest.weights_step == manifest.step:  # else the answers were those of newer weights
                 self._as_published = as_published
+            self._waiting = _Waiting(loaded, service, self._clock())
+            if not self._may_answer(self._waiting):
+                logger.info("version %d waits for its near-line products", number)
+                return
             self._loaded[number] = loaded
+        self._waiting = None
         before, self._serving = self._serving, number
         self._current.flip(service)
         self._loaded = {each: self._loaded[each] for each in (before, number)}
@@ -88,6 +117,12 @@ class VersionFollower:
         logger.info(
             "version %d answers, published %.1f s ago", number, self.metrics()["serving_version_age_s"]
         )
+
+    def _may_answer(self, waiting: _Waiting) -> bool:
+        # A clock that was set back must not keep a version waiting.
+        if not 0 <= self._clock() - waiting.since < self._wait_s:
+            return True
+        return self._is_ready(waiting.service.recommender)
 
     def metrics(self) -> dict[str, float]:
         """For meters. What is wanted, and not loaded, is an earlier version where somebody went back."""
@@ -97,6 +132,7 @@ class VersionFollower:
             "serving_version": self._serving,
             "serving_version_age_s": self._clock() - serving.manifest.published_at,
             "serving_version_wanted": wanted,
+            "serving_version_waits_for_products": float(self._waiting is not None),
             "serving_version_not_loaded": float(wanted != self._serving),
             "serving_version_rows": serving.tables.num_rows,
             "serving_version_errors_total": self._pointer.num_errors,

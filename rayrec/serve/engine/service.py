@@ -28,16 +28,17 @@ from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.stores.recent import UserEvents
-from rayrec.serve.config.admission import StepName
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.compilation import CompileService
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
 from rayrec.serve.engine.lists import ItemLists
+from rayrec.serve.engine.products import NearAnswer, ProductReader
 from rayrec.serve.events.intake import ids_of
 from rayrec.serve.events.user_state import UserState
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.schemas import (
     AnswerSource,
+    Degraded,
     Filter,
     ItemRanking,
     Key,
@@ -50,7 +51,7 @@ from rayrec.serve.wire.schemas import (
 
 logger = logging.getLogger(__name__)
 
-ANSWER_KINDS = ("model", "merged", "neighbors", "popular", "empty", "without_items")
+ANSWER_KINDS = ("model", "merged", "neighbors", "popular", "nearline", "empty", "without_items")
 """That are counted: by their source, or none at all; and such in which the model named no item for a history
 that it read, which are among those of neighbors and the popular ones."""
 WARN_EVERY_S = 60.0
@@ -114,6 +115,8 @@ class _Asked:
     """Items of the request that are not in the catalog, which neighbors may know."""
     graph_user: int | None = None
     """Whose events neighbors may know, where no other history is."""
+    near: NearAnswer | None = None
+    """What was computed before, and will do."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class _Unnamed:
     num_unread: int = 0
     names_nothing: bool = False
     """The model has read a history."""
-    degraded: Sequence[StepName] = ()
+    degraded: Sequence[Degraded] = ()
 
 
 class _Counts:
@@ -186,6 +189,8 @@ class RecommendationService:
         """That filters of requests name."""
         self.user_state: UserState | None = None
         """What users did since the data set was made."""
+        self.products: ProductReader | None = None
+        """What was computed of users before they ask."""
         self.ranker: RankerInfo | None = None
         if stage is not None:
             self.ranker = RankerInfo(
@@ -218,6 +223,10 @@ class RecommendationService:
     def _has_catalog_of(self, recommender: Recommender) -> bool:
         mine = self._recommender
         return mine.dataset is recommender.dataset and mine.semantic_ids is recommender.semantic_ids
+
+    @property
+    def recommender(self) -> Recommender:
+        return self._recommender
 
     @property
     def dataset(self) -> Dataset:
@@ -273,13 +282,13 @@ class RecommendationService:
     def _answers_to(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
         """The same, which nobody counts."""
         recent = self._recent_events(requests)
-        asked = [self._understood(request, recent) for request in requests]
+        asked = self._with_products([self._understood(request, recent) for request in requests], requests)
         level, stage = _level_of(requests[0]), self._stage_for(requests[0])
         source = stage or self._recommender
         to_model = [
             (each.query, each.wanted)
             for each in asked
-            if isinstance(each, _Asked) and each.has_something and level.asks_model
+            if isinstance(each, _Asked) and each.has_something and level.asks_model and each.near is None
         ]
         found = iter(source.answer_each(*zip(*to_model, strict=True)) if to_model else ())
         answers: list[RecommendAnswer | Exception | None] = []
@@ -287,6 +296,8 @@ class RecommendationService:
         for place, each in enumerate(asked):
             if isinstance(each, Exception):
                 answers.append(each)
+            elif each.near is not None:
+                answers.append(self._near_answer(each, each.near, requests[place]))
             elif not level.asks_model and (each.has_something or self._neighbors is not None):
                 num_unread = len(each.query.history_ids)
                 unnamed.append(_Unnamed(place, each, num_unread, degraded=["popular_items"]))
@@ -297,6 +308,8 @@ class RecommendationService:
             else:
                 answer = next(found)
                 degraded = _degraded(each, source)
+                if answer.lacks_long_history:
+                    degraded.append("no_long_history")
                 if stage is None and self._stage is not None and requests[place].rank is not False:
                     degraded.append("no_ranking")
                 if answer.items:
@@ -308,6 +321,46 @@ class RecommendationService:
         for one, answered in zip(unnamed, self._without_model(unnamed), strict=True):
             answers[one.place] = answered
         return [answer for answer in answers if answer is not None]
+
+    def _with_products(
+        self, asked: Sequence[_Asked | Exception], requests: Sequence[RecommendRequest]
+    ) -> list[_Asked | Exception]:
+        """The same with what was computed of their users, which is read in one request."""
+        if self.products is None:
+            return list(asked)
+        reader, recommender = self.products, self._recommender
+        users = {
+            place: user
+            for place, (each, request) in enumerate(zip(asked, requests, strict=True))
+            if isinstance(each, _Asked) and _is_of_user(request) and len(each.query.history_ids)
+            for user in self._ids_of([str(request.user_id)], "user")
+        }
+        found = reader.read(recommender, self._stage, list(dict.fromkeys(users.values())))
+        with_products = list(asked)
+        for place, user in users.items():
+            each, request = asked[place], requests[place]
+            assert isinstance(each, _Asked)
+            query = reader.applied(recommender, each.query, found[user], request.instruction is not None)
+            wanted, near, level = each.wanted, None, _level_of(request)
+            if recommender.long_history is not None:
+                budget = replace(wanted.budget, max_new_chunks=reader.config.max_new_chunks)
+                wanted = replace(wanted, budget=budget)
+            stage = self._stage_for(request)
+            if level.takes_cached and not query.instruction:  # which candidates know nothing of
+                near = reader.answer(recommender, query, wanted, found[user], stage is not None)
+            elif stage is not None:
+                query = replace(query, candidates=reader.candidates(recommender, query, found[user]))
+            with_products[place] = replace(each, query=query, wanted=wanted, near=near)
+        return with_products
+
+    def _near_answer(self, asked: _Asked, near: NearAnswer, request: RecommendRequest) -> RecommendAnswer:
+        degraded: list[Degraded] = ["cached_answer"]
+        if near.is_earlier:
+            degraded.append("earlier_history")
+        if self._stage is not None and request.rank is not False and not near.is_ranked:
+            degraded.append("no_ranking")
+        answer = self._answer(asked, near.items, 0, self.ranker if near.is_ranked else None, degraded)
+        return answer.model_copy(update={"source": "nearline"}) if near.items else answer
 
     def _without_model(self, unnamed: Sequence[_Unnamed]) -> list[RecommendAnswer]:
         """Neighbors, else popular items."""
@@ -650,7 +703,7 @@ class RecommendationService:
         found: Sequence[Recommendation],
         num_unread: int,
         ranker: RankerInfo | None = None,
-        degraded: Sequence[StepName] = (),
+        degraded: Sequence[Degraded] = (),
     ) -> RecommendAnswer:
         allowed_I = asked.query.allowed_I
         return RecommendAnswer(
@@ -666,9 +719,9 @@ class RecommendationService:
         ).of(asked.query)
 
 
-def _degraded(asked: _Asked, source: Recommender | RankingStage) -> list[StepName]:
+def _degraded(asked: _Asked, source: Recommender | RankingStage) -> list[Degraded]:
     """What is computed less of an answer than was asked for."""
-    wanted, degraded = asked.wanted, list[StepName]()
+    wanted, degraded = asked.wanted, list[Degraded]()
     if wanted.budget.max_beams is not None and source.num_beams(wanted.k, wanted.budget) < source.num_beams(
         wanted.k
     ):

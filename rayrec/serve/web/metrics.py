@@ -15,6 +15,7 @@
     rayrec_serving_answers_merged_total           with items of the model and neighbors
     rayrec_serving_answers_neighbors_total        with neighbors
     rayrec_serving_answers_popular_total          with popular items
+    rayrec_serving_answers_nearline_total         that were computed before the request
     rayrec_serving_answers_empty_total            without any item
     rayrec_serving_answers_without_items_total    in which the model named no item for a history that it read
     rayrec_serving_model_step                     training steps in the weights
@@ -35,6 +36,12 @@
     rayrec_graph_events_total                     that it took in from there
     rayrec_graph_errors_total                     readings of the store that failed
     rayrec_graph_rebuilt_total                    times that it fell behind and read all of the store
+    rayrec_nearline_KIND_hits_total               products that were used, with `--nearline`
+    rayrec_nearline_KIND_missing_total            that were not there
+    rayrec_nearline_KIND_stale_total              of other events than the history of the request has
+    rayrec_nearline_KIND_old_total                older than they may be
+    rayrec_nearline_KIND_age_seconds              of the last one that was used
+    rayrec_nearline_unusable_REASON_total         that could not be read: down, corrupt, foreign
     rayrec_dense_versions                         networks that a dense part holds
 
 One process shows them at /metrics. Of replicas of Ray Serve, a proxy would ask any one: theirs go to Ray's

@@ -138,7 +138,8 @@ class ItemRanking(_Schema):
 
 
 ItemSource = Literal["model", "neighbors", "popular"]
-AnswerSource = Literal["model", "neighbors", "merged", "popular", "none"]
+AnswerSource = Literal["model", "neighbors", "merged", "popular", "nearline", "none"]
+Degraded = StepName | Literal["no_recent_events", "no_long_history", "earlier_history"]
 
 
 class RecommendedItem(_Schema):
@@ -194,7 +195,8 @@ class RecommendAnswer(_Schema):
     """That of all items; `merged` where some are the model's and some neighbors. Neighbors and else
     `popular` items come where nothing is known of the user: no history, no item of it in the catalog, or none
     that the run's operations leave; and where the model names no item. `popular` also where the service has
-    too much to do to ask the model, `none` where there is no item."""
+    too much to do to ask the model, `nearline` where it then has an answer that was computed before the
+    request, `none` where there is no item."""
     ignored_items: list[Key]
     """Items of the request's history that are not in the catalog, each once; of a row, their ids. The model
     does not read them; neighbors know those that are in the graph."""
@@ -210,11 +212,13 @@ class RecommendAnswer(_Schema):
     the catalog: they allow and deny nothing. Null without a filter."""
     ranker: RankerInfo | None = None
     """What ordered the items; null where the ranking stage did not."""
-    degraded: list[StepName | Literal["no_recent_events"]] = []
+    degraded: list[Degraded] = []
     """What was lowered of this answer because the service had much to do: fewer beams, a part of the history
     read, no ranking, an answer given a short while ago, popular items. And `no_recent_events`, where the
-    store of the users' events does not answer: what the data set has of the user counts alone. Empty for an
-    answer in full."""
+    store of the users' events does not answer: what the data set has of the user counts alone;
+    `no_long_history`, where summaries of old events are missing, and too many to compute;
+    `earlier_history`, where the answer was computed before the user's last events. Empty for an answer in
+    full."""
     _query: Query | None = PrivateAttr(None)
 
     @property

@@ -1,0 +1,265 @@
+"""`rayrec nearline`: workers of a run or of published versions, in this process or as Ray actors.
+
+NearlineLoop: the version that the pointer names ─► a NearlineWorker of it
+              newer version ─► all active users, while the one before is kept up to date ─► it alone
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.neighbors import NeighborRecommender
+from rayrec.pipelines.inference.ranking_stage import RankingStage
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.nearline.config import NearlineConfig
+from rayrec.pipelines.nearline.kinds import kinds_of
+from rayrec.pipelines.nearline.product_store import ProductStore
+from rayrec.pipelines.nearline.source import UserEventsSource
+from rayrec.pipelines.nearline.worker import NearlineWorker
+from rayrec.pipelines.versions.loading import load_version
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.errors import InputError, UnavailableError
+from rayrec.samples.graph import TemporalGraph, check_data
+from rayrec.samples.stores import open_store, open_values
+from rayrec.serve.launch.launch import stop_signal
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+VERSIONS_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class NearlineJob:
+    """What is computed, for which model, of whose events."""
+
+    run: str
+    store: str
+    events: str | None
+    config: NearlineConfig
+    graph: str | None = None
+    snapshot: str = "best"
+    device: str | None = None
+    data: str | None = None
+    ranking: RankingConfig | None = None
+
+
+class NearlineReport(NamedTuple):
+    """What workers did."""
+
+    computed: int
+    valid: int
+    """Products that were there already."""
+    seconds: float
+    errors: int
+
+    def rows(self) -> list[tuple[str, str]]:
+        """For a table."""
+        per_s = f", {self.computed / self.seconds:,.1f} a second" if self.seconds else ""
+        return [
+            ("computed", f"{self.computed:,}{per_s}"),
+            ("there already", f"{self.valid:,}"),
+            ("waited for a store", f"{self.errors:,} times"),
+        ]
+
+
+class NearlineLoop:
+    """One worker's part of a job, for one version after the other. Not thread-safe."""
+
+    def __init__(
+        self,
+        job: NearlineJob,
+        part: int = 0,
+        num_parts: int = 1,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Raises:
+            InputError: the model, a store or the graph cannot be opened, or a kind lacks what it needs.
+            StoreUnavailableError: a store does not answer.
+        """
+        self._job, self._part, self._num_parts, self._clock = job, part, num_parts, clock
+        self._store = ProductStore(open_values(job.store, create=True))
+        self._events = None if job.events is None else open_store(job.events)
+        self._graph = None if job.graph is None else TemporalGraph.open(job.graph)
+        self._versions = VersionStore(job.run) if VersionStore.is_there(job.run) else None
+        self._number: int | None = None
+        self._looked_at = float("-inf")
+        self.worker: NearlineWorker
+        self._before: NearlineWorker | None = None
+        self._identities = set[str]()
+        self._done = NearlineReport(0, 0, 0.0, 0)
+        if self._versions is None:
+            self.worker = self._worker_of(TrainedModel.load(job.run, job.snapshot, job.device, job.data))
+        else:
+            self._follow()
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether events that come are learned of."""
+        return self._events is not None and self._events.feed_position() is not None
+
+    def _worker_of(self, model: TrainedModel) -> NearlineWorker:
+        job, recommender = self._job, Recommender(model)
+        stage = neighbors = None
+        if job.ranking is not None:
+            stage = RankingStage.load(recommender, job.ranking, job.device)
+        if self._graph is not None:
+            assert job.graph is not None
+            check_data(self._graph, recommender.dataset, job.graph)
+            neighbors = NeighborRecommender(recommender.dataset, self._graph)
+        kinds = kinds_of(job.config, recommender, stage, neighbors)
+        self._identities |= {recommender.identity, *(kind.identity for kind in kinds)}
+        return NearlineWorker(
+            recommender,
+            kinds,
+            UserEventsSource(recommender, self._events),
+            self._store,
+            job.config,
+            self._part,
+            self._num_parts,
+            self._clock,
+        )
+
+    def _follow(self) -> None:
+        """Have a worker of the version that serves, or that is to."""
+        assert self._versions is not None
+        now = self._clock()
+        if 0 <= now - self._looked_at < VERSIONS_EVERY_S:
+            return
+        self._looked_at, manifest = now, self._versions.serving()
+        if manifest.number == self._number:
+            return
+        loaded = load_version(self._versions, manifest, self._job.device)
+        if self._number is not None:
+            self._before = self.worker
+        self.worker = self._worker_of(loaded.model)
+        self._number = manifest.number
+        logger.info("products of version %d are computed", manifest.number)
+
+    def step(self) -> int:
+        """Do a batch, of the version that is to serve first; returns its users.
+
+        Raises:
+            UnavailableError: a store does not answer; nothing is lost.
+        """
+        if self._versions is not None:
+            self._follow()
+        if count := self.worker.step():
+            return count
+        if self._before is not None:
+            if self.worker.is_complete:
+                self._add(self._before)
+                self._before = None
+            else:
+                return self._before.step()
+        return 0
+
+    def finish(self) -> None:
+        """As `NearlineWorker.finish`."""
+        self.worker.finish()
+
+    def run(self, is_stopped: Callable[[float], bool]) -> None:
+        """As `NearlineWorker.run`."""
+        while True:
+            try:
+                wait_s = 0.0 if self.step() else POLL_S
+            except UnavailableError as error:
+                self._done = self._done._replace(errors=self._done.errors + 1)
+                logger.warning("near-line work waits: %s", error)
+                wait_s = 10 * POLL_S
+            if is_stopped(wait_s):
+                return
+
+    def _add(self, worker: NearlineWorker) -> None:
+        done = self._done
+        self._done = NearlineReport(
+            done.computed + worker.num_computed,
+            done.valid + worker.num_valid,
+            done.seconds + worker.seconds,
+            done.errors,
+        )
+
+    def report(self) -> NearlineReport:
+        """What was done so far."""
+        done = self._done
+        of_workers = [worker for worker in (self.worker, self._before) if worker is not None]
+        return NearlineReport(
+            done.computed + sum(worker.num_computed for worker in of_workers),
+            done.valid + sum(worker.num_valid for worker in of_workers),
+            done.seconds + sum(worker.seconds for worker in of_workers),
+            done.errors,
+        )
+
+    def close(self) -> None:
+        self._store.close()
+        if self._events is not None:
+            self._events.close()
+
+
+def work(job: NearlineJob, once: bool, single_process: bool, workers: int = 1) -> NearlineReport:
+    """Compute products until interrupted, or once; call it on the main thread.
+
+    Raises:
+        InputError: as `NearlineLoop`; or events are to be followed and the store does not say what comes.
+        StoreUnavailableError: a store does not answer when the work begins.
+    """
+    if not single_process:
+        return _on_ray(job, once, workers)
+    if workers > 1:
+        raise InputError("--workers: are Ray actors; leave out --single-process")
+    loop = NearlineLoop(job)
+    try:
+        if once:
+            loop.finish()
+        else:
+            check_followed(job, loop)
+            with stop_signal() as stopped:
+                loop.run(stopped.wait)
+        return loop.report()
+    finally:
+        loop.close()
+
+
+def check_followed(job: NearlineJob, loop: NearlineLoop) -> None:
+    """Refuse to wait for events that nobody tells of.
+
+    Raises:
+        InputError: there is no event store, or it has one side.
+    """
+    if not loop.is_followed:
+        where = "no event store is named" if job.events is None else f"{job.events}: has one side"
+        raise InputError(
+            f"--events: {where}, so nothing says which events came; name a store with both sides (rayrec "
+            "data store SOURCE STORE --by item builds the other one), or compute --once"
+        )
+
+
+def _on_ray(job: NearlineJob, once: bool, workers: int) -> NearlineReport:
+    import ray
+
+    from rayrec.actors.nearline import spawn_nearline_workers
+    from rayrec.platform.cluster import ClusterConfig, ray_cluster
+
+    with ray_cluster(ClusterConfig(), workers):
+        actors = spawn_nearline_workers(partial(NearlineLoop, job, num_parts=workers), workers)
+        try:
+            reports: list[Any] = ray.get([actor.finish.remote() for actor in actors])
+            if not once:
+                with stop_signal() as stopped:
+                    running = [actor.run.remote() for actor in actors]
+                    while not stopped.wait(POLL_S):
+                        ray.wait(running, timeout=0)
+                    ray.get([actor.stop.remote() for actor in actors])
+                    reports = ray.get(running)
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+    return NearlineReport(*(sum(column) for column in zip(*reports, strict=True)))

@@ -1,0 +1,38 @@
+"""Near-line work as actors of Ray: what only processes of their own can show."""
+
+from functools import partial
+
+import pytest
+import ray
+
+from rayrec.actors.nearline import spawn_nearline_workers
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.nearline.config import NearlineConfig
+from rayrec.pipelines.nearline.product_store import ProductStore
+from rayrec.pipelines.nearline.products import ProductKey
+from rayrec.samples.stores import open_values
+from rayrec.serve.launch.nearline import NearlineJob, NearlineLoop, NearlineReport
+from tests.helpers.runs import NUM_USERS, make_run
+
+pytestmark = pytest.mark.ray
+
+
+def test_workers_divide_the_users_and_stop_when_told(tmp_path, ray_cluster):
+    run, store = make_run(tmp_path, "sasrec"), str(tmp_path / "products")
+    job = NearlineJob(str(run), store, None, NearlineConfig(batch_users=4))
+    actors = spawn_nearline_workers(partial(NearlineLoop, job, num_parts=2), 2, num_cpus=0)
+
+    reports = [NearlineReport(*each) for each in ray.get([actor.finish.remote() for actor in actors])]
+    assert sum(each.computed for each in reports) == NUM_USERS
+    assert all(0 < each.computed < NUM_USERS for each in reports)
+    running = [actor.run.remote() for actor in actors]
+    ray.get([actor.stop.remote() for actor in actors])
+    assert len(ray.get(running)) == 2
+    recommender = Recommender.load(run)
+    ids = recommender.dataset.users["user_id"].to_pylist()
+    products = ProductStore(open_values(store))
+    keys = [ProductKey("candidates", recommender.identity, user) for user in ids]
+    assert None not in products.get_many(keys)
+    products.close()
+    for actor in actors:
+        ray.kill(actor)
