@@ -321,6 +321,7 @@ def test_popular_items_answer_where_the_model_names_none_and_all_answers_are_cou
         "serving_answers_merged_total": 0,
         "serving_answers_neighbors_total": 0,
         "serving_answers_popular_total": 2,
+        "serving_answers_nearline_total": 0,
         "serving_answers_empty_total": 1,
         "serving_answers_without_items_total": 1,
     }
