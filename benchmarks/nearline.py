@@ -5,11 +5,11 @@ Bars:
 * `nearline-prefix-miss`: 1 ms over what the prefix cache takes for a user of 5,000 events of whom it has
   nothing, beside 1,000 users whom it has. The network is left out: it is the search that must not grow with
   the square of the history.
-* `nearline-refresh-KIND`: users per second that a worker brings up to date in batches of 64, on one thread and
-  with all that it reads and writes, over answers of single requests to the same model. An untrained lazy
+* `nearline-refresh-KIND`: users per second that a worker brings up to date in batches of 64, on one thread
+  and with all that it reads and writes, over answers of single requests to the same model. An untrained lazy
   decoder, users of 2,000 events of whom all but the newest chunk is summarized before. The answers are with
-  20 beams and with summaries that are there; refreshed `summaries` are of one chunk more, and `candidates` are
-  of these and of a search for 1,000 items. The target is 5.
+  20 beams and with summaries that are there; refreshed `summaries` are of one chunk more, and `candidates`
+  are of these and of a search for 1,000 items. The target is 5.
 """
 
 from __future__ import annotations
