@@ -65,5 +65,6 @@ BENCHES: dict[str, Bench] = {
     "tiers": partial(_run, "tiers", "bench"),
     "value": partial(_run, "value", "bench"),
     "value-live": partial(_run, "value_live", "bench"),
+    "value-replay": partial(_run, "value_replay", "bench"),
     **{name: partial(_run, "quality", "bench", name) for name in QUALITY_CONFIGS},
 }

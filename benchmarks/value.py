@@ -7,9 +7,11 @@ The model and the users are those of `serve`; one process, without HTTP. Bars:
 * `value-mixed-actions`: requests per second where each has 5, 10 or 20 beams, over the rate at which as many
   of each are answered that come apart.
 * `value-decision`: 50 µs over the time in which an action is chosen by value.
+* `value-deny-lists`: requests per second of the same, where each request also denies items of its own, over
+  those where none does.
 
-Lines without a bar say the rates where half of the requests also deny some items, where a quarter read no
-more than 5, 10 or 20 events, and for 900 to 1000 items: more than there are beams.
+Lines without a bar say the rates where a quarter read no more than 5, 10 or 20 events, and for 900 to 1000
+items: more than there are beams.
 
 `RAYREC_BENCH_STEPS` is the number of batches in a window.
 """
@@ -62,7 +64,7 @@ def bench(options: BenchOptions) -> list[Bar]:
             on_batch=lambda num_requests, seconds: sizes.append(num_requests),
         )
         bodies, random = itertools.cycle(bodies_of(data, MEAN_ITEMS)), np.random.default_rng(0)
-        items = Dataset.open(data).items.keys.to_pylist()
+        items = np.array(Dataset.open(data).items.keys.to_pylist())
 
         def alike(k: int) -> Iterator[RecommendRequest]:
             return (RecommendRequest.model_validate({**body, "k": k}) for body in bodies)
@@ -73,7 +75,7 @@ def bench(options: BenchOptions) -> list[Bar]:
             for body in bodies:
                 wanted = {**body, "k": int(random.integers(least, most + 1))}
                 if random.random() < denying:
-                    wanted["filter"] = {"deny": random.choice(items, DENIED).tolist()}
+                    wanted["filter"] = {"deny": items[random.integers(len(items), size=DENIED)].tolist()}
                 request = RecommendRequest.model_validate(wanted)
                 if random.random() < with_budget:
                     budget = Budget(max_events=int(random.choice(BUDGETS)))
@@ -92,13 +94,14 @@ def bench(options: BenchOptions) -> list[Bar]:
         def show(of_mixed: float, of_one: float) -> None:
             log.print(f"mixed k: {of_mixed:.0f} requests/s, one k: {of_one:.0f}", highlight=False)
 
+        def show_denying(of_denying: float, of_none: float) -> None:
+            log.print(f"deny lists: {of_denying:.0f} requests/s, none: {of_none:.0f}", highlight=False)
+
         try:
             rate(alike(MEAN_ITEMS))
             sizes.clear()
             ratios = interleaved(lambda: rate(mixed()), lambda: rate(alike(MEAN_ITEMS)), options.pairs, show)
             log.print(f"{np.mean(sizes):.1f} requests a batch")
-            for what, how in (("deny lists", {"denying": 0.5}), ("budgets", {"with_budget": 0.25})):
-                log.print(f"mixed k and {what}: {rate(mixed(**how)):.0f} requests/s", highlight=False)
             mixed_ratios = interleaved(
                 lambda: rate(of_actions(ACTIONS)),
                 lambda: len(ACTIONS) / sum(1 / rate(of_actions((beams,))) for beams in ACTIONS),
@@ -107,6 +110,10 @@ def bench(options: BenchOptions) -> list[Bar]:
                     f"mixed actions: {both:.0f} requests/s, apart: {apart:.0f}", highlight=False
                 ),
             )
+            denying = interleaved(
+                lambda: rate(mixed(denying=1.0)), lambda: rate(mixed()), options.pairs, show_denying
+            )
+            log.print(f"mixed k and budgets: {rate(mixed(with_budget=0.25)):.0f} requests/s", highlight=False)
             many, one = rate(mixed(*MANY_ITEMS), 2), rate(alike(sum(MANY_ITEMS) // 2), 2)
             log.print(f"above the beams: mixed k {many:.1f} requests/s, one k {one:.1f}", highlight=False)
         finally:
@@ -114,6 +121,7 @@ def bench(options: BenchOptions) -> list[Bar]:
         return [
             Bar.of("value-mixed-k", ratios, "the same requests for as many items each", 0.95),
             Bar.of("value-mixed-actions", mixed_ratios, "the same requests, those of one action apart", 0.95),
+            Bar.of("value-deny-lists", denying, "the same requests without deny lists", 0.85),
             Bar.of(
                 "value-decision", [DECISION_S / _decision_s() for _ in range(options.pairs)], "50 µs", 1.0
             ),
@@ -144,9 +152,10 @@ def _rate(
 ) -> float:
     """Requests per second, with as many in flight all the time."""
     done: queue.SimpleQueue[None] = queue.SimpleQueue()
+    made = iter(list(itertools.islice(requests, number)))  # which takes time of its own
 
     def submit() -> None:
-        request = next(requests)
+        request = next(made)
         future = batcher.submit(request, group=service.group_of(request), width=service.width_of(request))
         future.add_done_callback(lambda _: done.put(None))
 

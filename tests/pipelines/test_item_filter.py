@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from rayrec.models.sequence.sequence_program import SequenceProgram
+from rayrec.pipelines.inference import recommender as recommenders
 from rayrec.pipelines.inference.item_filter import FilterMasks, ItemFilter, NamedList
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError
@@ -18,6 +19,12 @@ def recommender(request, tmp_path_factory) -> Recommender:
     # A beam of two: what leads nowhere would take the place of what may be given.
     settings = {} if request.param == "sasrec" else {"beam_width": 2}
     return Recommender.load(make_run(tmp_path_factory.mktemp("run"), request.param, **settings))
+
+
+@pytest.fixture(params=["as sets", "one by one"])
+def most_denied(request, monkeypatch):
+    """Whether what a set lacks is left out one by one, which depends on how much it is."""
+    monkeypatch.setattr(recommenders, "MOST_DENIED", -1 if request.param == "as sets" else 1000)
 
 
 def keys(answer) -> list[str]:
@@ -32,6 +39,7 @@ def with_sets(recommender: Recommender, users, masks):
     ]
 
 
+@pytest.mark.usefixtures("most_denied")
 @pytest.mark.parametrize("exclude_seen", [False, True])
 def test_each_row_gets_the_best_of_its_own_set_and_of_nothing_else(recommender, exclude_seen):
     num_items = len(recommender.dataset.items)
@@ -51,6 +59,7 @@ def test_each_row_gets_the_best_of_its_own_set_and_of_nothing_else(recommender, 
             assert keys(answer) == allowed[:3]
 
 
+@pytest.mark.usefixtures("most_denied")
 def test_a_beam_as_wide_as_the_set_finds_all_of_it_in_the_order_of_the_whole_catalog(recommender):
     num_items = len(recommender.dataset.items)
     (whole,) = recommender.answer([recommender.query_of_user("u1")], num_items, exclude_seen=False)
@@ -64,24 +73,46 @@ def test_a_beam_as_wide_as_the_set_finds_all_of_it_in_the_order_of_the_whole_cat
     assert [item.score for item in found.items] == pytest.approx([scores[key] for key in keys(found)])
 
 
+@pytest.mark.parametrize("exclude_seen", [False, True])
+def test_left_out_one_by_one_or_as_a_set_the_answers_are_the_same(recommender, monkeypatch, exclude_seen):
+    num_items = len(recommender.dataset.items)
+    masks = [None, *(np.random.default_rng(0).random((4, num_items)) > np.array([[0], [0.1], [0.5], [1]]))]
+    queries = with_sets(recommender, ["u1", "u2", "u3", "u4", "u5"], masks)
+
+    def answers(most_denied: int):
+        monkeypatch.setattr(recommenders, "MOST_DENIED", most_denied)
+        return recommender.answer(queries, 3, exclude_seen)
+
+    as_sets = answers(-1)
+
+    assert answers(1000) == as_sets
+    assert answers(num_items // 4) == as_sets  # the first two one by one, the others not
+
+
 def test_popular_items_are_of_the_set(recommender):
     mask = np.arange(len(recommender.dataset.items)) < 4
     assert len(recommender.popular(10, allowed_I=mask)) == 4
 
 
-def test_programs_that_were_compiled_have_no_sets_and_are_not_asked(recommender):
-    class Refuses:
-        def recommend(self, *arguments):
-            raise AssertionError("asked")
+def test_programs_that_were_compiled_have_no_sets_and_are_not_asked(recommender, monkeypatch):
+    asked = []
+
+    class Compiled:
+        def recommend(self, features, rows, k, excluded_BE, beams_B):
+            asked.append(excluded_BE)  # and has no program
 
     program = recommender._ranker
     assert isinstance(program, SequenceProgram)
-    program.compiled = Refuses()
-    mask = np.ones(len(recommender.dataset.items), dtype=bool)
-    try:
-        recommender.answer(with_sets(recommender, ["u1"], [mask]), 3)
-    finally:
-        program.compiled = None
+    monkeypatch.setattr(program, "compiled", Compiled())
+    mask = np.arange(len(recommender.dataset.items)) != 5
+    query = with_sets(recommender, ["u1"], [mask])
+
+    monkeypatch.setattr(recommenders, "MOST_DENIED", 0)
+    recommender.answer(query, 3)
+    assert not asked
+    monkeypatch.setattr(recommenders, "MOST_DENIED", 1)
+    recommender.answer(query, 3)
+    assert [excluded_BE[0, -1] for excluded_BE in asked] == [5]
 
 
 class SomeItems:

@@ -19,12 +19,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rayrec.platform.arrays import BoolArray
+from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
 
 KEPT_MASKS = 64
 """Of lists and filters that came last; each takes a byte per item."""
+_FEW_KEYS = 256
 _SHOWN = 10
 """Values of a column that an error names."""
 
@@ -97,7 +98,10 @@ class FilterMasks:
         mask_I = np.ones(len(self._item_keys), dtype=np.bool_)
         allow = [] if wanted.allow is None else [self._among(wanted.allow)]
         allow += [self._of_list(each) for each in wanted.allow_lists]
-        deny = [self._among(wanted.deny), *(self._of_list(each) for each in wanted.deny_lists)]
+        deny = [
+            *([self._among(wanted.deny)] if wanted.deny else []),
+            *(self._of_list(each) for each in wanted.deny_lists),
+        ]
         for each in allow:
             mask_I &= each.allowed_I
         for each in deny:
@@ -113,11 +117,24 @@ class FilterMasks:
         return self._remembered((wanted.name, wanted.version), lambda: self._among(wanted.keys))
 
     def _among(self, keys: Collection[str]) -> AllowedByFilter:
-        positions = self._item_keys.get_indexer(list(set(keys)))
+        positions = self._positions_of(set(keys))
         is_known = positions >= 0
         mask_I = np.zeros(len(self._item_keys), dtype=np.bool_)
         mask_I[positions[is_known]] = True
         return AllowedByFilter(mask_I, int(np.count_nonzero(~is_known)))
+
+    def _positions_of(self, keys: Collection[str]) -> Int64Array:
+        """Catalog positions of keys; -1 of one that is not there."""
+        if len(keys) > _FEW_KEYS:
+            return self._item_keys.get_indexer(list(keys)).astype(np.int64)
+        # An index of the keys takes longer to make than so many take to be looked up.
+        return np.array([self._position_of(key) for key in keys], dtype=np.int64)
+
+    def _position_of(self, key: str) -> int:
+        try:
+            return int(self._item_keys.get_loc(key))
+        except KeyError:
+            return -1
 
     def _where(self, column: str, values: Sequence[Any]) -> AllowedByFilter:
         table = self._dataset.item_table

@@ -34,6 +34,9 @@ from rayrec.samples.features.neighbors import NO_TIME
 from rayrec.samples.features.row_features import RowFeatures
 
 Source = Literal["model", "neighbors", "popular"]
+MOST_DENIED = 256
+"""Items that a set lacks at most where they are left out one by one."""
+_NOTHING: Int64Array = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -302,8 +305,13 @@ class Recommender:
         )
         excludes_B = np.array([each.exclude_seen for each in wanted])
         excluded_BE = np.where(excludes_B[:, None], seen_BE, -1) if excludes_B.any() else None
+        sets = [query.allowed_I for query in queries]
+        denied = _denied_by([each for each in sets if each is not None])
+        if denied:
+            excluded_BE = _joined(excluded_BE, [denied.get(id(each), _NOTHING) for each in sets])
+            sets = [None if id(each) in denied else each for each in sets]
         most = max(each.k for each in wanted)
-        ranked = self._rank(features, most, excluded_BE, self._beams_of(wanted), self._allowed(queries))
+        ranked = self._rank(features, most, excluded_BE, self._beams_of(wanted), self._allowed(sets))
         return self._described(features, seen_BE, ranked, wanted, lacks_B)
 
     def item_log_probs(self, queries: Sequence[Query], items_BW: Int64Array) -> Float64Array:
@@ -406,12 +414,12 @@ class Recommender:
         usual = self.num_beams(max(each.k for each in wanted))
         return None if all(each == usual for each in beams) else beams
 
-    def _allowed(self, queries: Sequence[Query]) -> AllowedItems | None:
+    def _allowed(self, of_queries: Sequence[BoolArray | None]) -> AllowedItems | None:
         """Sets of items, each once, and which of them each query has."""
-        if all(query.allowed_I is None for query in queries):
+        if all(allowed_I is None for allowed_I in of_queries):
             return None
         everything_I = np.ones(len(self.dataset.items), dtype=np.bool_)
-        masks = [everything_I if query.allowed_I is None else query.allowed_I for query in queries]
+        masks = [everything_I if allowed_I is None else allowed_I for allowed_I in of_queries]
         sets = {id(mask_I): mask_I for mask_I in masks}
         place_of = {key: place for place, key in enumerate(sets)}
         set_B = np.array([place_of[id(mask_I)] for mask_I in masks], dtype=np.int64)
@@ -542,6 +550,26 @@ def _newest(query: Query, budget: Budget, step: int) -> Query:
         times=None if query.times is None else query.times[first:],
         labels={label: codes[first:] for label, codes in query.labels.items()},
     )
+
+
+def _denied_by(sets: Sequence[BoolArray]) -> dict[int, Int64Array]:
+    """By the `id` of a set, the items that it lacks, where these are few: left out one by one they cost less
+    than a set, of which something is computed for every item of the catalog."""
+    found: dict[int, Int64Array] = {}
+    for allowed_I in {id(each): each for each in sets}.values():
+        if len(allowed_I) - np.count_nonzero(allowed_I) <= MOST_DENIED:
+            found[id(allowed_I)] = np.flatnonzero(~allowed_I)
+    return found
+
+
+def _joined(excluded_BE: Int64Array | None, further: Sequence[Int64Array]) -> Int64Array | None:
+    """[B, E] what is left out already, and further items of each row; padded with -1."""
+    if not (longest := max(map(len, further))):
+        return excluded_BE
+    further_BE = np.full((len(further), longest), -1)
+    for row, items in enumerate(further):
+        further_BE[row, : len(items)] = items
+    return further_BE if excluded_BE is None else np.concatenate((excluded_BE, further_BE), axis=1)
 
 
 def _labels_of(label: Label, queries: Sequence[Query]) -> Int64Array:

@@ -269,5 +269,7 @@ class Dataset(DatasetFolder[Manifest]):
 
 
 def _position_of(keys: pd.Index, key: str) -> int | None:
-    index = int(keys.get_indexer([str(key)])[0])
-    return None if index < 0 else index
+    try:  # `get_indexer` would make an index of the one key, which takes twenty times as long
+        return int(keys.get_loc(str(key)))
+    except KeyError:
+        return None
