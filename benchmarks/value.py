@@ -7,8 +7,8 @@ The model and the users are those of `serve`; one process, without HTTP. Bars:
 * `value-mixed-actions`: requests per second where each has 5, 10 or 20 beams, over the rate at which as many
   of each are answered that come apart.
 * `value-decision`: 50 µs over the time in which an action is chosen by value.
-* `value-deny-lists`: requests per second of those of `value-mixed-k`, where each also denies items of its own,
-  over those where none does.
+* `value-deny-lists`: requests per second as in `value-mixed-k`, where each also denies items of its own, over
+  those where none does.
 
 Lines without a bar say the rates where a quarter read no more than 5, 10 or 20 events, and for 900 to 1000
 items: more than there are beams.
