@@ -305,3 +305,12 @@ def test_values_are_read_by_key(tmp_path):
 def test_actions_that_make_no_sense_are_refused(actions, message):
     with pytest.raises(ValueError, match=message):
         AllocateConfig(actions=actions, curves="curves.json")
+
+
+def test_what_was_decided_and_then_refused_is_not_served():
+    world = World(explore=0.0, floor_every=0)
+    decisions = [world.ask(3.0), world.ask(2.0)]
+
+    world.allocator.not_served(decisions[1:])
+
+    assert (world.allocator.value_asked, world.allocator.value_served) == (5.0, 3.0)

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import islice
 
 from rayrec.serve.admission.answer_cache import AnswerCache, key_of
-from rayrec.serve.admission.limits import Admissions, Clock
+from rayrec.serve.admission.limits import Admissions, CallerLimitError, Clock, Room, ServiceLimitError
 from rayrec.serve.admission.request_info import RequestInfo
 from rayrec.serve.config.admission import AdmissionConfig, StepName
 from rayrec.serve.engine.allocation import Allocator, Decision, Facts, draw_of, text_bits
@@ -120,10 +120,10 @@ class AdmissionControl:
         Raises:
             CallerLimitError, ServiceLimitError, TooManyWaitingError, DeadlineError: as `begin_all`.
         """
-        info.room = self._admissions.check(info.caller)
-        # A request that finds a cached answer waits for nothing.
-        if self._cache is None:
-            with self._counting_refusals(1):
+        with self._counting_refusals(1):
+            info.room = self._admissions.check(info.caller)
+            # A request that finds a cached answer waits for nothing.
+            if self._cache is None:
                 self._batcher.check_room(self._left_s(info))
 
     def admit(self, info: RequestInfo) -> Callable[[], None]:
@@ -194,8 +194,27 @@ class AdmissionControl:
     ) -> tuple[list[_Entry], list[asyncio.Future[RecommendAnswer]]]:
         caller, costs = info.caller, self._costs(requests, pinned)
         count = sum(costs)
-        room = self._admissions.check(caller, count, info.room)
+        with self._counting_refusals(len(requests)):
+            room = self._admissions.check(caller, count, info.room)
         decisions = self._decisions(requests, info, pinned, request_id)
+        try:
+            return self._submitted(requests, info, pinned, decisions, costs, room)
+        except (TooManyWaitingError, DeadlineError, CallerLimitError, ServiceLimitError):
+            if self._allocator is not None:
+                self._allocator.not_served(decisions)
+            raise
+
+    def _submitted(
+        self,
+        requests: Sequence[RecommendRequest],
+        info: RequestInfo,
+        pinned: RecommendationService,
+        decisions: Sequence[Decision | None],
+        costs: Sequence[int],
+        room: Room,
+    ) -> tuple[list[_Entry], list[asyncio.Future[RecommendAnswer]]]:
+        """Admit requests whose actions are decided, and hand them to the batcher."""
+        caller, count = info.caller, sum(costs)
         entries = self._entries(requests, pinned, decisions)
         # Before any is submitted: an idle model computes the first at once, whatever becomes of the others.
         self._check_waiting(sum(entry.kept is None for entry in entries))
@@ -269,7 +288,7 @@ class AdmissionControl:
         """Let the price rise for requests that there is no room for."""
         try:
             yield
-        except (TooManyWaitingError, DeadlineError):
+        except (TooManyWaitingError, DeadlineError, ServiceLimitError):
             if self._allocator is not None:
                 self._allocator.refused(count)
             raise

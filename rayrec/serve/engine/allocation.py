@@ -75,6 +75,8 @@ class Decision:
     propensity: float
     """Probability with which a request like this one got the action."""
     reason: Reason
+    served: float
+    """Of the value, what the action finds."""
 
     @property
     def columns(self) -> dict[str, object]:
@@ -231,11 +233,16 @@ class Allocator:
         self._num_decided += 1
         self._spent_s += self._costs[action]
         self._whole_s += self._costs[0]
+        served = 0.0 if value is None else value * share
         if value is not None:
             self._worth += value
             self.value_asked += value
-            self.value_served += value * share
-        return Decision(name, self._levels[action], value, self.price.value, propensity, reason)
+            self.value_served += served
+        return Decision(name, self._levels[action], value, self.price.value, propensity, reason, served)
+
+    def not_served(self, decisions: Sequence[Decision | None]) -> None:
+        """Take back that requests were served, which were decided and then refused."""
+        self.value_served -= sum(each.served for each in decisions if each is not None)
 
     def refused(self, count: int) -> None:
         """Take down requests that there was no room for: the price has to rise for them, too."""
