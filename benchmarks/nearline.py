@@ -44,7 +44,7 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.console import log
 from rayrec.samples.stores import open_values
 
-REFRESHED, USER_EVENTS, BATCH, SINGLE = 256, 2_000, 64, 40
+REFRESHED, USER_EVENTS, BATCH, SINGLE, ALIKE = 256, 2_000, 64, 40, 10
 MODEL: dict[str, Any] = {
     "name": "lazy_decoder",
     "beam_width": 20,
@@ -113,6 +113,7 @@ def _refresh(options: BenchOptions) -> list[Bar]:
                 strict=True,
             )
         ]
+        alike = list[float]()
         rates: dict[KindName, list[float]] = {"summaries": [], "candidates": [], "neighbors": []}
         kinds: tuple[KindName, ...]
         for pair in range(options.pairs):
@@ -120,6 +121,10 @@ def _refresh(options: BenchOptions) -> list[Bar]:
             for query in known:
                 recommender.answer([query], 10)
             online = SINGLE / (time.perf_counter() - began)
+            began = time.perf_counter()
+            for query in known[:ALIKE]:
+                recommender.answer([query], 1000)
+            alike.append(ALIKE / (time.perf_counter() - began) / online)
             for kind, found in rates.items():
                 place = Path(folder) / f"products-{pair}-{kind}"
                 if kind != "neighbors":
@@ -128,6 +133,8 @@ def _refresh(options: BenchOptions) -> list[Bar]:
                 found.append(_work(recommender, neighbors, after, place, kinds) / online)
     for kind, found in rates.items():
         log.print(f"{kind}: {statistics.median(found):.2f} users for an answer online", highlight=False)
+    ratio = statistics.median(rates["candidates"]) / statistics.median(alike)
+    log.print(f"candidates: {ratio:.2f} users for an online answer of as many items", highlight=False)
     return [
         Bar.of(f"nearline-refresh-{kind}", found, "answers of single requests", 5.0)
         for kind, found in rates.items()

@@ -349,7 +349,8 @@ class AdmissionControl:
         if answered.cancelled() or answered.exception() is not None:
             return
         answer = answered.result()
-        if "popular_items" not in answer.degraded:
+        # A near-line answer is kept in its store, and there a newer one may be.
+        if "popular_items" not in answer.degraded and answer.source != "nearline":
             self._cache.put(key, answer)
 
     @property

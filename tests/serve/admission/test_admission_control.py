@@ -418,6 +418,23 @@ def test_a_kept_answer_says_what_was_lowered_when_it_was_computed(start):
     assert run(scenario()) == [["fewer_beams"]] + 2 * [["fewer_beams", "cached_answer"]]
 
 
+def test_near_line_answers_are_not_kept_beside_their_store(start, monkeypatch):
+    model = start(degrade=degrade(step("cached_answer", ALWAYS)))
+    computed = model.service.recommend_all
+
+    def near_line(requests):
+        changes = {"source": "nearline", "degraded": ["cached_answer"]}
+        return [answer.model_copy(update=changes) for answer in computed(requests)]
+
+    monkeypatch.setattr(model.service, "recommend_all", near_line)
+
+    async def scenario() -> list[list[str]]:
+        return [(await model.ask(user_id="ann", k=1)).degraded for _ in range(2)]
+
+    assert run(scenario()) == [["cached_answer"]] * 2
+    assert model.admission.status.cached == 0
+
+
 def test_popular_items_of_a_busy_moment_are_not_kept(start):
     model = start(degrade=degrade(step("cached_answer", ALWAYS), step("popular_items", ALWAYS)))
 
