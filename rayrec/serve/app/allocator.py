@@ -36,7 +36,7 @@ def make_allocator(
     Raises:
         InputError: a file cannot be read, or says of an action nothing, or of a value no number from 0 on.
     """
-    curves = ValueCurves.load(config.curves)
+    curves, users, items = read_files(config)
     measured = [service.request_seconds(level_of(action), max_batch) for action in config.actions]
     usual = batcher.costs.measured_width
     at_start_s = batcher.costs.at(usual).least_s
@@ -50,13 +50,20 @@ def make_allocator(
         # A batch that is computed and one that waits for it are no backlog.
         return max(batcher.wait_s() - 2 * max_batch * batcher.costs.at(usual).least_s, 0.0)
 
+    return Allocator(config, curves, costs, backlog_s, clock, users, items)
+
+
+def read_files(
+    config: AllocateConfig,
+) -> tuple[Curves, Mapping[str, float] | None, Mapping[str, float] | None]:
+    """(Curves, values by user, values by item) that the settings name.
+
+    Raises:
+        InputError: a file cannot be read, or says of an action nothing, or of a value no number from 0 on.
+    """
     values = config.value
-    return Allocator(
-        config,
-        shares_by(curves, config.actions, config.curves),
-        costs,
-        backlog_s,
-        clock,
+    return (
+        shares_by(ValueCurves.load(config.curves), config.actions, config.curves),
         None if values.segments is None else values_of(values.segments, "user_key"),
         None if values.items is None else values_of(values.items, "item_key"),
     )

@@ -27,7 +27,7 @@ from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
-from rayrec.serve.app.allocator import make_allocator
+from rayrec.serve.app.allocator import make_allocator, read_files
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.compilation import CompileService
@@ -199,8 +199,10 @@ def check_service(run: str | Path, config: ServeConfig) -> None:
         run: as `load_api`.
 
     Raises:
-        InputError: the run, the version, or that of the ranking stage, cannot be loaded.
+        InputError: the run, the version, or that of the ranking stage, cannot be loaded, or curves or values.
     """
+    if (allocate := config.admission.allocate) is not None:
+        read_files(allocate)
     # The CPU is always here; this machine may lack the device of the replicas.
 
     def network_of(model: TrainedModel) -> ItemRanker:
