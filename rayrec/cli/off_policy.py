@@ -11,11 +11,13 @@ import typer
 from rayrec.cli.app import app
 from rayrec.platform.console import Answer, command, print_rows
 from rayrec.platform.console import log as console
+from rayrec.platform.errors import InputError
 
 
 class TargetPolicy(StrEnum):
     uniform = "uniform"
     softmax = "softmax"
+    always = "always"
 
 
 @command(app, "off-policy")
@@ -25,13 +27,16 @@ def off_policy_command(
         typer.Argument(
             metavar="LOG",
             help="Table of shown items with reward and propensity, or a folder with one, as the Open Bandit "
-            "Dataset's bts/all.",
+            "Dataset's bts/all; or a request log of `rayrec serve`.",
         ),
     ],
     policy: Annotated[
         TargetPolicy,
-        typer.Option(help="Policy to evaluate: uniform, or a softmax over a reward model of the log."),
+        typer.Option(
+            help="Policy to evaluate: uniform, softmax over a reward model of the log, or always one action."
+        ),
     ] = TargetPolicy.uniform,
+    action: Annotated[str | None, typer.Option(help="Action of `always`.")] = None,
     temperature: Annotated[
         float, typer.Option(min=1e-6, help="Temperature of `softmax`, in units of reward.")
     ] = 0.002,
@@ -46,19 +51,26 @@ def off_policy_command(
 
     from rayrec.rl.off_policy.estimators import DIRECT_METHOD, diagnostics, estimates
     from rayrec.rl.off_policy.logs import read_log
-    from rayrec.rl.off_policy.policies import softmax_of, uniform
-    from rayrec.rl.off_policy.reward_model import cross_fitted
+    from rayrec.rl.off_policy.policies import always, softmax_of, uniform
+    from rayrec.rl.off_policy.reward_model import cross_fitted, mean_rewards
 
+    if (action is None) == (policy is TargetPolicy.always):
+        raise InputError("--action says what --policy always does; give both of them, or none")
     log = read_log(log_folder)
-    model_NA = cross_fitted(log, seed=seed)
+    are_probabilities = bool(((log.rewards_N == 0) | (log.rewards_N == 1)).all())
+    model_NA = cross_fitted(log, seed=seed) if are_probabilities else mean_rewards(log, seed=seed)
     # The model of a row has not seen the row's reward, so a policy derived from it can be evaluated there.
-    target_NA = uniform(log) if policy is TargetPolicy.uniform else softmax_of(model_NA, temperature)
+    if policy is TargetPolicy.always:
+        assert action is not None, "checked above"
+        target_NA = always(log, action)
+    else:
+        target_NA = uniform(log) if policy is TargetPolicy.uniform else softmax_of(model_NA, temperature)
     found = estimates(log, target_NA, model_NA, resamples, seed, max_weight)
     trust = diagnostics(log, target_NA)
     print_rows(
-        f"{policy.value} on {log_folder}",
+        f"{policy.value} {action or ''}".rstrip() + f" on {log_folder}",
         [
-            ("rows, of which with a reward", f"{len(log):,}, {int(log.rewards_N.sum()):,}"),
+            ("rows, of which with a reward", f"{len(log):,}, {int((log.rewards_N > 0).sum()):,}"),
             ("mean reward of the policy that logged", f"{log.rewards_N.mean():.5f}"),
             *(
                 (

@@ -33,6 +33,10 @@ _REWARDS = ("click", "reward")
 _PROPENSITIES = ("propensity_score", "propensity", "pscore")
 _OF_REQUESTS = {"request_id", "recommended"}
 """Columns of what `rayrec serve --request-log` writes: a row for each answer, with what was shown."""
+_OF_DECISIONS = {"request_id", "action", "propensity"}
+"""Of the same with `allocate`: how much was computed of each answer, and with which chance."""
+_EARNED = "earned"
+"""Column of a log of decisions; a reward may be any number from 0."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class BanditLog:
     positions_N: Int64Array | None = None
     """Position on the page, from 0; None if there is only one."""
     name: str = "log"
+    action_names: tuple[str | int, ...] = ()
+    """As the log has them, by number."""
 
     def __post_init__(self) -> None:
         is_wrong_N = ~((self.propensities_N > 0) & (self.propensities_N <= 1))
@@ -82,6 +88,7 @@ class BanditLog:
             self.num_actions,
             None if self.positions_N is None else self.positions_N[rows_M],
             self.name,
+            self.action_names,
         )
 
 
@@ -95,6 +102,10 @@ def read_log(source: str | Path) -> BanditLog:
 
     A request log of `rayrec serve` has a row for each answer. It can be used where lists `propensities` and
     `rewards` were added beside `recommended`: the service itself shows what it holds best, at every request.
+
+    With `allocate`, it has another kind of actions, of which the service itself takes some at random: how
+    much is computed of an answer (`action`, `propensity`). A column `reward`, any number from 0, makes it a
+    log of these. Answers that could have got no other action are left out: all, while power is not short.
 
     Args:
         source: the table, or a folder with it and no other of this kind.
@@ -122,7 +133,10 @@ def read_log(source: str | Path) -> BanditLog:
             f"{raw.where(row)}: item {item_N[row].as_py()!r} is not in {ITEMS_FILE}, whose ids are like "
             f"{keys_A[0]!r}"
         )
-    rewards_N = _checked(raw, _named(names, _REWARDS), lambda x_N: (x_N == 0) | (x_N == 1), "0 or 1")
+    if _EARNED in names:
+        rewards_N = _checked(raw, _EARNED, lambda x_N: np.isfinite(x_N) & (x_N >= 0), "a number from 0")
+    else:
+        rewards_N = _checked(raw, _named(names, _REWARDS), lambda x_N: (x_N == 0) | (x_N == 1), "0 or 1")
     propensities_N = _checked(
         raw,
         _named(names, _PROPENSITIES),
@@ -145,6 +159,7 @@ def read_log(source: str | Path) -> BanditLog:
         num_actions=len(keys_A),
         positions_N=positions_N,
         name=str(path),
+        action_names=tuple(keys_A),
     )
 
 
@@ -178,6 +193,8 @@ def _with_columns(raw: RawTable) -> RawTable:
         InputError: one is missing.
     """
     names = raw.table.schema.names
+    if set(names) >= _OF_DECISIONS and set(names) & set(_REWARDS):
+        return _decisions(raw)
     if set(names) >= _OF_REQUESTS:
         return _shown_items(raw)
     for wanted in (("item_id",), _REWARDS, _PROPENSITIES):
@@ -201,7 +218,8 @@ def _shown_items(raw: RawTable) -> RawTable:
             f"{raw.file}: a request log of {len(raw.table):,} answers with {lengths_R.sum():,} shown items, "
             f"but without {' and '.join(missing)}; the service shows what its model holds best, so other "
             "items had no chance to be shown, and what another policy would have earned cannot be told from "
-            "it. Where something behind the service explores, add lists of these names beside `recommended`"
+            "it. Where something behind the service explores, add lists of these names beside `recommended`; "
+            "where the service allocates computing power, add `reward` beside `action` and `propensity`"
         )
     columns = {"item_id": shown.flatten()}
     for name, column in (("propensity", "propensities"), ("reward", "rewards")):
@@ -224,6 +242,31 @@ def _shown_items(raw: RawTable) -> RawTable:
         if name.startswith("user_feature_"):
             columns[name] = raw.table[name].combine_chunks().take(pa.array(rows_N))
     return RawTable(pa.table(columns), raw.file, lambda row: raw.where(int(rows_N[row])))
+
+
+def _decisions(raw: RawTable) -> RawTable:
+    """How much was computed of answers, one in a row, where chance decided it.
+
+    Raises:
+        InputError: there is none.
+    """
+    _refuse_repeated(raw)
+    by_chance_R = pc.less(raw.table["propensity"], 1.0).combine_chunks()
+    (rows_N,) = np.nonzero(pc.fill_null(by_chance_R, False).to_numpy(zero_copy_only=False))
+    if not len(rows_N):
+        raise InputError(
+            f"{raw.file}: {len(raw.table):,} answers, of which none could have got another action; what "
+            "another policy would have earned can be told only where `allocate.explore` is above 0 and power was "
+            "short"
+        )
+    some = raw.table.take(pa.array(rows_N))
+    columns = {
+        "item_id": some["action"],
+        "propensity": some["propensity"],
+        _EARNED: some[_named(raw.table.schema.names, _REWARDS)],
+    }
+    users = {name: some[name] for name in some.schema.names if name.startswith("user_feature_")}
+    return RawTable(pa.table(columns | users), raw.file, lambda row: raw.where(int(rows_N[row])))
 
 
 def _refuse_repeated(raw: RawTable) -> None:

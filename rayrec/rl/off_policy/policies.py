@@ -9,12 +9,33 @@ import numpy as np
 from scipy.special import softmax
 
 from rayrec.platform.arrays import Float64Array
+from rayrec.platform.errors import InputError
 from rayrec.rl.off_policy.logs import BanditLog
 
 
 def uniform(log: BanditLog) -> Float64Array:
     """[N, A] the same probability for every action."""
     return np.full((len(log), log.num_actions), 1.0 / log.num_actions)
+
+
+def always(log: BanditLog, action: str) -> Float64Array:
+    """[N, A] one action for everybody.
+
+    Args:
+        action: as the log has it.
+
+    Raises:
+        InputError: the log has no such action.
+    """
+    names = [str(name) for name in log.action_names]
+    if action not in names:
+        raise InputError(
+            f"{log.name}: there is no action {action!r}, so nothing can be told of it; there are "
+            f"{', '.join(names)}"
+        )
+    probs_NA = np.zeros((len(log), log.num_actions))
+    probs_NA[:, names.index(action)] = 1.0
+    return probs_NA
 
 
 def softmax_of(model_NA: Float64Array, temperature: float) -> Float64Array:

@@ -42,6 +42,23 @@ def cross_fitted(
     return model_NA
 
 
+def mean_rewards(log: BanditLog, num_folds: int = 3, seed: int = 0) -> Float64Array:
+    """[N, A] the mean reward of every action among the rows of other folds; of all, of an action without any.
+
+    For rewards that are no probabilities, such as what was earned.
+    """
+    folds_N = np.random.default_rng(seed).permutation(len(log)) % num_folds
+    model_NA = np.empty((len(log), log.num_actions))
+    for fold in range(num_folds):
+        (others_M,) = np.nonzero(folds_N != fold)
+        actions_M, rewards_M = log.actions_N[others_M], log.rewards_N[others_M]
+        counts_A = np.bincount(actions_M, minlength=log.num_actions)
+        sums_A = np.bincount(actions_M, rewards_M, minlength=log.num_actions)
+        of_all = float(rewards_M.mean()) if len(others_M) else 0.0
+        model_NA[folds_N == fold] = np.where(counts_A > 0, sums_A / np.maximum(counts_A, 1), of_all)
+    return model_NA
+
+
 class _Logistic:
     """logit q(x, a) = intercept + b_a + position + x·θ, or x·θ_a with interactions."""
 
