@@ -95,11 +95,14 @@ def value_curves_command(
     found = replayed.fit(replay.version, keys)
     write_atomically(curves, found.to_json().encode())
 
-    ends = [*(f"below {edge}" for edge in found.edges[:1]), *(f"from {edge}" for edge in found.edges)]
-    table = Table("action", "ms per request", "measured", title_justify="left")
-    table.title = f"Share of full effort's probability mass, {len(logged.queries):,} requests"
+    ends = [*(f"<{edge}" for edge in found.edges[:1]), *(f"{edge}+" for edge in found.edges)]
+    table = Table("action", "ms", "measured", title_justify="left")
+    table.title = (
+        f"Share of full effort's probability mass, {len(logged.queries):,} requests: as measured, and curves by "
+        "number of events"
+    )
     for end in ends:
-        table.add_column(f"{end} events", justify="right")
+        table.add_column(end, justify="right")
     milliseconds_A = 1000 * replayed.seconds_NA.mean(axis=0)
     rows = zip(wanted, milliseconds_A, replayed.shares_A, found.shares_BA.T, strict=True)
     for action, milliseconds, share, shares_B in rows:

@@ -256,8 +256,8 @@ def _decisions(raw: RawTable) -> RawTable:
     if not len(rows_N):
         raise InputError(
             f"{raw.file}: {len(raw.table):,} answers, of which none could have got another action; what "
-            "another policy would have earned can be told only where `allocate.explore` is above 0 and power was "
-            "short"
+            "another policy would have earned can be told only where `allocate.explore` is above 0 and power "
+            "was short"
         )
     some = raw.table.take(pa.array(rows_N))
     columns = {
