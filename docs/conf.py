@@ -47,6 +47,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "docs/guides/snapshots-and-recovery",
             "docs/guides/call-the-service",
             "docs/guides/operate-a-service",
+            "docs/guides/compute-by-value",
             "docs/guides/add-*",
         ]
     },

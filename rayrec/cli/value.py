@@ -98,8 +98,8 @@ def value_curves_command(
     ends = [*(f"<{edge}" for edge in found.edges[:1]), *(f"{edge}+" for edge in found.edges)]
     table = Table("action", "ms", "measured", title_justify="left")
     table.title = (
-        f"Share of full effort's probability mass, {len(logged.queries):,} requests: as measured, and curves by "
-        "number of events"
+        f"Share of full effort's probability mass, {len(logged.queries):,} requests: as measured, and curves "
+        "by number of events"
     )
     for end in ends:
         table.add_column(end, justify="right")
