@@ -12,6 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.pipelines.inference.recommender import Budget, Query, Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.versions.publisher import Publisher
+from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
 from rayrec.serve.app.curve_replay import CurveReplay, LoggedRequests, read_requests
 from rayrec.serve.engine.value_curves import FULL_EFFORT, ActionKey, ValueCurves
@@ -242,6 +246,22 @@ def test_the_command_takes_the_actions_of_an_admission_file(recommender, run, tm
     )
 
     assert list(said["actions"]) == ["few"]
+
+
+def test_curves_of_a_published_version_are_those_of_its_run(recommender, run, tmp_path):
+    folder, store = RunFolder.open(run), VersionStore(tmp_path / "store")
+    Publisher(folder, store).publish(read_snapshot(folder.chosen_snapshot("best")))
+    log = write_log(tmp_path / "log", requests_of(recommender))
+    (tmp_path / "actions.yaml").write_text(ACTIONS)
+    out = tmp_path / "curves.json"
+    options = ("--request-log", log, "--actions", tmp_path / "actions.yaml", "--out", out)
+
+    of_run, of_version = (answer("value-curves", model, *options) for model in (run, tmp_path / "store"))
+
+    assert of_version["version"] == of_run["version"] == ValueCurves.load(out).version
+    # As measured: what is made concave depends on the time, too.
+    measured = [[action["measured"] for action in said["actions"].values()] for said in (of_run, of_version)]
+    assert measured[0] == pytest.approx(measured[1])
 
 
 @pytest.mark.parametrize(
