@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from rayrec.pipelines.nearline.products import (
     CorruptRecordError,
@@ -31,6 +32,28 @@ logger = logging.getLogger(__name__)
 
 WARN_EVERY_S = 60.0
 _PRODUCT, _POSITION = "product", "position"
+
+
+class Work(NamedTuple):
+    """What the workers of a version have done since they began."""
+
+    num_users: int
+    """Users that were brought up to date, each as often as that happened."""
+    seconds: float
+    num_waiting: int
+    """Users with events that no product has seen."""
+
+    def to_text(self) -> str:
+        return f"{self.num_users} {self.seconds:.6f} {self.num_waiting}"
+
+    @classmethod
+    def of_text(cls, text: str) -> Work:
+        """
+        Raises:
+            ValueError: nobody wrote this.
+        """
+        num_users, seconds, num_waiting = text.split()
+        return cls(int(num_users), float(seconds), int(num_waiting))
 
 
 class ProductStore:
@@ -135,6 +158,41 @@ class ProductStore:
         names = list(self._values.names_after(f"{_POSITION}:{identity}:coverage:".encode()))
         shares = [0.0 if share is None else float(share) for share in self._values.read_many(names)]
         return min(shares, default=0.0)
+
+    def work(self, identity: str) -> Work:
+        """Of all workers of a version.
+
+        Raises:
+            UnavailableError: the store does not answer.
+            ValueError: another format wrote it.
+        """
+        names = list(self._values.names_after(f"{_POSITION}:{identity}:work:".encode()))
+        texts = [text.decode(errors="replace") for text in self._values.read_many(names) if text is not None]
+        parts = [Work.of_text(text) for text in texts]
+        return Work(*(sum(column) for column in zip(*parts, strict=True))) if parts else Work(0, 0.0, 0)
+
+    def keep_newest(self, owner: str, identities: Sequence[str], versions: int) -> int:
+        """Note that a run, or its versions, has products of these identities, and remove those that were
+        noted before, but for the newest.
+
+        Args:
+            owner: path or URL of the run or the versions.
+            versions: notes that are kept.
+
+        Returns:
+            Products that were removed.
+
+        Raises:
+            UnavailableError: the store does not answer; it may be called again.
+        """
+        name, newest = f"versions:{owner}", " ".join(sorted(identities))
+        notes = [note for note in (self.position(name) or "").split(",") if note and note != newest]
+        notes.append(newest)
+        kept = {identity for note in notes[-versions:] for identity in note.split()}
+        gone = {identity for note in notes[:-versions] for identity in note.split()} - kept
+        removed = sum(self.remove(identity) for identity in sorted(gone))
+        self.put_many({}, {name: ",".join(notes[-versions:])})
+        return removed
 
     def identities(self) -> set[str]:
         """Of all versions that products are of."""

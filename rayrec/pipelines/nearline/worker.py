@@ -23,7 +23,7 @@ import numpy as np
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.nearline.config import NearlineConfig
 from rayrec.pipelines.nearline.kinds import ProductKind, SummariesKind, summaries_of
-from rayrec.pipelines.nearline.product_store import ProductStore
+from rayrec.pipelines.nearline.product_store import ProductStore, Work
 from rayrec.pipelines.nearline.products import Product, ProductKey, events_hash, stands_for
 from rayrec.pipelines.nearline.source import Events, is_mine
 from rayrec.platform.errors import UnavailableError
@@ -84,6 +84,7 @@ class NearlineWorker:
         names = "-".join(sorted(f"{kind.name}.{kind.identity[:8]}" for kind in kinds))
         self._position_name = f"{recommender.identity}:{names}:{part}of{num_parts}"
         self._coverage_name = f"{recommender.identity}:coverage:{part}of{num_parts}"
+        self._work_name = f"{recommender.identity}:work:{part}of{num_parts}"
         self._num_looked_at = 0
         """Users that were due when all were looked at."""
         self._num_left = 0
@@ -96,7 +97,7 @@ class NearlineWorker:
         """The position after the last event that was read; None before anything was."""
         self._kept: str | None = None
         self.num_computed = self.num_valid = self.num_errors = 0
-        self.num_scans = 0
+        self.num_scans = self.num_users = 0
         self.seconds = 0.0
         self._warned_at = float("-inf")
 
@@ -254,6 +255,7 @@ class NearlineWorker:
                     query if product is None else replace(query, summaries=summaries_of(product))
                     for query, product in zip(queries, there, strict=True)
                 ]
+        self.num_users += len(users)
         self._write(written, users)
         self.seconds += time.perf_counter() - began
 
@@ -264,6 +266,8 @@ class NearlineWorker:
             num_left = self._num_left - sum(self._pending[user].before is None for user in users)
             positions[self._coverage_name] = f"{1 - num_left / max(self._num_looked_at, 1):.6f}"
         if products or position != self._kept:
+            num_waiting = len(self._pending) - len(users)
+            positions[self._work_name] = Work(self.num_users, self.seconds, num_waiting).to_text()
             self._store.put_many(products, positions)
         for user in users:
             self._num_left -= self._pending.pop(user).before is None

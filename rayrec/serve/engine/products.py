@@ -70,6 +70,8 @@ class ProductReader:
         self.config, self.store, self._clock = config, store, clock
         self._counts = Counter[str]()
         self._ages: dict[str, float] = {}
+        self._identity: str | None = None
+        """Of the version that was read for last."""
         self._lock = threading.Lock()
 
     @classmethod
@@ -85,6 +87,7 @@ class ProductReader:
         self, recommender: Recommender, stage: RankingStage | None, users: Sequence[int]
     ) -> dict[int, Products]:
         """Products of users, in one request; without those that cannot be used."""
+        self._identity = recommender.identity
         keys = [
             ProductKey(
                 kind,
@@ -219,8 +222,25 @@ class ProductReader:
                 for result in RESULTS
             }
             found |= {f"nearline_{kind}_age_seconds": age for kind, age in self._ages.items()}
+        found |= self._of_workers()
         unusable = self.store.unusable
         return found | {f"nearline_unusable_{reason}_total": count for reason, count in unusable.items()}
+
+    def _of_workers(self) -> dict[str, float]:
+        """What the workers of the version that answers have noted; nothing while the store is down."""
+        if self._identity is None:
+            return {}
+        try:
+            work, coverage = self.store.work(self._identity), self.store.coverage(self._identity)
+        except Exception as error:  # of a store: metrics of everything else are shown all the same
+            logger.debug("the work of near-line workers is not known: %s", error)
+            return {}
+        return {
+            "nearline_coverage": coverage,
+            "nearline_users_total": work.num_users,
+            "nearline_user_seconds": work.seconds / work.num_users if work.num_users else 0.0,
+            "nearline_waiting_users": work.num_waiting,
+        }
 
     def is_covered(self, recommender: Recommender) -> bool:
         """Whether a version has the products that it is to have before it answers."""

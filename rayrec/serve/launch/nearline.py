@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 VERSIONS_EVERY_S = 2.0
+VERSIONS_KEPT = 2
+"""The newest, and the one before, which may answer still."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class NearlineLoop:
         self._looked_at = float("-inf")
         self.worker: NearlineWorker
         self._before: NearlineWorker | None = None
-        self._identities = set[str]()
+        self._identities = list[str]()
+        """Of the newest version's products."""
         self._done = NearlineReport(0, 0, 0.0, 0)
         if self._versions is None:
             self.worker = self._worker_of(TrainedModel.load(job.run, job.snapshot, job.device, job.data))
@@ -116,7 +119,8 @@ class NearlineLoop:
             check_data(self._graph, recommender.dataset, job.graph)
             neighbors = NeighborRecommender(recommender.dataset, self._graph)
         kinds = kinds_of(job.config, recommender, stage, neighbors)
-        self._identities |= {recommender.identity, *(kind.identity for kind in kinds)}
+        self._identities = sorted({recommender.identity, *(kind.identity for kind in kinds)})
+        self._is_tidy = False
         return NearlineWorker(
             recommender,
             kinds,
@@ -160,11 +164,21 @@ class NearlineLoop:
                 self._before = None
             else:
                 return self._before.step()
+        self._tidy()
         return 0
 
     def finish(self) -> None:
         """As `NearlineWorker.finish`."""
         self.worker.finish()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove products of versions that nobody goes back to, once those of the newest are there."""
+        if self._is_tidy or self._part or not self.worker.is_complete:
+            return
+        if removed := self._store.keep_newest(self._job.run, self._identities, VERSIONS_KEPT):
+            logger.info("%d products of earlier versions are removed", removed)
+        self._is_tidy = True
 
     def run(self, is_stopped: Callable[[float], bool]) -> None:
         """As `NearlineWorker.run`."""

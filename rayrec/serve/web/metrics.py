@@ -42,6 +42,10 @@
     rayrec_nearline_KIND_old_total                older than they may be
     rayrec_nearline_KIND_age_seconds              of the last one that was used
     rayrec_nearline_unusable_REASON_total         that could not be read: down, corrupt, foreign
+    rayrec_nearline_coverage                      share of the active users whom workers have done
+    rayrec_nearline_user_seconds                  that a worker takes for a user
+    rayrec_nearline_users_total                   that workers brought up to date
+    rayrec_nearline_waiting_users                 with events that no product has seen
     rayrec_dense_versions                         networks that a dense part holds
 
 One process shows them at /metrics. Of replicas of Ray Serve, a proxy would ask any one: theirs go to Ray's

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.pipelines.nearline.product_store import ProductStore
+from rayrec.pipelines.nearline.product_store import ProductStore, Work
 from rayrec.pipelines.nearline.products import (
     CorruptRecordError,
     ForeignRecordError,
@@ -140,3 +140,29 @@ def test_a_store_that_is_down_is_not_waited_for(error):
     assert store.unusable["down"] == 3
     values.error, now[0] = None, 2.0
     same(store.get_many([KEY])[0])
+
+
+def test_a_run_keeps_the_products_of_its_newest_versions_and_of_nobody_else(tmp_path):
+    store = ProductStore(open_values(tmp_path / "products", create=True))
+    first, second, third, foreign = (
+        KEY._replace(identity=letters * 16) for letters in ("aa", "bb", "cc", "dd")
+    )
+    store.put_many(dict.fromkeys((first, second, third, foreign), PRODUCT))
+
+    assert store.keep_newest("run", [first.identity], 2) == 0
+    assert store.keep_newest("run", [second.identity], 2) == 0
+    assert store.keep_newest("run", [first.identity], 2) == 0  # somebody went back
+    assert store.keep_newest("run", [third.identity], 2) == 1
+
+    assert store.identities() == {first.identity, third.identity, foreign.identity}
+    assert store.keep_newest("run", [third.identity], 2) == 0
+
+
+def test_the_work_of_all_workers_of_a_version_is_added_up(tmp_path):
+    store = ProductStore(open_values(tmp_path / "products", create=True))
+    works = (Work(10, 0.5, 3), Work(30, 1.5, 0))
+    names = [f"{KEY.identity}:work:{part}of2" for part in range(2)]
+    store.put_many({}, {name: work.to_text() for name, work in zip(names, works, strict=True)})
+
+    assert store.work(KEY.identity) == Work(40, 2.0, 3)
+    assert store.work("cd" * 16) == Work(0, 0.0, 0)
