@@ -37,7 +37,8 @@ from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.allocation import Allocator, Facts
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.degradation import DegradationLevel
-from rayrec.serve.engine.service import DegradedRequest, RecommendationService
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.understanding import DegradedRequest
 from rayrec.serve.wire.schemas import ModelInfo, RecommendAnswer, RecommendRequest
 
 IN_FLIGHT = 32

@@ -31,7 +31,8 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.reading.reader import SampleReader
-from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.understanding import RefusedRequestError
 from rayrec.serve.wire.schemas import RecommendRequest
 from tests.helpers.runs import BACKBONE, change_manifest, make_run
 

@@ -18,7 +18,8 @@ from rayrec.serve.config.nearline import NearlineReadConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.degradation import DegradationLevel
 from rayrec.serve.engine.products import ProductReader
-from rayrec.serve.engine.service import DegradedRequest, RecommendationService
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.understanding import DegradedRequest
 from rayrec.serve.events.user_state import ProcessState
 from rayrec.serve.wire.schemas import Filter, RecommendRequest
 from tests.helpers.runs import BACKBONE, NUM_ITEMS, make_run

@@ -18,7 +18,8 @@ from rayrec.serve.config.neighbors import NeighborsConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.degradation import NOT_DEGRADED
 from rayrec.serve.engine.live_graph import LiveGraph
-from rayrec.serve.engine.service import DegradedRequest, RecommendationService
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.understanding import DegradedRequest
 from rayrec.serve.wire.schemas import Filter, RecommendRequest
 from tests.helpers.runs import make_run
 

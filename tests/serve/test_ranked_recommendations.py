@@ -6,7 +6,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from rayrec.serve.engine.degradation import DegradationLevel
-from rayrec.serve.engine.service import DegradedRequest, RecommendationService, RefusedRequestError
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.understanding import DegradedRequest, RefusedRequestError
 from rayrec.serve.wire.schemas import RecommendRequest
 from tests.serve.fake_ranking import FakeStage
 from tests.serve.fake_recommender import FakeRecommender, api_of

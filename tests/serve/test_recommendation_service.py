@@ -5,7 +5,8 @@ import pytest
 
 from rayrec.pipelines.inference.recommender import Budget
 from rayrec.serve.engine.degradation import NOT_DEGRADED
-from rayrec.serve.engine.service import DegradedRequest, RecommendationService, RefusedRequestError
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.understanding import DegradedRequest, RefusedRequestError
 from rayrec.serve.wire.schemas import RecommendRequest
 from tests.serve.fake_recommender import FakeRecommender
 
@@ -194,7 +195,7 @@ def test_costs_are_measured_by_doubling_up_to_the_largest_batch_or_one_that_take
 
 
 def test_requests_cost_by_their_beams_in_powers_of_two(service):
-    service._item_keys = pd.Index([f"i{number}" for number in range(200)])
+    service._understanding.item_keys = pd.Index([f"i{number}" for number in range(200)])
     of_popular = DegradedRequest.of(RecommendRequest(k=17), level(asks_model=False))
 
     assert service.width_of(RecommendRequest(k=1)) == 16  # ten beams
@@ -237,7 +238,7 @@ def test_a_budget_reaches_the_model_and_is_said(service, recommender):
     ids=["as many beams", "as many beams as items", "no more events"],
 )
 def test_an_answer_that_lost_nothing_says_so(service, budget, k):
-    service._item_keys = pd.Index([str(place) for place in range(20)])
+    service._understanding.item_keys = pd.Index([str(place) for place in range(20)])
     assert ask_for_less(service, level(budget=budget), user_id="ann", k=k).degraded == []
 
 
@@ -276,7 +277,7 @@ def test_requests_that_are_searched_for_alike_are_computed_together(service, rec
 
 
 def test_where_every_item_is_scored_few_items_are_not_held_up_by_many(service):
-    service._item_keys = pd.Index([f"i{number}" for number in range(5000)])
+    service._understanding.item_keys = pd.Index([f"i{number}" for number in range(5000)])
     service._recommender.num_beams = lambda k, budget: 0
     service.max_k = 1000
     group_of = {k: service.group_of(RecommendRequest(k=k)) for k in (1, 10, 128, 129, 256, 1000)}
@@ -284,7 +285,7 @@ def test_where_every_item_is_scored_few_items_are_not_held_up_by_many(service):
 
 
 def test_where_every_item_is_scored_requests_cost_by_their_items_above_a_few(service):
-    service._item_keys = pd.Index([f"i{number}" for number in range(5000)])
+    service._understanding.item_keys = pd.Index([f"i{number}" for number in range(5000)])
     service._recommender.num_beams = lambda k, budget: 0
     service.max_k = 1000
     widths = [service.width_of(RecommendRequest(k=k)) for k in (1, 128, 129, 256, 1000, 10**9)]

@@ -30,7 +30,8 @@ from rayrec.serve.engine.allocation import Allocator, Decision, Facts, draw_of, 
 from rayrec.serve.engine.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.engine.current import Service
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel, DegradationPolicy, combined
-from rayrec.serve.engine.service import DegradedRequest, RecommendationService
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.understanding import DegradedRequest
 from rayrec.serve.events.request_log import RequestLog
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 

@@ -1,4 +1,9 @@
-"""What a request means: whose history counts, which items are known, and what to do when nothing is."""
+"""Requests that were understood, answered: by the model, by what was computed before, or without either.
+
+requests ─► Understanding ─► near-line products ─► model, or ranking stage behind it ─► answers
+                                   └ they will do ──────────────────────────────────────┘ │
+                            neighbors, else popular items, where the model names none ◄───┘
+"""
 
 from __future__ import annotations
 
@@ -8,40 +13,30 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Hashable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 
 from rayrec.models.sequence.sequence_model import CacheMetrics
-from rayrec.pipelines.inference.item_filter import AllowedByFilter, FilterMasks, ItemFilter, NamedList
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender, Wanted
-from rayrec.pipelines.inference.user_histories import with_events
 from rayrec.pipelines.versions.gate import check_answers, overlap, probe
 from rayrec.pipelines.versions.manifest import Probe
-from rayrec.platform.arrays import Int64Array
-from rayrec.platform.errors import InputError, UnavailableError
-from rayrec.platform.event_labels import Part
 from rayrec.samples.dataset.dataset import Dataset
-from rayrec.samples.stores.recent import UserEvents
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.compilation import CompileService
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
 from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.engine.products import NearAnswer, ProductReader
-from rayrec.serve.events.intake import ids_of
+from rayrec.serve.engine.understanding import Asked, DegradedRequest, Understanding, is_of_user, level_of
 from rayrec.serve.events.user_state import UserState
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.schemas import (
     AnswerSource,
     Degraded,
-    Filter,
     ItemRanking,
-    Key,
     ModelInfo,
     RankerInfo,
     RecommendAnswer,
@@ -58,23 +53,6 @@ WARN_EVERY_S = 60.0
 FEW_ITEMS = 128
 """A power of two. Where every item is scored, answers of as many are computed with those of one: next to the
 scores, neither takes long. A thousand do."""
-MOST_STRANGE = 20
-"""Items that the catalog lacks, of which neighbors are looked for: the last."""
-
-
-class RefusedRequestError(ValueError):
-    """A well-formed request that this service does not answer; the message is for the caller."""
-
-
-class DegradedRequest(RecommendRequest):
-    """A request of which less is computed than it asks for."""
-
-    level: DegradationLevel
-
-    @classmethod
-    def of(cls, request: RecommendRequest, level: DegradationLevel) -> DegradedRequest:
-        # It was checked already, and is shared as it is: a history may have thousands of items.
-        return cls.model_construct(**dict(request), level=level)
 
 
 @dataclass(frozen=True)
@@ -99,32 +77,11 @@ class KnownHistory:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """A request that was understood."""
-
-    query: Query
-    wanted: Wanted
-    ignored: list[Key]
-    has_something: bool
-    """Whether the model has anything to go by."""
-    lacks_events: bool = False
-    """The user's state could not be read."""
-    num_unknown: int = 0
-    """Ids of the filter that are not in the catalog."""
-    strange_ids: Int64Array = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Items of the request that are not in the catalog, which neighbors may know."""
-    graph_user: int | None = None
-    """Whose events neighbors may know, where no other history is."""
-    near: NearAnswer | None = None
-    """What was computed before, and will do."""
-
-
-@dataclass(frozen=True)
 class _Unnamed:
     """A request for which the model names no item."""
 
     place: int
-    asked: _Asked
+    asked: Asked
     num_unread: int = 0
     names_nothing: bool = False
     """The model has read a history."""
@@ -184,11 +141,9 @@ class RecommendationService:
         self.model = ModelInfo(
             run=recommender.run, step=recommender.committed_step + 1, version=recommender.version
         )
-        self._masks = FilterMasks(recommender.dataset, self._item_keys)
-        self.item_lists: ItemLists | None = None
-        """That filters of requests name."""
-        self.user_state: UserState | None = None
-        """What users did since the data set was made."""
+        self._understanding = Understanding(
+            recommender, self._item_keys, max_k, stage is not None, neighbors is not None
+        )
         self.products: ProductReader | None = None
         """What was computed of users before they ask."""
         self.ranker: RankerInfo | None = None
@@ -225,6 +180,24 @@ class RecommendationService:
         return mine.dataset is recommender.dataset and mine.semantic_ids is recommender.semantic_ids
 
     @property
+    def item_lists(self) -> ItemLists | None:
+        """That filters of requests name."""
+        return self._understanding.item_lists
+
+    @item_lists.setter
+    def item_lists(self, lists: ItemLists | None) -> None:
+        self._understanding.item_lists = lists
+
+    @property
+    def user_state(self) -> UserState | None:
+        """What users did since the data set was made."""
+        return self._understanding.user_state
+
+    @user_state.setter
+    def user_state(self, state: UserState | None) -> None:
+        self._understanding.user_state = state
+
+    @property
     def recommender(self) -> Recommender:
         return self._recommender
 
@@ -236,7 +209,7 @@ class RecommendationService:
         """Requests of one group may be computed together: such as are ranked, or are not; where every item is
         scored, such as want about as many items, or few; and where programs are compiled, which have as many
         beams for all rows, such as have as many."""
-        asks_model, num_beams = _level_of(request).asks_model, self._num_beams(request)
+        asks_model, num_beams = level_of(request).asks_model, self._num_beams(request)
         items = 0 if num_beams or not asks_model else self._items_to_find(request)
         beams = num_beams if self._is_compiled else 0
         return asks_model, self._stage_for(request) is None, beams, items
@@ -244,7 +217,7 @@ class RecommendationService:
     def width_of(self, request: RecommendRequest) -> int:
         """What it costs by, see `CostsByWidth`: its beams, up to the next power of two; its items, in
         multiples of a few, where every item is scored, and 0 where the model is not asked."""
-        if not _level_of(request).asks_model:
+        if not level_of(request).asks_model:
             return 0
         if num_beams := self._num_beams(request):
             return 1 << (num_beams - 1).bit_length()
@@ -252,20 +225,17 @@ class RecommendationService:
 
     def _items_to_find(self, request: RecommendRequest) -> int:
         """The items that it wants, up to the next power of two, and a few at least."""
-        wanted = max(min(self._wanted(request).k, self.max_k), FEW_ITEMS)
+        wanted = max(min(self._understanding.wanted(request).k, self.max_k), FEW_ITEMS)
         return 1 << (wanted - 1).bit_length()
 
     def _num_beams(self, request: RecommendRequest) -> int:
-        if not _level_of(request).asks_model:
+        if not level_of(request).asks_model:
             return 0
-        source, wanted = self._stage_for(request) or self._recommender, self._wanted(request)
+        source, wanted = self._stage_for(request) or self._recommender, self._understanding.wanted(request)
         return source.num_beams(min(wanted.k, self.max_k), wanted.budget)
 
     def _stage_for(self, request: RecommendRequest) -> RankingStage | None:
-        return self._stage if _level_of(request).ranks and request.rank is not False else None
-
-    def _wanted(self, request: RecommendRequest) -> Wanted:
-        return Wanted(min(request.k, len(self._item_keys)), request.exclude_seen, _level_of(request).budget)
+        return self._stage if level_of(request).ranks and request.rank is not False else None
 
     def recommend_all(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
         """Answers of requests of one group; what `recommend` would raise stands where an answer would.
@@ -281,14 +251,16 @@ class RecommendationService:
 
     def _answers_to(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
         """The same, which nobody counts."""
-        recent = self._recent_events(requests)
-        asked = self._with_products([self._understood(request, recent) for request in requests], requests)
-        level, stage = _level_of(requests[0]), self._stage_for(requests[0])
+        recent = self._understanding.recent_events(requests)
+        asked = self._with_products(
+            [self._understanding.understood(request, recent) for request in requests], requests
+        )
+        level, stage = level_of(requests[0]), self._stage_for(requests[0])
         source = stage or self._recommender
         to_model = [
             (each.query, each.wanted)
             for each in asked
-            if isinstance(each, _Asked) and each.has_something and level.asks_model and each.near is None
+            if isinstance(each, Asked) and each.has_something and level.asks_model and each.near is None
         ]
         found = iter(source.answer_each(*zip(*to_model, strict=True)) if to_model else ())
         answers: list[RecommendAnswer | Exception | None] = []
@@ -323,8 +295,8 @@ class RecommendationService:
         return [answer for answer in answers if answer is not None]
 
     def _with_products(
-        self, asked: Sequence[_Asked | Exception], requests: Sequence[RecommendRequest]
-    ) -> list[_Asked | Exception]:
+        self, asked: Sequence[Asked | Exception], requests: Sequence[RecommendRequest]
+    ) -> list[Asked | Exception]:
         """The same with what was computed of their users, which is read in one request."""
         if self.products is None:
             return list(asked)
@@ -332,16 +304,16 @@ class RecommendationService:
         users = {
             place: user
             for place, (each, request) in enumerate(zip(asked, requests, strict=True))
-            if isinstance(each, _Asked) and _is_of_user(request) and len(each.query.history_ids)
-            for user in self._ids_of([str(request.user_id)], "user")
+            if isinstance(each, Asked) and is_of_user(request) and len(each.query.history_ids)
+            for user in self._understanding.ids_of([str(request.user_id)], "user")
         }
         found = reader.read(recommender, self._stage, list(dict.fromkeys(users.values())))
         with_products = list(asked)
         for place, user in users.items():
             each, request = asked[place], requests[place]
-            assert isinstance(each, _Asked)
+            assert isinstance(each, Asked)
             query = reader.applied(recommender, each.query, found[user], request.instruction is not None)
-            wanted, near, level = each.wanted, None, _level_of(request)
+            wanted, near, level = each.wanted, None, level_of(request)
             if recommender.long_history is not None:
                 budget = replace(wanted.budget, max_new_chunks=reader.config.max_new_chunks)
                 wanted = replace(wanted, budget=budget)
@@ -353,7 +325,7 @@ class RecommendationService:
             with_products[place] = replace(each, query=query, wanted=wanted, near=near)
         return with_products
 
-    def _near_answer(self, asked: _Asked, near: NearAnswer, request: RecommendRequest) -> RecommendAnswer:
+    def _near_answer(self, asked: Asked, near: NearAnswer, request: RecommendRequest) -> RecommendAnswer:
         degraded: list[Degraded] = ["cached_answer"]
         if near.is_earlier:
             degraded.append("earlier_history")
@@ -414,7 +386,7 @@ class RecommendationService:
         found = zip(asked, answers, wanted, strict=True)
         return {place: answer.items[: each.k] for place, answer, each in found}
 
-    def _note_lack(self, asked: _Asked) -> None:
+    def _note_lack(self, asked: Asked) -> None:
         """The model names no item for a history that it reads: counted, and said once a minute."""
         self._num_answers.add("without_items")
         if (now := time.monotonic()) - self._warned_at > WARN_EVERY_S:
@@ -453,13 +425,13 @@ class RecommendationService:
         """What is known of a user: the newest events of the data set and of the state; None for one of whom
         nothing is known. May wait for the state, as no event loop should."""
         dataset = self._recommender.dataset
-        recent = self._recent_events([RecommendRequest(user_id=user_key)])
+        recent = self._understanding.recent_events([RecommendRequest(user_id=user_key)])
         history_ids = dataset.history_of(user_key)
         is_new = np.zeros(0 if history_ids is None else len(history_ids), dtype=np.bool_)
         events = None if recent is None else recent.get(user_key)
         if events is not None and len(events.items_E):
             stored = self._recommender.query_of_user(user_key)
-            merged = self._with_recent(user_key, stored, events)
+            merged = self._understanding.with_recent(user_key, stored, events)
             times = dataset.history_times_of(user_key)
             there = set[tuple[int, int]]()
             if history_ids is not None and times is not None:
@@ -473,7 +445,7 @@ class RecommendationService:
         positions = dataset.item_positions(history_ids[::-1][:limit])
         titles = dataset.items.titles
         newest = [
-            KnownEvent(self._item_keys[position], titles[position].as_py(), new)
+            KnownEvent(self._understanding.item_keys[position], titles[position].as_py(), new)
             for position, new in zip(positions.tolist(), is_new[::-1].tolist(), strict=False)
             if position >= 0
         ]
@@ -546,160 +518,9 @@ class RecommendationService:
         keys = self._recommender.dataset.users["user_key"]
         return RecommendRequest(user_id=keys[position % len(keys)].as_py())
 
-    def _recent_events(self, requests: Sequence[RecommendRequest]) -> dict[str, UserEvents] | None:
-        """Events of the state, of users that ask without a history, in one request to it; None: it does not
-        answer."""
-        if self.user_state is None:
-            return {}
-        keys = list(dict.fromkeys(str(request.user_id) for request in requests if _is_of_user(request)))
-        ids = {key: user for key in keys for user in self._ids_of([key], "user")}
-        if not ids:
-            return {}
-        try:
-            return dict(zip(ids, self.user_state.histories(list(ids.values())), strict=True))
-        except UnavailableError as error:
-            logger.warning("recommending without recent events: %s", error)
-            return None
-
-    def _understood(
-        self, request: RecommendRequest, recent: Mapping[str, UserEvents] | None
-    ) -> _Asked | Exception:
-        """What is asked of the model, or why it is not.
-
-        Args:
-            recent: events of the state by user; None: it does not answer.
-        """
-        try:
-            if request.k > self.max_k:
-                raise RefusedRequestError(
-                    f"k: {request.k} items are more than the {self.max_k} of one answer"
-                )
-            if request.rank and self._stage is None:
-                raise RefusedRequestError("rank: this service has no ranking stage; leave it out")
-            instruction = self._instruction_of(request)
-            allowed = None if request.filter is None else self._allowed(request.filter)
-            if request.row is not None:
-                query, ignored = self._of_row(request)
-            elif request.history is not None:
-                query, ignored = self._of_history(request, request.history)
-            else:
-                query, ignored = self._of_user(request, recent or {}), []
-        except RefusedRequestError as error:
-            # Without the frames it came through, which have the model: futures keep their errors.
-            error.__cause__ = error.__context__ = None
-            return error.with_traceback(None)
-        except Exception as error:  # of this request alone, whatever it is
-            return error
-        has_something = len(query.history_ids) > 0 or "trigger_item" in instruction
-        lacks_events = recent is None and _is_of_user(request)
-        if allowed is not None:
-            query = replace(query, allowed_I=allowed.allowed_I)
-        num_unknown = 0 if allowed is None else allowed.num_unknown
-        query = replace(query, instruction=instruction)
-        asked = _Asked(query, self._wanted(request), ignored, has_something, lacks_events, num_unknown)
-        if self._neighbors is None or len(query.history_ids):
-            return asked
-        if _is_of_user(request):
-            return replace(asked, graph_user=next(iter(self._ids_of([str(request.user_id)], "user")), None))
-        strange = ignored if request.row is not None else self._ids_of(ignored[-MOST_STRANGE:], "item")
-        return replace(asked, strange_ids=np.array(strange, dtype=np.int64))
-
-    def _ids_of(self, keys: Sequence[Key], entity: Literal["user", "item"]) -> list[int]:
-        """Ids of keys, without such as none of this data set can have."""
-        kind, ids = self._recommender.dataset.manifest.id_kinds[entity], list[int]()
-        for key in keys:
-            with suppress(InputError):
-                ids += ids_of([str(key)], kind, entity).tolist()
-        return ids
-
-    def _allowed(self, wanted: Filter) -> AllowedByFilter:
-        """What the request's filter lets through."""
-        try:
-            return self._masks.allowed(
-                ItemFilter(
-                    None if wanted.allow is None else tuple(map(str, wanted.allow)),
-                    tuple(map(str, wanted.deny)),
-                    self._lists(wanted.allow_lists),
-                    self._lists(wanted.deny_lists),
-                    {name: each if isinstance(each, list) else [each] for name, each in wanted.where.items()},
-                )
-            )
-        except InputError as error:
-            raise RefusedRequestError(f"filter: {error}") from error
-
-    def _lists(self, names: Sequence[str]) -> tuple[NamedList, ...]:
-        found = []
-        for name in names:
-            kept = None if self.item_lists is None else self.item_lists.get(name)
-            if kept is None:  # to pass over it would show what may not be shown
-                raise InputError(f"there is no list {name!r}; PUT /v1/lists/{name} makes it")
-            found.append(kept)
-        return tuple(found)
-
-    def _instruction_of(self, request: RecommendRequest) -> dict[Part, int]:
-        wanted = request.instruction
-        if wanted is None:
-            return {}
-        trigger = None if wanted.trigger_item is None else str(wanted.trigger_item)
-        try:
-            return self._recommender.instruction_of(
-                {"scenario": wanted.scenario, "behavior": wanted.behavior, "trigger_item": trigger}
-            )
-        except InputError as error:
-            raise RefusedRequestError(str(error)) from error
-
-    def _of_row(self, request: RecommendRequest) -> tuple[Query, list[Key]]:
-        """The query of a raw row, and the ids of its items that are unknown."""
-        assert request.row is not None
-        if request.user_id is not None or request.history is not None or request.timestamps is not None:
-            raise RefusedRequestError("row: stands for user_id and history; give it without them")
-        try:
-            query = self._recommender.query_of(request.row)
-        except InputError as error:
-            raise RefusedRequestError(f"row: {error}") from error
-        is_known = self._recommender.dataset.item_positions(query.history_ids) >= 0
-        unknown: list[Key] = list(dict.fromkeys(query.history_ids[~is_known].tolist()))
-        times = None if query.times is None else query.times[is_known]
-        labels = {label: codes[is_known] for label, codes in query.labels.items()}
-        known = replace(query, history_ids=query.history_ids[is_known], times=times, labels=labels)
-        return known, unknown
-
-    def _of_history(self, request: RecommendRequest, history: Sequence[Key]) -> tuple[Query, list[Key]]:
-        """The query of a history that came along, and the items of it that are unknown."""
-        positions = self._item_keys.get_indexer([str(key) for key in history])
-        is_known = positions >= 0
-        unknown = [key for key, known in zip(history, is_known.tolist(), strict=True) if not known]
-        times = None
-        if request.timestamps is not None:
-            times = _checked_times(request.timestamps, len(history))[is_known]
-        history_ids = self._recommender.dataset.items.ids_I[positions[is_known]]
-        return Query(history_ids, self._user_id(request.user_id), times), list(dict.fromkeys(unknown))
-
-    def _of_user(self, request: RecommendRequest, recent: Mapping[str, UserEvents]) -> Query:
-        """The query of a user with the stored history, which is empty for one who is unknown, and what the
-        state has besides."""
-        if request.timestamps is not None:
-            raise RefusedRequestError("timestamps: are those of a history; give it, or leave them out")
-        if request.user_id is None:
-            return Query(np.zeros(0, dtype=np.int64))
-        key = str(request.user_id)
-        stored = self._recommender.query_of_user(key)
-        events = recent.get(key)
-        if events is None or not len(events.items_E):
-            return Query(np.zeros(0, dtype=np.int64)) if stored is None else stored
-        return self._with_recent(key, stored, events)
-
-    def _with_recent(self, key: str, stored: Query | None, events: UserEvents) -> Query:
-        assert self.user_state is not None, "events are of it"
-        return with_events(self._recommender, key, stored, events, self.user_state.behaviors or ())
-
-    def _user_id(self, key: Key | None) -> int | None:
-        """Id of a known user; None for others."""
-        return None if key is None else self._recommender.dataset.user_by_key(str(key))
-
     def _answer(
         self,
-        asked: _Asked,
+        asked: Asked,
         found: Sequence[Recommendation],
         num_unread: int,
         ranker: RankerInfo | None = None,
@@ -719,7 +540,7 @@ class RecommendationService:
         ).of(asked.query)
 
 
-def _degraded(asked: _Asked, source: Recommender | RankingStage) -> list[Degraded]:
+def _degraded(asked: Asked, source: Recommender | RankingStage) -> list[Degraded]:
     """What is computed less of an answer than was asked for."""
     wanted, degraded = asked.wanted, list[Degraded]()
     if wanted.budget.max_beams is not None and source.num_beams(wanted.k, wanted.budget) < source.num_beams(
@@ -739,15 +560,6 @@ def _source_of(items: Sequence[Recommendation]) -> AnswerSource:
     return next(iter(sources), "none")
 
 
-def _is_of_user(request: RecommendRequest) -> bool:
-    """Whether the history is that which is known of the user."""
-    return request.user_id is not None and request.history is None and request.row is None
-
-
-def _level_of(request: RecommendRequest) -> DegradationLevel:
-    return request.level if isinstance(request, DegradedRequest) else NOT_DEGRADED
-
-
 def _item(item: Recommendation) -> RecommendedItem:
     ranking = None
     if item.ranking is not None:
@@ -755,21 +567,6 @@ def _item(item: Recommendation) -> RecommendedItem:
     return RecommendedItem(
         item_id=item.item_key, title=item.title, score=item.score, source=item.source, ranking=ranking
     )
-
-
-def _checked_times(timestamps: Sequence[int], num_items: int) -> Int64Array:
-    times = np.array(timestamps, dtype=np.int64)
-    if len(times) != num_items:
-        raise RefusedRequestError(
-            f"timestamps: {len(times)} times for the {num_items} items of the history; give every item one"
-        )
-    if (earlier := np.diff(times) < 0).any():
-        position = int(np.argmax(earlier)) + 1
-        raise RefusedRequestError(
-            f"timestamps: {times[position]} is before {times[position - 1]}; give history and times "
-            "oldest first"
-        )
-    return times
 
 
 def prefix_cache_metrics(cache: CacheMetrics) -> dict[str, float]:

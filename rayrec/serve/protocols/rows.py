@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.request_info import RequestInfo
-from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.understanding import RefusedRequestError
 from rayrec.serve.wire.errors import RequestError
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.engine.service import RefusedRequestError
+from rayrec.serve.engine.understanding import RefusedRequestError
 from rayrec.serve.web.guards import OVERLOAD_ERRORS, overload_answer
 from rayrec.serve.wire.deadlines import HeaderError
 from rayrec.serve.wire.errors import RequestError, error_response, explain, status_of_bad_request

@@ -16,7 +16,8 @@ from rayrec.serve.admission.request_info import RequestInfo
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher, DeadlineError, TooManyWaitingError
-from rayrec.serve.engine.service import RecommendationService, RefusedRequestError
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.understanding import RefusedRequestError
 from rayrec.serve.wire.deadlines import HEADER, HeaderError
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 from tests.serve.admission.clocks import Clock
