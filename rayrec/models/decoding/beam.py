@@ -47,9 +47,11 @@ def beams_for(k: int, beam_width: int, max_beams: int | None = None) -> int:
 
 SEARCH_BEAMS = 48
 """What one search more takes beside its beams, in beams that are searched with for nothing."""
+JAGGED_SEARCH_BEAMS = 512
+"""The same where no model is asked about such beams (`JaggedStep`), and they are columns that are sorted."""
 
 
-def searches_of(widths_B: Sequence[int]) -> list[tuple[slice, int]]:
+def searches_of(widths_B: Sequence[int], is_jagged: bool = False) -> list[tuple[slice, int]]:
     """(Neighboring rows, most beams of one) of searches that together take the least.
 
     Rows of fewer beams are searched with wider ones where the beams that they do not use are less work than
@@ -57,12 +59,14 @@ def searches_of(widths_B: Sequence[int]) -> list[tuple[slice, int]]:
 
     Args:
         widths_B: beams of each row; descending, or there are more searches than need be.
+        is_jagged: whether no model is asked about beams that a row does not use.
     """
+    most_wasted = JAGGED_SEARCH_BEAMS if is_jagged else SEARCH_BEAMS
     searches: list[tuple[slice, int]] = []
     first, wasted = 0, 0
     for row, width in enumerate(widths_B):
         wasted += widths_B[first] - width
-        if width > widths_B[first] or wasted > SEARCH_BEAMS:
+        if width > widths_B[first] or wasted > most_wasted:
             searches.append((slice(first, row), widths_B[first]))
             first, wasted = row, 0
     if len(widths_B):

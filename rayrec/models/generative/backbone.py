@@ -69,6 +69,9 @@ def summed_cross_entropy(
 class GenerativeBackbone(nn.Module, ABC, Generic[C]):
     """A network that scores the codes of the next item."""
 
+    has_jagged_step = False
+    """Whether `start_jagged` gives a jagged step."""
+
     @abstractmethod
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         """Scalar: minus the log-probability of the next item's codes, summed over all history events.

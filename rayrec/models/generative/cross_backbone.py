@@ -25,6 +25,7 @@ from rayrec.platform.arrays import Int64Array
 class CrossBackbone(GenerativeBackbone[ContextKeys]):
     """Steps, losses and instructions; `loss` and `encode_context` are a backbone's own."""
 
+    has_jagged_step = True
     codes_IL: Tensor
 
     def __init__(

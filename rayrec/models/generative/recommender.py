@@ -18,6 +18,7 @@ from rayrec.models.generative.prefix_cache import PrefixCache, ReadsOn
 from rayrec.models.sequence.sequence_model import SequenceModel, TopItems
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 from rayrec.platform.arrays import Int64Array
+from rayrec.platform.devices import HOST
 from rayrec.platform.event_labels import UNKNOWN
 
 MAX_LOGITS = 1 << 24
@@ -127,7 +128,9 @@ class GenerativeRecommender(SequenceModel):
         if excluded_BE is not None:
             leaf_filter = LeafFilter.excluding(self.trie, excluded_BE, allowed)
         found = []
-        for search, width in searches_of(widths_B):
+        # Elsewhere their number would have to be waited for, see `Prefixes`.
+        is_jagged = self.backbone.has_jagged_step and self.codes_IL.device == HOST.torch
+        for search, width in searches_of(widths_B, is_jagged):
             # A row is decoded alike whatever the rows beside it, which do not mix.
             size = max(1, MAX_LOGITS // (width * max(self._trie.num_codes)))
             for first in range(search.start, search.stop, size):

@@ -132,7 +132,8 @@ def test_a_call_may_have_fewer_beams_but_as_many_as_items_asked_for():
 
 @pytest.mark.parametrize("waste", [0, 1, 100], ids=["searches of their own", "some together", "one search"])
 def test_each_row_has_its_own_beams_and_finds_what_it_finds_alone(waste, monkeypatch):
-    monkeypatch.setattr("rayrec.models.decoding.beam.SEARCH_BEAMS", waste)
+    for name in ("SEARCH_BEAMS", "JAGGED_SEARCH_BEAMS"):
+        monkeypatch.setattr(f"rayrec.models.decoding.beam.{name}", waste)
     model = recommender()
     rows = [ROWS[number % len(ROWS)] for number in range(8)]
     beams_B = [5, 4, 4, 3, 2, 2, 1, 1]
@@ -155,6 +156,8 @@ def test_rows_are_searched_together_where_a_search_of_their_own_is_more_work():
     assert searches_of([20, 20, 20]) == [(slice(0, 3), 20)]
     assert searches_of([20, 18, 16]) == [(slice(0, 3), 20)]
     assert searches_of([64, 8, 8, 8, 8]) == [(slice(0, 1), 64), (slice(1, 5), 8)]
+    assert searches_of([64, 8, 8, 8, 8], is_jagged=True) == [(slice(0, 5), 64)]
+    assert searches_of([1000, 10, 10], is_jagged=True) == [(slice(0, 1), 1000), (slice(1, 3), 10)]
     assert searches_of([8, 64, 8]) == [(slice(0, 1), 8), (slice(1, 2), 64), (slice(2, 3), 8)]
     widths = sorted(np.random.default_rng(0).integers(1, 100, 40).tolist(), reverse=True)
     rows = [row for search, _ in searches_of(widths) for row in range(search.start, search.stop)]
