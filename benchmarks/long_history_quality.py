@@ -7,11 +7,12 @@ the whole catalog ranked, items of the history left out. Bars:
 * `nearline-quality-movielens`: NDCG@10 with summaries over that without, on MovieLens 100K, where half of the
   users have more than 65 events. The lower bound is that of a paired bootstrap over users. RAYREC_BENCH_DATA
   is a folder with the source `movielens-100k`.
-* `nearline-quality-rule`: recall@10 with summaries over the best that is possible without old events, on a log
-  with a known rule. Every user likes one of eight kinds. Old events are signs of it; then come, four times, 13
-  events of no kind, an item that asks, and one of the 8 answers of the kind. Who knows the kind can reach a
-  recall of 1, others 10 / 61. Here the models are smaller and read the newest 12 events at most, chunks are of
-  6, and what nobody can predict counts little in the loss. The model without summaries is shown beside.
+* `nearline-quality-rule`: recall@10 with summaries over the best that is possible without old events, on a
+  log with a known rule. Every user likes one of eight kinds. Old events are signs of it; then come, four
+  times, 13 events of no kind, an item that asks, and one of the 8 answers of the kind. Who knows the kind can
+  reach a recall of 1, others 10 / 61. Here the models are smaller and read the newest 12 events at most,
+  chunks are of 6, and what nobody can predict counts little in the loss. The model without summaries is shown
+  beside.
 
 It writes `benchmarks/quality/long-history.json` with the date.
 """
