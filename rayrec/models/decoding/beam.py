@@ -33,16 +33,12 @@ class BeamResult:
 
 
 def beams_for(k: int, beam_width: int, max_beams: int | None = None) -> int:
-    """Beams that find k items: `beam_width` or `max_beams`, the smaller, if these are as many.
+    """Beams that find k items: `beam_width` or `max_beams`, the smaller, or k if that is more.
 
-    Else, as few as possible of the powers of two and `beam_width`: questions for about as many items have as
-    many beams, and are answered together.
+    Above `beam_width` they are powers of two, so that questions for about as many items cost as much.
     """
     wanted = beam_width if max_beams is None else min(beam_width, max_beams)
-    if k <= wanted:
-        return wanted
-    enough = 1 << (k - 1).bit_length()
-    return min(enough, beam_width) if k <= beam_width else enough
+    return max(wanted, k) if k <= beam_width else 1 << (k - 1).bit_length()
 
 
 SEARCH_BEAMS = 48

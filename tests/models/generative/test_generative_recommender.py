@@ -121,9 +121,11 @@ def test_a_call_may_have_fewer_beams_but_as_many_as_items_asked_for():
     model, narrow = recommender(), recommender(beam_width=1)
     batch = tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, CODES_IL))
 
-    beams = {(1, None): NUM_ITEMS, (1, 2): 2, (3, 2): 4, (5, 2): NUM_ITEMS, (1, 99): NUM_ITEMS, (9, 2): 16}
+    beams = {(1, None): NUM_ITEMS, (1, 2): 2, (3, 2): 3, (5, 2): 5, (1, 99): NUM_ITEMS, (9, 2): 16}
     assert {asked: model.num_beams(*asked) for asked in beams} == beams
-    for k in (1, 3):  # with one beam, and with four
+    # Fewer beams at most are never more beams.
+    assert model.num_beams(4, 1) <= model.num_beams(4, 4)
+    for k in (1, 3):
         beams_B = [model.num_beams(k, 1)] * len(ROWS)
         assert model.recommend(batch, k, None, beams_B).items_BK.equal(
             narrow.recommend(batch, k, None).items_BK
