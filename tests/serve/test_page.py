@@ -18,7 +18,7 @@ from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.user_state import ProcessState
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
-from rayrec.serve.web.pages import SECONDS, RecentActivity
+from rayrec.serve.web.pages import SECONDS, NearlineStatus, RecentActivity
 from tests.serve.fake_recommender import FakeRecommender, api_of, listening
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -121,6 +121,22 @@ def test_the_status_tells_what_was_done_and_looking_is_no_work(client):
     assert (status["recent"]["mean_batch"], status["recent"]["largest_batch"]) == (1.0, 1)
     assert status["model"] == {"run": "films", "step": 100, "version": None}
     assert status["degraded"] == []
+    assert (status["price"], status["nearline"]) == (None, None)
+
+
+def test_the_status_tells_of_near_line_products_what_a_page_has_room_for():
+    metrics = {
+        "nearline_summaries_hits_total": 6,
+        "nearline_summaries_missing_total": 1,
+        "nearline_candidates_stale_total": 1,
+        "nearline_summaries_age_seconds": 9.0,
+        "nearline_unusable_down_total": 5,
+        "nearline_coverage": 0.5,
+        "nearline_user_seconds": 0.004,
+    }
+    shown = NearlineStatus.of(metrics)
+    assert (shown.hit_share, shown.coverage, shown.user_seconds) == (0.75, 0.5, 0.004)
+    assert NearlineStatus.of({}) == NearlineStatus(hit_share=None, coverage=None, user_seconds=None)
 
 
 def test_a_state_that_cannot_be_read_leaves_the_history_of_the_data():

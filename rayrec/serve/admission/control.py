@@ -56,6 +56,8 @@ class AdmissionStatus:
     """Answers that are kept."""
     cache_hits: int
     """Requests so far that were answered by one."""
+    price: float | None = None
+    """Of a second of the device; None where nothing is allocated by value."""
 
 
 @dataclass(frozen=True)
@@ -373,6 +375,7 @@ class AdmissionControl:
             steps=tuple(self._policy.at(load)),
             cached=0 if cache is None else len(cache),
             cache_hits=0 if cache is None else cache.num_hits,
+            price=None if self._allocator is None else self._allocator.price_now,
         )
 
     def _level(self, num_before: int) -> DegradationLevel:

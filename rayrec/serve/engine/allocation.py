@@ -332,6 +332,12 @@ class Allocator:
                 self.config.curves,
             )
 
+    @property
+    def price_now(self) -> float:
+        """Of a second of the device."""
+        self.tick()
+        return self.price.value
+
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         self.tick()

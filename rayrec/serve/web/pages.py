@@ -14,13 +14,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, Query
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, ConfigDict
 
@@ -115,6 +116,32 @@ class VersionStatus(_Answer):
     """That the store points to, where it is another one: it is being loaded, or cannot be."""
 
 
+class NearlineStatus(_Answer):
+    """Of what was computed of users before they ask."""
+
+    hit_share: float | None
+    """Of the products that were looked for since the service started; null before any was."""
+    coverage: float | None
+    """Share of the active users whom workers have done; null while that is not known."""
+    user_seconds: float | None
+    """That a worker takes for a user."""
+
+    @classmethod
+    def of(cls, metrics: Mapping[str, float]) -> NearlineStatus:
+        """From `ProductReader.metrics`."""
+        looked_for = sum(
+            count
+            for name, count in metrics.items()
+            if name.endswith(("_hits_total", "_missing_total", "_stale_total", "_old_total"))
+        )
+        hits = sum(count for name, count in metrics.items() if name.endswith("_hits_total"))
+        return cls(
+            hit_share=hits / looked_for if looked_for else None,
+            coverage=metrics.get("nearline_coverage"),
+            user_seconds=metrics.get("nearline_user_seconds"),
+        )
+
+
 class StatusAnswer(_Answer):
     """What answers here."""
 
@@ -130,6 +157,10 @@ class StatusAnswer(_Answer):
     """1 is full; 0 without steps under load."""
     degraded: list[StepName]
     """Steps in force."""
+    price: float | None
+    """Of a second of the device, in value; 0 while nobody gets less. Null where nothing is allocated."""
+    nearline: NearlineStatus | None
+    """Null without near-line products."""
 
 
 class UsersAnswer(_Answer):
@@ -197,6 +228,11 @@ def page_router(
             in_hand=now.in_flight,
             load=now.load,
             degraded=list(now.steps),
+            price=now.price,
+            # Which may ask a store.
+            nearline=None
+            if (products := service.pinned.products) is None
+            else NearlineStatus.of(await run_in_threadpool(products.metrics)),
         )
 
     @router.get("/v1/users")
