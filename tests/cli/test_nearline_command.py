@@ -60,7 +60,12 @@ def test_a_new_version_gets_its_products_while_the_one_before_is_kept(tmp_path):
     now[0] = 10.0
     assert loop.step() == 16
     assert loop.worker is not first
+    # The version that answers is kept up to date meanwhile.
+    seen, step = [], first.step
+    first.step = lambda: seen.append(loop.worker.is_complete) or step()
     while loop.step():
         pass
     assert loop.report().computed == 2 * NUM_USERS
+    assert seen
+    assert not any(seen)
     loop.close()

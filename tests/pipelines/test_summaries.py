@@ -115,3 +115,16 @@ def test_summaries_of_another_width_are_told(recommender, queries):
 def test_the_prefix_cache_says_why_it_keeps_nothing(recommender):
     with pytest.raises(InputError, match=r"summaries of old events.*leave out --prefix-cache-mib"):
         recommender.use_prefix_cache(1 << 20)
+
+
+def test_a_budget_counts_events_that_the_catalog_knows(recommender, queries):
+    """Else one unknown event would move all chunks, and all would have to be summarized again."""
+    query = queries[3]
+    (summaries,) = recommender.summarize([query])
+    unknown = replace(query, history_ids=np.append([12345], query.history_ids), summaries=summaries)
+
+    (answer,) = recommender.answer([unknown], 5, budget=Budget(max_events=17, max_new_chunks=0))
+
+    (expected,) = recommender.answer([query], 5, budget=Budget(max_events=17))
+    assert not answer.lacks_long_history
+    assert scores_of(answer) == pytest.approx(scores_of(expected), abs=1e-5)

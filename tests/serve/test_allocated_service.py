@@ -86,3 +86,9 @@ def test_curves_that_cannot_be_read_are_told_at_the_start(run, curves, tmp_path)
     curves.write_text(curves.read_text()[:40])
     with pytest.raises(InputError, match=r"curves.json: not valid JSON.*rayrec value-curves"):
         load_api(run, config_of(curves, tmp_path), PrometheusMeter())
+
+
+def test_answers_from_before_need_something_that_keeps_them(curves, tmp_path):
+    actions = [{"name": "full"}, {"name": "near", "near_line": True}]
+    with pytest.raises(ValueError, match="'near' has near_line, and nothing is computed before"):
+        config_of(curves, tmp_path, actions=actions)

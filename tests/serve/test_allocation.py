@@ -144,7 +144,10 @@ def test_every_user_gets_full_effort_in_one_of_so_many_requests():
     world.set_price(1e9)
     users = [f"user {number}" for number in range(200)]
 
-    asked = {user: [world.ask(1e-9, user).reason == "floor" for _ in range(55)] for user in users}
+    draws = {user: draw_of(text_bits(user), 0) for user in users}
+    asked = {
+        user: [world.ask(1e-9, user, draws[user]).reason == "floor" for _ in range(55)] for user in users
+    }
 
     for is_floor in asked.values():
         assert all(sum(is_floor[first : first + 10]) == 1 for first in range(46))
@@ -237,8 +240,8 @@ def test_values_come_from_the_header_else_the_segment_else_the_last_answers():
     assert value_of("ann", "3") == 3.0
     assert value_of("ann") == 7.0
     assert value_of("bob") == 1.0
-    allocator.answered("bob", [("i1", np.log(0.3)), ("i2", np.log(0.1)), ("i3", np.log(0.1))])
-    assert value_of("bob") == pytest.approx(0.6 * 10 + 0.2 * 2)
+    allocator.learn("bob", [("i1", np.log(0.3)), ("i2", np.log(0.1)), ("i3", np.log(0.1))])
+    assert value_of("bob") == pytest.approx(0.6 * 10 + 0.2 * 2 + 0.2 * 1)
     assert value_of(None) == 1.0
 
 
@@ -307,10 +310,44 @@ def test_actions_that_make_no_sense_are_refused(actions, message):
         AllocateConfig(actions=actions, curves="curves.json")
 
 
-def test_what_was_decided_and_then_refused_is_not_served():
+def test_value_is_served_when_the_answer_comes():
     world = World(explore=0.0, floor_every=0)
-    decisions = [world.ask(3.0), world.ask(2.0)]
+    answered, failed, _ = [world.ask(3.0), world.ask(2.0), world.ask(1.0)]
 
-    world.allocator.not_served(decisions[1:])
+    world.allocator.answered(answered, True)
+    world.allocator.answered(failed, False)
 
-    assert (world.allocator.value_asked, world.allocator.value_served) == (5.0, 3.0)
+    assert (world.allocator.value_asked, world.allocator.value_served) == (6.0, 3.0)
+
+
+@pytest.mark.parametrize("value", [1e300, 1e9, 1e6])
+def test_one_request_that_is_worth_a_lot_does_not_make_the_others_worth_nothing(value):
+    world, random = World(explore=0.0), np.random.default_rng(5)
+    world.run(8, 1.5, random)
+
+    world.ask(value)
+
+    _, decisions = world.run(4, 1.5, random)
+    assert np.mean([each.action == "popular" for each in decisions]) < 0.6
+    assert np.isfinite(world.allocator.price.value)
+    assert np.isfinite(world.allocator.value_asked)
+
+
+def test_a_request_that_takes_more_costs_more():
+    world = World(explore=0.0, floor_every=0)
+    world.set_price(50.0)
+    usual, dear = (world.allocator.decide(Facts("u", 5, 2**63, scale), "2", MODEL) for scale in (1.0, 20.0))
+    assert (usual.action, dear.action) == ("full", "popular")
+    assert dear.seconds == pytest.approx(20 * COSTS[3])
+
+
+def test_users_who_are_forgotten_and_requests_of_nobody_have_their_turn_too(monkeypatch):
+    monkeypatch.setattr("rayrec.serve.engine.allocation.MOST_USERS", 50)
+    world = World(explore=0.0, floor_every=10)
+    world.set_price(1e9)
+    floors = Counter()
+    for turn in range(60):
+        for user in [*(f"user {number}" for number in range(60)), None]:
+            draw = draw_of(text_bits(f"{user} {turn}"), 0)
+            floors[user] += world.ask(1e-9, user, draw).reason == "floor"
+    assert all(0 < floors[user] < 20 for user in [*(f"user {number}" for number in range(60)), None])

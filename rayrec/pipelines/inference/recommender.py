@@ -296,7 +296,10 @@ class Recommender:
         seen_BE = self.seen(samples)  # of whole histories, however much of them is read
         if any(each.budget.max_events is not None for each in wanted):
             step = self._task.model.windows_begin_at
-            newest = [_newest(query, each.budget, step) for query, each in zip(queries, wanted, strict=True)]
+            newest = [
+                _newest(query, each.budget, step, self.dataset.item_positions(query.history_ids) >= 0)
+                for query, each in zip(queries, wanted, strict=True)
+            ]
             samples = self._as_samples(newest)
         features, lacks_B = self._with_summaries(
             self._features.ranking(samples, is_prepared),
@@ -535,13 +538,19 @@ def described(items: Items, position: int, score: float, source: Source = "model
     return Recommendation(key, title, score, source=source)
 
 
-def _newest(query: Query, budget: Budget, step: int) -> Query:
+def _newest(query: Query, budget: Budget, step: int, is_known: BoolArray) -> Query:
     """The query with no other events than its newest, as many as the budget allows; as windows do, they begin
-    at a multiple of `step`, if that leaves any."""
-    most = len(query.history_ids) if budget.max_events is None else budget.max_events
-    first = max(len(query.history_ids) - most, 0)
+    at a multiple of `step` of those that are known, if that leaves any.
+
+    Args:
+        is_known: whether the catalog has the item of each event; the others are left out anyway.
+    """
+    (places,) = np.nonzero(is_known)
+    most = len(places) if budget.max_events is None else budget.max_events
+    num_before = max(len(places) - most, 0)
     if most > step:
-        first = -(-first // step) * step
+        num_before = -(-num_before // step) * step
+    first = int(places[num_before]) if num_before else 0
     if not first:
         return query
     return replace(

@@ -156,8 +156,31 @@ class ProductStore:
             UnavailableError: the store does not answer.
         """
         names = list(self._values.names_after(f"{_POSITION}:{identity}:coverage:".encode()))
-        shares = [0.0 if share is None else float(share) for share in self._values.read_many(names)]
-        return min(shares, default=0.0)
+        if not names:
+            return 0.0
+        parts_of: dict[bytes, set[bytes]] = {}
+        for name in names:
+            of_kinds, _, part = name.rpartition(b":")
+            parts_of.setdefault(of_kinds + b":" + part.partition(b"of")[2], set()).add(part)
+        if any(len(parts) < int(of.rpartition(b":")[2]) for of, parts in parts_of.items()):
+            return 0.0  # a worker has not begun
+        return min(0.0 if share is None else float(share) for share in self._values.read_many(names))
+
+    def forget_parts(self, name: str, num_parts: int) -> None:
+        """Forget what workers have noted that divided the users in another number of parts.
+
+        Args:
+            name: of a note, which ends with `:PARTofPARTS`.
+
+        Raises:
+            UnavailableError: the store does not answer.
+        """
+        prefix = f"{_POSITION}:{name.rpartition(':')[0]}:".encode()
+        others = [
+            each for each in self._values.names_after(prefix) if not each.endswith(f"of{num_parts}".encode())
+        ]
+        if others:
+            self._values.write_many(dict.fromkeys(others))
 
     def work(self, identity: str) -> Work:
         """Of all workers of a version.

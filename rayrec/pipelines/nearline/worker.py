@@ -83,8 +83,8 @@ class NearlineWorker:
         self._config, self._part, self._num_parts, self._clock = config, part, num_parts, clock
         names = "-".join(sorted(f"{kind.name}.{kind.identity[:8]}" for kind in kinds))
         self._position_name = f"{recommender.identity}:{names}:{part}of{num_parts}"
-        self._coverage_name = f"{recommender.identity}:coverage:{part}of{num_parts}"
-        self._work_name = f"{recommender.identity}:work:{part}of{num_parts}"
+        self._coverage_name = f"{recommender.identity}:coverage:{names}:{part}of{num_parts}"
+        self._work_name = f"{recommender.identity}:work:{names}:{part}of{num_parts}"
         self._num_looked_at = 0
         """Users that were due when all were looked at."""
         self._num_left = 0
@@ -170,6 +170,9 @@ class NearlineWorker:
     def _take_in(self) -> None:
         """Read the events that came."""
         if self._read is None:
+            # Others divide the users in another way, and are gone.
+            self._store.forget_parts(self._coverage_name, self._num_parts)
+            self._store.forget_parts(self._work_name, self._num_parts)
             self._read = self._kept = self._store.position(self._position_name)
             if self._read is None:
                 self._look_at_all()
@@ -201,7 +204,8 @@ class NearlineWorker:
             for user, newest_s in zip(users_B[chosen_B].tolist(), newest_B[chosen_B].tolist(), strict=True):
                 self._pending.pop(user, None)
                 self._pending[user] = _Pending(now, newest_s, None)
-        self._num_looked_at = self._num_left = len(self._pending)
+        self._num_looked_at = sum(pending.before is None for pending in self._pending.values())
+        self._num_left = self._num_looked_at
         self._read = position
 
     def _done_to(self, without: Sequence[int] = ()) -> str | None:

@@ -525,19 +525,24 @@ def code_ids(codes_IL: NDArray[np.integer]) -> Int64Array:
 
 
 def _uncovered(windows: _Windows, known_B: Int64Array, in_chunks_V: Int64Array) -> Int64Array:
-    """[V] at a row's first window, its known items that are not in the newest window that is read of it, nor
-    in the chunks before that one.
+    """[V] at a row's first window, its known items that are in none of the windows that are read of it, nor
+    in the chunks before them.
 
     Args:
         known_B: known items of each row.
         in_chunks_V: items of the chunks of each window.
     """
-    extent_V = windows.num_targets_V + (known_B[windows.row_V] > 0) + in_chunks_V
-    # By row, then from the oldest: the last of each row is the newest.
-    order_V = np.lexsort((windows.starts_V, windows.row_V))
-    is_last_V = np.diff(windows.row_V[order_V], append=-1) != 0
-    left_V = np.zeros_like(extent_V)
-    left_V[windows.is_first_V] = known_B - extent_V[order_V[is_last_V]]
+    starts_V = windows.starts_V - in_chunks_V
+    stops_V = windows.starts_V + windows.num_targets_V + (known_B[windows.row_V] > 0)
+    # Rows lie one behind the other, so that one pass from the oldest item finds what is covered for the first
+    # time: what is behind all that was covered before.
+    order_V = np.lexsort((starts_V, windows.row_V))
+    covered_to_V = np.maximum.accumulate(stops_V[order_V])
+    before_V = np.concatenate([np.zeros(min(len(order_V), 1), np.int64), covered_to_V[:-1]])
+    new_V = np.maximum(stops_V[order_V] - np.maximum(starts_V[order_V], before_V), 0)
+    covered_B = np.bincount(windows.row_V[order_V], new_V, len(known_B)).astype(np.int64)
+    left_V = np.zeros_like(starts_V)
+    left_V[windows.is_first_V] = known_B - covered_B
     return left_V
 
 

@@ -18,12 +18,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
 from rayrec.serve.admission.answer_cache import AnswerCache, key_of
-from rayrec.serve.admission.limits import Admissions, CallerLimitError, Clock, Room, ServiceLimitError
+from rayrec.serve.admission.limits import Admissions, Clock, Room, ServiceLimitError
 from rayrec.serve.admission.request_info import RequestInfo
 from rayrec.serve.config.admission import AdmissionConfig, StepName
 from rayrec.serve.engine.allocation import Allocator, Decision, Facts, draw_of, text_bits
@@ -200,12 +200,7 @@ class AdmissionControl:
         with self._counting_refusals(len(requests)):
             room = self._admissions.check(caller, count, info.room)
         decisions = self._decisions(requests, info, pinned, request_id)
-        try:
-            return self._submitted(requests, info, pinned, decisions, costs, room)
-        except (TooManyWaitingError, DeadlineError, CallerLimitError, ServiceLimitError):
-            if self._allocator is not None:
-                self._allocator.not_served(decisions)
-            raise
+        return self._submitted(requests, info, pinned, decisions, costs, room)
 
     def _submitted(
         self,
@@ -247,9 +242,8 @@ class AdmissionControl:
                     answered = asyncio.wrap_future(future)
                     if entry.key is not None:
                         answered.add_done_callback(partial(self._keep, entry.key))
-                    if self._allocator is not None:
-                        user_key = _user_of(entry.request)
-                        answered.add_done_callback(partial(self._note_worth, user_key))
+                if entry.decision is not None:
+                    answered.add_done_callback(partial(self._note_answer, entry.decision, entry.request))
                 all_answered.append(answered)
         except BaseException:
             for future in submitted:
@@ -273,18 +267,35 @@ class AdmissionControl:
         id_bits = random.getrandbits(64) if request_id is None else text_bits(request_id)
         return [
             allocator.decide(
-                Facts(_user_of(request), pinned.num_events_of(request), draw_of(id_bits, row)),
+                Facts(
+                    _user_of(request),
+                    pinned.num_events_of(request),
+                    draw_of(id_bits, row),
+                    self._cost_scale(request, pinned),
+                ),
                 info.value,
                 pinned.model,
             )
             for row, request in enumerate(requests)
         ]
 
-    def _note_worth(self, user_key: str | None, answered: asyncio.Future[RecommendAnswer]) -> None:
-        assert self._allocator is not None
-        if not answered.cancelled() and answered.exception() is None:
-            items = [(item.item_id, item.score) for item in answered.result().items]
-            self._allocator.answered(user_key, items)
+    def _cost_scale(self, request: RecommendRequest, pinned: RecommendationService) -> float:
+        """Times the device seconds of a usual request that one takes."""
+        known = self._batcher.costs
+        width, usual = pinned.width_of(request), known.measured_width
+        if width == usual:
+            return 1.0
+        return known.at(width).least_s / known.at(usual).least_s
+
+    def _note_answer(
+        self, decision: Decision, request: RecommendRequest, answered: asyncio.Future[RecommendAnswer]
+    ) -> None:
+        assert self._allocator is not None, "it has decided"
+        is_answered = not answered.cancelled() and answered.exception() is None
+        self._allocator.answered(decision, is_answered)
+        if is_answered:
+            items = [(item.item_id, item.score) for item in answered.result().items if item.source == "model"]
+            self._allocator.learn(_user_of(request), items)
 
     @contextmanager
     def _counting_refusals(self, count: int) -> Iterator[None]:
@@ -331,6 +342,8 @@ class AdmissionControl:
             level = self._level(num_waiting)
             if decision is not None:
                 level = combined(level, decision.level)
+                if level != decision.level:  # then something else is computed than was decided
+                    decision = replace(decision, propensity=None)
             key = None
             if self._cache is not None and not _names_lists(request):  # which change meanwhile
                 key = key_of(request, pinned.model, pinned.ranker)

@@ -24,6 +24,8 @@ class ValueConfig(Config):
     """Table with the columns `item_key` and `value`, such as margins. A user's requests are worth what the
     items of the last answers are worth, by the probabilities that the model gave them."""
     default: float = Field(1.0, gt=0, allow_inf_nan=False)
+    most: float = Field(1e9, gt=0, allow_inf_nan=False)
+    """A header that says more says nothing."""
 
 
 class AllocateConfig(Config):

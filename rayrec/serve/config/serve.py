@@ -151,6 +151,18 @@ class ServeConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _answers_from_before_come_from_somewhere(self) -> Self:
+        allocate, steps = self.admission.allocate, self.admission.degrade.steps
+        if allocate is None or self.nearline is not None or any(step.do == "cached_answer" for step in steps):
+            return self
+        if near := [action.name for action in allocate.actions if action.near_line]:
+            raise ValueError(
+                f"allocate.actions: {near[0]!r} has near_line, and nothing is computed before requests: give "
+                "--nearline, or the step cached_answer, or leave near_line out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _contexts_are_kept_by_one_thread(self) -> Self:
         if not self.has_prefix_cache:
             return self

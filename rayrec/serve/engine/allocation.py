@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,9 @@ BACKLOG_S = 2.0
 """Time in which what has piled up is to be worked off."""
 LEAST_PRICE, MOST_PRICE = 0.05, 10.0
 """Times the mean value of a device second: a price below is none, and none is above."""
+MOST_OF_USUAL = 10.0
+"""Times the usual value of a request, as which one that is worth more counts for the scale of prices: one
+request must not make all others worth nothing."""
 SMOOTHING = 0.2
 """Weight of a tick in the mean value and the load that is shown."""
 MOST_USERS = 100_000
@@ -72,11 +76,14 @@ class Decision:
     """None where none could be used."""
     price: float
     """Value per device second, when it was decided."""
-    propensity: float
-    """Probability with which a request like this one got the action."""
+    propensity: float | None
+    """Probability with which a request like this one got the action; None where a degradation level held,
+    too, so that something else was computed."""
     reason: Reason
     served: float
     """Of the value, what the action finds."""
+    seconds: float
+    """Of the device, that it is expected to take."""
 
     @property
     def columns(self) -> dict[str, object]:
@@ -97,6 +104,8 @@ class Facts:
     num_events: int
     draw: int
     """64 random bits of the request, equal for the same request."""
+    cost_scale: float = 1.0
+    """Times the device seconds of a usual request that it takes, whatever its action: it wants more items."""
 
 
 Curves = Callable[[ModelInfo, int], Sequence[float] | None]
@@ -137,13 +146,14 @@ class Price:
                 return
             self.value = least
         error = min(load / self.budget - 1, MOST_ERROR)
+        # What is worth less than before brings the price down at once.
         self.value = min(self.value * math.exp(RATE * error * num_ticks), most)
         if error <= 0 and self.value < least:
             self.value = 0.0
 
 
 class Allocator:
-    """Decides for one request after the other. Not thread-safe; the clock and all else is given."""
+    """Decides for one request after the other; from any thread. The clock and all else is given."""
 
     def __init__(
         self,
@@ -166,7 +176,10 @@ class Allocator:
         self._levels = [level_of(action) for action in config.actions]
         self._names = [action.name for action in config.actions]
         self._costs = list(costs())
+        # Metrics are read by other threads, and move the price as requests do.
+        self._lock = threading.RLock()
         self.price = Price(config.busy)
+        self._usual_value = config.value.default
         self._ticked_at = clock()
         self._spent_s = self._worth = self._whole_s = 0.0
         """Since the last tick: device seconds of what was chosen, value that came, and device seconds that it
@@ -192,21 +205,24 @@ class Allocator:
             header: what the request says that it is worth; None: nothing.
             model: that answers.
         """
+        with self._lock:
+            return self._decide(facts, header, model)
+
+    def _decide(self, facts: Facts, header: str | None, model: ModelInfo) -> Decision:
         self.tick()
-        number = self._count(facts.user_key)
+        is_floor = self._is_floor(facts)
         value = self._value_of(facts.user_key, header)
         found = self._curves(model, facts.num_events)
+        scale = facts.cost_scale
         if value is None or found is None:
             reason: Reason = "bad_value" if value is None else "no_curve"
             self._warn(reason)
-            return self._decided(0, value, 1.0, reason, 1.0)
+            return self._decided(0, value, 1.0, reason, 1.0, scale)
         if not self.price.value:
-            return self._decided(0, value, 1.0, "full", found[0])
-        greedy = self._best(value, found)
+            return self._decided(0, value, 1.0, "full", found[0], scale)
+        greedy = self._best(value, found, scale)
         reason = "price" if greedy else "full"
-        every, key = self.config.floor_every, facts.user_key
-        # Users begin at different numbers, or a crowd of new ones would all be computed as a whole.
-        if every and key is not None and (number + text_bits(key)) % every == 0:
+        if is_floor:
             greedy, reason = 0, "floor"
         explore, num_actions = self.config.explore, len(self._names)
         chosen, draw = greedy, facts.draw / 2.0**64
@@ -214,48 +230,70 @@ class Allocator:
             chosen = int(draw / explore * num_actions)
             reason = "explore" if chosen != greedy else reason
         propensity = explore / num_actions + (1 - explore) * (chosen == greedy)
-        return self._decided(chosen, value, propensity, reason, found[chosen])
+        return self._decided(chosen, value, propensity, reason, found[chosen], scale)
 
-    def _best(self, value: float, shares: Sequence[float]) -> int:
+    def _best(self, value: float, shares: Sequence[float], cost_scale: float) -> int:
         """The first of the best actions by value minus price."""
-        price, best, most = self.price.value, 0, -math.inf
+        price, best, most = self.price.value * cost_scale, 0, -math.inf
         for action, (share, cost) in enumerate(zip(shares, self._costs, strict=True)):
             if (gain := value * share - price * cost) > most:
                 best, most = action, gain
         return best
 
     def _decided(
-        self, action: int, value: float | None, propensity: float, reason: Reason, share: float
+        self,
+        action: int,
+        value: float | None,
+        propensity: float,
+        reason: Reason,
+        share: float,
+        cost_scale: float,
     ) -> Decision:
-        name = self._names[action]
+        name, seconds = self._names[action], cost_scale * self._costs[action]
         self.num_actions[name] += 1
         self.num_reasons[reason] += 1
         self._num_decided += 1
-        self._spent_s += self._costs[action]
-        self._whole_s += self._costs[0]
+        self._spent_s += seconds
+        self._whole_s += cost_scale * self._costs[0]
         served = 0.0 if value is None else value * share
         if value is not None:
-            self._worth += value
+            counted = min(value, MOST_OF_USUAL * self._usual_value)
+            self._usual_value += 0.01 * (counted - self._usual_value)
+            self._worth += counted
             self.value_asked += value
-            self.value_served += served
-        return Decision(name, self._levels[action], value, self.price.value, propensity, reason, served)
+        level, price = self._levels[action], self.price.value
+        return Decision(name, level, value, price, propensity, reason, served, seconds)
 
-    def not_served(self, decisions: Sequence[Decision | None]) -> None:
-        """Take back that requests were served, which were decided and then refused."""
-        self.value_served -= sum(each.served for each in decisions if each is not None)
+    def answered(self, decision: Decision, is_answered: bool) -> None:
+        """Take down what became of a request that was decided and admitted.
+
+        Args:
+            is_answered: it has an answer; else it was refused by what it says, and took nothing.
+        """
+        with self._lock:
+            if is_answered:
+                self.value_served += decision.served
+            else:
+                self._spent_s = max(self._spent_s - decision.seconds, 0.0)
 
     def refused(self, count: int) -> None:
         """Take down requests that there was no room for: the price has to rise for them, too."""
-        self.tick()
-        self._num_refused += count
-        self._spent_s += count * self._usual_s
+        with self._lock:
+            self.tick()
+            self._num_refused += count
+            self._spent_s += count * self._usual_s
 
     def tick(self) -> None:
         """Move the price by what has come since, if a tick is over."""
+        with self._lock:
+            self._tick()
+
+    def _tick(self) -> None:
         now = self._clock()
         passed_s = now - self._ticked_at
         if 0 <= passed_s < TICK_S:
             return
+        self._ticked_at = now
         if passed_s < 0 or passed_s > LONGEST_GAP_S:
             # A clock that was set, or a night without requests: what piles up now will show.
             self.num_clock_jumps += passed_s < 0
@@ -264,22 +302,28 @@ class Allocator:
             load = self._spent_s / passed_s + self._backlog_s() / BACKLOG_S
             worth = self._worth / self._whole_s if self._whole_s and self._worth else None
             self.price.update(load, worth, passed_s / TICK_S)
-        self._ticked_at = now
         if self._num_decided:
             self._usual_s = self._spent_s / (self._num_decided + self._num_refused)
         self._spent_s = self._worth = self._whole_s = 0.0
         self._num_decided = self._num_refused = 0
         self._costs = list(self._costs_of_now())
 
-    def _count(self, user_key: str | None) -> int:
-        """Which request of the user it is, from 0."""
-        if user_key is None:
-            return 0
-        number = self._seen.pop(user_key, -1) + 1
-        self._seen[user_key] = number
+    def _is_floor(self, facts: Facts) -> bool:
+        """Whether it is the user's turn to get everything.
+
+        Users begin at a number by chance: else a crowd of new ones would all be computed as a whole, and one
+        who was forgotten never.
+        """
+        if not (every := self.config.floor_every):
+            return False
+        begins_at = draw_of(facts.draw, every) % every
+        if facts.user_key is None:
+            return begins_at == 0
+        number = self._seen.pop(facts.user_key, begins_at - 1) + 1
+        self._seen[facts.user_key] = number
         while len(self._seen) > MOST_USERS:
             self._seen.popitem(last=False)
-        return number
+        return number % every == 0
 
     def _value_of(self, user_key: str | None, header: str | None) -> float | None:
         """None: what the header says is no value."""
@@ -288,25 +332,25 @@ class Allocator:
                 value = float(header)
             except ValueError:
                 return None
-            return value if math.isfinite(value) and value >= 0 else None
+            return value if 0 <= value <= self.config.value.most else None
         if user_key is not None:
             for values in (self._values_of_users, self._expected):
                 if (known := values.get(user_key)) is not None:
                     return known
         return self.config.value.default
 
-    def answered(self, user_key: str | None, items: Sequence[tuple[str, float]]) -> None:
+    def learn(self, user_key: str | None, items: Sequence[tuple[str, float]]) -> None:
         """Take down what a user's answer is worth.
 
         Args:
-            items: keys and log-probabilities.
+            items: of the model, keys and log-probabilities.
         """
         if user_key is None or not self._values_of_items or not items:
             return
         best = max(score for _, score in items)
         weights = [math.exp(score - best) for _, score in items]
         worth = sum(
-            weight * self._values_of_items.get(key, 0.0)
+            weight * self._values_of_items.get(key, self.config.value.default)
             for weight, (key, _) in zip(weights, items, strict=True)
         )
         before = self._expected.pop(user_key, None)
@@ -321,9 +365,10 @@ class Allocator:
         self._warned_at = now
         if reason == "bad_value":
             logger.warning(
-                "a request says in %s that it is worth no number from 0 on; it is computed as a whole, and "
-                "counted as rayrec_allocation_decisions_bad_value_total",
+                "a request says in %s that it is worth no number from 0 to %g; it is computed as a whole, "
+                "and counted as rayrec_allocation_decisions_bad_value_total",
                 self.config.value.header,
+                self.config.value.most,
             )
         else:
             logger.warning(

@@ -116,7 +116,8 @@ class ProductReader:
                 summaries = products.get("summaries")
                 if summaries is not None:
                     query = replace(query, summaries=summaries_of(summaries))
-                fits = summaries is not None and stands_for(recommender, summaries, query)
+                # Events that came since leave the chunks before them what they are.
+                fits = summaries is not None and stands_for_earlier(recommender, summaries, query)
                 self._note("summaries", summaries, "hits" if fits else "stale")
             if "instructions" in self.config.products and not has_instruction:
                 given = products.get("instructions")

@@ -96,6 +96,7 @@ class NearlineLoop:
         self._looked_at = float("-inf")
         self.worker: NearlineWorker
         self._before: NearlineWorker | None = None
+        self._turn = 0
         self._identities = list[str]()
         """Of the newest version's products."""
         self._done = NearlineReport(0, 0, 0.0, 0)
@@ -142,8 +143,13 @@ class NearlineLoop:
         if manifest.number == self._number:
             return
         loaded = load_version(self._versions, manifest, self._job.device)
-        if self._number is not None:
+        if self._number is not None and (self._before is None or self.worker.is_complete):
+            # One that is not complete never answered; the one before it does.
+            if self._before is not None:
+                self._add(self._before)
             self._before = self.worker
+        elif self._number is not None:
+            self._add(self.worker)
         self.worker = self._worker_of(loaded.model)
         self._number = manifest.number
         logger.info("products of version %d are computed", manifest.number)
@@ -156,14 +162,17 @@ class NearlineLoop:
         """
         if self._versions is not None:
             self._follow()
-        if count := self.worker.step():
-            return count
-        if self._before is not None:
-            if self.worker.is_complete:
-                self._add(self._before)
-                self._before = None
-            else:
-                return self._before.step()
+        if self._before is not None and self.worker.is_complete:
+            self._add(self._before)
+            self._before = None
+        # In turns: the version before answers until this one is complete.
+        workers = [self.worker] if self._before is None else [self.worker, self._before]
+        if self._turn % 2:
+            workers.reverse()
+        self._turn += 1
+        for worker in workers:
+            if count := worker.step():
+                return count
         self._tidy()
         return 0
 

@@ -166,3 +166,23 @@ def test_the_work_of_all_workers_of_a_version_is_added_up(tmp_path):
 
     assert store.work(KEY.identity) == Work(40, 2.0, 3)
     assert store.work("cd" * 16) == Work(0, 0.0, 0)
+
+
+def test_a_version_is_covered_as_far_as_the_worker_that_has_done_least(tmp_path):
+    store = ProductStore(open_values(tmp_path / "products", create=True))
+
+    def note(**shares):
+        store.put_many({}, {f"{KEY.identity}:coverage:{name}": share for name, share in shares.items()})
+
+    assert store.coverage(KEY.identity) == 0.0
+    note(**{"summaries:0of2": "1.0"})
+    assert store.coverage(KEY.identity) == 0.0  # the other one has not begun
+    note(**{"summaries:1of2": "0.4"})
+    assert store.coverage(KEY.identity) == 0.4
+    note(**{"candidates:0of1": "0.3"})
+    assert store.coverage(KEY.identity) == 0.3
+
+    note(**{"summaries:0of1": "0.9"})
+    store.forget_parts(f"{KEY.identity}:coverage:summaries:0of1", 1)
+    note(**{"candidates:0of1": "1.0"})
+    assert store.coverage(KEY.identity) == 0.9
