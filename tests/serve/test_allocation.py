@@ -351,3 +351,21 @@ def test_users_who_are_forgotten_and_requests_of_nobody_have_their_turn_too(monk
             draw = draw_of(text_bits(f"{user} {turn}"), 0)
             floors[user] += world.ask(1e-9, user, draw).reason == "floor"
     assert all(0 < floors[user] < 20 for user in [*(f"user {number}" for number in range(60)), None])
+
+
+def test_where_requests_take_more_than_the_cost_table_says_the_room_for_them_shows_it():
+    """Others than the model take the machine's time, and requests pile up though the load seems to be low."""
+    world, random = World(explore=0.0), np.random.default_rng(6)
+    taken = [0.0]
+    world.allocator._room_taken = lambda: taken[0]
+    spent, _ = world.run(5, 0.6, random)
+    assert world.allocator.price.value == 0.0
+
+    taken[0] = 0.9
+    world.run(10, 0.6, random)
+    assert world.allocator.price.value > 0
+    assert world.allocator.price.load > 0.8
+
+    taken[0] = 0.1
+    world.run(10, 0.6, random)
+    assert world.allocator.price.value == 0.0

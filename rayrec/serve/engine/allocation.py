@@ -51,6 +51,13 @@ LONGEST_GAP_S = 60.0
 """Without a request; nothing is concluded of a longer time, nor of one in which the clock went back."""
 BACKLOG_S = 2.0
 """Time in which what has piled up is to be worked off."""
+FULL, EMPTY = 0.75, 0.25
+"""Share of the room for requests in flight that is taken: above the one they take more than they are charged,
+below the other they do not."""
+DEARER, MOST_DEARER = 1.05, 5.0
+"""Times what they were charged, from tick to tick and at most: others than the model take the machine's time,
+too."""
+CHEAPER_IN_BETWEEN, CHEAPER = 0.999, 0.97
 LEAST_PRICE, MOST_PRICE = 0.05, 10.0
 """Times the mean value of a device second: a price below is none, and none is above."""
 MOST_OF_USUAL = 10.0
@@ -164,9 +171,11 @@ class Allocator:
         clock: Callable[[], float],
         values_of_users: Mapping[str, float] | None = None,
         values_of_items: Mapping[str, float] | None = None,
+        room_taken: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """
         Args:
+            room_taken: requests in flight as a share of those that there may be.
             costs: [A] device seconds of a request in a batch of the best size, as known now.
             backlog_s: device seconds of what waits, beyond what a batch or two take.
         """
@@ -179,6 +188,7 @@ class Allocator:
         # Metrics are read by other threads, and move the price as requests do.
         self._lock = threading.RLock()
         self.price = Price(config.busy)
+        self._room_taken, self._times_charged = room_taken, 1.0
         self._usual_value = config.value.default
         self._ticked_at = clock()
         self._spent_s = self._worth = self._whole_s = 0.0
@@ -299,7 +309,8 @@ class Allocator:
             self.num_clock_jumps += passed_s < 0
             self.price.value = 0.0
         else:
-            load = self._spent_s / passed_s + self._backlog_s() / BACKLOG_S
+            self._times_charged = self._charged_from_now_on()
+            load = self._times_charged * self._spent_s / passed_s + self._backlog_s() / BACKLOG_S
             worth = self._worth / self._whole_s if self._whole_s and self._worth else None
             self.price.update(load, worth, passed_s / TICK_S)
         if self._num_decided:
@@ -307,6 +318,13 @@ class Allocator:
         self._spent_s = self._worth = self._whole_s = 0.0
         self._num_decided = self._num_refused = 0
         self._costs = list(self._costs_of_now())
+
+    def _charged_from_now_on(self) -> float:
+        """Times the seconds of the cost table that requests take, as far as the room for them shows it."""
+        taken, times = self._room_taken(), self._times_charged
+        if self._num_refused or taken > FULL:
+            return min(times * DEARER, MOST_DEARER)
+        return max(times * (CHEAPER if taken < EMPTY else CHEAPER_IN_BETWEEN), 1.0)
 
     def _is_floor(self, facts: Facts) -> bool:
         """Whether it is the user's turn to get everything.
