@@ -63,7 +63,7 @@ def bench(options: BenchOptions) -> list[Bar]:
 
 
 @contextmanager
-def trained_run(options: BenchOptions) -> Iterator[tuple[Path, Path]]:
+def trained_run(options: BenchOptions, beams: int = BEAMS) -> Iterator[tuple[Path, Path]]:
     """A data set, and a run of the generative model on it."""
     with (
         beauty_sized(options.data) as data,
@@ -73,7 +73,7 @@ def trained_run(options: BenchOptions) -> Iterator[tuple[Path, Path]]:
             CHECKOUT / "configs" / "beauty-lazy.yaml",
             [
                 f"data.path={data}",
-                f"model.beam_width={BEAMS}",
+                f"model.beam_width={beams}",
                 "training.epochs=1",
                 "evaluation.max_users=500",
                 "cluster.dashboard=false",

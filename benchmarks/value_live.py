@@ -1,8 +1,9 @@
 """Computing power by value against degradation levels that hold for everybody, with requests over HTTP.
 
-Two services of one process each, of the model of `serve` with 20 beams: one with the levels of
-`docs/operations/admission.yaml`, one with `docs/operations/allocation.yaml`, whose curves are measured here
-first. Requests come at random times that wait for no answer, and say in a header what they are worth, by a
+Two services of one process each, of the model of `serve` with 100 beams, so that the model is most of the work
+and not HTTP: one with the levels of `docs/operations/admission.yaml`, one with
+`docs/operations/allocation.yaml`, whose curves are measured here first; beams in these files are for a model
+with 20, and are five times as many here. Requests come at random times that wait for no answer, and say in a header what they are worth, by a
 Pareto law with the exponent 1.16: a fifth of the requests have four fifths of the value. *Capacity* is what
 the service does at full effort with 32 requests in flight. The services take turns; while one is measured,
 the other is idle. Bars:
@@ -49,7 +50,6 @@ from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.app.curve_replay import CurveReplay, LoggedRequests
-from rayrec.serve.config.actions import actions_in
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.value_curves import ActionKey, ValueCurves
@@ -58,19 +58,20 @@ OPERATIONS = CHECKOUT / "docs" / "operations"
 LEVELS, ALLOCATION = OPERATIONS / "admission.yaml", OPERATIONS / "allocation.yaml"
 RECORD = RECORDS / "value-live.json"
 WINDOWS, SECONDS_PER_STEP = 5, 0.8
-IN_FLIGHT, CAPACITY_REQUESTS, REPLAYED = 32, 3_000, 512
+BEAMS, TIMES_BEAMS = 100, 5
+IN_FLIGHT, CAPACITY_REQUESTS, REPLAYED = 32, 1_500, 512
 EXPONENT, TIMEOUT_MS = 1.16, 500
 SHARES = (1 / 8,) * 8
 STEP_S, SAMPLE_S = 25.0, 0.25
 
 
 def bench(options: BenchOptions) -> list[Bar]:
-    with trained_run(options) as (data, run), TemporaryDirectory(prefix="rayrec-bench-") as folder:
+    with trained_run(options, BEAMS) as (data, run), TemporaryDirectory(prefix="rayrec-bench-") as folder:
         torch.set_num_threads(THREADS)
         curves = _curves(data, run, Path(folder) / "curves.json")
-        ours = yaml.safe_load(ALLOCATION.read_text())
+        ours = _read(ALLOCATION)
         ours["allocate"]["curves"] = str(Path(folder) / "curves.json")
-        admissions = {"ours": AdmissionConfig.parse(ours), "levels": AdmissionConfig.load(LEVELS)}
+        admissions = {"ours": AdmissionConfig.parse(ours), "levels": AdmissionConfig.parse(_read(LEVELS))}
         bodies = bodies_of(data, K)
         load: PeerProcess = PeerProcess(outcomes, (bodies,), settle_s=SETTLE_S)
         closed: PeerProcess = PeerProcess(windows, (bodies,), settle_s=SETTLE_S)
@@ -102,6 +103,18 @@ def bench(options: BenchOptions) -> list[Bar]:
     return bars
 
 
+def _read(path: Path) -> Any:
+    """Settings, with beams for this model."""
+    values = yaml.safe_load(path.read_text())
+    for step in values["degrade"]["steps"]:
+        if step["do"] == "fewer_beams":
+            step["to"] *= TIMES_BEAMS
+    for action in values.get("allocate", {}).get("actions", ()):
+        if "max_beams" in action:
+            action["max_beams"] *= TIMES_BEAMS
+    return values
+
+
 def _config(admission: AdmissionConfig) -> ServeConfig:
     return ServeConfig(threads=THREADS, port=free_port(), single_process=True, admission=admission)
 
@@ -111,10 +124,14 @@ def _curves(data: Path, run: Path, path: Path) -> ValueCurves:
     recommender, dataset = Recommender.load(run), Dataset.open(data)
     users = dataset.users["user_key"].to_pylist()[:REPLAYED]
     queries = [query for user in users if (query := recommender.query_of_user(user)) is not None]
-    steps = {step.do: step.to for step in AdmissionConfig.load(LEVELS).degrade.steps}
+    steps = {step["do"]: step.get("to") for step in _read(LEVELS)["degrade"]["steps"]}
     beams, events = steps["fewer_beams"], steps["shorter_history"]
     keys = {
-        *(ActionKey(each.max_beams, each.max_events) for each in actions_in(ALLOCATION) if not each.popular),
+        *(
+            ActionKey(each.get("max_beams"), each.get("max_events"))
+            for each in _read(ALLOCATION)["allocate"]["actions"]
+            if not each.get("popular")
+        ),
         ActionKey(beams, events),
         ActionKey(beams),
         ActionKey(None, events),

@@ -358,7 +358,7 @@ def test_where_requests_take_more_than_the_cost_table_says_the_room_for_them_sho
     world, random = World(explore=0.0), np.random.default_rng(6)
     taken = [0.0]
     world.allocator._room_taken = lambda: taken[0]
-    spent, _ = world.run(5, 0.6, random)
+    world.run(5, 0.6, random)
     assert world.allocator.price.value == 0.0
 
     taken[0] = 0.9

@@ -54,10 +54,10 @@ BACKLOG_S = 2.0
 FULL, EMPTY = 0.75, 0.25
 """Share of the room for requests in flight that is taken: above the one they take more than they are charged,
 below the other they do not."""
-DEARER, MOST_DEARER = 1.05, 5.0
+DEARER, MOST_DEARER = 1.05, 2.0
 """Times what they were charged, from tick to tick and at most: others than the model take the machine's time,
 too."""
-CHEAPER_IN_BETWEEN, CHEAPER = 0.999, 0.97
+CHEAPER_IN_BETWEEN, CHEAPER = 0.999, 0.9
 LEAST_PRICE, MOST_PRICE = 0.05, 10.0
 """Times the mean value of a device second: a price below is none, and none is above."""
 MOST_OF_USUAL = 10.0
