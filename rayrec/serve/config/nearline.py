@@ -19,9 +19,9 @@ class NearlineReadConfig(Config):
     max_age_s: float = Field(600.0, gt=0)
     """Older candidates, neighbors and instructions are not used. Summaries have no age: they are of events
     that stay."""
-    max_new_chunks: int | None = Field(4, ge=0)
+    max_new_chunks: int | None = Field(None, ge=0)
     """Chunks of old events without summaries that are summarized for an answer; of more, the newest, and the
-    answer says `no_long_history`. None: all."""
+    answer says `no_long_history`. None: all, as without products."""
     min_coverage: float | None = Field(None, gt=0, le=1)
     """A new version answers only when its products are there for such a share of the active users; None: at
     once."""
