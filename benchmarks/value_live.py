@@ -4,8 +4,8 @@ Two services of one process each, of the model of `serve` with 100 beams, so tha
 work and not HTTP: one with the levels of `docs/operations/admission.yaml`, one with
 `docs/operations/allocation.yaml`, whose curves are measured here first. Beams in these files are for a model
 with 20, and are five times as many here. Requests come at random times that wait for no answer, and say in a
-header what they are worth, by a Pareto law with the exponent 1.16: a fifth of the requests have four fifths of
-the value. *Capacity* is what the service does at full effort with 32 requests in flight. The services take
+header what they are worth, by a Pareto law with the exponent 1.16: a fifth of the requests have four fifths
+of the value. *Capacity* is what the service does at full effort with 32 requests in flight. The services take
 turns; while one is measured, the other is idle. Bars:
 
 * `value-live`: value served at 1.5 times the capacity over that of the levels, in five windows of 24 s each.
