@@ -111,7 +111,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         for level in range(num_levels - 1):
             tokens_M[starts_N + num_levels + level] = codes_NL[:, level] + self._first_tokens[level]
         tokens_M[starts_N[:, None] + levels_L] = tokens_NL
-        whole, vectors_MD = self._behind_summaries(batch, layout, tokens_M)
+        whole, vectors_MD = self._after_summaries(batch, layout, tokens_M)
         if whole is not layout:
             before_B = torch.from_numpy(whole.offsets_B1[1:] - layout.offsets_B1[1:]).to(starts_N.device)
             starts_N = starts_N + before_B[batch.layout.row_N]
@@ -127,7 +127,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
     def encode_context(self, batch: TensorBatch) -> KeyValueContext:
         layout, _ = _token_layout(batch.layout, len(self.level_sizes), 0)
         tokens_M = self.tokens_IL[batch.items_N].flatten()
-        layout, vectors_MD = self._behind_summaries(batch, layout, tokens_M)
+        layout, vectors_MD = self._after_summaries(batch, layout, tokens_M)
         rows = PackedRows(layout, self.choice, keep=True)
         hidden_MD = self._hidden(vectors_MD[None], layout.place_N[None], rows)[0]
         return self._context(layout, rows, layout.last(hidden_MD))
@@ -139,7 +139,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
     def _chunk_vectors(self, chunks: ChunkBatch) -> Tensor:
         return self._embed(self.tokens_IL[chunks.items_E]).sum(1)
 
-    def _behind_summaries(
+    def _after_summaries(
         self, batch: TensorBatch, layout: JaggedLayout, tokens_M: Tensor
     ) -> tuple[JaggedLayout, Tensor]:
         """Rows of tokens as vectors, behind the summaries of older events, if the network has any."""

@@ -111,14 +111,9 @@ class CausalLmConfig(LongHistorySettings, GeneratingConfig):
     name: Literal["causal_lm"]
     backbone: CausalLmBackboneConfig = CausalLmBackboneConfig()
 
-    @model_validator(mode="after")
-    def _one_setting_says_what_is_read(self) -> Self:
-        self.check_long_history(self.backbone.max_length)
-        return self
-
     @property
-    def history_length(self) -> int:
-        return self.backbone.max_length if self.long_history is None else self.long_history.most_read
+    def window_length(self) -> int:
+        return self.backbone.max_length
 
     def with_absolute_paths(self) -> Self:
         network = self.backbone.network

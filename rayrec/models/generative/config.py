@@ -44,26 +44,31 @@ class LongHistorySettings(SequenceModelConfig):
     def summarized(self) -> LongHistoryConfig | None:
         return self.long_history
 
-    def check_long_history(self, max_length: int) -> None:
-        """Check that no other setting says how much is read.
+    @property
+    @abstractmethod
+    def window_length(self) -> int:
+        """`backbone.max_length`."""
 
-        Args:
-            max_length: of the backbone.
-        """
+    @property
+    def history_length(self) -> int:
+        return self.window_length if self.long_history is None else self.long_history.most_read
+
+    @model_validator(mode="after")
+    def _one_setting_says_what_is_read(self) -> Self:
         if self.long_history is None:
-            return
+            return self
         if self.window_step > 1:
             raise ValueError(
                 "model.window_step and model.long_history both say where what is read begins: that of "
                 "long_history is a multiple of chunk_events; leave window_step out"
             )
-        usual = (DEFAULT_MAX_LENGTH, self.long_history.most_read)
-        if max_length not in usual:
+        if self.window_length not in (DEFAULT_MAX_LENGTH, self.long_history.most_read):
             raise ValueError(
-                f"model.backbone.max_length is {max_length}, and with model.long_history up to "
+                f"model.backbone.max_length is {self.window_length}, and with model.long_history up to "
                 f"{self.long_history.most_read} events are read one by one (newest + chunk_events - 1); "
                 "leave max_length out"
             )
+        return self
 
 
 class GeneratingConfig(AttentionSettings, SequenceModelConfig):
@@ -239,14 +244,9 @@ class CrossDecoderConfig(LongHistorySettings, GenerativeConfig):
     experts: ExpertsConfig | None = None
     """None: one feed-forward for all tokens."""
 
-    @model_validator(mode="after")
-    def _one_setting_says_what_is_read(self) -> Self:
-        self.check_long_history(self.backbone.max_length)
-        return self
-
     @property
-    def history_length(self) -> int:
-        return self.backbone.max_length if self.long_history is None else self.long_history.most_read
+    def window_length(self) -> int:
+        return self.backbone.max_length
 
     @property
     def input_labels(self) -> tuple[Label, ...]:

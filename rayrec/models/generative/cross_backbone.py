@@ -76,7 +76,7 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
         vectors_ED = self.item_vectors(chunks.items_E)
         return vectors_ED if self.event_labels is None else vectors_ED + self.event_labels(chunks.labels)
 
-    def behind_summaries(
+    def after_summaries(
         self, batch: TensorBatch, tokens: JaggedLayout, tokens_MD: Tensor
     ) -> tuple[JaggedLayout, Tensor]:
         """What a decoder looks at: tokens of the events that are read one by one, behind the summaries of

@@ -170,7 +170,7 @@ class EncoderDecoder(CrossBackbone):
         for block in self.blocks:
             x_MD = block(x_MD, tokens, keys_M)
         start_RD = self.start_D.expand(events.num_rows, -1)
-        context, context_MD = self.behind_summaries(batch, tokens, self.final_norm(x_MD))
+        context, context_MD = self.after_summaries(batch, tokens, self.final_norm(x_MD))
         keys = self.decoder.context_keys(context_MD)
         return ContextKeys(context, start_RD, keys, self.decoder.choice, prefix_RPD)
 

@@ -73,7 +73,7 @@ class LazyDecoder(CrossBackbone):
     def _past_of(self, batch: TensorBatch, events_ND: Tensor) -> Look:
         """Each event's sequence sees the events up to it, and the summaries of older ones."""
         layout = batch.layout
-        context, context_MD = self.behind_summaries(batch, layout, events_ND)
+        context, context_MD = self.after_summaries(batch, layout, events_ND)
         layers = self.decoder.context_keys(context_MD)
 
         def look(layer: int, query_NLHC: Tensor) -> Tensor:
@@ -89,6 +89,6 @@ class LazyDecoder(CrossBackbone):
     def encode_context(self, batch: TensorBatch) -> ContextKeys:
         events_ND = self.embed_history(batch)
         start_BD = batch.layout.last(events_ND)
-        context, context_MD = self.behind_summaries(batch, batch.layout, events_ND)
+        context, context_MD = self.after_summaries(batch, batch.layout, events_ND)
         keys, prefix_BPD = self.decoder.context_keys(context_MD), self.prefix_of_requests(batch)
         return ContextKeys(context, start_BD, keys, self.decoder.choice, prefix_BPD)
