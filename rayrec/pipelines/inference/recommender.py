@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -297,7 +297,7 @@ class Recommender:
         if any(each.budget.max_events is not None for each in wanted):
             step = self._task.model.windows_begin_at
             newest = [
-                _newest(query, each.budget, step, self.dataset.item_positions(query.history_ids) >= 0)
+                self._newest(query, each.budget.max_events, step)
                 for query, each in zip(queries, wanted, strict=True)
             ]
             samples = self._as_samples(newest)
@@ -317,6 +317,25 @@ class Recommender:
         ranked = self._rank(features, most, excluded_BE, self._beams_of(wanted), self._allowed(sets))
         return self._described(features, seen_BE, ranked, wanted, lacks_B)
 
+    def _newest(self, query: Query, most: int | None, step: int) -> Query:
+        """The query with no more than so many events, its newest; as windows do, they begin at a multiple of
+        `step` of those that the catalog knows, if that leaves any. The others are left out anyway."""
+        if most is None or len(query.history_ids) <= most:
+            return query
+        (places,) = np.nonzero(self.dataset.item_positions(query.history_ids) >= 0)
+        num_before = max(len(places) - most, 0)
+        if most > step:
+            num_before = -(-num_before // step) * step
+        if not num_before:
+            return query
+        first = int(places[num_before])
+        return replace(
+            query,
+            history_ids=query.history_ids[first:],
+            times=None if query.times is None else query.times[first:],
+            labels={label: codes[first:] for label, codes in query.labels.items()},
+        )
+
     def item_log_probs(self, queries: Sequence[Query], items_BW: Int64Array) -> Float64Array:
         """[B, W] log-probability that each item is the next one, for the whole history of each query.
 
@@ -328,19 +347,22 @@ class Recommender:
         """
         assert isinstance(self._ranker, SequenceProgram), "asked where the network is"
         log_probs_BW = np.full(items_BW.shape, -np.inf)
-        for is_prepared in (False, True):
-            places = [place for place, query in enumerate(queries) if query.is_prepared == is_prepared]
-            if not places:
-                continue
-            some = [queries[place] for place in places]
-            features = self._features.ranking(self._as_samples(some), is_prepared)
-            features, _ = self._with_summaries(
-                features, [query.summaries for query in some], [None] * len(some)
-            )
+        for places, features in self._features_of(queries):
             log_probs_BW[places] = self._ranker.item_log_probs(
                 features, self._rows_of(features), items_BW[places]
             )
         return log_probs_BW
+
+    def _features_of(self, queries: Sequence[Query]) -> Iterator[tuple[list[int], FeatureBatch]]:
+        """(Places of queries, their features with all summaries that are known), for whole histories:
+        operations run on some, and have run on the others before."""
+        for is_prepared in (False, True):
+            places = [place for place, query in enumerate(queries) if query.is_prepared == is_prepared]
+            if places:
+                some = [queries[place] for place in places]
+                features = self._features.ranking(self._as_samples(some), is_prepared)
+                known = [query.summaries for query in some]
+                yield places, self._with_summaries(features, known, [None] * len(some))[0]
 
     def _rows_of(self, features: FeatureBatch) -> Rows:
         return self._tables.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
@@ -368,15 +390,7 @@ class Recommender:
         assert self.long_history is not None, "asked before"
         assert isinstance(self._ranker, SequenceProgram), "summaries are made where the network is"
         found: dict[int, Summaries] = {}
-        for is_prepared in (False, True):
-            places = [place for place, query in enumerate(queries) if query.is_prepared == is_prepared]
-            if not places:
-                continue
-            some = [queries[place] for place in places]
-            features = self._features.ranking(self._as_samples(some), is_prepared)
-            features, _ = self._with_summaries(
-                features, [query.summaries for query in some], [None] * len(some)
-            )
+        for places, features in self._features_of(queries):
             chunks = features.old_chunks
             assert chunks is not None, "of a model that reads them"
             vectors_XKD, hashes_X = self._ranker.summarize(features), chunks.hashes_X
@@ -392,13 +406,16 @@ class Recommender:
             search: beams at least; None: as many as there are items, so that nothing is left out of the
                 search and each score is exact.
         """
-        features = self._features.ranking(self._as_samples(queries))
-        known = [query.summaries for query in queries]
-        features, _ = self._with_summaries(features, known, [None] * len(queries))
         num_items = len(self.dataset.items)
         wide = num_items if search is None else min(max(search, k), num_items)
-        ranked = self._rank(features, wide, None)
-        return RankedItems(ranked.items_BK[:, :k], ranked.scores_BK[:, :k])
+        num_found = min(k, wide)
+        items_BK = np.full((len(queries), num_found), -1, dtype=np.int64)
+        scores_BK = np.full((len(queries), num_found), -np.inf)
+        for places, features in self._features_of(queries):
+            ranked = self._rank(features, wide, None)
+            items_BK[places] = ranked.items_BK[:, :num_found]
+            scores_BK[places] = ranked.scores_BK[:, :num_found]
+        return RankedItems(items_BK, scores_BK)
 
     @cached_property
     def identity(self) -> str:
@@ -536,29 +553,6 @@ def described(items: Items, position: int, score: float, source: Source = "model
     """An item of the catalog, as people know it."""
     key, title = items.keys[position].as_py(), items.titles[position].as_py()
     return Recommendation(key, title, score, source=source)
-
-
-def _newest(query: Query, budget: Budget, step: int, is_known: BoolArray) -> Query:
-    """The query with no other events than its newest, as many as the budget allows; as windows do, they begin
-    at a multiple of `step` of those that are known, if that leaves any.
-
-    Args:
-        is_known: whether the catalog has the item of each event; the others are left out anyway.
-    """
-    (places,) = np.nonzero(is_known)
-    most = len(places) if budget.max_events is None else budget.max_events
-    num_before = max(len(places) - most, 0)
-    if most > step:
-        num_before = -(-num_before // step) * step
-    first = int(places[num_before]) if num_before else 0
-    if not first:
-        return query
-    return replace(
-        query,
-        history_ids=query.history_ids[first:],
-        times=None if query.times is None else query.times[first:],
-        labels={label: codes[first:] for label, codes in query.labels.items()},
-    )
 
 
 def _denied_by(sets: Sequence[BoolArray]) -> dict[int, Int64Array]:
