@@ -32,19 +32,20 @@ class World:
     """A clock, and a device that works off what was chosen."""
 
     def __init__(self, **settings):
-        self.now, self.backlog_s = 100.0, 0.0
-        config = AllocateConfig(actions=ACTIONS, curves="curves.json", **settings)
+        self.now, self.backlog_s, self.room_taken = 100.0, 0.0, 0.0
+        config = AllocateConfig(**{"actions": ACTIONS, "curves": "curves.json", **settings})
         self.allocator = Allocator(
             config,
             lambda model, num_events: None if model.run != "run" else SHARES,
             lambda: COSTS,
             lambda: max(self.backlog_s - 0.05, 0.0),
             lambda: self.now,
+            room_taken=lambda: self.room_taken,
         )
 
-    def ask(self, value=1.0, user="u", draw=2**63, model=MODEL, num_events=10):
+    def ask(self, value=1.0, user="u", draw=2**63, model=MODEL, num_events=10, may_refuse=False):
         header = None if value is None else str(value)
-        return self.allocator.decide(Facts(user, num_events, draw), header, model)
+        return self.allocator.decide(Facts(user, num_events, draw, may_refuse=may_refuse), header, model)
 
     def set_price(self, price):
         self.allocator.price.value = price
@@ -312,12 +313,85 @@ def test_actions_that_make_no_sense_are_refused(actions, message):
 
 def test_value_is_served_when_the_answer_comes():
     world = World(explore=0.0, floor_every=0)
-    answered, failed, _ = [world.ask(3.0), world.ask(2.0), world.ask(1.0)]
+    answered, refused, _ = [world.ask(3.0), world.ask(2.0), world.ask(1.0)]
 
-    world.allocator.answered(answered, True)
-    world.allocator.answered(failed, False)
+    world.allocator.answered(answered)
+    world.allocator.took_nothing(refused)
 
     assert (world.allocator.value_asked, world.allocator.value_served) == (6.0, 3.0)
+
+
+def load_after(world, note):
+    """Of one tick, in which requests were decided and `note` was told of each."""
+    for _ in range(20):
+        note(world.ask())
+    world.now += 2 * TICK_S
+    return world.allocator.metrics()["allocation_load"]
+
+
+def test_what_took_nothing_is_not_charged():
+    whole = load_after(World(), lambda decision: None)
+    world = World()
+    assert load_after(world, world.allocator.took_nothing) == pytest.approx(0.0)
+    world = World()
+    assert load_after(world, lambda each: world.allocator.answered(each, was_there=True)) == pytest.approx(
+        0.0
+    )
+    world = World()
+    assert load_after(world, world.allocator.answered) == whole > 0
+
+
+NEAR_LINE = ({"name": "full"}, {"name": "near", "near_line": True, "max_beams": 5}, *ACTIONS[1:3])
+
+
+def test_a_near_line_answer_costs_what_it_takes_to_compute_those_that_are_missing():
+    world = World(explore=0.0, floor_every=0, actions=NEAR_LINE)
+    world.set_price(300.0)
+    assert world.ask().action == "near"  # tried, as long as nothing is known
+
+    for _ in range(200):
+        world.allocator.answered(world.ask(1.0), was_there=False)
+    world.now += 2 * TICK_S
+    world.ask()
+    world.set_price(300.0)
+    missing = world.ask()
+    for _ in range(2000):
+        world.now += 2 * TICK_S
+        world.set_price(300.0)
+        world.ask()
+    world.set_price(300.0)
+
+    assert missing.action != "near"
+    assert world.ask().action == "near"  # tried again
+
+
+def test_where_there_is_little_room_requests_that_are_not_worth_their_cost_are_refused():
+    world = World(explore=0.0, floor_every=0)
+    world.set_price(100.0)
+    poor, rich = 0.01, 10.0
+    assert not world.ask(poor, may_refuse=True).is_refused
+
+    world.room_taken = 0.9
+    spent_before = world.allocator._spent_s
+    refused = world.ask(poor, may_refuse=True)
+
+    assert refused.is_refused
+    assert (refused.seconds, refused.served, world.allocator._spent_s) == (0.0, 0.0, spent_before)
+    assert world.allocator.metrics()["allocation_decisions_no_room_total"] == 1
+    assert not world.ask(rich, may_refuse=True).is_refused
+    assert not world.ask(poor).is_refused  # a row of a message of several
+    world.set_price(0.0)
+    assert not world.ask(0.0, may_refuse=True).is_refused
+
+
+def test_a_users_turn_for_full_effort_is_not_refused():
+    world = World(explore=0.0, floor_every=5)
+    world.room_taken = 0.9
+    reasons = []
+    for _ in range(50):
+        world.set_price(1e6)
+        reasons.append(world.ask(1e-6, may_refuse=True).reason)
+    assert Counter(reasons) == {"no_room": 40, "floor": 10}
 
 
 @pytest.mark.parametrize("value", [1e300, 1e9, 1e6])
@@ -356,16 +430,14 @@ def test_users_who_are_forgotten_and_requests_of_nobody_have_their_turn_too(monk
 def test_where_requests_take_more_than_the_cost_table_says_the_room_for_them_shows_it():
     """Others than the model take the machine's time, and requests pile up though the load seems to be low."""
     world, random = World(explore=0.0), np.random.default_rng(6)
-    taken = [0.0]
-    world.allocator._room_taken = lambda: taken[0]
     world.run(5, 0.6, random)
     assert world.allocator.price.value == 0.0
 
-    taken[0] = 0.9
+    world.room_taken = 0.9
     world.run(10, 0.6, random)
     assert world.allocator.price.value > 0
     assert world.allocator.price.load > 0.8
 
-    taken[0] = 0.1
+    world.room_taken = 0.1
     world.run(10, 0.6, random)
     assert world.allocator.price.value == 0.0

@@ -200,6 +200,9 @@ class AdmissionControl:
         with self._counting_refusals(len(requests)):
             room = self._admissions.check(caller, count, info.room)
         decisions = self._decisions(requests, info, pinned, request_id)
+        if any(decision is not None and decision.is_refused for decision in decisions):
+            self._admissions.num_refused += count
+            raise ServiceLimitError("there is little room, and other requests are worth more", 1.0)
         return self._submitted(requests, info, pinned, decisions, costs, room)
 
     def _submitted(
@@ -272,6 +275,7 @@ class AdmissionControl:
                     pinned.num_events_of(request),
                     draw_of(id_bits, row),
                     self._cost_scale(request, pinned),
+                    may_refuse=len(requests) == 1,  # a message is admitted as a whole
                 ),
                 info.value,
                 pinned.model,
@@ -291,11 +295,14 @@ class AdmissionControl:
         self, decision: Decision, request: RecommendRequest, answered: asyncio.Future[RecommendAnswer]
     ) -> None:
         assert self._allocator is not None, "it has decided"
-        is_answered = not answered.cancelled() and answered.exception() is None
-        self._allocator.answered(decision, is_answered)
-        if is_answered:
-            items = [(item.item_id, item.score) for item in answered.result().items if item.source == "model"]
+        error = asyncio.CancelledError() if answered.cancelled() else answered.exception()
+        if error is None:
+            answer = answered.result()
+            self._allocator.answered(decision, "cached_answer" in answer.degraded)
+            items = [(item.item_id, item.score) for item in answer.items if item.source == "model"]
             self._allocator.learn(_user_of(request), items)
+        elif not isinstance(error, DeadlineError):
+            self._allocator.took_nothing(decision)
 
     @contextmanager
     def _counting_refusals(self, count: int) -> Iterator[None]:

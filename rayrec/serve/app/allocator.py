@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,8 @@ def make_allocator(
         InputError: a file cannot be read, or says of an action nothing, or of a value no number from 0 on.
     """
     curves, users, items = read_files(config)
-    measured = [service.request_seconds(level_of(action), max_batch) for action in config.actions]
+    levels = [replace(level_of(action), takes_cached=False) for action in config.actions]
+    measured = [service.request_seconds(level, max_batch) for level in levels]
     usual = batcher.costs.measured_width
     at_start_s = batcher.costs.at(usual).least_s
 

@@ -16,8 +16,11 @@ piled up besides. It is not the time that the device is seen to be busy: one tha
 time is always busy, and could take many more. While the load is below the budget the price falls, and becomes
 0: then everybody gets full effort.
 
-Whatever is not known, a value, a curve, the time, leads to full effort and a counter. Degradation levels stay
-behind as the emergency brake.
+Room for requests in flight may be what is short instead: reading and writing takes time, too, and a price
+of the device does not mend that. While little is left, it is kept for requests that are worth their cost.
+
+Whatever is not known, a value, a curve, the time, leads to full effort and a counter. Degradation levels
+remain as the emergency brake.
 
 Axes: A actions.
 """
@@ -31,7 +34,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from rayrec.pipelines.inference.recommender import Budget
 from rayrec.platform.hashing import combine64
@@ -69,8 +72,14 @@ MOST_USERS = 100_000
 """Whose requests are counted and values kept; of others, the least recently seen are forgotten."""
 WARN_EVERY_S = 60.0
 
-Reason = Literal["full", "price", "floor", "explore", "bad_value", "no_curve"]
-REASONS: tuple[Reason, ...] = ("full", "price", "floor", "explore", "bad_value", "no_curve")
+FORGETTING = 0.999
+"""From tick to tick, of how many near-line answers were missing: else an action that has seemed dear would
+not be tried again."""
+WEIGHT_OF_ANSWER = 0.02
+"""In the share of near-line answers that were missing."""
+
+Reason = Literal["full", "price", "floor", "explore", "bad_value", "no_curve", "no_room"]
+REASONS: tuple[Reason, ...] = get_args(Reason)
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,11 @@ class Decision:
     """Of the device, that it is expected to take."""
 
     @property
+    def is_refused(self) -> bool:
+        """There is little room left, and the request is not worth what it costs."""
+        return self.reason == "no_room"
+
+    @property
     def columns(self) -> dict[str, object]:
         """For the request log."""
         return {
@@ -105,7 +119,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Facts:
-    """What decisions hang on, besides the value."""
+    """What decisions depend on, besides the value."""
 
     user_key: str | None
     num_events: int
@@ -113,6 +127,8 @@ class Facts:
     """64 random bits of the request, equal for the same request."""
     cost_scale: float = 1.0
     """Times the device seconds of a usual request that it takes, whatever its action: it wants more items."""
+    may_refuse: bool = False
+    """Where there is little room."""
 
 
 Curves = Callable[[ModelInfo, int], Sequence[float] | None]
@@ -176,7 +192,8 @@ class Allocator:
         """
         Args:
             room_taken: requests in flight as a share of those that there may be.
-            costs: [A] device seconds of a request in a batch of the best size, as known now.
+            costs: [A] device seconds of a request in a batch of the best size, as known now; of a near-line
+                answer, where it is missing.
             backlog_s: device seconds of what waits, beyond what a batch or two take.
         """
         self.config, self._curves = config, curves
@@ -184,7 +201,10 @@ class Allocator:
         self._values_of_users, self._values_of_items = values_of_users or {}, values_of_items or {}
         self._levels = [level_of(action) for action in config.actions]
         self._names = [action.name for action in config.actions]
-        self._costs = list(costs())
+        self._missing = [0.0 if action.near_line else 1.0 for action in config.actions]
+        """Share of an action's answers that have to be computed. Near-line answers are taken to be there
+        until they are seen not to be: an action that seems dear would never be tried."""
+        self._costs = self._expected_costs()
         # Metrics are read by other threads, and move the price as requests do.
         self._lock = threading.RLock()
         self.price = Price(config.busy)
@@ -232,6 +252,9 @@ class Allocator:
             return self._decided(0, value, 1.0, "full", found[0], scale)
         greedy = self._best(value, found, scale)
         reason = "price" if greedy else "full"
+        is_worth_it = value * found[greedy] > self.price.value * scale * self._costs[greedy]
+        if facts.may_refuse and not is_floor and not is_worth_it and self._room_taken() > FULL:
+            return self._decided(greedy, value, None, "no_room", 0.0, scale)
         if is_floor:
             greedy, reason = 0, "floor"
         explore, num_actions = self.config.explore, len(self._names)
@@ -254,16 +277,19 @@ class Allocator:
         self,
         action: int,
         value: float | None,
-        propensity: float,
+        propensity: float | None,
         reason: Reason,
         share: float,
         cost_scale: float,
     ) -> Decision:
         name, seconds = self._names[action], cost_scale * self._costs[action]
-        self.num_actions[name] += 1
         self.num_reasons[reason] += 1
-        self._num_decided += 1
-        self._spent_s += seconds
+        if reason == "no_room":
+            seconds = 0.0
+        else:
+            self.num_actions[name] += 1
+            self._num_decided += 1
+            self._spent_s += seconds
         self._whole_s += cost_scale * self._costs[0]
         served = 0.0 if value is None else value * share
         if value is not None:
@@ -274,17 +300,26 @@ class Allocator:
         level, price = self._levels[action], self.price.value
         return Decision(name, level, value, price, propensity, reason, served, seconds)
 
-    def answered(self, decision: Decision, is_answered: bool) -> None:
-        """Take down what became of a request that was decided and admitted.
+    def answered(self, decision: Decision, was_there: bool = False) -> None:
+        """Take down that a request has its answer.
 
         Args:
-            is_answered: it has an answer; else it was refused by what it says, and took nothing.
+            was_there: it was computed before the request.
         """
         with self._lock:
-            if is_answered:
-                self.value_served += decision.served
-            else:
-                self._spent_s = max(self._spent_s - decision.seconds, 0.0)
+            self.value_served += decision.served
+            action = self._names.index(decision.action)
+            if self.config.actions[action].near_line:
+                missing = 0.0 if was_there else 1.0
+                self._missing[action] += WEIGHT_OF_ANSWER * (missing - self._missing[action])
+            elif was_there:
+                self.took_nothing(decision)
+
+    def took_nothing(self, decision: Decision) -> None:
+        """Take down that a request was refused for what it says, or withdrawn. One whose deadline has passed
+        has taken the room of others: what it was charged stays."""
+        with self._lock:
+            self._spent_s = max(self._spent_s - decision.seconds, 0.0)
 
     def refused(self, count: int) -> None:
         """Take down requests that there was no room for: the price has to rise for them, too."""
@@ -317,7 +352,13 @@ class Allocator:
             self._usual_s = self._spent_s / (self._num_decided + self._num_refused)
         self._spent_s = self._worth = self._whole_s = 0.0
         self._num_decided = self._num_refused = 0
-        self._costs = list(self._costs_of_now())
+        for action, config in enumerate(self.config.actions):
+            if config.near_line:
+                self._missing[action] *= FORGETTING
+        self._costs = self._expected_costs()
+
+    def _expected_costs(self) -> list[float]:
+        return [share * cost for share, cost in zip(self._missing, self._costs_of_now(), strict=True)]
 
     def _charged_from_now_on(self) -> float:
         """Times the seconds of the cost table that requests take, as far as the room for them shows it."""

@@ -14,6 +14,8 @@ from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.limits import CallerLimitError, ServiceLimitError
 from rayrec.serve.admission.request_info import RequestInfo
 from rayrec.serve.config.admission import AdmissionConfig
+from rayrec.serve.config.allocation import AllocateConfig
+from rayrec.serve.engine.allocation import Allocator
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.engine.service import RecommendationService
@@ -30,7 +32,7 @@ MAX_WAITING = 4
 class Model:
     """A service whose model computes when it is let, and what a test asks of it."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], allocator: Allocator | None = None) -> None:
         self.recommender = FakeRecommender()
         self.service = RecommendationService(self.recommender, max_k=50)
         self.clock = Clock()
@@ -40,7 +42,7 @@ class Model:
         costs = BatchCosts({1: 1.0}, WIDTH)
         self.batcher = Batcher(self._compute, costs, MAX_WAITING, clock=self.clock)
         self.admission = AdmissionControl(
-            AdmissionConfig.parse(config), self.service, self.batcher, timeout_s=10.0, clock=self.clock
+            AdmissionConfig.parse(config), self.service, self.batcher, 10.0, self.clock, allocator=allocator
         )
 
     def _compute(self, requests: Sequence[RecommendRequest]) -> Sequence[RecommendAnswer | Exception]:
@@ -82,8 +84,8 @@ class Model:
 def start() -> Iterator[Callable[..., Model]]:
     started: list[Model] = []
 
-    def begin(**config: Any) -> Model:
-        started.append(Model(config))
+    def begin(allocator: Allocator | None = None, **config: Any) -> Model:
+        started.append(Model(config, allocator))
         return started[-1]
 
     yield begin
@@ -505,3 +507,55 @@ def test_rows_that_have_an_answer_of_before_need_no_place(start):
         return kept
 
     assert [answer.degraded for answer in run(scenario())] == [["cached_answer"]] * 4
+
+
+def make_allocator(room_taken: float = 0.0) -> Allocator:
+    """Whose device second is worth 100."""
+    actions = ({"name": "full"}, {"name": "popular", "popular": True})
+    config = AllocateConfig(actions=actions, curves="", explore=0.0, floor_every=0)  # type: ignore[arg-type]
+    found, costs = [1.0, 0.0], [0.1, 0.001]
+    allocator = Allocator(
+        config, lambda *_: found, lambda: costs, lambda: 0.0, lambda: 0.0, room_taken=lambda: room_taken
+    )
+    allocator.price.value = 100.0
+    return allocator
+
+
+def worth(value: str) -> dict[str, str]:
+    return {"X-Request-Value": value}
+
+
+def test_the_last_room_is_for_requests_that_are_worth_what_they_cost(start):
+    model = start(make_allocator(room_taken=0.8))
+
+    async def scenario() -> None:
+        with pytest.raises(ServiceLimitError, match="other requests are worth more"):
+            await model.ask(worth("1"), history=["brazil"])
+        assert (await model.ask(worth("1000"), history=["brazil"])).degraded == []
+        rows = model.admission.begin_all([RecommendRequest(history=["brazil"])] * 2, model.info(worth("1")))
+        assert [each.degraded for each in await asyncio.gather(*rows)] == [["popular_items"]] * 2
+
+    run(scenario())
+    assert (model.admission.status.refused, model.admission.status.in_flight) == (1, 0)
+
+
+def test_a_request_is_charged_unless_it_took_nothing(start):
+    allocator = make_allocator()
+    model = start(allocator)
+
+    async def scenario() -> None:
+        with pytest.raises(RefusedRequestError):
+            await model.ask(worth("1000"), history=["brazil"], k=51)
+        assert allocator._spent_s == pytest.approx(0.0)
+        tasks = await model.occupy(1)
+        late = asyncio.create_task(model.ask(worth("1000") | {HEADER: "5000"}, history=["brazil"]))
+        await asyncio.sleep(0)
+        spent_s = allocator._spent_s
+        model.clock.now += 6.0
+        model.free()
+        with pytest.raises(DeadlineError):
+            await late
+        await asyncio.gather(*tasks)
+        assert allocator._spent_s == spent_s > 0.1  # it kept others from the device
+
+    run(scenario())
