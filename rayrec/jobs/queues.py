@@ -177,8 +177,8 @@ class QueuesConfig(Config):
         parents = self.parents()
         for name in sorted(parents):
             _no_cycle(name, parents)
-        for member in (*self.queues, *self.cohorts):
-            over = member.cohort if isinstance(member, QueueConfig) else member.parent
+        queues = [(queue, queue.cohort) for queue in self.queues]
+        for member, over in [*queues, *((cohort, cohort.parent) for cohort in self.cohorts)]:
             for resource, quota in member.quotas.items():
                 if over is None and (quota.borrowing_limit is not None or quota.lending_limit is not None):
                     raise ValueError(

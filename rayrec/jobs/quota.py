@@ -7,7 +7,8 @@
 
 Source: kubernetes-sigs/kueue, `pkg/cache/scheduler/{resource_node,fair_sharing}.go` (available, usage,
 dominant resource share), `pkg/scheduler/fair_sharing_iterator.go` (who is next), proposals 79 (hierarchical
-cohorts) and 1714 (fair sharing). Amounts are whole numbers of the smallest share that Ray counts, so that sums are exact.
+cohorts) and 1714 (fair sharing). Amounts are whole numbers of the smallest share that Ray counts, so that
+sums are exact.
 """
 
 from __future__ import annotations
@@ -337,7 +338,7 @@ class QuotaTree:
                 ),
             )[1]
 
-        found = [candidate for root in self._roots if (candidate := best(root)) is not None]
+        found = [each for root in self._roots if (each := best(root)) is not None]
         return min(found, key=lambda each: (-each.priority, each.since, each.queue))
 
     def reclaim_rights(self, queue: str, amounts: Amounts, resources: Sequence[str]) -> list[ReclaimRight]:

@@ -1,0 +1,494 @@
+"""Guarantees as shapes that fit on real nodes: every queue's cells, and where each of them is just now.
+
+    queue's cells (a cluster of its own)        real nodes
+      8 cards  ── bound to ──────────────────►  a: 8 cards
+      1 card   ── bound to ─────────┐           b: 4 cards of others' jobs, which may be taken back
+      1 card   ── bound to ─────────┴────────►  c: 2 of 8 cards
+
+A number does not say whether 8 free cards are on one node or on eight, so a tenant whose guarantee is a
+number may wait where it would not in a cluster of its own (HiveD, OSDI'20: the sharing anomaly). Here a
+guarantee is cells: each is part of one node (card < node), and `within` ties some of them together (< rack).
+
+Every cell is bound to a node at all times, and the sum of what is bound or promised on a node is never more
+than the node has. A cell in use is where its job is. A cell that is not may be bound anywhere: it is moved,
+or changed with another, to where room is free, so that nobody has to leave. So the binding is a proof: a job
+that fits in the free cells of its queue can be run where they are bound, and those who hold that room are
+there on borrowed terms. As in HiveD, cells are bound late; unlike there, a node is not halved into buddies:
+cells take any part of it, placed tightest first, which for sizes that divide each other is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rayrec.jobs.job import Placed, Size
+from rayrec.jobs.queues import Cell, QueuesConfig
+from rayrec.jobs.quota import UNITS, units
+from rayrec.jobs.room import Room, apart, fits_in
+from rayrec.pipelines.cluster.placement import ActorGroup, Node, in_words
+from rayrec.platform.arrays import Int64Array
+from rayrec.platform.devices import ACCELERATOR_RESOURCES, HOST
+from rayrec.platform.errors import InputError
+
+
+@dataclass
+class _BoundCell:
+    """One cell of a queue."""
+
+    queue: str
+    spec: int
+    """Which entry of the queue's `cells` it comes from."""
+    cell: Cell
+    resources: Mapping[str, float]
+    amounts_R: Int64Array
+    place: int
+    """In its queue's room."""
+    node: int | None = None
+    """Index of the real one; None: no node has room for it now."""
+    num_users: int = 0
+    """Actors in it: as long as there are any, it stays where it is."""
+
+    @property
+    def is_tied(self) -> bool:
+        return self.cell.within is not None and self.cell.count > 1
+
+
+class Guarantees:
+    """The cells of all queues on one set of nodes."""
+
+    def __init__(self, config: QueuesConfig, room: Room) -> None:
+        self._room = room
+        self._cells: dict[str, list[_BoundCell]] = {}
+        self.firm_NR = np.zeros_like(room.total_NR)
+        """[N, R] what is bound, or promised otherwise, on each node."""
+        for queue in config.queues:
+            cells: list[_BoundCell] = []
+            for spec, cell in enumerate(queue.cells):
+                resources = self._with_cpus(cell)
+                for _ in range(cell.count):
+                    cells.append(
+                        _BoundCell(queue.name, spec, cell, resources, room.vector(resources), len(cells))
+                    )
+            if cells:
+                self._cells[queue.name] = cells
+        self._rooms = {
+            name: Room([_as_node(cell, None) for cell in cells]) for name, cells in self._cells.items()
+        }
+        self.left = {name: room.total_NR * 0 for name, room in self._rooms.items()}
+        """By queue, what is left of each of its cells, in its own room's columns."""
+
+    def __bool__(self) -> bool:
+        return bool(self._cells)
+
+    def has(self, queue: str) -> bool:
+        return queue in self._cells
+
+    @property
+    def slack_NR(self) -> Int64Array:
+        """What nobody is guaranteed."""
+        return self._room.total_NR - self.firm_NR
+
+    def _with_cpus(self, cell: Cell) -> dict[str, float]:
+        """A cell that says nothing of CPUs has as large a share of its node's as it has of the cards."""
+        resources = dict(cell.resources)
+        cards = {name: count for name, count in resources.items() if name in ACCELERATOR_RESOURCES}
+        if HOST.ray_resource in resources or not cards:
+            return resources
+        group = cell.group("cell")
+        shares = [
+            node.total.get(HOST.ray_resource, 0.0)
+            * max(count / node.total[name] for name, count in cards.items())
+            for node in self._room.nodes
+            if group.may_be_on(node)
+            and all(node.total.get(name, 0.0) >= count for name, count in cards.items())
+        ]
+        if shares and min(shares) > 0:
+            resources[HOST.ray_resource] = int(min(shares) * UNITS) / UNITS
+        return resources
+
+    # Binding
+
+    def bind_rest(self) -> list[str]:
+        """Bind every cell that is not bound.
+
+        Returns:
+            Of each kind of cell for which there is no room now, one sentence.
+        """
+        orders: list[Callable[[Sequence[_BoundCell]], tuple[float, ...]]] = [
+            lambda cells: (not cells[0].is_tied, -_cards(cells[0].resources), -len(cells)),
+            lambda cells: (-_cards(cells[0].resources), not cells[0].is_tied, -len(cells)),
+            lambda cells: (self._num_able(cells[0]), -_cards(cells[0].resources), -len(cells)),
+        ]
+        kinds = self._unbound()
+        best: list[list[_BoundCell]] = kinds
+        for order in orders:
+            missing = [cells for cells in sorted(kinds, key=order) if not self._bind(cells)]
+            if not missing:
+                return []
+            if len(missing) < len(best):
+                best = missing
+            for cells in kinds:
+                for cell in cells:
+                    self._unbind(cell)
+        for cells in sorted((cells for cells in kinds if cells not in best), key=orders[0]):
+            self._bind(cells)
+        lacking: list[str] = []
+        for cells in best:
+            alone = [] if cells[0].is_tied else [cell for cell in cells if not self._bind([cell])]
+            if missing_cells := (cells if cells[0].is_tied else alone):
+                lacking.append(self._why_not(missing_cells))
+        return lacking
+
+    def _unbound(self) -> list[list[_BoundCell]]:
+        """Cells without a node, those of one entry of the settings together."""
+        kinds: dict[tuple[str, int], list[_BoundCell]] = {}
+        for cells in self._cells.values():
+            for cell in cells:
+                if cell.node is None:
+                    kinds.setdefault((cell.queue, cell.spec), []).append(cell)
+        return list(kinds.values())
+
+    def _bind(self, cells: Sequence[_BoundCell]) -> bool:
+        """All of one kind, or none of them."""
+        first = cells[0]
+        group = ActorGroup("cell", "cells", len(cells), first.resources, first.cell.labels, "PACK")
+        within, slack_NR = first.cell.within, self.slack_NR
+        bound = [
+            cell for cell in self._cells[first.queue] if cell.spec == first.spec and cell.node is not None
+        ]
+        if within is not None and bound:  # some of them are in use: the others stay with them
+            value = self._room.nodes[bound[0].node or 0].labels.get(within)
+            for place, node in enumerate(self._room.nodes):
+                if node.labels.get(within) != value:
+                    slack_NR[place] = 0
+        placed = self._room.place(Size((group,)), within, slack_NR)
+        if placed is None:
+            return False
+        for cell, node_id in zip(cells, placed["cell"], strict=True):
+            self._put(cell, self._room.index[node_id])
+        return True
+
+    def _num_able(self, cell: _BoundCell) -> int:
+        group = cell.cell.group("cell")
+        return sum(
+            group.may_be_on(node) and bool((self._room.total_NR[place] >= cell.amounts_R).all())
+            for place, node in enumerate(self._room.nodes)
+        )
+
+    def _why_not(self, cells: Sequence[_BoundCell]) -> str:
+        first = cells[0]
+        shape = ", ".join(f"{count:g} {name}" for name, count in first.cell.resources.items())
+        labels = f" with {in_words(first.cell.labels)}" if first.cell.labels else ""
+        together = f" with one value of {first.cell.within!r}" if first.is_tied else ""
+        return (
+            f"queue {first.queue!r}: {len(cells)} of {first.cell.count} cells of {shape} on one node find no "
+            f"node{labels}{together} beside the guarantees of the others; {self._num_able(first)} usable "
+            "nodes are large enough for one of them"
+        )
+
+    def _put(self, cell: _BoundCell, place: int) -> None:
+        assert cell.node is None
+        cell.node = place
+        self.firm_NR[place] += cell.amounts_R
+        room = self._rooms[cell.queue]
+        room.relabel(cell.place, _as_node(cell, self._room.nodes[place]))
+        self.left[cell.queue][cell.place] = room.total_NR[cell.place]
+
+    def _unbind(self, cell: _BoundCell) -> None:
+        if cell.node is not None:
+            assert not cell.num_users
+            self.firm_NR[cell.node] -= cell.amounts_R
+            cell.node = None
+            self.left[cell.queue][cell.place] = 0
+
+    def _move(self, cell: _BoundCell, place: int) -> bool:
+        """Bind an unused cell elsewhere, changing places with one that is in the way."""
+        if cell.node == place:
+            return True
+        if cell.num_users or cell.is_tied or cell.node is None or not self._may_be_on(cell, place):
+            return False
+        slack_NR = self.slack_NR
+        if (slack_NR[place] >= cell.amounts_R).all():
+            self._unbind(cell)
+            self._put(cell, place)
+            return True
+        for other in self._all():
+            if (
+                other.node == place
+                and not other.num_users
+                and not other.is_tied
+                and self._may_be_on(other, cell.node)
+                and (slack_NR[place] + other.amounts_R >= cell.amounts_R).all()
+                and (slack_NR[cell.node] + cell.amounts_R >= other.amounts_R).all()
+            ):
+                there = cell.node
+                self._unbind(cell)
+                self._unbind(other)
+                self._put(cell, place)
+                self._put(other, there)
+                return True
+        return False
+
+    def _may_be_on(self, cell: _BoundCell, place: int) -> bool:
+        return bool(self._room.usable_N[place]) and cell.cell.group("cell").may_be_on(self._room.nodes[place])
+
+    def _all(self) -> Iterable[_BoundCell]:
+        for cells in self._cells.values():
+            yield from cells
+
+    # Jobs
+
+    def could_hold(self, queue: str, size: Size, within: str | None) -> bool:
+        """Whether a size fits in the cells while no job is in them."""
+        room = self._rooms[queue]
+        left_NR = room.total_NR.copy()
+        left_NR[[cell.node is None for cell in self._cells[queue]]] = 0
+        return room.place(size, within, left_NR) is not None
+
+    def fits(self, queue: str, size: Size, within: str | None) -> bool:
+        """Whether it fits in the free cells of its queue: then it would start in a cluster of its own."""
+        return self._rooms[queue].place(size, within, self.left[queue]) is not None
+
+    def place(
+        self, queue: str, size: Size, within: str | None, free_NR: Int64Array
+    ) -> tuple[Placed, Placed] | None:
+        """Cells for every actor, and the nodes they are on, where that room is free now.
+
+        Cells that are bound to nodes in use are moved to free ones, if they can be.
+        """
+        cells, room = self._cells[queue], self._rooms[queue]
+        if (chosen := room.place(size, within, self._free_of(queue, free_NR))) is not None:
+            placed = self.nodes_of(queue, chosen)
+            if fits_in(self._room.held(size.groups, placed), free_NR):
+                return placed, chosen
+        if (chosen := room.place(size, within, self.left[queue])) is None:
+            return None
+        needs: dict[int, Int64Array] = {}
+        for group in size.groups:
+            for cell_id in chosen[group.stage]:
+                place = room.index[cell_id]
+                needs[place] = needs.get(place, 0) + self._room.vector(group.resources)
+        free_NR = free_NR.copy()
+        for place, need_R in sorted(
+            needs.items(), key=lambda item: (cells[item[0]].num_users == 0, -item[1].sum())
+        ):
+            cell = cells[place]
+            assert cell.node is not None
+            if not (free_NR[cell.node] >= need_R).all() and not self._move_to_free(
+                cell, need_R, free_NR, within
+            ):
+                return None
+            free_NR[cell.node] -= need_R
+        placed = self.nodes_of(queue, chosen)
+        return (placed, chosen) if self._labels_fit(size, placed) else None
+
+    def place_anyway(self, queue: str, size: Size, within: str | None) -> tuple[Placed, Placed] | None:
+        """Cells for every actor, and the nodes they are on, whoever is there on borrowed terms."""
+        chosen = self._rooms[queue].place(size, within, self.left[queue])
+        return None if chosen is None else (self.nodes_of(queue, chosen), chosen)
+
+    def _free_of(self, queue: str, free_NR: Int64Array) -> Int64Array:
+        """What is left of each cell and free on its node, in the queue's own columns."""
+        room, left_NR = self._rooms[queue], self.left[queue].copy()
+        nodes = [cell.node or 0 for cell in self._cells[queue]]
+        for name, column in room.columns.items():
+            if (there := self._room.columns.get(name)) is not None:
+                left_NR[:, column] = np.minimum(left_NR[:, column], free_NR[nodes, there])
+        return left_NR
+
+    def _move_to_free(
+        self, cell: _BoundCell, need_R: Int64Array, free_NR: Int64Array, within: str | None
+    ) -> bool:
+        if cell.num_users:
+            return False
+        assert cell.node is not None
+        able = np.flatnonzero((free_NR >= need_R).all(axis=1))
+        here = self._room.nodes[cell.node].labels
+        for place in sorted(map(int, able), key=lambda place: int(free_NR[place].sum())):
+            there = self._room.nodes[place].labels
+            if (within is None or here.get(within) == there.get(within)) and self._move(cell, place):
+                return True
+        return False
+
+    def _labels_fit(self, size: Size, placed: Placed) -> bool:
+        """A cell was moved, and an actor may ask for what the new node does not have."""
+        return all(
+            group.may_be_on(self._room.nodes[self._room.index[node]])
+            for group in size.groups
+            if group.labels
+            for node in placed[group.stage]
+        )
+
+    def nodes_of(self, queue: str, chosen: Placed) -> Placed:
+        cells, room = self._cells[queue], self._rooms[queue]
+        return {
+            stage: tuple(self._room.nodes[cells[room.index[each]].node or 0].id for each in members)
+            for stage, members in chosen.items()
+        }
+
+    def hold(self, queue: str, size: Size, chosen: Placed) -> None:
+        """Actors are in these cells now."""
+        self._use(queue, size, chosen, 1)
+
+    def release(self, queue: str, size: Size, chosen: Placed) -> None:
+        self._use(queue, size, chosen, -1)
+
+    def _use(self, queue: str, size: Size, chosen: Placed, times: int) -> None:
+        room = self._rooms[queue]
+        apart(self.left[queue], room.held(size.groups, chosen), -times)
+        for group in size.groups:
+            for cell_id in chosen.get(group.stage, ())[: group.count]:
+                self._cells[queue][room.index[cell_id]].num_users += times
+
+    def pin(self, queue: str, size: Size, placed: Placed, chosen: Placed) -> bool:
+        """Bind and use the cells of a job that runs already.
+
+        Returns:
+            False, with nothing changed, if they are not there: the settings or the nodes are others now.
+        """
+        room, cells = self._rooms.get(queue), self._cells.get(queue, [])
+        if room is None:
+            return False
+        bound: list[_BoundCell] = []
+        for group in size.groups:
+            pairs = zip(placed.get(group.stage, ()), chosen.get(group.stage, ()), strict=False)
+            for node, cell_id in list(pairs)[: group.count]:
+                place, there = room.index.get(cell_id), self._room.index.get(node)
+                cell = None if place is None else cells[place]
+                if (
+                    cell is not None
+                    and there is not None
+                    and cell.node is None
+                    and (self.slack_NR[there] >= cell.amounts_R).all()
+                    and self._may_be_on(cell, there)
+                ):
+                    self._put(cell, there)
+                    bound.append(cell)
+                if cell is None or there is None or cell.node != there:
+                    for each in bound:
+                        self._unbind(each)
+                    return False
+        if not fits_in(room.held(size.groups, chosen), self.left[queue]):
+            for each in bound:
+                self._unbind(each)
+            return False
+        self.hold(queue, size, chosen)
+        return True
+
+    def cover(self, queue: str, size: Size, placed: Placed) -> Placed | None:
+        """Free cells of its queue, brought to where a job runs outside of them; None: they cannot be."""
+        room, cells = self._rooms[queue], self._cells[queue]
+        left_NR = self.left[queue].copy()
+        chosen: dict[str, tuple[str, ...]] = {}
+        groups = sorted(size.groups, key=lambda group: -_cards(group.resources))
+        for group in groups:
+            asked_R = room.vector(group.resources)
+            if any(units(amount) and name not in room.columns for name, amount in group.resources.items()):
+                return None
+            members: list[str] = []
+            for node in placed[group.stage][: group.count]:
+                there = self._room.index.get(node)
+                if there is None:
+                    return None
+                cell = self._cell_at(cells, there, asked_R, left_NR, room)
+                if cell is None:
+                    return None
+                left_NR[cell.place] -= asked_R
+                members.append(_cell_id(cell))
+            chosen[group.stage] = tuple(members)
+        return chosen
+
+    def _cell_at(
+        self, cells: Sequence[_BoundCell], there: int, asked_R: Int64Array, left_NR: Int64Array, room: Room
+    ) -> _BoundCell | None:
+        able = [cell for cell in cells if cell.node is not None and (left_NR[cell.place] >= asked_R).all()]
+        here = [cell for cell in able if cell.node == there]
+        if here:
+            return min(here, key=lambda cell: (int(left_NR[cell.place].sum()), cell.place))
+        for cell in sorted(able, key=lambda cell: (int(left_NR[cell.place].sum()), cell.place)):
+            # One that was given to another actor of this job a moment ago stays there.
+            if (left_NR[cell.place] == room.total_NR[cell.place]).all() and self._move(cell, there):
+                return cell
+        return None
+
+    # What is promised without cells
+
+    def promise(self, held: Mapping[int, Int64Array]) -> bool:
+        """Set room apart for good, for a job in the guarantee of numbers or one that may not be stopped.
+
+        Unused cells are moved out of its way. Nothing is changed if that is not enough.
+        """
+        if not self:
+            return True
+        for place, amounts_R in held.items():
+            for cell in sorted(self._all(), key=lambda cell: int(cell.amounts_R.sum())):
+                if (self.slack_NR[place] >= amounts_R).all():
+                    break
+                if cell.node == place and not cell.num_users and not cell.is_tied:
+                    self._move_away(cell, held)
+        if not fits_in(held, self.slack_NR):
+            return False
+        apart(self.firm_NR, held, 1)
+        return True
+
+    def _move_away(self, cell: _BoundCell, held: Mapping[int, Int64Array]) -> None:
+        slack_NR = self.slack_NR
+        apart(slack_NR, held)
+        able = np.flatnonzero((slack_NR >= cell.amounts_R).all(axis=1))
+        for place in sorted(map(int, able), key=lambda place: int(slack_NR[place].sum())):
+            if place != cell.node and self._may_be_on(cell, place):
+                self._unbind(cell)
+                self._put(cell, place)
+                return
+
+    def unpromise(self, held: Mapping[int, Int64Array]) -> None:
+        if self:
+            apart(self.firm_NR, held)
+
+
+def check_guarantees(config: QueuesConfig, nodes: Sequence[Node]) -> None:
+    """Refuse guarantees that cannot all be had at once.
+
+    Raises:
+        InputError: names the queue and the cells that find no node, or the resource of which more is
+            guaranteed than there is.
+    """
+    room = Room(nodes)
+    members = (*config.queues, *config.cohorts)
+    names = {name for queue in config.queues for name in queue.all_quotas}
+    names |= {name for cohort in config.cohorts for name in cohort.quotas}
+    for name in sorted(names):
+        quotas = {
+            member.name: (member.quotas if member in config.cohorts else config.queue(member.name).all_quotas)
+            for member in members
+        }
+        promised = {
+            key: each[name].nominal for key, each in quotas.items() if name in each and each[name].nominal
+        }
+        there = room.total_NR[:, room.columns[name]].sum() / UNITS if name in room.columns else 0.0
+        if sum(promised.values()) > there:
+            each = ", ".join(f"{key} {count:g}" for key, count in sorted(promised.items()))
+            raise InputError(
+                f"queues are guaranteed {sum(promised.values()):g} {name} together ({each}), and the "
+                f"usable nodes have {there:g}; lower a nominal quota, or join more nodes"
+            )
+    if lacking := Guarantees(config, room).bind_rest():
+        raise InputError(f"{lacking[0]}; make the cells smaller or fewer, or join more nodes")
+
+
+def _cell_id(cell: _BoundCell) -> str:
+    return f"{cell.queue}#{cell.place}"
+
+
+def _as_node(cell: _BoundCell, node: Node | None) -> Node:
+    """What a queue sees of a cell: a node with the labels of the one that it is bound to."""
+    labels = {} if node is None else node.labels
+    return Node(_cell_id(cell), cell.queue, labels, cell.resources, cell.resources)
+
+
+def _cards(resources: Mapping[str, float]) -> float:
+    cards = sum(count for name, count in resources.items() if name in ACCELERATOR_RESOURCES)
+    return cards or resources.get(HOST.ray_resource, 0.0) / 1000
