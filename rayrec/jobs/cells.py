@@ -26,7 +26,7 @@ import numpy as np
 
 from rayrec.jobs.job import Placed, Size
 from rayrec.jobs.queues import Cell, QueuesConfig
-from rayrec.jobs.quota import UNITS, units
+from rayrec.jobs.quota import UNITS
 from rayrec.jobs.room import Room, apart, fits_in
 from rayrec.pipelines.cluster.placement import ActorGroup, Node, in_words
 from rayrec.platform.arrays import Int64Array
@@ -271,17 +271,22 @@ class Guarantees:
             for cell_id in chosen[group.stage]:
                 place = room.index[cell_id]
                 needs[place] = needs.get(place, 0) + self._room.vector(group.resources)
-        free_NR = free_NR.copy()
-        for place, need_R in sorted(
-            needs.items(), key=lambda item: (cells[item[0]].num_users == 0, -item[1].sum())
-        ):
-            cell = cells[place]
-            assert cell.node is not None
-            if not (free_NR[cell.node] >= need_R).all() and not self._move_to_free(
-                cell, need_R, free_NR, within
-            ):
-                return None
-            free_NR[cell.node] -= need_R
+        free_NR, given = free_NR.copy(), list[_BoundCell]()
+        order = sorted(needs.items(), key=lambda item: (cells[item[0]].num_users == 0, -int(item[1].sum())))
+        try:
+            for place, need_R in order:
+                cell = cells[place]
+                assert cell.node is not None
+                if not (free_NR[cell.node] >= need_R).all() and not self._move_to_free(
+                    cell, need_R, free_NR, within
+                ):
+                    return None
+                free_NR[cell.node] -= need_R
+                cell.num_users += 1  # so that the next one does not change places with it
+                given.append(cell)
+        finally:
+            for cell in given:
+                cell.num_users -= 1
         placed = self.nodes_of(queue, chosen)
         return (placed, chosen) if self._labels_fit(size, placed) else None
 
@@ -336,6 +341,14 @@ class Guarantees:
     def release(self, queue: str, size: Size, chosen: Placed) -> None:
         self._use(queue, size, chosen, -1)
 
+    def lend(self, queue: str, size: Size, chosen: Placed, back: bool) -> None:
+        """Count cells as free while it is looked for room, without letting them go where their job is not."""
+        apart(self.left[queue], self._rooms[queue].held(size.groups, chosen), -1 if back else 1)
+
+    def is_left(self, queue: str, size: Size, chosen: Placed) -> bool:
+        """Whether these cells are free."""
+        return fits_in(self._rooms[queue].held(size.groups, chosen), self.left[queue])
+
     def _use(self, queue: str, size: Size, chosen: Placed, times: int) -> None:
         room = self._rooms[queue]
         apart(self.left[queue], room.held(size.groups, chosen), -times)
@@ -381,38 +394,35 @@ class Guarantees:
     def cover(self, queue: str, size: Size, placed: Placed) -> Placed | None:
         """Free cells of its queue, brought to where a job runs outside of them; None: they cannot be."""
         room, cells = self._rooms[queue], self._cells[queue]
-        left_NR = self.left[queue].copy()
+        left_NR, given = self.left[queue].copy(), list[_BoundCell]()
         chosen: dict[str, tuple[str, ...]] = {}
-        groups = sorted(size.groups, key=lambda group: -_cards(group.resources))
-        for group in groups:
-            asked_R = room.vector(group.resources)
-            if any(units(amount) and name not in room.columns for name, amount in group.resources.items()):
-                return None
-            members: list[str] = []
-            for node in placed[group.stage][: group.count]:
-                there = self._room.index.get(node)
-                if there is None:
+        try:
+            for group in sorted(size.groups, key=lambda group: -_cards(group.resources)):
+                asked_R = room.vector(group.resources)
+                if any(amount and name not in room.columns for name, amount in group.resources.items()):
                     return None
-                cell = self._cell_at(cells, there, asked_R, left_NR, room)
-                if cell is None:
-                    return None
-                left_NR[cell.place] -= asked_R
-                members.append(_cell_id(cell))
-            chosen[group.stage] = tuple(members)
+                members: list[str] = []
+                for node in placed[group.stage][: group.count]:
+                    there = self._room.index.get(node)
+                    cell = None if there is None else self._cell_at(cells, there, asked_R, left_NR)
+                    if cell is None:
+                        return None
+                    cell.num_users += 1  # so that it stays while others are brought
+                    given.append(cell)
+                    left_NR[cell.place] -= asked_R
+                    members.append(_cell_id(cell))
+                chosen[group.stage] = tuple(members)
+        finally:
+            for cell in given:
+                cell.num_users -= 1
         return chosen
 
     def _cell_at(
-        self, cells: Sequence[_BoundCell], there: int, asked_R: Int64Array, left_NR: Int64Array, room: Room
+        self, cells: Sequence[_BoundCell], there: int, asked_R: Int64Array, left_NR: Int64Array
     ) -> _BoundCell | None:
         able = [cell for cell in cells if cell.node is not None and (left_NR[cell.place] >= asked_R).all()]
-        here = [cell for cell in able if cell.node == there]
-        if here:
-            return min(here, key=lambda cell: (int(left_NR[cell.place].sum()), cell.place))
-        for cell in sorted(able, key=lambda cell: (int(left_NR[cell.place].sum()), cell.place)):
-            # One that was given to another actor of this job a moment ago stays there.
-            if (left_NR[cell.place] == room.total_NR[cell.place]).all() and self._move(cell, there):
-                return cell
-        return None
+        able.sort(key=lambda cell: (cell.node != there, int(left_NR[cell.place].sum()), cell.place))
+        return next((cell for cell in able if cell.node == there or self._move(cell, there)), None)
 
     # What is promised without cells
 

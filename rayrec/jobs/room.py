@@ -1,8 +1,8 @@
 """Where a gang finds room on nodes: all of its actors, or none.
 
-`assign` decides which actor goes where; what is decided here is on which nodes it may look, so that small jobs
-fill nodes that are in use and whole nodes stay whole, and what counts alone rule out is never tried. The
-nodes may also be the cells of a queue's guarantee, which are a cluster of their own.
+`assign` decides which actor goes where; what is decided here is on which nodes it may look, so that small
+jobs fill nodes that are in use and whole nodes stay whole, and what counts alone rule out is never tried.
+The nodes may also be the cells of a queue's guarantee, which are a cluster of their own.
 """
 
 from __future__ import annotations

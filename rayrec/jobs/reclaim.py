@@ -1,0 +1,278 @@
+"""Who gives room back to a job that is guaranteed it, and how, with the least work lost.
+
+    candidates ── steps in order ──► taken until the job fits ──► given back in reverse while it still fits
+
+In the order of Kueue's classical preemption (`pkg/scheduler/preemption`): jobs of other queues that borrow
+before those of its own, low priorities first; then the least lost work instead of the newest admission. A step
+makes a job smaller before another one stops it: a training goes on from a snapshot with fewer trainers, a
+service with fewer replicas. A job that is in its own queue's guarantee is asked for nothing by another queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rayrec.jobs.job import Job, Placed, Plan, Waiting
+from rayrec.jobs.quota import ReclaimRight
+from rayrec.jobs.room import apart, fits_in
+from rayrec.jobs.state import ClusterState, Run
+from rayrec.platform.arrays import Int64Array
+from rayrec.platform.devices import ACCELERATOR_RESOURCES
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a job gets its room."""
+
+    plan: Plan
+    steps: tuple[tuple[Run, int | None], ...]
+    """Each job that gives some back, with the size that is left to it; None: it stops."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    run: Run
+    number: int | None
+    lost: float
+    """Seconds of work, times its cards."""
+    right: ReclaimRight | None
+    """None: it is not by the sums of quotas that it is taken."""
+    is_borrowed: bool
+    """Its queue uses more than its guarantee."""
+
+    def order(self, queue: str) -> tuple[object, ...]:
+        job = self.run.job
+        level = len(job.sizes) if self.number is None else self.number
+        return (
+            job.queue == queue,
+            not self.is_borrowed,
+            job.priority,
+            self.number is None,
+            self.lost,
+            -self.run.since,
+            job.id,
+            level,
+        )
+
+
+def penalty_until(waiting: Waiting, pause_s: float, most_s: float) -> float:
+    """Until when a job takes no room from others, since its attempts failed soon after they had it.
+
+    The pause doubles with every failure in a row: large jobs that fail fast would otherwise stop small ones
+    again and again. Source: Kokolis et al., Revisiting Reliability in Large-Scale Machine Learning Research
+    Clusters, arXiv:2410.21680.
+    """
+    if not waiting.num_fast_failures or waiting.failed_at is None:
+        return float("-inf")
+    return waiting.failed_at + min(most_s, pause_s * 2.0 ** (waiting.num_fast_failures - 1))
+
+
+def find_room(state: ClusterState, job: Job, number: int, now: float) -> Found | None:
+    """Room for one size of a job, and the least that others have to give back for it.
+
+    The state is as before when it returns, but for free cells, which may be bound elsewhere.
+    """
+    size = job.sizes[number]
+    return _Search(state, job, number, now).find() if state.room.gang(size, job.within) else None
+
+
+class _Search:
+    """For one size of one job."""
+
+    def __init__(self, state: ClusterState, job: Job, number: int, now: float) -> None:
+        self._state, self._job, self._number, self._now = state, job, number, now
+        self._size = job.sizes[number]
+        self._amounts = state.counted(job.queue, self._size)
+        self._left_NR = state.left_NR.copy()
+        self._level: dict[str, int | None] = {}
+        """By job, the size that it is asked to have."""
+        self._taken: list[_Step] = []
+
+    def find(self) -> Found | None:
+        state, job = self._state, self._job
+        may_take_own = state.config.queue(job.queue).preemption.within_queue != "Never"
+        if (
+            not may_take_own
+            and state.guarantees.has(job.queue)
+            and not state.guarantees.fits(job.queue, self._size, job.within)
+        ):
+            return None  # those who are in its cells are of its own queue
+        try:
+            placed = self._fit()
+            if placed is None:
+                for step in self._candidates():
+                    if not self._is_valid(step):
+                        continue
+                    self._take(step.run, step.number)
+                    self._taken.append(step)
+                    if (placed := self._fit()) is not None:
+                        break
+            if placed is None:
+                return None
+            self._give_back(placed)
+            asked = {step.run.job.id: step.run for step in self._taken if step.run.job.id in self._level}
+            return Found(
+                Plan(self._number, placed[0], self._now, placed[1]),
+                tuple((run, self._level[job_id]) for job_id, run in asked.items()),
+            )
+        finally:
+            for step in self._taken:
+                if step.run.job.id in self._level:
+                    self._take(step.run, step.run.number, is_undone=True)
+
+    def _fit(self) -> tuple[Placed, Placed | None] | None:
+        """Where the job is, with what was taken so far: nodes, and cells of its queue."""
+        state, job = self._state, self._job
+        if not state.tree.fits(job.queue, self._amounts):
+            return None
+        gang = state.room.gang(self._size, job.within)
+        if gang is None or not state.room.may_fit(gang, self._left_NR):
+            return None
+        if state.guarantees.has(job.queue) and not state.tree.borrows(job.queue, self._amounts):
+            return state.guarantees.place(job.queue, self._size, job.within, self._left_NR)
+        placed = state.firm_place(job, self._size, self._left_NR)
+        return None if placed is None else (placed, None)
+
+    def _take(self, run: Run, number: int | None, is_undone: bool = False) -> None:
+        """Change the sums as if a job had another size than it was given or asked to have last."""
+        state, job = self._state, run.job
+        before = self._level.get(job.id, run.number)
+        state.tree.remove(job.queue, _amounts(state, run, before))
+        state.tree.add(job.queue, _amounts(state, run, number))
+        apart(self._left_NR, _kept(state, run, before), 1)
+        apart(self._left_NR, _kept(state, run, number))
+        if run.firm is not None and run.running.cells:
+            firmly = job.sizes[run.firm]
+            was_in, is_in = _is_firm(run, before), _is_firm(run, number)
+            if was_in != is_in:
+                state.guarantees.lend(job.queue, firmly, run.running.cells, back=is_in)
+        if is_undone or number == run.number:
+            self._level.pop(job.id, None)
+        else:
+            self._level[job.id] = number
+
+    def _give_back(self, placed: tuple[Placed, Placed | None]) -> None:
+        """What is not needed, the last one taken first; each job by as much as can be."""
+        state, job = self._state, self._job
+        held = state.room.held(self._size.groups, placed[0])
+        cells = placed[1]
+        for run in dict.fromkeys(step.run.job.id for step in reversed(self._taken)):
+            victim = state.runs[run]
+            asked = self._level[run]
+            steps = [victim.number, *(step.number for step in self._taken if step.run is victim)]
+            for number in steps:  # from all that it had downwards
+                if number == asked:
+                    break
+                self._take(victim, number)
+                if (
+                    fits_in(held, self._left_NR)
+                    and state.tree.fits(job.queue, self._amounts)
+                    and (cells is None or state.guarantees.is_left(job.queue, self._size, cells))
+                ):
+                    break
+                self._take(victim, asked)
+
+    def _candidates(self) -> list[_Step]:
+        state, job = self._state, self._job
+        cards = [name for name in self._amounts if name in ACCELERATOR_RESOURCES]
+        resources = cards or list(self._amounts)
+        policy = state.config.queue(job.queue).preemption
+        borrows = state.tree.borrows(job.queue, self._amounts)
+        rights = {
+            right.queue: right for right in state.tree.reclaim_rights(job.queue, self._amounts, resources)
+        }
+        asks_cards = any(name in ACCELERATOR_RESOURCES for name in self._size.amounts)
+        steps: list[_Step] = []
+        for run in state.runs.values():
+            other = run.job
+            if run.running.step is not None or run.is_planned:
+                continue
+            if asks_cards and not any(name in ACCELERATOR_RESOURCES for name in other.sizes[0].amounts):
+                continue
+            right = rights.get(other.queue)
+            if other.queue == job.queue:
+                if not _may_take_within(policy.within_queue, job, other):
+                    continue
+                right = None
+            elif policy.reclaim_within_cohort == "Never" or (
+                policy.reclaim_within_cohort == "LowerPriority" and other.priority >= job.priority
+            ):
+                continue
+            elif state.guarantees and (borrows or run.firm == run.running.size):
+                continue  # what is in a guarantee stays, whatever its queue's sums are
+            elif state.guarantees.has(job.queue):
+                right = None
+            elif right is None:
+                continue
+            elif borrows and not right.by_tree:
+                limit = policy.max_priority_threshold
+                if (
+                    policy.borrow_within_cohort == "Never"
+                    or other.priority >= job.priority
+                    or (limit is not None and other.priority > limit)
+                ):
+                    continue
+            steps += _steps(run, right, other.queue == job.queue, other.queue in rights)
+        return sorted(steps, key=lambda step: step.order(job.queue))
+
+    def _is_valid(self, step: _Step) -> bool:
+        """A step is not taken when another queue has nothing borrowed any more."""
+        number = self._level.get(step.run.job.id, step.run.number)
+        if number is None or (step.number is not None and step.number <= number):
+            return False
+        if step.right is None:
+            return True
+        resources = [name for name in self._amounts if name in ACCELERATOR_RESOURCES] or list(self._amounts)
+        return self._state.tree.still_borrows(step.right, resources)
+
+
+def _steps(run: Run, right: ReclaimRight | None, is_own: bool, is_borrowed: bool) -> list[_Step]:
+    """All that a job can be asked for, from the least loss on."""
+    job, running = run.job, run.running
+    lost = running.lost_s * job.sizes[running.size].weight
+    firm = None if is_own else run.firm
+    last = len(job.sizes) - 1 if firm is None else firm
+    shrunk_lost = 0.0 if job.kind == "service" else lost
+    steps = [
+        _Step(run, number, shrunk_lost, right, is_borrowed)
+        for number in range(running.size + 1, last + 1)
+        if job.sizes[number].amounts != job.sizes[running.size].amounts
+    ]
+    if job.may_stop and firm is None:
+        steps.append(_Step(run, None, lost, right, is_borrowed))
+    return steps
+
+
+def _may_take_within(policy: str, job: Job, other: Job) -> bool:
+    if policy == "Never" or other.priority > job.priority:
+        return False
+    if other.priority < job.priority:
+        return True
+    return policy == "LowerOrNewerEqualPriority" and other.submitted_at > job.submitted_at
+
+
+def _is_firm(run: Run, number: int | None) -> bool:
+    return run.firm is not None and number is not None and number <= run.firm
+
+
+def _amounts(state: ClusterState, run: Run, number: int | None) -> Mapping[str, int]:
+    return {} if number is None else state.counted(run.job.queue, run.job.sizes[number])
+
+
+def _kept(state: ClusterState, run: Run, number: int | None) -> Mapping[int, Int64Array]:
+    """What a job has at a size: the first members of every stage."""
+    if number is None:
+        return {}
+    if number == run.running.size:
+        return run.held
+    return state.room.held(run.job.sizes[number].groups, run.running.placed)
+
+
+def in_words(found: Found, names: Sequence[str]) -> str:
+    """What others do for a job, by their names."""
+    stopped = [run.job.id for run, number in found.steps if number is None]
+    shrunk = [run.job.id for run, number in found.steps if number is not None]
+    parts = [f"{', '.join(shrunk)} goes on smaller"] if shrunk else []
+    parts += [f"{', '.join(stopped)} stops at a snapshot"] if stopped else []
+    return " and ".join(parts) or "others leave " + ", ".join(names)

@@ -1,0 +1,386 @@
+"""What is given to whom on the cluster now, and what of it is about to be given back.
+
+A job that is told to leave still sits on its room (`free_NR` does not have it), and that room is promised to
+somebody else already (`left_NR` has it, less what the other has planned). A job starts on what is both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from rayrec.jobs.cells import Guarantees
+from rayrec.jobs.job import Job, Placed, Plan, Running, Size, Step
+from rayrec.jobs.queues import QueuesConfig
+from rayrec.jobs.quota import UNITS, QuotaTree
+from rayrec.jobs.room import Room, apart
+from rayrec.pipelines.cluster.placement import Node
+from rayrec.platform.arrays import Int64Array
+
+Held = Mapping[int, Int64Array]
+"""By index of the node, what is held of it."""
+
+
+@dataclass
+class Run:
+    """A job that has room, or has planned it."""
+
+    running: Running
+    held: Held
+    """What it sits on now; nothing, while it is planned."""
+    kept: Held
+    """What it has after what it was told to do."""
+    amounts: Mapping[str, int]
+    """What its queue counts of it then."""
+    is_planned: bool = False
+    promised: Held = field(default_factory=dict)
+    """Room that is set apart for it without cells."""
+    firm: int | None = None
+    """The size at which it is in its queue's guarantee, or may not be asked for less; None: at no size."""
+    since: float = 0.0
+
+    @property
+    def job(self) -> Job:
+        return self.running.job
+
+    @property
+    def number(self) -> int | None:
+        """The size that it has or will have; None: it is to stop."""
+        step = self.running.step
+        return self.running.size if step is None else step.size
+
+
+class ClusterState:
+    """Queues, nodes and jobs with all their sums, changed one job at a time."""
+
+    def __init__(self, config: QueuesConfig, nodes: Sequence[Node], running: Sequence[Running] = ()) -> None:
+        self.config = config
+        self.tree = QuotaTree(config)
+        self.room = Room(nodes)
+        self.left_NR = self.room.total_NR.copy()
+        self.free_NR = self.room.total_NR.copy()
+        self.guarantees = Guarantees(config, self.room)
+        self.runs: dict[str, Run] = {}
+        self._promised: dict[str, Counter[str]] = {queue.name: Counter() for queue in config.queues}
+        """By queue, what of its nominal quota is set apart without cells."""
+        self.num_releases = 0
+        """Times at which something was given back: what did not fit before may fit after that."""
+        self._counted: dict[tuple[str, int], tuple[Size, dict[str, int]]] = {}
+        self._take_out_foreign(running)
+        restored = sorted(running, key=lambda each: (each.job.order, each.started_at))
+        for each in restored:
+            self._restore(each)
+        self.lacking_cells = self.guarantees.bind_rest()
+        for run in self.runs.values():
+            if run.firm is None and run.running.cells is None:
+                self._promise(run)
+
+    def _take_out_foreign(self, running: Sequence[Running]) -> None:
+        """What others than our jobs hold, by what Ray says is free."""
+        ours_NR = np.zeros_like(self.left_NR)
+        for each in running:
+            apart(ours_NR, self.room.held(each.job.sizes[each.size].groups, each.placed), 1)
+        for place, node in enumerate(self.room.nodes):
+            if not self.room.usable_N[place]:
+                continue
+            foreign_R = np.maximum(
+                self.room.total_NR[place] - self.room.vector(node.free) - ours_NR[place], 0
+            )
+            self.left_NR[place] -= foreign_R
+            self.free_NR[place] -= foreign_R
+
+    def _restore(self, running: Running) -> None:
+        job, step = running.job, running.step
+        held = self.room.held(job.sizes[running.size].groups, running.placed)
+        number = running.size if step is None else step.size
+        kept = held if step is None else {}
+        if step is not None and step.size is not None:
+            kept = self.room.held(job.sizes[step.size].groups, step.placed)
+        amounts = {} if number is None else self.counted(job.queue, job.sizes[number])
+        run = Run(running, held, kept, amounts, since=running.started_at)
+        self.runs[job.id] = run
+        apart(self.free_NR, held)
+        apart(self.left_NR, kept)
+        self.tree.add(job.queue, amounts)
+        cells = running.cells if step is None else step.cells
+        if cells:
+            firm = firm_number(job, cells)
+            if firm is not None and self.guarantees.pin(job.queue, job.sizes[firm], running.placed, cells):
+                run.firm = firm
+            else:
+                run.running = replace(
+                    running, cells=None, step=None if step is None else replace(step, cells=None)
+                )
+
+    def counted(self, queue: str, size: Size) -> dict[str, int]:
+        """What a queue counts of a size."""
+        key = (queue, id(size))
+        if key not in self._counted:
+            # The size itself is kept beside it, so that no other gets its id.
+            self._counted[key] = size, self.tree.counted(queue, size.amounts)
+        return self._counted[key][1]
+
+    def free_and_left(self) -> Int64Array:
+        """[N, R] what a job can have at once."""
+        return np.minimum(self.free_NR, self.left_NR)
+
+    def firm_place(self, job: Job, size: Size, free_NR: Int64Array) -> Placed | None:
+        """Room that the cells of no queue need; where there are no cells, any room."""
+        placed = self.room.place(size, job.within, free_NR)
+        if not self.guarantees or placed is None:
+            return placed
+        held = self.room.held(size.groups, placed)
+        if self.guarantees.promise(held):
+            self.guarantees.unpromise(held)
+            return placed
+        return self.room.place(size, job.within, np.minimum(free_NR, self.guarantees.slack_NR))
+
+    def _promise(self, run: Run) -> None:
+        """Into the guarantee of numbers, if its queue has that left and no cells need the room.
+
+        A job that may not be stopped is asked for no less than its least size, guaranteed or not.
+        """
+        if not self.guarantees or run.firm is not None or run.number is None:
+            return
+        job = run.job
+        least = len(job.sizes) - 1
+        has_cells = self.guarantees.has(job.queue)
+        if has_cells and job.may_stop:
+            return
+        firm = run.number if job.may_stop else least
+        amounts = self.counted(job.queue, job.sizes[firm])
+        nominal, promised = self.tree.nominal(job.queue), self._promised[job.queue]
+        if job.may_stop and any(
+            promised[name] + amount > nominal.get(name, 0) for name, amount in amounts.items()
+        ):
+            return
+        held = self.room.held(job.sizes[firm].groups, run.running.placed)
+        if self.guarantees.promise(held):
+            run.promised, run.firm = held, firm
+            if not has_cells:
+                promised.update(amounts)
+
+    def could_place(self, size: Size, within: str | None) -> bool:
+        """Whether a size fits on nodes with no other job, those that are not used just now included."""
+        whole = Room([replace(node, free=node.total) for node in self.room.nodes])
+        for place, node in enumerate(whole.nodes):
+            whole.usable_N[place] = True
+            whole.total_NR[place] = whole.vector(node.total)
+        return whole.place(size, within, whole.total_NR) is not None
+
+    def could_lend_for_good(self, queue: str, size: Size) -> bool:
+        """Whether a job that may not be stopped could ever have a size beyond its queue's guarantee."""
+        return self._fits_beside_guarantees(queue, self.counted(queue, size), {})
+
+    def can_lend_for_good(self, queue: str, amounts: Mapping[str, int]) -> bool:
+        """Whether what is borrowed leaves all guarantees of others, without being given back."""
+        lent: dict[str, Counter[str]] = {}
+        for run in self.runs.values():
+            if not run.job.may_stop and run.number is not None:
+                least = self.counted(run.job.queue, run.job.sizes[-1])
+                lent.setdefault(run.job.queue, Counter()).update(least)
+        return self._fits_beside_guarantees(queue, amounts, lent)
+
+    def _fits_beside_guarantees(
+        self, queue: str, amounts: Mapping[str, int], lent: Mapping[str, Mapping[str, int]]
+    ) -> bool:
+        """With every other queue using all that it is guaranteed, and at least what it has for good."""
+        tree = QuotaTree(self.config)
+        for each in self.config.queues:
+            own = lent.get(each.name, {})
+            if each.name == queue:
+                tree.add(queue, own)
+                continue
+            nominal = tree.nominal(each.name)
+            tree.add(each.name, {name: max(amount, own.get(name, 0)) for name, amount in nominal.items()})
+        return tree.fits(queue, amounts)
+
+    def extended(
+        self, job: Job, number: int, larger: int, placed: Placed, free_NR: Int64Array
+    ) -> Placed | None:
+        """Room for the further actors of a larger size; those who are there stay, and come first."""
+        counts = job.sizes[number].counts()
+        groups = tuple(
+            replace(group, count=group.count - counts.get(group.stage, 0))
+            for group in job.sizes[larger].groups
+            if group.count > counts.get(group.stage, 0)
+        )
+        if any(group.strategy.startswith("STRICT") for group in groups):
+            return None  # which nodes they may be on depends on the others of their group
+        if job.within is not None:
+            there = next(node for members in placed.values() for node in members)
+            value = self.room.nodes[self.room.index[there]].labels.get(job.within)
+            outside = [node.labels.get(job.within) != value for node in self.room.nodes]
+            free_NR = np.where(np.array(outside)[:, None], 0, free_NR)
+        if not groups:
+            return placed
+        more = self.room.place(Size(groups), None, free_NR)
+        if more is None:
+            return None
+        stages = job.sizes[larger].counts()
+        return {stage: (*placed.get(stage, ()), *more.get(stage, ())) for stage in stages}
+
+    def free_nodes(self) -> list[Node]:
+        """The nodes with what a job can have at once."""
+        free_NR = self.free_and_left()
+        return [
+            replace(
+                node,
+                free={
+                    name: int(free_NR[place, column]) / UNITS for name, column in self.room.columns.items()
+                },
+            )
+            for place, node in enumerate(self.room.nodes)
+            if self.room.usable_N[place]
+        ]
+
+    def give(
+        self,
+        job: Job,
+        plan: Plan,
+        now: float,
+        ends_at: float | None,
+        is_planned: bool = False,
+        num_shrunk: int = 0,
+    ) -> Run:
+        """Give a job its room: at once, or as soon as others have left it."""
+        size = job.sizes[plan.size]
+        kept = self.room.held(size.groups, plan.placed)
+        running = Running(
+            job, plan.size, plan.placed, now, plan.cells, ends_at, changed_at=now, num_shrunk=num_shrunk
+        )
+        amounts = self.counted(job.queue, size)
+        run = Run(running, {} if is_planned else kept, kept, amounts, is_planned, since=now)
+        self.runs[job.id] = run
+        apart(self.left_NR, kept)
+        if not is_planned:
+            apart(self.free_NR, kept)
+        self.tree.add(job.queue, amounts)
+        if plan.cells:
+            run.firm = plan.size if plan.firm_size is None else plan.firm_size
+            self.guarantees.hold(job.queue, job.sizes[run.firm], plan.cells)
+        else:
+            self._promise(run)
+        return run
+
+    def arrive(self, run: Run, now: float, ends_at: float | None) -> None:
+        """A planned job starts on its room."""
+        run.is_planned, run.held, run.since = False, run.kept, now
+        run.running = replace(run.running, started_at=now, changed_at=now, ends_at=ends_at)
+        apart(self.free_NR, run.kept)
+
+    def tell(self, run: Run, number: int | None, for_job: str) -> Step:
+        """A job is to shrink to a smaller size, or to stop: others may plan with the rest at once."""
+        job = run.job
+        placed: Placed = {}
+        if number is not None:
+            placed = {
+                stage: run.running.placed.get(stage, ())[:count]
+                for stage, count in job.sizes[number].counts().items()
+            }
+        cells = run.running.cells
+        if number is None or (run.firm is not None and number > run.firm):
+            self._soften(run)
+            cells = None
+        self._keep(run, {} if number is None else self.room.held(job.sizes[number].groups, placed))
+        self._count(run, {} if number is None else self.counted(job.queue, job.sizes[number]))
+        step = Step(number, placed, for_job, cells)
+        run.running = replace(run.running, step=step)
+        self.num_releases += 1
+        return step
+
+    def _soften(self, run: Run) -> None:
+        """Out of the guarantee."""
+        if run.firm is not None and run.running.cells:
+            self.guarantees.release(run.job.queue, run.job.sizes[run.firm], run.running.cells)
+        if run.promised:
+            assert run.firm is not None
+            self.guarantees.unpromise(run.promised)
+            if not self.guarantees.has(run.job.queue):
+                self._promised[run.job.queue].subtract(self.counted(run.job.queue, run.job.sizes[run.firm]))
+        run.firm, run.promised = None, {}
+        run.running = replace(run.running, cells=None)
+
+    def _keep(self, run: Run, kept: Held) -> None:
+        apart(self.left_NR, run.kept, 1)
+        run.kept = kept
+        apart(self.left_NR, kept)
+
+    def _count(self, run: Run, amounts: Mapping[str, int]) -> None:
+        self.tree.remove(run.job.queue, run.amounts)
+        run.amounts = amounts
+        self.tree.add(run.job.queue, amounts)
+
+    def done(self, run: Run, now: float, ends_at: float | None = None) -> None:
+        """A job has done what it was told: its room is free."""
+        step = run.running.step
+        assert step is not None, "it was told something"
+        apart(self.free_NR, run.held, 1)
+        apart(self.free_NR, run.kept)
+        run.held = run.kept
+        self.num_releases += 1
+        if step.size is None:
+            del self.runs[run.job.id]
+            return
+        run.running = replace(
+            run.running,
+            size=step.size,
+            placed=step.placed,
+            cells=step.cells,
+            step=None,
+            ends_at=ends_at,
+            changed_at=now,
+            num_shrunk=run.running.num_shrunk + 1,
+        )
+        self.firm_up(run)
+
+    def end(self, run: Run) -> None:
+        """A job is gone, or gives up its plan."""
+        self._soften(run)
+        apart(self.left_NR, run.kept, 1)
+        apart(self.free_NR, run.held, 1)
+        self.tree.remove(run.job.queue, run.amounts)
+        del self.runs[run.job.id]
+        self.num_releases += 1
+
+    def firm_up(self, run: Run) -> bool:
+        """Bring a job that runs on borrowed terms into its queue's guarantee, where it is, if there is left.
+
+        Returns:
+            Whether it is in it now.
+        """
+        job, number = run.job, run.number
+        if run.firm is not None or number is None or run.running.step is not None or run.is_planned:
+            return run.firm is not None
+        if self.guarantees.has(job.queue):
+            if self.tree.borrows(job.queue, {name: 0 for name in run.amounts}):
+                return False
+            cells = self.guarantees.cover(job.queue, job.sizes[number], run.running.placed)
+            if cells is not None:
+                self.guarantees.hold(job.queue, job.sizes[number], cells)
+                run.firm, run.running = number, replace(run.running, cells=cells)
+        else:
+            self._promise(run)
+        return run.firm is not None
+
+    def grow(self, run: Run, number: int, placed: Placed, now: float, ends_at: float | None) -> None:
+        """Give a running job more room beside what it has."""
+        size = run.job.sizes[number]
+        apart(self.left_NR, run.kept, 1)
+        apart(self.free_NR, run.held, 1)
+        run.held = run.kept = self.room.held(size.groups, placed)
+        apart(self.left_NR, run.kept)
+        apart(self.free_NR, run.held)
+        self._count(run, self.counted(run.job.queue, size))
+        run.running = replace(run.running, size=number, placed=placed, changed_at=now, ends_at=ends_at)
+
+
+def firm_number(job: Job, cells: Placed) -> int | None:
+    """The size that cells are for."""
+    for number, size in enumerate(job.sizes):
+        if all(len(cells.get(stage, ())) == count for stage, count in size.counts().items()):
+            return number
+    return None
