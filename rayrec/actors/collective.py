@@ -6,6 +6,7 @@ Trainers in processes of their own meet in two process groups of torch; those in
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,6 +37,8 @@ class TrainerGroup:
         self._rank = rank
         self._link: _Link | None = None
         self._store: Any = None
+        self.waited_s = 0.0
+        """In sums of dense gradients: who is fast waits there for who is slow."""
 
     def open(self) -> Address:
         """Open the store at which the processes of the group meet; asked of the first one.
@@ -68,7 +71,10 @@ class TrainerGroup:
     def all_reduce(self, flat: torch.Tensor) -> None:
         """Replace a tensor by its sum over the trainers."""
         assert self._link is not None, "trainers meet before they train"
+        began = time.perf_counter()
         self._link.all_reduce(flat)
+        flat.reshape(-1)[-1:].tolist()  # waits for the device, whose result is needed next anyway
+        self.waited_s += time.perf_counter() - began
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Send each trainer its part; returns the parts that all trainers have for this one, by rank."""

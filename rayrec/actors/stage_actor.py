@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import socket
+import sys
 from typing import Generic, TypeVar
 
 from rayrec.actors.spawning import ActorRole
 from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageClock
 
 ClockT = TypeVar("ClockT", StageClock, MeterClock)
+
+
+def this_node() -> str:
+    """Where this process runs: address and Ray's id of the node, or the host's name without Ray."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return socket.gethostname()
+    return f"{ray.util.get_node_ip_address()} ({ray.get_runtime_context().get_node_id()[:8]})"
 
 
 class StageActor(Generic[ClockT]):

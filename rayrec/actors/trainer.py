@@ -9,17 +9,18 @@ The arithmetic is in the lookup modes of `rayrec.embeddings` and `rayrec.models.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from rayrec.actors.collective import Address, Meeting, TrainerGroup
 from rayrec.actors.spawning import ActorRole, Host
-from rayrec.actors.stage_actor import StageActor
+from rayrec.actors.stage_actor import StageActor, this_node
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
@@ -68,6 +69,21 @@ class TrainerSpec:
         return None if self.run_folder is None else self.run_folder / f"attention-{member}.json"
 
 
+class StepWork(NamedTuple):
+    """One trainer's own part of a step, which says how fast it is."""
+
+    own_s: float
+    """Without waiting for rows, for updates to be taken and for other trainers."""
+    num_tokens: int
+    """Of its share of the batch; rows where the model has no tokens. 0 where its own time is not known: where
+    weights are split, trainers wait for each other inside of forward and backward."""
+    node: str = ""
+    """Where it runs."""
+
+
+NO_WORK = StepWork(0.0, 0)
+
+
 @dataclass(frozen=True)
 class TrainerReport:
     """One trainer's account of one step."""
@@ -77,6 +93,7 @@ class TrainerReport:
     num_targets: int
     """Of the global batch: the sum of all trainers' `loss_sum` over this is the batch's loss."""
     counts: dict[str, int]
+    work: StepWork = NO_WORK
 
 
 @dataclass(frozen=True)
@@ -128,6 +145,7 @@ class Trainer(StageActor[StageClock]):
         )
         self._lookups = self._new_lookups(0)
         self._utilization = Utilization(self._matrix_rate())
+        self._node = this_node()
         self._row_dims = {table.name: table.dim for table in spec.tables}
         self._program = spec.program.build(
             ProgramPlacement(
@@ -157,6 +175,7 @@ class Trainer(StageActor[StageClock]):
 
     def train(self, features: FeatureBatch | ImpressionBatch) -> TrainerReport:
         """Stages 3 to 5 for one batch; steps come in order."""
+        waited_s, began = self._waited_s(), time.perf_counter()
         with self._heartbeats.during("train", features.step), self._clock.busy():
             rows = self._lookups.rows(features.step, features.lookups)
             with self._dense_clock.busy():
@@ -165,8 +184,14 @@ class Trainer(StageActor[StageClock]):
             with self._dense_clock.busy():
                 self._program.update()
             self._utilization.add(self._program.flops(features, self._row_dims))
+        own_s = time.perf_counter() - began - (self._waited_s() - waited_s)
+        work = StepWork(own_s, 0 if self._spec.compute.is_sharded else _num_tokens(features), self._node)
         self._metrics.after_batch(self._times(), self._figures)
-        return TrainerReport(features.step, gradients.loss_sum, features.num_targets, features.counts)
+        return TrainerReport(features.step, gradients.loss_sum, features.num_targets, features.counts, work)
+
+    def _waited_s(self) -> float:
+        lookups = self._lookups.stats
+        return lookups.rows_wait_s + lookups.update_wait_s + self._group.waited_s
 
     def drain(self) -> None:
         """Wait until the servers have committed every step sent so far."""
@@ -264,6 +289,10 @@ class Trainer(StageActor[StageClock]):
         times, lookups = self._clock.times(), self._lookups.stats
         blocked_s = lookups.rows_wait_s + lookups.update_wait_s
         return replace(times, busy_s=times.busy_s - blocked_s, blocked_s=blocked_s)
+
+
+def _num_tokens(features: FeatureBatch | ImpressionBatch) -> int:
+    return len(features.items_N) if isinstance(features, FeatureBatch) else features.num_rows
 
 
 def spawn_trainers(host: Host, spec: TrainerSpec, servers: Sequence[Any], num_cpus: float) -> list[Any]:

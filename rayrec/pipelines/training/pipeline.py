@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayrec.actors.feature_worker import BatchSummary
-from rayrec.actors.trainer import TrainerReport
+from rayrec.actors.trainer import StepWork, TrainerReport
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.errors import InputError
 from rayrec.platform.ray_errors import is_of_cluster, root_cause
@@ -77,6 +77,8 @@ class StepResult:
     """Rows that should have been in it and cannot be read."""
     snapshot: PendingSnapshot | None = None
     """If one was asked for after this step."""
+    work: tuple[StepWork, ...] = ()
+    """Each trainer's own part of it."""
 
 
 @dataclass(frozen=True)
@@ -240,5 +242,12 @@ class TrainingPipeline:
         if summary.unreadable:
             counts["unreadable_rows"] = summary.unreadable.num_rows
         return StepResult(
-            reports[0].step, loss, num_targets, counts, summary.rows, summary.unreadable, training.snapshot
+            reports[0].step,
+            loss,
+            num_targets,
+            counts,
+            summary.rows,
+            summary.unreadable,
+            training.snapshot,
+            tuple(report.work for report in reports),
         )

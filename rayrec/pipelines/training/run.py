@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.metrics.stragglers import StragglerWatch, WindowScores
 from rayrec.pipelines.runs.accepted_files import AcceptedFiles
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshot_schedule import SnapshotSchedule
@@ -79,6 +80,10 @@ class Attempt:
             time.monotonic,
         )
         self._metrics = RayMetrics({"run": folder.name})
+        self._stragglers = StragglerWatch(len(stages.trainers))
+        self._trainer_metrics = [
+            RayMetrics({"run": folder.name, "member": str(member)}) for member in range(len(stages.trainers))
+        ]
         self._trackers = Trackers(
             folder, self._config, 0 if snapshot is None else snapshot.committed_step + 1
         )
@@ -258,11 +263,34 @@ class Attempt:
             percent = 100.0 * done / self._known_steps
             figures = {"loss": result.loss, "step": done, "progress_percent": percent}
             self._metrics.publish(figures | self._valid)
+        if (scores := self._stragglers.add(result.work)) is not None:
+            self._tell_stragglers(scores, result)
         if done % self._config.tracking.every_steps == 0:
             self._record_loss(done, result.loss, seconds)
         if now - self._progress_written_s >= PROGRESS_EVERY_S:
             self._progress_written_s = now
             self._write_progress(done)
+
+    def _tell_stragglers(self, scores: WindowScores, result: StepResult) -> None:
+        """Publish how fast each trainer is, and say once of a slow one where it runs."""
+        slow = {straggler.member for straggler in scores.slow}
+        for member, metrics in enumerate(self._trainer_metrics):
+            score, own = scores.relative[member], scores.individual[member]
+            metrics.publish(
+                {
+                    "trainer_relative_score": score,
+                    "trainer_individual_score": own,
+                    "straggler": member in slow,
+                }
+            )
+        for straggler in scores.found:
+            logger.warning(
+                "trainer %d on %s is slow: its own work takes %.2f times as long as that of the others; "
+                "see `rayrec health --burn-in`",
+                straggler.member,
+                result.work[straggler.member].node,
+                straggler.slowdown,
+            )
 
     def _record_loss(self, done: int, loss: float, seconds: float) -> None:
         record = {"step": done, "epoch": self._assembly.epochs_at(done), "training_loss": loss}
