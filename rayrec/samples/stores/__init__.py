@@ -110,7 +110,7 @@ def _is_url(address: str | Path) -> bool:
     scheme = urlsplit(str(address)).scheme if "://" in str(address) else ""
     if scheme in ("", "redis", "rediss"):
         return bool(scheme)
-    raise InputError(f"event stores are folders, redis:// or rediss:// URLs; nothing here reads {scheme}://")
+    raise InputError(f"expected a folder, or a redis:// or rediss:// URL; nothing here reads {scheme}://")
 
 
 def _redis() -> ModuleType:
