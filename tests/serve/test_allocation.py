@@ -43,9 +43,9 @@ class World:
             room_taken=lambda: self.room_taken,
         )
 
-    def ask(self, value=1.0, user="u", draw=2**63, model=MODEL, num_events=10, may_refuse=False):
+    def ask(self, value=1.0, user="u", draw=2**63, model=MODEL, num_events=10, **facts):
         header = None if value is None else str(value)
-        return self.allocator.decide(Facts(user, num_events, draw, may_refuse=may_refuse), header, model)
+        return self.allocator.decide(Facts(user, num_events, draw, **facts), header, model)
 
     def set_price(self, price):
         self.allocator.price.value = price
@@ -365,33 +365,64 @@ def test_a_near_line_answer_costs_what_it_takes_to_compute_those_that_are_missin
     assert world.ask().action == "near"  # tried again
 
 
-def test_where_there_is_little_room_requests_that_are_not_worth_their_cost_are_refused():
-    world = World(explore=0.0, floor_every=0)
-    world.set_price(100.0)
-    poor, rich = 0.01, 10.0
-    assert not world.ask(poor, may_refuse=True).is_refused
+def crowded_out(world, room_taken, values, draws):
+    """Share that finds no room, of requests of some value after many of all values."""
+    refused = []
+    for value, draw in zip(values, draws, strict=True):
+        refused.append(world.allocator.room_for(str(value), int(draw), room_taken) == "none")
+    return np.array(refused)
 
-    world.room_taken = 0.9
-    spent_before = world.allocator._spent_s
-    refused = world.ask(poor, may_refuse=True)
+
+def test_the_less_room_is_left_the_more_a_request_has_to_be_worth():
+    world, random = World(explore=0.0, floor_every=0), np.random.default_rng(7)
+    values, draws = random.pareto(1.16, 2000) + 1, random.integers(2**63, size=2000)
+
+    assert not crowded_out(world, 0.75, values, draws).any()
+    for taken, share in ((0.85, 0.4), (0.95, 0.8)):
+        refused = crowded_out(world, taken, values, draws)[600:]
+        assert refused.mean() == pytest.approx(share, abs=0.05)
+        assert values[600:][refused].max() < 1.5 * values[600:][~refused].min()
+    assert crowded_out(world, 1.5, values, draws)[600:].mean() == pytest.approx(0.95, abs=0.02)
+
+
+def test_of_requests_that_are_worth_the_same_as_many_are_refused():
+    world, draws = World(explore=0.0, floor_every=0), np.random.default_rng(8).integers(2**63, size=1000)
+    refused = crowded_out(world, 0.85, np.ones(1000), 2 * draws.astype(object))
+    assert refused.mean() == pytest.approx(0.4, abs=0.05)
+
+
+def test_room_is_decided_once_and_what_is_refused_takes_nothing_but_raises_the_price():
+    world = World(explore=0.0, floor_every=0)
+    for _ in range(10):
+        world.ask(5.0, room_taken=0.1)
+
+    refused = world.ask(1.0, room_taken=0.9)
 
     assert refused.is_refused
-    assert (refused.seconds, refused.served, world.allocator._spent_s) == (0.0, 0.0, spent_before)
+    assert (refused.seconds, refused.served) == (0.0, 0.0)
+    assert not world.ask(1.0, room_taken=0.9, room="value").is_refused
     assert world.allocator.metrics()["allocation_decisions_no_room_total"] == 1
-    assert not world.ask(rich, may_refuse=True).is_refused
-    assert not world.ask(poor).is_refused  # a row of a message of several
-    world.set_price(0.0)
-    assert not world.ask(0.0, may_refuse=True).is_refused
+    for _ in range(20):
+        for _ in range(10):
+            world.ask(1.0, room_taken=0.9)
+        world.now += 2 * TICK_S
+    assert world.allocator.price_now > 0
+
+
+def test_a_header_that_says_nothing_of_the_value_leaves_it_to_the_request():
+    world = World()
+    assert [world.allocator.room_for(header, 0, 0.99) for header in (None, "nan", "-1")] == [None] * 3
 
 
 def test_a_users_turn_for_full_effort_is_not_refused():
     world = World(explore=0.0, floor_every=5)
-    world.room_taken = 0.9
-    reasons = []
-    for _ in range(50):
-        world.set_price(1e6)
-        reasons.append(world.ask(1e-6, may_refuse=True).reason)
-    assert Counter(reasons) == {"no_room": 40, "floor": 10}
+    reasons = Counter(world.ask(1.0, draw=2**62, room_taken=0.999).reason for _ in range(50))
+    assert reasons == {"no_room": 40, "full": 10}
+    draws = [draw_of(text_bits(str(number)), 0) for number in range(500)]
+    rooms = Counter(world.allocator.room_for("1", draw, 1.0) for draw in draws)
+    assert rooms["floor"] / rooms["none"] == pytest.approx(1 / 4, rel=0.3)
+    world.set_price(1e6)
+    assert world.ask(1e-6, room="floor").reason == "floor"
 
 
 @pytest.mark.parametrize("value", [1e300, 1e9, 1e6])

@@ -106,18 +106,6 @@ def test_a_higher_priority_comes_first_and_among_equals_who_came_first(device, s
     assert device.batches == [["first"], ["high"], ["soon"], ["a"], ["b"], ["low"]]
 
 
-def test_what_the_model_is_not_asked_for_waits_for_nobody(device, start):
-    batcher = start({1: 1.0})
-    waiting = [
-        batcher.submit(name, group=width, timeout_s=30, priority=priority, width=width)
-        for name, width, priority in (("high", 8, 1), ("usual", 8, 2), ("popular", 0, 3))
-    ]
-    device.free(4)
-
-    results(waiting)
-    assert device.batches == [["first"], ["popular"], ["high"], ["usual"]]
-
-
 def test_no_priority_makes_late_what_waits(device, start):
     batcher = start({1: 1.0})
     waiting = [batcher.submit("low", timeout_s=3.5, priority=3)]

@@ -497,9 +497,11 @@ class Recommender:
         counts_I, order_I = self.dataset.items.train_counts_I, self._by_popularity_I
         if allowed_I is not None:
             order_I = order_I[allowed_I[order_I]]
-        if exclude_ids is not None:
-            order_I = order_I[~np.isin(self.dataset.items.ids_I[order_I], exclude_ids)]
         items = self.dataset.items
+        if exclude_ids is not None:
+            # No more are left out than are excluded: the others need not be compared.
+            order_I = order_I[: k + len(exclude_ids)]
+            order_I = order_I[~np.isin(items.ids_I[order_I], exclude_ids)]
         return [described(items, item, float(counts_I[item]), "popular") for item in order_I[:k].tolist()]
 
     @cached_property

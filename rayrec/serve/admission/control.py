@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from typing import NoReturn
 
 from rayrec.serve.admission.answer_cache import AnswerCache, key_of
 from rayrec.serve.admission.limits import Admissions, Clock, Room, ServiceLimitError
@@ -123,6 +124,11 @@ class AdmissionControl:
         Raises:
             CallerLimitError, ServiceLimitError, TooManyWaitingError, DeadlineError: as `begin_all`.
         """
+        if self._allocator is not None:  # first: else whoever comes last is refused, whatever it is worth
+            draw = random.getrandbits(64)
+            info.room_by_value = self._allocator.room_for(info.value, draw, self._room_taken(info))
+            if info.room_by_value == "none":
+                self._refuse_by_value()
         with self._counting_refusals(1):
             info.room = self._admissions.check(info.caller)
             # A request that finds a cached answer waits for nothing.
@@ -201,9 +207,20 @@ class AdmissionControl:
             room = self._admissions.check(caller, count, info.room)
         decisions = self._decisions(requests, info, pinned, request_id)
         if any(decision is not None and decision.is_refused for decision in decisions):
-            self._admissions.num_refused += count
-            raise ServiceLimitError("there is little room, and other requests are worth more", 1.0)
+            self._refuse_by_value(count)
         return self._submitted(requests, info, pinned, decisions, costs, room)
+
+    def _room_taken(self, info: RequestInfo) -> float:
+        """Share of the places in flight that are taken, or of the time that a message has left that it would
+        wait, whichever is more."""
+        batcher, most = self._batcher, self._admissions.service.concurrency.most
+        places = min(batcher.max_waiting, most or batcher.max_waiting)
+        waits_s = batcher.wait_s() * batcher.costs.at(batcher.costs.measured_width).caution
+        return max(batcher.in_flight / places, waits_s / max(self._left_s(info), 1e-3))
+
+    def _refuse_by_value(self, count: int = 1) -> NoReturn:
+        self._admissions.num_refused += count
+        raise ServiceLimitError("there is little room, and other requests are worth more", 1.0)
 
     def _submitted(
         self,
@@ -268,6 +285,8 @@ class AdmissionControl:
         if (allocator := self._allocator) is None:
             return [None] * len(requests)
         id_bits = random.getrandbits(64) if request_id is None else text_bits(request_id)
+        # A message is admitted as a whole.
+        room_taken = self._room_taken(info) if len(requests) == 1 else 0.0
         return [
             allocator.decide(
                 Facts(
@@ -275,7 +294,8 @@ class AdmissionControl:
                     pinned.num_events_of(request),
                     draw_of(id_bits, row),
                     self._cost_scale(request, pinned),
-                    may_refuse=len(requests) == 1,  # a message is admitted as a whole
+                    room_taken=room_taken,
+                    room=info.room_by_value,
                 ),
                 info.value,
                 pinned.model,

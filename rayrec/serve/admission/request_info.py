@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from rayrec.serve.admission.limits import Room
+from rayrec.serve.engine import allocation
 from rayrec.serve.engine.batching import DEFAULT_PRIORITY
 from rayrec.serve.wire.deadlines import HeaderError, timeout_of
 
@@ -37,6 +38,8 @@ class RequestInfo:
     """Of the limits, found before the body was read."""
     value: str | None = None
     """What its header says that its requests are worth."""
+    room_by_value: allocation.Room | None = None
+    """Found by the value that the header says; None: it says none."""
 
     @staticmethod
     def of(

@@ -17,7 +17,8 @@ time is always busy, and could take many more. While the load is below the budge
 0: then everybody gets full effort.
 
 Room for requests in flight may be what is short instead: reading and writing takes time, too, and a price
-of the device does not mend that. While little is left, it is kept for requests that are worth their cost.
+of the device does not mend that. The less is left, the more a request has to be worth beside those of late to
+get some: what is refused when there is none is refused by chance.
 
 Whatever is not known, a value, a curve, the time, leads to full effort and a counter. Degradation levels
 remain as the emergency brake.
@@ -31,7 +32,8 @@ import logging
 import math
 import threading
 import zlib
-from collections import OrderedDict
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -56,7 +58,9 @@ BACKLOG_S = 2.0
 """Time in which what has piled up is to be worked off."""
 FULL, EMPTY = 0.75, 0.25
 """Share of the room for requests in flight that is taken: above the one they take more than they are charged,
-below the other they do not."""
+and those of least value are refused; below the other they do not."""
+MOST_CROWDED_OUT = 0.95
+"""Share of requests, those of least value, that is refused before there is no room at all."""
 DEARER, MOST_DEARER = 1.05, 2.0
 """Times what they were charged, from tick to tick and at most: others than the model take the machine's time,
 too."""
@@ -127,13 +131,44 @@ class Facts:
     """64 random bits of the request, equal for the same request."""
     cost_scale: float = 1.0
     """Times the device seconds of a usual request that it takes, whatever its action: it wants more items."""
-    may_refuse: bool = False
-    """Where there is little room."""
+    room_taken: float = 0.0
+    """Share of the room for requests, or of the time that this one may wait, that others take. 0 where it may
+    not be refused for that."""
+    room: Room | None = None
+    """That it was found to have by its header alone; None: not looked at."""
 
+
+Room = Literal["value", "floor", "none"]
+"""For a request: since it is worth enough, since it is a user's turn, or none."""
 
 Curves = Callable[[ModelInfo, int], Sequence[float] | None]
 """[A] the share of what full effort finds, by the model that answers and the number of a user's events; None:
 not known."""
+
+
+class ValueRanks:
+    """Where a value stands among those of late."""
+
+    def __init__(self, most: int = 512) -> None:
+        """
+        Args:
+            most: values that are kept.
+        """
+        self._newest: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._most = most
+
+    def add(self, value: float) -> None:
+        self._newest.append(value)
+        insort(self._sorted, value)
+        if len(self._newest) > self._most:
+            del self._sorted[bisect_left(self._sorted, self._newest.popleft())]
+
+    def of(self, value: float, draw: float) -> float:
+        """Share of the values that are less, and of equal ones by `draw`, from 0 to 1: else requests of which
+        all are worth the same would all be refused at once."""
+        first, last = bisect_left(self._sorted, value), bisect_right(self._sorted, value)
+        return (first + draw * (last - first)) / max(len(self._sorted), 1)
 
 
 class Price:
@@ -210,6 +245,7 @@ class Allocator:
         self.price = Price(config.busy)
         self._room_taken, self._times_charged = room_taken, 1.0
         self._usual_value = config.value.default
+        self._ranks = ValueRanks()
         self._ticked_at = clock()
         self._spent_s = self._worth = self._whole_s = 0.0
         """Since the last tick: device seconds of what was chosen, value that came, and device seconds that it
@@ -240,7 +276,7 @@ class Allocator:
 
     def _decide(self, facts: Facts, header: str | None, model: ModelInfo) -> Decision:
         self.tick()
-        is_floor = self._is_floor(facts)
+        is_floor = self._is_floor(facts) or facts.room == "floor"
         value = self._value_of(facts.user_key, header)
         found = self._curves(model, facts.num_events)
         scale = facts.cost_scale
@@ -248,13 +284,14 @@ class Allocator:
             reason: Reason = "bad_value" if value is None else "no_curve"
             self._warn(reason)
             return self._decided(0, value, 1.0, reason, 1.0, scale)
+        is_crowded_out = facts.room is None and self._is_crowded_out(value, facts.room_taken, facts.draw)
+        if is_crowded_out and not is_floor:
+            self.refused(1)
+            return self._decided(0, value, None, "no_room", 0.0, scale)
         if not self.price.value:
             return self._decided(0, value, 1.0, "full", found[0], scale)
         greedy = self._best(value, found, scale)
         reason = "price" if greedy else "full"
-        is_worth_it = value * found[greedy] > self.price.value * scale * self._costs[greedy]
-        if facts.may_refuse and not is_floor and not is_worth_it and self._room_taken() > FULL:
-            return self._decided(greedy, value, None, "no_room", 0.0, scale)
         if is_floor:
             greedy, reason = 0, "floor"
         explore, num_actions = self.config.explore, len(self._names)
@@ -264,6 +301,40 @@ class Allocator:
             reason = "explore" if chosen != greedy else reason
         propensity = explore / num_actions + (1 - explore) * (chosen == greedy)
         return self._decided(chosen, value, propensity, reason, found[chosen], scale)
+
+    def room_for(self, header: str | None, draw: int, room_taken: float) -> Room | None:
+        """Decide on room by a request's header alone: to read its body takes longer than all else of a
+        refusal.
+
+        Args:
+            draw: 64 random bits. Whose turn it is for full effort is not known yet, and falls to one in so
+                many by chance.
+            room_taken: as in `Facts`.
+
+        Returns:
+            None: the header says nothing of the value.
+        """
+        with self._lock:
+            value = None if header is None else self._value_of(None, header)
+            if value is None:
+                return None
+            if not self._is_crowded_out(value, room_taken, draw):
+                return "value"
+            if (every := self.config.floor_every) and draw_of(draw, every) % every == 0:
+                return "floor"
+            self.refused(1)
+            self.num_reasons["no_room"] += 1
+            self.value_asked += value
+            return "none"
+
+    def _is_crowded_out(self, value: float, room_taken: float, draw: int) -> bool:
+        """Whether a request is among those of least value, which are the more the less room is left."""
+        self._ranks.add(value)
+        if room_taken <= FULL:
+            return False
+        # What is worth most is let through: whether there is any room is not said here.
+        least = min((room_taken - FULL) / (1 - FULL), MOST_CROWDED_OUT)
+        return self._ranks.of(value, draw / 2.0**64) < least
 
     def _best(self, value: float, shares: Sequence[float], cost_scale: float) -> int:
         """The first of the best actions by value minus price."""

@@ -44,9 +44,6 @@ class DeadlineError(RuntimeError):
 
 DEFAULT_PRIORITY = 2
 """Of requests that name none; 1 comes before them."""
-_PRIORITY_OF_NOTHING = 0
-"""Of requests that the model is not asked for: they delay nobody, and would hold the room of others while
-they wait."""
 
 
 @dataclass(order=True)
@@ -130,7 +127,7 @@ class Batcher(Generic[Request, Answer]):
             group: requests of different groups are not computed together.
             width: of the request, see `CostsByWidth`; None: that whose costs were measured.
             timeout_s: time in which the answer is of use.
-            priority: lower ones are computed first; before all, those of width 0.
+            priority: lower ones are computed first.
             compute: for this request, instead of the batcher's; it is computed with others of the same alone.
 
         Returns:
@@ -150,7 +147,6 @@ class Batcher(Generic[Request, Answer]):
             compute = compute or self._compute
             width = self.costs.measured_width if width is None else width
             deadline, number = now + timeout_s, self._num_submitted
-            priority = priority if width else _PRIORITY_OF_NOTHING
             new = _Waiting(priority, deadline, number, request, group, width, compute, future)
             self._check_room(new, now)
             insort(self._waiting, new)

@@ -509,14 +509,12 @@ def test_rows_that_have_an_answer_of_before_need_no_place(start):
     assert [answer.degraded for answer in run(scenario())] == [["cached_answer"]] * 4
 
 
-def make_allocator(room_taken: float = 0.0) -> Allocator:
+def make_allocator() -> Allocator:
     """Whose device second is worth 100."""
     actions = ({"name": "full"}, {"name": "popular", "popular": True})
     config = AllocateConfig(actions=actions, curves="", explore=0.0, floor_every=0)  # type: ignore[arg-type]
     found, costs = [1.0, 0.0], [0.1, 0.001]
-    allocator = Allocator(
-        config, lambda *_: found, lambda: costs, lambda: 0.0, lambda: 0.0, room_taken=lambda: room_taken
-    )
+    allocator = Allocator(config, lambda *_: found, lambda: costs, lambda: 0.0, lambda: 0.0)
     allocator.price.value = 100.0
     return allocator
 
@@ -525,18 +523,36 @@ def worth(value: str) -> dict[str, str]:
     return {"X-Request-Value": value}
 
 
-def test_the_last_room_is_for_requests_that_are_worth_what_they_cost(start):
-    model = start(make_allocator(room_taken=0.8))
+def test_the_last_room_is_for_requests_that_are_worth_most(start):
+    model = start(make_allocator())
 
     async def scenario() -> None:
+        for value in range(1, 50):
+            await model.ask(worth(str(1000 * value)), history=["brazil"])
+        tasks = await model.occupy(MAX_WAITING)
+        poor, rich = model.info(worth("1")), model.info(worth("1000000"))
         with pytest.raises(ServiceLimitError, match="other requests are worth more"):
-            await model.ask(worth("1"), history=["brazil"])
-        assert (await model.ask(worth("1000"), history=["brazil"])).degraded == []
-        rows = model.admission.begin_all([RecommendRequest(history=["brazil"])] * 2, model.info(worth("1")))
-        assert [each.degraded for each in await asyncio.gather(*rows)] == [["popular_items"]] * 2
+            model.admission.check_room(poor)
+        with pytest.raises(TooManyWaitingError):  # whatever it is worth, there is no room
+            model.admission.check_room(rich)
+        model.free()
+        await asyncio.gather(*tasks)
 
     run(scenario())
     assert (model.admission.status.refused, model.admission.status.in_flight) == (1, 0)
+
+
+def test_rows_of_a_message_are_not_refused_for_their_value(start):
+    model = start(make_allocator())
+
+    async def scenario() -> None:
+        tasks = await model.occupy(2)
+        rows = model.admission.begin_all([RecommendRequest(history=["brazil"])] * 2, model.info(worth("1")))
+        model.free()
+        assert [each.degraded for each in await asyncio.gather(*rows)] == [["popular_items"]] * 2
+        await asyncio.gather(*tasks)
+
+    run(scenario())
 
 
 def test_a_request_is_charged_unless_it_took_nothing(start):
