@@ -394,7 +394,7 @@ class Attempt:
             if self._initial is not None:
                 self._incarnation = incarnation + 1
                 self._folder.update(incarnation=self._incarnation)
-                self._load(self._initial, committed_step=-1, weights_only=True)
+                self._stages.load(self._initial, -1, self._incarnation, weights_only=True)
             return 0
         snapshot = self._snapshot
         self._incarnation = max(snapshot.state.incarnation, incarnation) + 1
@@ -410,20 +410,8 @@ class Attempt:
         self._progress = RunProgress(**snapshot.state.progress)
         self._cursor = snapshot.cursor
         self._flops_at_record = (0.0, self._progress.training_s)
-        self._load(snapshot, snapshot.committed_step, weights_only=False)
+        self._stages.load(snapshot, snapshot.committed_step, self._incarnation)
         return snapshot.committed_step + 1
-
-    def _load(self, snapshot: Snapshot, committed_step: int, weights_only: bool) -> None:
-        """Servers and trainers take what a snapshot holds, or of it what another run begins with."""
-        chain = [[str(path.resolve()) for path in files] for files in snapshot.sparse_chain]
-        servers, trainers, watch = self._stages.servers, self._stages.trainers, self._stages.watch
-        loading = [
-            server.load.remote(chain, committed_step, self._incarnation, weights_only) for server in servers
-        ]
-        watch.get(loading, may_take_long=True)
-        weights = self._stages.put(snapshot.weights)
-        optimizer_state = None if weights_only else self._stages.put(snapshot.optimizer_state)
-        watch.get([trainer.load.remote(weights, optimizer_state, self._incarnation) for trainer in trainers])
 
 
 def _metric_name(figure: str) -> str:

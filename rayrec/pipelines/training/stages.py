@@ -16,6 +16,7 @@ from rayrec.actors.spawning import Calls, Host
 from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
 from rayrec.embeddings.lookup.modes import LookupSettings
 from rayrec.pipelines.metrics.stage_stats import StageStats
+from rayrec.pipelines.runs.snapshots import Snapshot
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.tasks.features import features_of
 from rayrec.samples.reading.read_plan import RowPlan
@@ -56,6 +57,27 @@ class Stages:
     def stats(self) -> StageStats:
         groups = [self.readers, self.feature_workers, self.servers, self.trainers]
         return StageStats(*(self.watch.get([actor.stats.remote() for actor in group]) for group in groups))
+
+    def load(
+        self, snapshot: Snapshot, committed_step: int, incarnation: int, weights_only: bool = False
+    ) -> None:
+        """Let servers and trainers take what a snapshot holds.
+
+        Args:
+            committed_step: the last one; the run goes on with the next.
+            incarnation: of the servers, higher than any before.
+            weights_only: of it, what another run begins with.
+        """
+        chain = [[str(path.resolve()) for path in files] for files in snapshot.sparse_chain]
+        loading = [
+            server.load.remote(chain, committed_step, incarnation, weights_only) for server in self.servers
+        ]
+        self.watch.get(loading, may_take_long=True)
+        weights = self.put(snapshot.weights)
+        optimizer_state = None if weights_only else self.put(snapshot.optimizer_state)
+        self.watch.get(
+            [trainer.load.remote(weights, optimizer_state, incarnation) for trainer in self.trainers]
+        )
 
     def connect_trainers(self, host: Host) -> None:
         """Let several trainers meet."""

@@ -1,0 +1,230 @@
+"""Steps that are computed again have the same bits, and one bit that differs is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import safetensors.numpy
+
+from rayrec.embeddings.snapshot.saved_files import checksum_file
+from rayrec.models.program.torch_program import TorchProgram
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.health.replay import replay, replay_newest
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import MANIFEST, OPTIMIZER, WEIGHTS, checksum_of
+from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.training.train import train
+from rayrec.platform.errors import InputError
+from tests.helpers.training_runs import settings, walks
+
+STEPS = (4, 8, 12, 15)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return walks(tmp_path_factory.mktemp("data"))
+
+
+def config_of(data: Path, **changes: Any) -> RunConfig:
+    """Snapshots of all of `STEPS`, with the validations: full ones and increments."""
+    kept = {"evaluation__every_steps": 4, "snapshots__keep": 9, "snapshots__increments": 2}
+    return settings(data, **{**kept, **changes})
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "run"
+    train(config_of(data), run, cluster=in_process)
+    return run
+
+
+@pytest.fixture
+def run(finished, tmp_path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def changed_file(path: Path, change: Callable[[Path], None]) -> None:
+    """Change a file of a snapshot as a machine would that computed it wrongly: its checksum fits."""
+    change(path)
+    manifest_path = path.parent / MANIFEST
+    manifest = json.loads(manifest_path.read_bytes())
+    manifest.pop("checksum")
+    manifest["checksums"][path.name] = checksum_file(path)
+    manifest_path.write_text(json.dumps(manifest | {"checksum": checksum_of(manifest)}))
+
+
+def flip_bit_of_tensors(random: np.random.Generator) -> tuple[Callable[[Path], None], list[str]]:
+    """The change, and the name of the tensor that it falls on, once it was made."""
+    names: list[str] = []
+
+    def change(path: Path) -> None:
+        tensors = safetensors.numpy.load_file(path)
+        name = str(random.choice(sorted(name for name, each in tensors.items() if each.size)))
+        flat = tensors[name].reshape(-1).view(np.uint8)
+        flat[random.integers(len(flat))] ^= np.uint8(1 << random.integers(8))
+        safetensors.numpy.save_file(tensors, path)
+        names.append(name)
+
+    return change, names
+
+
+def flip_bit_of_rows(random: np.random.Generator, column: str) -> tuple[Callable[[Path], None], list[int]]:
+    ids: list[int] = []
+
+    def change(path: Path) -> None:
+        table = pq.read_table(path)
+        values = table[column].to_pylist()
+        row = int(random.integers(len(values)))
+        numbers = bytearray(values[row])
+        numbers[random.integers(len(numbers))] ^= 1 << int(random.integers(8))
+        values[row] = bytes(numbers)
+        index = table.schema.get_field_index(column)
+        changed = pa.array(values, table.schema.field(column).type)
+        pq.write_table(table.set_column(index, table.schema.field(column), changed), path)
+        ids.append(table["id"][row].as_py())
+
+    return change, ids
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_steps_computed_again_have_the_same_bits(finished, step):
+    before = sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*"))
+
+    report = replay(finished, step, in_process)
+
+    assert (report.verdict, report.differences) == ("ok", ())
+    assert report.hash == report.replayed_hash
+    assert (report.from_step, report.step) == (([0, *STEPS])[STEPS.index(step)], step)
+    assert report.num_compared > 20
+    assert report.finding().action == "none"
+    assert sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*")) == before
+    assert [path.name for path in finished.parent.iterdir()] == [finished.name]
+
+
+def test_two_trainers_and_exact_prefetch_have_the_same_bits(data, tmp_path):
+    config = config_of(data, pipeline__num_trainers=2, pipeline__mode="exact_prefetch", sparse__num_servers=2)
+    train(config, tmp_path / "run", cluster=in_process)
+
+    assert replay(tmp_path / "run", 8, in_process).verdict == "ok"
+
+
+@pytest.mark.parametrize("file", [WEIGHTS, OPTIMIZER])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_flipped_bit_of_a_dense_tensor_is_named(run, file, seed):
+    change, names = flip_bit_of_tensors(np.random.default_rng(seed))
+    changed_file(run / "snapshots" / "step-000000008" / file, change)
+
+    report = replay(run, 8, in_process)
+
+    kind = "weights" if file == WEIGHTS else "optimizer"
+    assert [each.name for each in report.differences] == [f"{kind} {names[0]}"]
+    assert report.differences[0].detail.startswith("1 of ")
+    assert (report.verdict, report.finding().action) == ("bad", "avoid")
+    assert report.hash != report.replayed_hash
+
+
+@pytest.mark.parametrize("column", ["weights", "state"])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_flipped_bit_of_a_row_is_named(run, column, seed):
+    snapshot = run / "snapshots" / "step-000000004"
+    change, ids = flip_bit_of_rows(np.random.default_rng(seed), column)
+    (file, *_) = sorted(snapshot.glob("*-00000.parquet"))
+    changed_file(file, change)
+
+    report = replay(run, 4, in_process)
+
+    (difference,) = report.differences
+    assert difference.name == f"rows of {file.name.split('-')[0]}"
+    assert difference.detail.endswith(f"the first of id {ids[0]}")
+    assert difference.detail.startswith(f"{column} of 1 of ")
+
+
+def test_a_fault_while_a_step_was_computed_is_found(data, tmp_path, monkeypatch):
+    update, calls = TorchProgram.update, []
+
+    def faulty(self: TorchProgram) -> None:
+        calls.append(self)
+        if len(calls) == 6:
+            gradient = next(iter(self._parameters.values())).grad
+            gradient.view(-1)[0] *= 1 + 2**-12
+        update(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TorchProgram, "update", faulty)
+        train(config_of(data), tmp_path / "run", cluster=in_process)
+
+    assert replay(tmp_path / "run", 4, in_process).verdict == "ok"
+    assert replay(tmp_path / "run", 8, in_process).verdict == "bad"
+    assert replay(tmp_path / "run", 12, in_process).verdict == "ok"  # it goes on from what was computed
+
+
+def test_a_fault_of_the_machine_that_computes_again_is_found_too(finished, monkeypatch):
+    backward = TorchProgram.backward
+
+    def faulty(self: TorchProgram, *arguments: Any, **named: Any) -> Any:
+        gradients = backward(self, *arguments, **named)
+        next(iter(gradients.row_grads.values()))[0, 0] += 1e-3
+        return gradients
+
+    monkeypatch.setattr(TorchProgram, "backward", faulty)
+
+    assert replay(finished, 8, in_process).verdict == "bad"
+
+
+def test_a_run_that_was_begun_again_since_may_differ_for_another_reason(run):
+    change, _ = flip_bit_of_tensors(np.random.default_rng(0))
+    changed_file(run / "snapshots" / "step-000000008" / WEIGHTS, change)
+    RunFolder.open(run).update(incarnation=7)
+
+    report = replay(run, 8, in_process)
+
+    assert (report.verdict, report.finding().action) == ("unknown", "none")
+    assert "begun again since" in report.note
+
+
+def test_a_file_that_was_changed_on_disk_is_named_before_anything_is_computed(run):
+    with open(run / "snapshots" / "step-000000008" / WEIGHTS, "r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x55")
+
+    with pytest.raises(InputError, match=r"dense.safetensors: its checksum differs"):
+        replay(run, 8, in_process)
+
+
+def test_a_step_without_a_snapshot_is_refused_with_those_that_there_are(finished):
+    with pytest.raises(InputError, match=r"no snapshot of that step; it has 4, 8, 12, 15"):
+        replay(finished, 7, in_process)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match="not a run folder"):
+        replay(tmp_path, 7, in_process)
+
+
+def test_a_run_that_has_other_bits_every_time_is_refused(data, tmp_path):
+    train(config_of(data, pipeline__mode="bounded_stale"), tmp_path / "run", cluster=in_process)
+
+    with pytest.raises(InputError, match="bounded_stale reads rows as they happen to arrive"):
+        replay(tmp_path / "run", 8, in_process)
+
+
+def test_a_watch_replays_the_newest_snapshot_once(finished):
+    report = replay_newest(finished, 0, in_process)
+
+    assert report is not None
+    assert (report.from_step, report.step, report.verdict) == (12, 15, "ok")
+    assert replay_newest(finished, report.step, in_process) is None
+
+
+def test_a_run_with_one_snapshot_is_not_replayed_in_the_background(data, tmp_path):
+    train(config_of(data, evaluation__every_steps=100), tmp_path / "run", cluster=in_process)
+
+    assert replay_newest(tmp_path / "run", 0, in_process) is None
