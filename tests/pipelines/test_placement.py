@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -168,6 +169,59 @@ def test_room_that_ray_does_not_give_is_said_too(monkeypatch, caplog):
         assert found is given
 
     assert "there is room for all its actors, and Ray does not give it" in caplog.text
+
+
+def test_nodes_that_are_draining_or_quarantined_get_nothing():
+    draining = replace(node("a", CPU=9), is_draining=True)
+    quarantined = replace(node("b", CPU=8), quarantined="xid 79")
+    nodes = [draining, quarantined, node("c", CPU=2)]
+
+    assert places([group(2)], nodes) == {"parameter_server": ["c", "c"]}
+    with pytest.raises(NoNodeError) as raised:
+        assign([group(3)], nodes)
+    assert "10.0.0.1 (a) is draining, 10.0.0.1 (b) is quarantined: xid 79, 10.0.0.1 (c) has 2 of 2 CPU" in (
+        still_waiting(raised.value, nodes, 1.0)
+    )
+    check_possible([group(3)], nodes)  # a quarantine ends
+    with pytest.raises(InputError, match=r"10.0.0.1 \(a\) is draining"):
+        check_possible([group(11)], nodes)
+
+
+class Cluster:
+    """Grants no room on some nodes, although they have it, and remembers what was asked."""
+
+    def __init__(self, monkeypatch, nodes, refusing):
+        self.asked: list[list[str]] = []
+        self._refusing = refusing
+        monkeypatch.setattr(reservation, "cluster_nodes", lambda: nodes)
+        monkeypatch.setattr(reservation, "_reserve", self._reserve)
+        monkeypatch.setattr(reservation, "LOOK_AGAIN_S", (0.0, 0.0))
+
+    def _reserve(self, groups, placed):
+        self.asked.append([each.id for nodes in placed.values() for each in nodes])
+        return None if self._refusing & set(self.asked[-1]) else (Reservation([], {}, None, {}), None)
+
+
+def test_nodes_that_ray_refuses_come_last_at_the_next_look(monkeypatch):
+    cluster = Cluster(monkeypatch, [node("a", CPU=9), node("b"), node("c", CPU=2)], {"a"})
+    with reservation.reserved([group(1)], patience_s=60.0):
+        assert cluster.asked == [["a"], ["b"]]
+
+
+def test_where_ray_refuses_all_nodes_they_are_tried_again(monkeypatch):
+    refusing = {"a", "b"}
+    cluster = Cluster(monkeypatch, [node("a", CPU=9), node("b")], refusing)
+    monkeypatch.setattr(reservation.time, "sleep", lambda _: len(cluster.asked) < 4 or refusing.clear())
+    with reservation.reserved([group(1)], patience_s=60.0):
+        assert cluster.asked[:3] == [["a"], ["b"], ["a"]]
+
+
+def test_nodes_that_a_queue_has_chosen_come_first_and_others_where_they_have_no_room(monkeypatch):
+    monkeypatch.setenv("RAYREC_NODES", "c,gone")
+    cluster = Cluster(monkeypatch, [node("a", CPU=9), node("b"), node("c", CPU=2)], set())
+    for count, expected in ((2, ["c", "c"]), (3, ["a", "b", "c"])):
+        with reservation.reserved([group(count)], patience_s=60.0):
+            assert sorted(cluster.asked[-1]) == expected
 
 
 SMALLEST = {"data": {"path": "data"}, "model": {"name": "sasrec"}}

@@ -31,6 +31,28 @@ class Node:
     """Count by Ray's name of the resource."""
     free: Mapping[str, float]
     """What no other actor holds now."""
+    hostname: str = ""
+    is_draining: bool = False
+    """It leaves for good: Ray gives it nothing new, and ends it with its last actor."""
+    quarantined: str | None = None
+    """Why new actors do not go there for now; None: they may."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether new actors may go there."""
+        return not self.is_draining and self.quarantined is None
+
+    @property
+    def held(self) -> dict[str, float]:
+        """What actors hold now, by Ray's name of the resource."""
+        return {name: count - self.free.get(name, 0.0) for name, count in self.total.items()}
+
+    @property
+    def condition(self) -> str:
+        """In words."""
+        if self.is_draining:
+            return "draining"
+        return "usable" if self.quarantined is None else f"quarantined: {self.quarantined}"
 
     @property
     def name(self) -> str:
@@ -135,13 +157,15 @@ def assign(
 
     Groups that few nodes can take come first, then those that ask for much. Actors that ask for no
     accelerator go to nodes with one only where there is no other: so a run's servers leave them to trainers.
+    Nodes that are draining or quarantined get none.
 
     Args:
-        of_total: what other jobs hold counts as free.
+        of_total: what other jobs hold counts as free, and quarantined nodes as usable: both may end.
 
     Raises:
         NoNodeError: not all of them find one.
     """
+    nodes = [node for node in nodes if (not node.is_draining if of_total else node.is_usable)]
     left = {node.id: dict(node.total if of_total else node.free) for node in nodes}
     choices = {group.stage: [node for node in nodes if group.may_be_on(node)] for group in groups}
 

@@ -86,6 +86,8 @@ def _rooms(nodes: Sequence[Node], group: ActorGroup, of_total: bool = False) -> 
             else f"{node.free.get(name, 0):g} of {node.total.get(name, 0):g} {name}"
             for name in group.resources
         ]
+        if node.is_draining or (not of_total and not node.is_usable):
+            return f"{node.name} is {node.condition}"
         return f"{node.name} has {', '.join(counts)}"
 
     more = len(nodes) - SHOWN_NODES

@@ -2,8 +2,11 @@
 
     nodes, free ──► assign ──► placement group, servers and trainers pinned to the nodes that were chosen
        ▲               │              │
-       └── no room: it is said, ◄─────┘ somebody else was faster: again
+       └── no room: it is said, ◄─────┘ somebody else was faster: again, first without those nodes
            and waited for
+
+A queue that has started the run says which nodes it has chosen; they come first, and others where there is no
+room on them.
 
 Two runs that want the same nodes never hold half of them each and wait for the other half. Readers and
 feature workers are reserved by label only: when a node dies, Ray finds them room on another.
@@ -12,6 +15,7 @@ feature workers are reserved by label only: when a node dies, Ray finds them roo
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +23,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import ray
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -29,12 +32,15 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from rayrec.actors.spawning import Where
+from rayrec.pipelines.cluster.nodes import cluster_nodes
 from rayrec.pipelines.cluster.placement import NODE_ID_LABEL, ActorGroup, Node, NoNodeError, assign
 from rayrec.pipelines.cluster.placement_check import still_waiting
 from rayrec.platform.devices import ray_options
 
 logger = logging.getLogger(__name__)
 
+NODES_VARIABLE = "RAYREC_NODES"
+"""Ray's ids of the nodes that a queue has chosen for a run, with commas."""
 LOOK_AGAIN_S = (0.1, 1.0)
 """First and longest time between two looks for room."""
 GRANTED_S = 10.0
@@ -104,24 +110,6 @@ class Reservation:
             logger.info("%s %s", stage.replace("_", " "), "; ".join(where))
 
 
-def cluster_nodes() -> list[Node]:
-    """Those that are alive, in an order of their own."""
-    # Of Ray's public functions none says what is free on which node; this one is what its libraries use.
-    free = ray._private.state.available_resources_per_node()
-    nodes = [
-        Node(
-            node["NodeID"],
-            node["NodeManagerAddress"],
-            node["Labels"],
-            node["Resources"],
-            free.get(node["NodeID"], {}),
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
-    return sorted(nodes, key=lambda node: (node.address, node.id))
-
-
 @contextmanager
 def reserved(groups: Sequence[ActorGroup], patience_s: float) -> Iterator[Reservation]:
     """Inside the block, room for all actors is there; it is given back whatever happens inside.
@@ -133,15 +121,17 @@ def reserved(groups: Sequence[ActorGroup], patience_s: float) -> Iterator[Reserv
     """
     began = said = time.monotonic()
     pause_s, most_s = LOOK_AGAIN_S
+    preferred = frozenset(filter(None, os.environ.get(NODES_VARIABLE, "").split(",")))
+    refused: set[str] = set()
     while True:
         nodes = cluster_nodes()
-        missing: NoNodeError | None = None
-        try:
-            found = _reserve(groups, assign(groups, nodes))
-        except NoNodeError as error:
-            found, missing = None, error
+        placed, missing = _assigned(groups, nodes, preferred, refused)
+        found = None if placed is None else _reserve(groups, placed)
         if found is not None:
             break
+        # Of a node that it gives nothing of, Ray may know something that its figures do not show.
+        chosen = set() if placed is None else {node.id for each in placed.values() for node in each}
+        refused = set() if chosen <= refused else refused | chosen
         now = time.monotonic()
         if now >= said + patience_s:
             waited_s = now - began
@@ -161,6 +151,23 @@ def reserved(groups: Sequence[ActorGroup], patience_s: float) -> Iterator[Reserv
     finally:
         if held is not None:
             remove_placement_group(held)
+
+
+def _assigned(
+    groups: Sequence[ActorGroup], nodes: Sequence[Node], preferred: frozenset[str], refused: set[str]
+) -> tuple[dict[str, list[Node]] | None, NoNodeError | None]:
+    """A node for every actor, or what is missing: of the preferred nodes, else of all; those that Ray has
+    refused last."""
+    choices = [[node for node in nodes if node.id not in refused], nodes]
+    if preferred:
+        choices.insert(0, [node for node in choices[0] if node.id in preferred])
+    missing: NoNodeError | None = None
+    for some in choices:
+        try:
+            return assign(groups, some), None
+        except NoNodeError as error:
+            missing = error
+    return None, missing
 
 
 def _reserve(

@@ -93,9 +93,9 @@ class OnRay:
         config = assembly.config
         with self.joined(config.cluster, config.cpus_needed):
             # Only here: these modules need Ray.
+            from rayrec.pipelines.cluster.nodes import cluster_nodes
             from rayrec.pipelines.cluster.placement import actor_groups
             from rayrec.pipelines.cluster.placement_check import check_possible
-            from rayrec.pipelines.cluster.reservation import cluster_nodes
 
             check_accelerators(
                 ray_claim(config.device),

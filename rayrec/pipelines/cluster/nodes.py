@@ -1,0 +1,59 @@
+"""The one view of a cluster's nodes: what each has, what of it is free, and whether new actors may go there.
+
+Ray: nodes, free resources, draining ─┐
+quarantine of this cluster ───────────┴─► cluster_nodes ─► placement, queues, health, `rayrec nodes`
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import ray
+
+from rayrec.pipelines.cluster.placement import Node
+from rayrec.pipelines.cluster.quarantine import Quarantine
+
+FOLDER_VARIABLE = "RAYREC_CLUSTER_FOLDER"
+"""Of what is known of a cluster besides what Ray knows."""
+_ASK_S = 10.0
+
+
+def cluster_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder of what is known of a cluster: the one that the environment names, else `~/.rayrec`.
+
+    Drivers, the queue and health checks of one cluster have to see the same one.
+    """
+    return Path(environment.get(FOLDER_VARIABLE) or Path.home() / ".rayrec").expanduser()
+
+
+def cluster_nodes(quarantine: Quarantine | None = None) -> list[Node]:
+    """The nodes that are alive, in an order of their own; a cluster has to be joined.
+
+    Args:
+        quarantine: of this cluster; None: that of its folder.
+    """
+    # Of Ray's public functions none says what is free on which node, nor which are draining; these are what
+    # its libraries use. A draining node is alive, and all that it has seems to be free.
+    free = ray._private.state.available_resources_per_node()
+    known = ray._private.worker.global_worker.gcs_client  # type: ignore[attr-defined]
+    draining = known.get_draining_nodes(timeout=_ASK_S)
+    nodes = [
+        Node(
+            node["NodeID"],
+            node["NodeManagerAddress"],
+            node["Labels"],
+            node["Resources"],
+            free.get(node["NodeID"], {}),
+            node["NodeManagerHostname"],
+            node["NodeID"] in draining,
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    quarantine = Quarantine(cluster_folder()) if quarantine is None else quarantine
+    reasons = quarantine.reasons(nodes)
+    nodes = [replace(node, quarantined=reasons.get(node.id)) for node in nodes]
+    return sorted(nodes, key=lambda node: (node.address, node.id))

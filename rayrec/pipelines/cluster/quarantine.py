@@ -1,0 +1,232 @@
+"""Nodes that new actors do not go to for a while: a file that every process of a cluster reads.
+
+    verdict of a check ─► add ─► breaker ─► an entry: the node is left out from now on
+                                    └ too many of late: an alarm, and nothing else
+    lift(session) ─► that entry ends; another one of the same node stays
+
+`ray drain-node` has no way back and ends a node with its last actor, so it is only for what leaves for good.
+A wrong rule could isolate a whole cluster, so a breaker holds at a bound. What it has held is never done
+later: by then it may be wrong (NVSentinel's issue 450). An entry is one session of a node, so that the
+recovery from an old fault does not end the quarantine for a new one (its issue 1451).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from rayrec.pipelines.cluster.placement import Node
+from rayrec.platform.errors import InputError
+from rayrec.platform.files import write_json
+
+logger = logging.getLogger(__name__)
+
+FILE = "quarantine.json"
+_VERSION = 1
+WINDOW_S = 3600.0
+SHARE_IN_WINDOW = 0.1
+"""Of the nodes, at least one, that rules may isolate within `WINDOW_S`, and that are isolated by rules at a
+time."""
+MOST_ALARMS = 100
+"""That are kept, the newest."""
+
+By = Literal["rule", "operator"]
+
+
+@dataclass(frozen=True)
+class Session:
+    """One quarantine of a node."""
+
+    id: str
+    node_id: str
+    """Ray's, which another one gets that starts on the same machine."""
+    node_name: str
+    address: str
+    hostname: str
+    reason: str
+    verdict: Literal["suspect", "bad"]
+    since: float
+    """Unix time."""
+    by: By
+    evidence: Mapping[str, Any]
+    lifted_at: float | None = None
+    lifted_why: str | None = None
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A node that would have been isolated, had the breaker not held."""
+
+    node_name: str
+    reason: str
+    at: float
+
+
+class Quarantine:
+    """Of one cluster; any process may read and write."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
+        """
+        Args:
+            folder: of the cluster; made with the first entry.
+            clock: Unix time.
+        """
+        self._path, self._clock = folder / FILE, clock
+
+    def add(
+        self,
+        node: Node,
+        reason: str,
+        verdict: Literal["suspect", "bad"],
+        num_nodes: int,
+        by: By = "rule",
+        evidence: Mapping[str, Any] | None = None,
+    ) -> Session | None:
+        """Leave a node out from now on.
+
+        Args:
+            num_nodes: of the cluster, for the breaker.
+            by: a rule is bound by the breaker, an operator is not.
+
+        Returns:
+            The session; the one that there is, if the node is out for the same reason already. None: the
+            breaker holds, and there is only an alarm.
+        """
+        now = self._clock()
+        with self._changing() as (sessions, alarms):
+            for each in sessions:
+                if each.lifted_at is None and each.node_id == node.id and each.reason == reason:
+                    return each
+            if by == "rule" and not self._may_isolate(node, sessions, num_nodes, now):
+                alarms.append(Alarm(node.name, reason, now))
+                logger.error(
+                    "%s is not isolated, although: %s; rules have isolated as many of %d nodes as they may "
+                    "within an hour, so look at it, and at the rule",
+                    node.name,
+                    reason,
+                    num_nodes,
+                )
+                return None
+            session = Session(
+                uuid.uuid4().hex[:12],
+                node.id,
+                node.name,
+                node.address,
+                node.hostname,
+                reason,
+                verdict,
+                now,
+                by,
+                dict(evidence or {}),
+            )
+            sessions.append(session)
+            return session
+
+    def _may_isolate(self, node: Node, sessions: Sequence[Session], num_nodes: int, now: float) -> bool:
+        most = max(1, math.floor(SHARE_IN_WINDOW * num_nodes))
+        counted = {
+            each.node_id
+            for each in sessions
+            if each.by == "rule" and (each.lifted_at is None or now - each.since < WINDOW_S)
+        }
+        return len(counted | {node.id}) <= most
+
+    def lift(self, session_id: str, why: str = "") -> Session:
+        """End one session; others of the same node stay.
+
+        Raises:
+            InputError: there is no such session.
+        """
+        with self._changing() as (sessions, _):
+            for position, each in enumerate(sessions):
+                if each.id == session_id and each.lifted_at is None:
+                    ended = Session(**(_values(each) | {"lifted_at": self._clock(), "lifted_why": why}))
+                    sessions[position] = ended
+                    return ended
+        there = ", ".join(each.id for each in self.sessions()) or "none"
+        raise InputError(f"no node is quarantined as {session_id!r}; there are: {there}")
+
+    def sessions(self) -> list[Session]:
+        """Those that hold now, the oldest first."""
+        sessions, _ = self._read()
+        return [each for each in sessions if each.lifted_at is None]
+
+    def alarms(self) -> list[Alarm]:
+        """What the breaker has held, the oldest first."""
+        return self._read()[1]
+
+    def reasons(self, nodes: Sequence[Node]) -> dict[str, str]:
+        """By Ray's id of those nodes that are out: why.
+
+        A machine that has come back as another node of Ray's is the same machine, and so may be its fault.
+        Where it has several nodes, as clusters for tests have, nobody can tell which of them it was.
+
+        Args:
+            nodes: all that are alive.
+        """
+        alive = {node.id for node in nodes}
+        machines = Counter((node.hostname, node.address) for node in nodes)
+        found: dict[str, list[str]] = {}
+        for each in self.sessions():
+            for node in nodes:
+                machine = (node.hostname, node.address)
+                has_returned = (
+                    each.node_id not in alive
+                    and machine == (each.hostname, each.address)
+                    and machines[machine] == 1
+                )
+                if node.id == each.node_id or has_returned:
+                    found.setdefault(node.id, []).append(each.reason)
+        return {node: "; ".join(dict.fromkeys(reasons)) for node, reasons in found.items()}
+
+    @contextmanager
+    def _changing(self) -> Iterator[tuple[list[Session], list[Alarm]]]:
+        """Inside the block, nobody else changes the file; at its end, what was changed is written at once."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self._path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            sessions, alarms = self._read()
+            before = (list(sessions), list(alarms))
+            yield sessions, alarms
+            if (sessions, alarms) == before:
+                return
+            began = self._clock() - WINDOW_S
+            kept = [each for each in sessions if each.lifted_at is None or each.since > began]
+            write_json(
+                self._path,
+                {
+                    "version": _VERSION,
+                    "sessions": [_values(each) for each in kept],
+                    "alarms": [asdict(each) for each in alarms[-MOST_ALARMS:]],
+                },
+            )
+
+    def _read(self) -> tuple[list[Session], list[Alarm]]:
+        try:
+            found = json.loads(self._path.read_text())
+            if found["version"] != _VERSION:
+                raise ValueError(f"version {found['version']!r}, not {_VERSION}")
+            return [Session(**each) for each in found["sessions"]], [
+                Alarm(**each) for each in found["alarms"]
+            ]
+        except FileNotFoundError:
+            return [], []
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(
+                f"{self._path}: is no record of quarantined nodes ({error}); mend it, or remove it to have "
+                "none quarantined"
+            ) from error
+
+
+def _values(session: Session) -> dict[str, Any]:
+    return {field.name: getattr(session, field.name) for field in fields(session)}
