@@ -35,8 +35,9 @@ from rayrec.models.program.program import (
     RecommendingProgram,
     ScoringProgram,
 )
-from rayrec.models.program.utilization import Utilization, matrix_rate
+from rayrec.models.program.utilization import Utilization
 from rayrec.platform.devices import device_memory, get_device, ray_claim
+from rayrec.platform.health.burn_in import matrix_rate
 from rayrec.platform.metrics import StageClock, StageTimes
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch

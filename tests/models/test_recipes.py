@@ -11,7 +11,7 @@ import torch
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.program.compiled_parts import compile_parts, explained
-from rayrec.models.program.utilization import Utilization, matrix_rate
+from rayrec.models.program.utilization import Utilization
 from rayrec.models.sequence.sequence_program import SequenceProgram, flops_of
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.errors import InputError
@@ -290,10 +290,6 @@ def test_batches_of_a_class_are_counted_once_and_scaled_by_tokens():
     assert flops.of(larger, {}) * 7 == pytest.approx(flops.of(smaller, {}) * 8)
     assert len(flops._per_token) == 1
     assert flops.of(features_of("sasrec", rows=[[1]])[0], {}) == 0.0
-
-
-def test_a_matrix_rate_is_that_of_some_processor():
-    assert 1e8 < matrix_rate(CPU, torch.float32) < 1e16
 
 
 def test_the_best_matrix_rate_counts():
