@@ -2,7 +2,7 @@
 
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
-from rayrec.cli import runs, serving, nearline, rl, off_policy, versions, online, stores, value, tools  # isort: skip
+from rayrec.cli import runs, serving, nearline, rl, off_policy, versions, online, stores, value, nodes, tools  # isort: skip
 from rayrec.cli.app import app
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "impressions",
     "main",
     "nearline",
+    "nodes",
     "off_policy",
     "online",
     "rl",

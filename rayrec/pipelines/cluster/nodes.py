@@ -7,6 +7,7 @@ quarantine of this cluster ───────────┴─► cluster_no
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -57,3 +58,18 @@ def cluster_nodes(quarantine: Quarantine | None = None) -> list[Node]:
     reasons = quarantine.reasons(nodes)
     nodes = [replace(node, quarantined=reasons.get(node.id)) for node in nodes]
     return sorted(nodes, key=lambda node: (node.address, node.id))
+
+
+def holders() -> dict[str, dict[str, int]]:
+    """By Ray's id of a node, who has actors there, and how many; a cluster has to be joined.
+
+    The actors of a run are called `RUN/stage-member`; others go by their class.
+    """
+    found: dict[str, Counter[str]] = {}
+    for actor in ray._private.state.actors().values():
+        if actor["State"] == "ALIVE":
+            run, _, member = actor["Name"].rpartition("/")
+            found.setdefault(actor["Address"]["NodeID"], Counter())[
+                run or member or actor["ActorClassName"]
+            ] += 1
+    return {node: dict(counts) for node, counts in found.items()}

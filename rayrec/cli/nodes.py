@@ -1,0 +1,128 @@
+"""`nodes`: what the nodes of a cluster have, hold and may be used for; quarantine by hand; the page."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from rayrec.cli.app import app
+from rayrec.platform.console import Answer, command, out
+from rayrec.platform.console import log as console
+from rayrec.platform.errors import InputError
+
+if TYPE_CHECKING:
+    from rayrec.jobs.view import ClusterView
+    from rayrec.pipelines.cluster.placement import Node
+
+FolderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder", help="What is known of the cluster besides Ray \\[RAYREC_CLUSTER_FOLDER or ~/.rayrec]."
+    ),
+]
+AddressOption = Annotated[
+    str | None, typer.Option(help="Ray cluster: host:port \\[RAY_ADDRESS, or the one on this machine].")
+]
+
+
+@command(app, "nodes")
+def nodes_command(
+    address: AddressOption = None,
+    folder: FolderOption = None,
+    quarantine: Annotated[
+        str | None,
+        typer.Option(metavar="NODE", help="Let new actors not go to this node: the start of its id."),
+    ] = None,
+    reason: Annotated[str, typer.Option(help="Why, with --quarantine or --lift.")] = "by an operator",
+    lift: Annotated[str | None, typer.Option(metavar="SESSION", help="End a quarantine.")] = None,
+    page: Annotated[bool, typer.Option("--page", help="Serve a page that shows all of it.")] = False,
+    host: Annotated[str, typer.Option(help="Where the page is served.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Where the page is served.")] = 8266,
+) -> Answer:
+    """Show the nodes of a Ray cluster: what they have, who holds it, and which are left out and why."""
+    import os
+
+    from rayrec.pipelines.cluster.nodes import cluster_folder
+    from rayrec.pipelines.cluster.quarantine import Quarantine
+    from rayrec.platform.cluster import ClusterConfig, ray_cluster
+
+    where = cluster_folder() if folder is None else folder
+    store = Quarantine(where)
+    if lift is not None:
+        session = store.lift(lift, reason)
+        console.print(f"new actors may go to {session.node_name} again, unless another session holds it")
+    joined = ClusterConfig(address=address or os.environ.get("RAY_ADDRESS") or "auto")
+    with ray_cluster(joined, 0):
+        from rayrec.pipelines.cluster.nodes import cluster_nodes
+
+        if quarantine is not None:
+            nodes = cluster_nodes(store)
+            store.add(_node_named(quarantine, nodes), reason, "bad", len(nodes), by="operator")
+        if page:
+            _serve_page(where, host, port)
+        view = _view(where)
+    _print(view)
+    return view.to_json()
+
+
+def _node_named(name: str, nodes: list[Node]) -> Node:
+    found = [node for node in nodes if node.id.startswith(name)]
+    if len(found) != 1:
+        there = ", ".join(node.name for node in nodes)
+        raise InputError(
+            f"--quarantine: {'no node' if not found else 'more than one node'} of the cluster has an id that "
+            f"begins with {name!r}; there are {there}"
+        )
+    return found[0]
+
+
+def _view(folder: Path) -> ClusterView:
+    from rayrec.jobs.view import cluster_view
+    from rayrec.pipelines.cluster.nodes import cluster_nodes, holders
+    from rayrec.pipelines.cluster.quarantine import Quarantine
+
+    store = Quarantine(folder)
+    return cluster_view(cluster_nodes(store), holders(), store, last_health(folder), queue_list())
+
+
+def last_health(folder: Path) -> dict[str, Any] | None:
+    """What `rayrec health` has written of the cluster; None: nothing."""
+    return None
+
+
+def queue_list() -> list[dict[str, Any]]:
+    """Queues of the ledger, if there is one."""
+    return []
+
+
+def _serve_page(folder: Path, host: str, port: int) -> None:
+    import uvicorn
+
+    from rayrec.jobs.cluster_page import build_page
+
+    names = ["127.0.0.1", "localhost", host] if host in ("127.0.0.1", "localhost", "::1") else ["*"]
+    console.print(f"the cluster's page: http://{host}:{port}/ (Ctrl-C ends it)")
+    uvicorn.run(build_page(lambda: _view(folder), names), host=host, port=port, log_level="warning")
+
+
+def _print(view: ClusterView) -> None:
+    table = Table("node", "condition", "health", "held", "where", "held by", title_justify="left")
+    table.title = "Nodes"
+    for node in view.nodes:
+        amounts = "\n".join(f"{held:g} of {total:g} {name}" for name, (held, total) in node.resources.items())
+        where = ", ".join(f"{name}={value}" for name, value in node.topology.items())
+        by = ", ".join(f"{name} ({count})" for name, count in node.holders.items())
+        condition = node.condition + "".join(f"\n{session}" for session in node.sessions)
+        health = "\n".join([node.health or "not checked", *node.findings])
+        table.add_row(*map(escape, (node.name, condition, health, amounts, where, by)))
+    out.print(table)
+    for alarm in view.alarms:
+        when = time.strftime("%F %T", time.localtime(alarm.at))
+        console.print(
+            escape(f"{when}: {alarm.node_name} was not isolated, since the breaker holds: {alarm.reason}")
+        )
