@@ -47,7 +47,7 @@ from rayrec.jobs.queues import QueuesConfig
 from rayrec.jobs.quota import UNITS, Candidate
 from rayrec.jobs.reclaim import Found, find_room, penalty_until
 from rayrec.jobs.room import apart, fits_in
-from rayrec.jobs.state import ClusterState, Held, Run
+from rayrec.jobs.state import ClusterState, Run
 from rayrec.pipelines.cluster.placement import Node, NoNodeError, assign
 from rayrec.pipelines.cluster.placement_check import check_possible
 from rayrec.platform.arrays import Int64Array
@@ -110,10 +110,11 @@ class _Entry:
     line: _Line
     shape: int
     key: tuple[float, float, str]
+    num_passed: int = 0
 
-    @property
-    def job(self) -> Job:
-        return self.waiting.job
+    def __post_init__(self) -> None:
+        self.job = self.waiting.job
+        self.num_passed = self.waiting.num_passed
 
 
 @dataclass
@@ -126,6 +127,7 @@ class _Reservation:
     spare_NR: Int64Array
     is_closed: bool
     """Not even what ends before may pass."""
+    made_at: float
     num_releases: int
 
 
@@ -155,9 +157,19 @@ class Scheduler:
         self._entries: dict[str, _Entry] = {}
         self._planned: dict[str, _Entry] = {}
         self._shapes: dict[tuple[object, ...], int] = {}
+        self._impossible: dict[int, str | None] = {}
+        """By shape, why no cluster of these nodes could run it."""
         self._checked: dict[tuple[str, int], bool | str] = {}
-        self._failed: dict[tuple[str, int, bool], int] = {}
-        """By queue, shape and whether it was behind, at which number of releases it did not fit."""
+        self._failed: dict[tuple[str, bool], tuple[int, int]] = {}
+        """By job and whether it was behind, at which generation it was last tried in vain."""
+        self._no_room: dict[tuple[int, int], int] = {}
+        """By shape and size, at which number of releases there was no room for it."""
+        self._room: dict[tuple[int, int], int] = {}
+        """By shape and size, at which number of changes there was room for it by counts."""
+        self._no_reclaim: dict[tuple[str, int, int], int] = {}
+        """By queue, shape and size, at which number of releases nothing could be taken for it."""
+        self._no_plan: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._num_remade = 0
         self._by_age: list[tuple[float, str]] = []
         self._blocked: dict[str, _Entry] = {}
         self._reservations: dict[str, _Reservation] = {}
@@ -176,7 +188,7 @@ class Scheduler:
         sizes = tuple(size.key for size in job.sizes)
         shape = self._shapes.setdefault((sizes, job.within, job.may_stop), len(self._shapes))
         if (config.name, shape) not in self._checked:
-            self._checked[config.name, shape] = self._check(job)
+            self._checked[config.name, shape] = self._check(job, shape)
         borrows = self._checked[config.name, shape]
         if isinstance(borrows, str):
             return Refuse(job.id, borrows)
@@ -207,22 +219,29 @@ class Scheduler:
 
     @property
     def waiting(self) -> list[Waiting]:
-        return [entry.waiting for entry in (*self._planned.values(), *self._entries.values())]
+        return [
+            replace(entry.waiting, num_passed=entry.num_passed)
+            for entry in (*self._planned.values(), *self._entries.values())
+        ]
 
     @property
     def running(self) -> list[Running]:
         return [run.running for run in self.state.runs.values() if not run.is_planned]
 
-    def _check(self, job: Job) -> bool | str:
+    def _check(self, job: Job, shape: int) -> bool | str:
         """Whether a job can only run on borrowed room; or why it could never run."""
         state, tree = self.state, self.state.tree
         fitting = [size for size in job.sizes if tree.could_fit(job.queue, state.counted(job.queue, size))]
         if not fitting:
             return _beyond_quota(state, job)
-        try:
-            check_possible(job.sizes[-1].groups, self._nodes)
-        except InputError as error:
-            return str(error)
+        if shape not in self._impossible:
+            try:
+                check_possible(job.sizes[-1].groups, self._nodes)
+                self._impossible[shape] = None
+            except InputError as error:
+                self._impossible[shape] = str(error)
+        if (why := self._impossible[shape]) is not None:
+            return why
         if not any(state.could_place(size, job.within) for size in fitting):
             within = f" with one value of {job.within!r}" if job.within else ""
             return f"its actors fit on no set of the cluster's nodes{within}, even if no other job were there"
@@ -259,6 +278,7 @@ class Scheduler:
         decisions: list[Decision] = []
         self._start_planned(now, decisions)
         self._put_first_who_waited(now)
+        self._refresh(now)
         self._admit_first_ones(now, decisions)
         self._admit_others(now, decisions)
         self._settle(now, decisions)
@@ -288,6 +308,11 @@ class Scheduler:
             ends_at,
         )
 
+    @property
+    def _generation(self) -> tuple[int, int]:
+        """What did not fit fits no better until this changes: nothing was given back since."""
+        return self.state.num_releases, self._num_remade
+
     def _put_first_who_waited(self, now: float) -> None:
         while self._by_age and self._by_age[0][0] <= now - self.settings.max_wait_s:
             _, job_id = self._by_age.pop(0)
@@ -300,46 +325,73 @@ class Scheduler:
 
     def _admit_first_ones(self, now: float, decisions: list[Decision]) -> None:
         self._blocked = {}
-        tried: set[str] = set()
+        heads: dict[tuple[str, bool], _Entry] = {}
+        changed = list(self._lines)
         while True:
-            heads: dict[str, _Entry] = {}
-            for line in self._lines.values():
-                entry = self._head(line, now, tried)
-                if entry is not None and line.queue not in heads:
-                    heads[line.queue] = entry
+            hopeless: list[_Entry] = []
+            for key in changed:
+                entry = self._head(self._lines[key], now)
+                if entry is None:
+                    heads.pop(key, None)
+                elif self._is_hopeless(entry, now):
+                    heads.pop(key, None)
+                    hopeless.append(entry)
+                else:
+                    heads[key] = entry
+            for entry in sorted(hopeless, key=lambda entry: entry.job.order):
+                self._block(entry, now)
             if not heads:
                 break
-            entry = next(iter(heads.values())) if len(heads) == 1 else heads[self._next(heads)]
+            entry = self._next(heads)
+            key, num_releases = (entry.line.queue, entry.line.borrows), self.state.num_releases
+            changed = [key]
             if not self._admit(entry, now, decisions):
-                tried.add(entry.job.id)
                 self._block(entry, now)
+                del heads[key]
+                changed = []
+            elif self.state.num_releases != num_releases:  # others were told to give back
+                changed = list(self._lines)
+            else:
+                changed += [each for each in heads if each != key]
 
-    def _next(self, heads: dict[str, _Entry]) -> str:
+    def _is_hopeless(self, entry: _Entry, now: float) -> bool:
+        """Whether counts alone rule out every size of a job, so that its share need not be compared."""
+        state, job = self.state, entry.job
+        if job.not_before is not None:
+            return False
+        free_NR = state.free_and_left()
+        for number, size in enumerate(job.sizes):
+            amounts = state.counted(job.queue, size)
+            if state.tree.fits(job.queue, amounts) and self._may_fit(entry, number, free_NR):
+                return False
+            if (
+                (entry.line.borrows and self._borrower_takes(job)) or not state.tree.borrows(job.queue, amounts)
+            ) and self._no_reclaim.get((job.queue, entry.shape, number)) != state.num_releases:
+                return False
+        return True
+
+    def _next(self, heads: dict[tuple[str, bool], _Entry]) -> _Entry:
+        """Of those of least share, and of one queue that which needs not borrow."""
         state = self.state
-        return state.tree.next_of(
-            [
-                Candidate(
-                    queue,
-                    state.counted(queue, entry.job.sizes[0]),
-                    entry.job.priority,
-                    entry.job.submitted_at,
-                )
-                for queue, entry in heads.items()
-            ]
-        ).queue
+        by_queue = {queue: heads[queue, borrows] for queue, borrows in sorted(heads, reverse=True)}
+        if len(by_queue) == 1:
+            return next(iter(by_queue.values()))
+        candidates = [
+            Candidate(
+                queue, state.counted(queue, entry.job.sizes[0]), entry.job.priority, entry.job.submitted_at
+            )
+            for queue, entry in by_queue.items()
+        ]
+        return by_queue[state.tree.next_of(candidates).queue]
 
-    def _head(self, line: _Line, now: float, tried: set[str]) -> _Entry | None:
-        """The first job of a line that may start now, if it was not tried and may fit."""
+    def _head(self, line: _Line, now: float) -> _Entry | None:
+        """The first job of a line that may start now, if it was not tried in vain."""
         for key in line.keys:
             entry = self._entries[key[2]]
             if entry.job.not_before is not None and now < entry.job.not_before - self.settings.grace_s:
                 self._block(entry, now)
                 continue
-            if entry.job.id in tried:
-                return None
-            if self._failed.get((line.queue, entry.shape, False)) == self.state.num_releases:
-                # Nothing was given back since.
-                tried.add(entry.job.id)
+            if self._failed.get((entry.job.id, False)) == self._generation:
                 self._block(entry, now)
                 return None
             return entry
@@ -358,8 +410,11 @@ class Scheduler:
         others = [each for each in self._reservations.values() if not each.is_closed and each is not known]
         if known is None and others and not is_closed and not is_timed:
             return
-        if known is None or known.is_closed != is_closed or known.time <= now:
+        if known is None or known.is_closed != is_closed or (known.time <= now and self._is_old(known, now)):
             self._reserve(entry, now, is_closed)
+
+    def _is_old(self, known: _Reservation, now: float) -> bool:
+        return known.made_at + self.settings.grace_s <= now and known.num_releases != self.state.num_releases
 
     def _has_cells(self, entry: _Entry) -> bool:
         """It gets its room by right, and needs no reservation."""
@@ -372,10 +427,7 @@ class Scheduler:
 
     def _is_closed(self, entry: _Entry, now: float) -> bool:
         settings = self.settings
-        return (
-            entry.waiting.num_passed >= settings.max_passes
-            or now - entry.job.submitted_at >= settings.max_wait_s
-        )
+        return entry.num_passed >= settings.max_passes or now - entry.job.submitted_at >= settings.max_wait_s
 
     def _reserve(self, entry: _Entry, now: float, is_closed: bool) -> None:
         """When and where a blocked job has room, if all others end as expected."""
@@ -390,61 +442,59 @@ class Scheduler:
         )
         left_NR, time, gone = state.left_NR.copy(), now, list[Run]()
         least = now if job.not_before is None else max(now, job.not_before)
-        fits = False
+        placed: Placed | None = None
+        by_quota = not state.tree.fits(job.queue, amounts)
         try:
             for place in range(len(ends) + 1):
                 following = ends[place][0] if place < len(ends) else math.inf
                 # All that end at one time are gone together.
-                if max(time, least) < following or place == len(ends):
-                    fits = state.tree.fits(job.queue, amounts) and state.room.may_fit(gang, left_NR)
-                    if fits and (placed := state.room.place(size, job.within, left_NR)) is not None:
-                        break
-                    fits = False
+                if (
+                    (max(time, least) < following or place == len(ends))
+                    and (not by_quota or state.tree.fits(job.queue, amounts))
+                    and state.room.may_fit(gang, left_NR)
+                    and (placed := state.room.place(size, job.within, left_NR)) is not None
+                ):
+                    break
                 if place < len(ends):
                     time, _, run = ends[place]
                     apart(left_NR, run.kept, 1)
-                    state.tree.remove(run.job.queue, run.amounts)
-                    gone.append(run)
+                    if by_quota:
+                        state.tree.remove(run.job.queue, run.amounts)
+                        gone.append(run)
         finally:
             for run in gone:
                 state.tree.add(run.job.queue, run.amounts)
-        self._reservations.pop(job.id, None)
-        if fits:
-            assert placed is not None
+        self._drop_reservation(job.id)
+        if placed is not None:
             apart(left_NR, state.room.held(size.groups, placed))
             self._reservations[job.id] = _Reservation(
-                entry, max(time, least), left_NR, is_closed, state.num_releases
+                entry, max(time, least), left_NR, is_closed, now, state.num_releases
             )
+            self._num_remade += 1
 
-    def _may_pass(self, entry: _Entry, held: Held, ends_at: float | None, is_firm: bool, now: float) -> bool:
-        """Whether a job that could start delays nobody who has a reservation. If it may, it is counted there."""
-        state = self.state
-        borrows = not is_firm and (
-            entry.line.borrows
-            or state.tree.borrows(entry.job.queue, state.counted(entry.job.queue, entry.job.sizes[-1]))
-        )
-        uses_spare: list[_Reservation] = []
-        for known in list(self._reservations.values()):
+    def _drop_reservation(self, job_id: str) -> None:
+        if self._reservations.pop(job_id, None) is not None:
+            self._num_remade += 1
+
+    def _kept_for_others(self, entry: _Entry, within: bool, ends_at: float | None) -> list[_Reservation]:
+        """Reservations that a job has to leave room for, should it start now."""
+        kept: list[_Reservation] = []
+        for known in self._reservations.values():
             other = known.entry
-            if other is entry:
+            if other is entry or (
+                # What is guaranteed goes before what is borrowed.
+                within and other.line.borrows and other.job.queue != entry.job.queue
+            ):
                 continue
-            if not borrows and other.line.borrows and other.job.queue != entry.job.queue:
-                continue  # what is guaranteed goes before what is borrowed
-            if is_firm and state.guarantees and other.job.queue != entry.job.queue:
-                continue
-            if not known.is_closed and ends_at is not None and ends_at <= known.time:
-                continue
-            if not fits_in(held, known.spare_NR):
-                if known.num_releases == state.num_releases:
-                    return False
-                self._reserve(other, now, known.is_closed)
-                known = self._reservations.get(other.job.id, known)
-                if not fits_in(held, known.spare_NR):
-                    return False
-            uses_spare.append(known)
-        for known in uses_spare:
-            apart(known.spare_NR, held)
-        return True
+            if known.is_closed or ends_at is None or ends_at > known.time:
+                kept.append(known)
+        return kept
+
+    def _refresh(self, now: float) -> None:
+        """Reservations of before what was given back since, once in a while."""
+        for known in list(self._reservations.values()):
+            if self._is_old(known, now):
+                self._reserve(known.entry, now, known.is_closed)
 
     def _admit(self, entry: _Entry, now: float, decisions: list[Decision], is_behind: bool = False) -> bool:
         """Give a waiting job its room, at once or as soon as others have left it."""
@@ -454,30 +504,55 @@ class Scheduler:
         penalty = penalty_until(
             entry.waiting, self.settings.failure_pause_s, self.settings.most_failure_pause_s
         )
-        if now < penalty or entry.line.borrows and not self._borrower_takes(job):
+        if now < penalty or (entry.line.borrows and not self._borrower_takes(job)):
             may_reclaim = False
         free_NR = state.free_and_left()
-        is_held_back = False
         for number, size in enumerate(job.sizes):
             amounts = state.counted(job.queue, size)
             within = not state.tree.borrows(job.queue, amounts)
-            if not early and state.tree.fits(job.queue, amounts):
-                plan = self._free_plan(entry, number, within and not is_behind, free_NR, now)
+            if not early and state.tree.fits(job.queue, amounts) and self._may_fit(entry, number, free_NR):
+                ends_at = entry.waiting.ends_at(now, number)
+                kept = self._kept_for_others(entry, within, ends_at)
+                may_be_firm = within and not is_behind
+                # Jobs of one queue and shape that have to leave the same room fit or do not fit alike.
+                alike = (job.queue, entry.shape, number, may_be_firm, *(known.entry.job.id for known in kept))
+                plan = None
+                if self._no_plan.get(alike) != self._generation:
+                    plan = self._free_plan(entry, number, may_be_firm, free_NR, kept, now)
+                    self._no_plan[alike] = self._generation
                 if plan is not None:
-                    held = state.room.held(job.sizes[plan.size].groups, plan.placed)
-                    ends_at = entry.waiting.ends_at(now, plan.size)
-                    if self._may_pass(entry, held, ends_at, plan.cells is not None, now):
-                        self._give(entry, plan, now, ends_at, within, decisions)
-                        return True
-                    is_held_back = True
-            if may_reclaim and (within or entry.line.borrows) and self._could_be_firm_or_borrow(entry, size):
+                    del self._no_plan[alike]
+                    self._give(entry, plan, now, ends_at, within, kept, decisions)
+                    return True
+            if (
+                may_reclaim
+                and (within or entry.line.borrows)
+                and self._no_reclaim.get((job.queue, entry.shape, number)) != state.num_releases
+                and self._could_be_firm_or_borrow(entry, size)
+            ):
                 least = number if job.may_stop else len(job.sizes) - 1
                 found = find_room(state, job, least, now)
-                if found is not None and (not found.steps or now >= penalty):
+                if found is not None:
                     self._reclaim(entry, found, now, decisions)
                     return True
-        if not is_held_back and now >= penalty and not early:
-            self._failed[job.queue, entry.shape, is_behind] = state.num_releases
+                self._no_reclaim[job.queue, entry.shape, number] = state.num_releases
+        if now >= penalty and not early:
+            self._failed[job.id, is_behind] = self._generation
+        return False
+
+    def _may_fit(self, entry: _Entry, number: int, free_NR: Int64Array) -> bool:
+        """By counts, which are the same for all jobs of one shape until something is given back."""
+        state, job = self.state, entry.job
+        key = entry.shape, number
+        if self._no_room.get(key) == state.num_releases:
+            return False
+        if self._room.get(key) == state.num_changes:
+            return True
+        gang = state.room.gang(job.sizes[number if job.may_stop else -1], job.within)
+        if gang is not None and state.room.may_fit(gang, free_NR):
+            self._room[key] = state.num_changes
+            return True
+        self._no_room[key] = state.num_releases
         return False
 
     def _borrower_takes(self, job: Job) -> bool:
@@ -492,21 +567,26 @@ class Scheduler:
         return guarantees.could_hold(entry.job.queue, size, entry.job.within)
 
     def _free_plan(
-        self, entry: _Entry, number: int, may_be_firm: bool, free_NR: Int64Array, now: float
+        self,
+        entry: _Entry,
+        number: int,
+        may_be_firm: bool,
+        free_NR: Int64Array,
+        kept: Sequence[_Reservation],
+        now: float,
     ) -> Plan | None:
-        """Room that is free now: in the queue's cells if it may and they can be brought there, else anywhere."""
+        """Room that is free now: in the queue's cells if they can be brought there, else anywhere."""
         state, job = self.state, entry.job
-        if not job.may_stop:
-            return self._plan_for_good(entry, number, may_be_firm, free_NR, now)
         size = job.sizes[number]
-        gang = state.room.gang(size, job.within)
-        if gang is None or not state.room.may_fit(gang, free_NR):
-            return None
-        if may_be_firm and state.guarantees.has(job.queue):
+        if may_be_firm and state.guarantees.has(job.queue) and job.may_stop:
             found = state.guarantees.place(job.queue, size, job.within, free_NR)
             if found is not None:
                 return Plan(number, found[0], now, found[1])
-        if may_be_firm and state.guarantees:
+        for known in kept:
+            free_NR = np.minimum(free_NR, known.spare_NR)
+        if not job.may_stop:
+            return self._plan_for_good(entry, number, may_be_firm, free_NR, now)
+        if may_be_firm and state.guarantees and not state.guarantees.has(job.queue):
             placed = state.firm_place(job, size, free_NR)
             if placed is not None:
                 return Plan(number, placed, now)
@@ -551,11 +631,14 @@ class Scheduler:
         now: float,
         ends_at: float | None,
         within: bool,
+        kept: Sequence[_Reservation],
         decisions: list[Decision],
     ) -> None:
         state, job = self.state, entry.job
         self._take_out(entry)
         run = state.give(job, plan, now, ends_at)
+        for known in kept:
+            apart(known.spare_NR, run.kept)
         self._count_passes(entry, run)
         own = f"within the guarantee of queue {job.queue!r}"
         why = own if within else f"on what queue {job.queue!r} borrows"
@@ -606,7 +689,9 @@ class Scheduler:
         entry.line.remove(entry.key, entry.shape)
         del self._entries[job.id]
         self._blocked.pop(job.id, None)
-        self._reservations.pop(job.id, None)
+        self._drop_reservation(job.id)
+        for is_behind in (False, True):
+            self._failed.pop((job.id, is_behind), None)
         place = bisect.bisect_left(self._by_age, (job.submitted_at, job.id))
         if place < len(self._by_age) and self._by_age[place][1] == job.id:
             del self._by_age[place]
@@ -626,7 +711,7 @@ class Scheduler:
                 and any(name in ACCELERATOR_RESOURCES for name in other.sizes[-1].amounts)
                 == any(name in ACCELERATOR_RESOURCES for name in job.sizes[-1].amounts)
             ):
-                blocked.waiting = replace(blocked.waiting, num_passed=blocked.waiting.num_passed + 1)
+                blocked.num_passed += 1
 
     def _admit_others(self, now: float, decisions: list[Decision]) -> None:
         """Behind the blocked ones of each line: one or a few of each shape."""
@@ -643,23 +728,37 @@ class Scheduler:
                 self._admit(entry, now, decisions, is_behind=True)
 
     def _behind(self, line: _Line, now: float) -> Iterator[_Entry]:
-        first = line.keys[0]
+        """A few jobs of each shape for which there may be room or a right to it, without the first of all."""
+        first, state = line.keys[0], self.state
         for shape in list(line.shapes):
-            for key in line.shapes.get(shape, [])[: SHAPES_TRIED + 1]:
-                if self._failed.get((line.queue, shape, True)) == self.state.num_releases:
-                    break
+            keys = line.shapes[shape]
+            sizes = range(len(self._entries[keys[0][2]].job.sizes))
+            if all(self._no_room.get((shape, number)) == state.num_releases for number in sizes) and (
+                state.guarantees.has(line.queue)
+                or all(
+                    self._no_reclaim.get((line.queue, shape, number)) == state.num_releases
+                    for number in sizes
+                )
+            ):
+                continue
+            for key in keys[: SHAPES_TRIED + 1]:
                 entry = self._entries[key[2]]
-                if key != first and (entry.job.not_before is None or now >= entry.job.not_before):
+                if (
+                    key != first
+                    and self._failed.get((key[2], True)) != self._generation
+                    and (entry.job.not_before is None or now >= entry.job.not_before)
+                ):
                     yield entry
 
     def _settle(self, now: float, decisions: list[Decision]) -> None:
         """Where nobody waits: into the guarantee who is outside of it, and larger who is below what it wished."""
         state, settings = self.state, self.settings
-        queues_waiting = {entry.job.queue for entry in self._entries.values()}
-        if state.guarantees:
+        if state.guarantees and state.softened:
+            queues = state.softened - {entry.job.queue for entry in self._entries.values()}
             for run in state.runs.values():
-                if run.firm is None and run.job.queue not in queues_waiting:
+                if run.firm is None and run.job.queue in queues:
                     state.firm_up(run)
+            state.softened -= queues
         waits_for_cards = any(line.keys for line in self._lines.values())
         if waits_for_cards or self._planned:
             return
@@ -727,14 +826,14 @@ class Scheduler:
                     entry.job.id,
                     self._planned_reason(run),
                     now + self.settings.grace_s,
-                    entry.waiting.num_passed,
+                    entry.num_passed,
                 )
             )
         for line in self._lines.values():
             for place, key in enumerate(line.keys):
                 entry = self._entries[key[2]]
                 reason = self._why_waits(entry, place, now)
-                found.append(Wait(entry.job.id, reason, expected.get(entry.job.id), entry.waiting.num_passed))
+                found.append(Wait(entry.job.id, reason, expected.get(entry.job.id), entry.num_passed))
         return found
 
     def _why_waits(self, entry: _Entry, place: int, now: float) -> str:
@@ -885,7 +984,7 @@ def _amounts_in_words(amounts: dict[str, int]) -> str:
 
 def _names(placed: Placed, state: ClusterState) -> str:
     nodes = list(dict.fromkeys(node for members in placed.values() for node in members))
-    known = {node.id: node.name for node in state.room.nodes}
-    shown = [known.get(node, node) for node in nodes[:SHOWN_NODES]]
+    index = state.room.index
+    shown = [state.room.nodes[index[node]].name if node in index else node for node in nodes[:SHOWN_NODES]]
     more = len(nodes) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

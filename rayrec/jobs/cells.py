@@ -19,7 +19,8 @@ cells take any part of it, placed tightest first, which for sizes that divide ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -90,6 +91,11 @@ class Guarantees:
     def slack_NR(self) -> Int64Array:
         """What nobody is guaranteed."""
         return self._room.total_NR - self.firm_NR
+
+    def _slack(self, place: int) -> Int64Array:
+        """[R] of one node."""
+        slack_R: Int64Array = self._room.total_NR[place] - self.firm_NR[place]
+        return slack_R
 
     def _with_cpus(self, cell: Cell) -> dict[str, float]:
         """A cell that says nothing of CPUs has as large a share of its node's as it has of the cards."""
@@ -248,9 +254,58 @@ class Guarantees:
         left_NR[[cell.node is None for cell in self._cells[queue]]] = 0
         return room.place(size, within, left_NR) is not None
 
-    def fits(self, queue: str, size: Size, within: str | None) -> bool:
-        """Whether it fits in the free cells of its queue: then it would start in a cluster of its own."""
-        return self._rooms[queue].place(size, within, self.left[queue]) is not None
+    def choose(self, queue: str, size: Size, within: str | None) -> Placed | None:
+        """Free cells of the queue for every actor: where the job would be in a cluster of the queue's own."""
+        return self._rooms[queue].place(size, within, self.left[queue])
+
+    def needs(self, queue: str, size: Size, chosen: Placed) -> list[tuple[str, Int64Array]]:
+        """What each of these cells is to take, in the columns of the real nodes: those that cannot move first."""
+        room, cells = self._rooms[queue], self._cells[queue]
+        needs: dict[str, Int64Array] = {}
+        for group in size.groups:
+            asked_R = self._room.vector(group.resources)
+            for cell_id in chosen[group.stage]:
+                needs[cell_id] = needs[cell_id] + asked_R if cell_id in needs else asked_R
+        return sorted(
+            needs.items(),
+            key=lambda item: (cells[room.index[item[0]]].num_users == 0, -int(item[1].sum()), item[0]),
+        )
+
+    def spots(self, queue: str, cell_id: str, within: str | None) -> list[int]:
+        """Nodes where a cell is or may perhaps be brought, that where it is first."""
+        cell = self._cells[queue][self._rooms[queue].index[cell_id]]
+        assert cell.node is not None, "it was chosen"
+        if cell.num_users or cell.is_tied:
+            return [cell.node]
+        here = self._room.nodes[cell.node].labels
+        others = [
+            place
+            for place, node in enumerate(self._room.nodes)
+            if place != cell.node
+            and self._may_be_on(cell, place)
+            and (within is None or node.labels.get(within) == here.get(within))
+        ]
+        return [cell.node, *others]
+
+    def bring(self, queue: str, cell_id: str, place: int) -> bool:
+        """Bind a cell to a node, if that leaves every other one its room."""
+        return self._move(self._cells[queue][self._rooms[queue].index[cell_id]], place)
+
+    @contextmanager
+    def held_still(self) -> Iterator[Callable[[str, str], None]]:
+        """Inside the block, cells that are named by queue and id stay where they are while others are brought."""
+        still: list[_BoundCell] = []
+
+        def hold(queue: str, cell_id: str) -> None:
+            cell = self._cells[queue][self._rooms[queue].index[cell_id]]
+            cell.num_users += 1
+            still.append(cell)
+
+        try:
+            yield hold
+        finally:
+            for cell in still:
+                cell.num_users -= 1
 
     def place(
         self, queue: str, size: Size, within: str | None, free_NR: Int64Array
@@ -264,36 +319,21 @@ class Guarantees:
             placed = self.nodes_of(queue, chosen)
             if fits_in(self._room.held(size.groups, placed), free_NR):
                 return placed, chosen
-        if (chosen := room.place(size, within, self.left[queue])) is None:
+        if (chosen := self.choose(queue, size, within)) is None:
             return None
-        needs: dict[int, Int64Array] = {}
-        for group in size.groups:
-            for cell_id in chosen[group.stage]:
-                place = room.index[cell_id]
-                needs[place] = needs.get(place, 0) + self._room.vector(group.resources)
-        free_NR, given = free_NR.copy(), list[_BoundCell]()
-        order = sorted(needs.items(), key=lambda item: (cells[item[0]].num_users == 0, -int(item[1].sum())))
-        try:
-            for place, need_R in order:
-                cell = cells[place]
+        free_NR = free_NR.copy()
+        with self.held_still() as hold:
+            for cell_id, need_R in self.needs(queue, size, chosen):
+                cell = cells[room.index[cell_id]]
                 assert cell.node is not None
                 if not (free_NR[cell.node] >= need_R).all() and not self._move_to_free(
                     cell, need_R, free_NR, within
                 ):
                     return None
                 free_NR[cell.node] -= need_R
-                cell.num_users += 1  # so that the next one does not change places with it
-                given.append(cell)
-        finally:
-            for cell in given:
-                cell.num_users -= 1
+                hold(queue, cell_id)
         placed = self.nodes_of(queue, chosen)
-        return (placed, chosen) if self._labels_fit(size, placed) else None
-
-    def place_anyway(self, queue: str, size: Size, within: str | None) -> tuple[Placed, Placed] | None:
-        """Cells for every actor, and the nodes they are on, whoever is there on borrowed terms."""
-        chosen = self._rooms[queue].place(size, within, self.left[queue])
-        return None if chosen is None else (self.nodes_of(queue, chosen), chosen)
+        return (placed, chosen) if self.labels_fit(size, placed) else None
 
     def _free_of(self, queue: str, free_NR: Int64Array) -> Int64Array:
         """What is left of each cell and free on its node, in the queue's own columns."""
@@ -318,7 +358,7 @@ class Guarantees:
                 return True
         return False
 
-    def _labels_fit(self, size: Size, placed: Placed) -> bool:
+    def labels_fit(self, size: Size, placed: Placed) -> bool:
         """A cell was moved, and an actor may ask for what the new node does not have."""
         return all(
             group.may_be_on(self._room.nodes[self._room.index[node]])
@@ -394,9 +434,9 @@ class Guarantees:
     def cover(self, queue: str, size: Size, placed: Placed) -> Placed | None:
         """Free cells of its queue, brought to where a job runs outside of them; None: they cannot be."""
         room, cells = self._rooms[queue], self._cells[queue]
-        left_NR, given = self.left[queue].copy(), list[_BoundCell]()
+        left_NR = self.left[queue].copy()
         chosen: dict[str, tuple[str, ...]] = {}
-        try:
+        with self.held_still() as hold:
             for group in sorted(size.groups, key=lambda group: -_cards(group.resources)):
                 asked_R = room.vector(group.resources)
                 if any(amount and name not in room.columns for name, amount in group.resources.items()):
@@ -407,14 +447,10 @@ class Guarantees:
                     cell = None if there is None else self._cell_at(cells, there, asked_R, left_NR)
                     if cell is None:
                         return None
-                    cell.num_users += 1  # so that it stays while others are brought
-                    given.append(cell)
+                    hold(queue, _cell_id(cell))
                     left_NR[cell.place] -= asked_R
                     members.append(_cell_id(cell))
                 chosen[group.stage] = tuple(members)
-        finally:
-            for cell in given:
-                cell.num_users -= 1
         return chosen
 
     def _cell_at(
@@ -434,11 +470,18 @@ class Guarantees:
         if not self:
             return True
         for place, amounts_R in held.items():
-            for cell in sorted(self._all(), key=lambda cell: int(cell.amounts_R.sum())):
-                if (self.slack_NR[place] >= amounts_R).all():
+            if (self._slack(place) >= amounts_R).all():
+                continue
+            movable = [
+                cell for cell in self._all() if cell.node == place and not cell.num_users and not cell.is_tied
+            ]
+            least_R = self._slack(place) + sum((cell.amounts_R for cell in movable), start=0 * amounts_R)
+            if not (least_R >= amounts_R).all():
+                return False
+            for cell in sorted(movable, key=lambda cell: int(cell.amounts_R.sum())):
+                if (self._slack(place) >= amounts_R).all():
                     break
-                if cell.node == place and not cell.num_users and not cell.is_tied:
-                    self._move_away(cell, held)
+                self._move_away(cell, held)
         if not fits_in(held, self.slack_NR):
             return False
         apart(self.firm_NR, held, 1)

@@ -10,6 +10,7 @@ service with fewer replicas. A job that is in its own queue's guarantee is asked
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,23 +92,11 @@ class _Search:
 
     def find(self) -> Found | None:
         state, job = self._state, self._job
-        may_take_own = state.config.queue(job.queue).preemption.within_queue != "Never"
-        if (
-            not may_take_own
-            and state.guarantees.has(job.queue)
-            and not state.guarantees.fits(job.queue, self._size, job.within)
-        ):
-            return None  # those who are in its cells are of its own queue
+        in_cells = state.guarantees.has(job.queue) and not state.tree.borrows(job.queue, self._amounts)
         try:
-            placed = self._fit()
-            if placed is None:
-                for step in self._candidates():
-                    if not self._is_valid(step):
-                        continue
-                    self._take(step.run, step.number)
-                    self._taken.append(step)
-                    if (placed := self._fit()) is not None:
-                        break
+            placed = self._in_own_cells() if in_cells else None
+            if placed is None and (not in_cells or self._may_take_own()):
+                placed = self._in_order()
             if placed is None:
                 return None
             self._give_back(placed)
@@ -117,9 +106,108 @@ class _Search:
                 tuple((run, self._level[job_id]) for job_id, run in asked.items()),
             )
         finally:
-            for step in self._taken:
-                if step.run.job.id in self._level:
-                    self._take(step.run, step.run.number, is_undone=True)
+            self._undo()
+
+    def _undo(self) -> None:
+        for step in self._taken:
+            if step.run.job.id in self._level:
+                self._take(step.run, step.run.number, is_undone=True)
+        self._taken = []
+
+    def _may_take_own(self) -> bool:
+        state, job = self._state, self._job
+        policy = state.config.queue(job.queue).preemption.within_queue
+        return policy != "Never" and any(
+            run.job.queue == job.queue and _may_take_within(policy, job, run.job)
+            for run in state.runs.values()
+        )
+
+    def _in_order(self) -> tuple[Placed, Placed | None] | None:
+        """Take from one after the other, wherever they are, until the job fits."""
+        placed = self._fit()
+        if placed is not None:
+            return placed
+        for step in self._candidates():
+            if self._is_valid(step):
+                self._take(step.run, step.number)
+                self._taken.append(step)
+                if (placed := self._fit()) is not None:
+                    return placed
+        self._undo()
+        return None
+
+    def _in_own_cells(self) -> tuple[Placed, Placed | None] | None:
+        """Where the job would be in a cluster of its queue's own: each cell is brought to the node on which the
+        least is lost, and those who are there on borrowed terms leave."""
+        state, job = self._state, self._job
+        guarantees = state.guarantees
+        chosen = guarantees.choose(job.queue, self._size, job.within)
+        if chosen is None:
+            return None
+        steps = self._candidates()
+        there: dict[int, list[_Step]] = {}
+        for step in steps:
+            for node in step.run.held:
+                there.setdefault(node, []).append(step)
+        reserved: dict[int, Int64Array] = {}
+        with guarantees.held_still() as hold:
+            for cell_id, need_R in guarantees.needs(job.queue, self._size, chosen):
+                ways = [
+                    (_cost(way), place, node, way)
+                    for place, node in enumerate(guarantees.spots(job.queue, cell_id, job.within))
+                    if (way := self._clear(node, need_R, there.get(node, ()))) is not None
+                ]
+                for _, _, node, way in sorted(ways, key=lambda way: way[:2]):
+                    if guarantees.bring(job.queue, cell_id, node):
+                        break
+                else:
+                    self._put_back(reserved)
+                    self._undo()
+                    return None
+                for step in way:
+                    self._take(step.run, step.number)
+                    self._taken.append(step)
+                self._left_NR[node] -= need_R
+                reserved[node] = reserved.get(node, 0) + need_R
+                hold(job.queue, cell_id)
+        self._put_back(reserved)
+        placed = guarantees.nodes_of(job.queue, chosen)
+        for (
+            step
+        ) in steps:  # of the room there is enough; of the sums of its cohort, others may still have borrowed
+            if state.tree.fits(job.queue, self._amounts):
+                break
+            if self._is_valid(step):
+                self._take(step.run, step.number)
+                self._taken.append(step)
+        if state.tree.fits(job.queue, self._amounts) and guarantees.labels_fit(self._size, placed):
+            return placed, chosen
+        self._undo()
+        return None
+
+    def _put_back(self, reserved: Mapping[int, Int64Array]) -> None:
+        apart(self._left_NR, reserved, 1)
+
+    def _clear(self, node: int, need_R: Int64Array, steps: Sequence[_Step]) -> list[_Step] | None:
+        """The first steps that leave so much room on a node; None: not all of them together do."""
+        missing_R = need_R - self._left_NR[node]
+        way: list[_Step] = []
+        level: dict[str, int | None] = {}
+        for step in steps:
+            if (missing_R <= 0).all():
+                break
+            run = step.run
+            before = level.get(run.job.id, self._level.get(run.job.id, run.number))
+            if before is None or (step.number is not None and step.number <= before):
+                continue
+            gained_R = _kept(self._state, run, before).get(node, 0 * need_R) - _kept(
+                self._state, run, step.number
+            ).get(node, 0 * need_R)
+            if (gained_R[missing_R > 0] > 0).any():
+                missing_R = missing_R - gained_R
+                level[run.job.id] = step.number
+                way.append(step)
+        return way if (missing_R <= 0).all() else None
 
     def _fit(self) -> tuple[Placed, Placed | None] | None:
         """Where the job is, with what was taken so far: nodes, and cells of its queue."""
@@ -225,6 +313,16 @@ class _Search:
             return True
         resources = [name for name in self._amounts if name in ACCELERATOR_RESOURCES] or list(self._amounts)
         return self._state.tree.still_borrows(step.right, resources)
+
+
+def _cost(way: Sequence[_Step]) -> tuple[object, ...]:
+    """Of all that is asked for one cell: whose it is, then the highest priority, then the lost work."""
+    return (
+        max(((not step.is_borrowed, step.run.job.priority) for step in way), default=(False, -math.inf)),
+        sum(step.lost for step in way),
+        sum(step.number is None for step in way),
+        len(way),
+    )
 
 
 def _steps(run: Run, right: ReclaimRight | None, is_own: bool, is_borrowed: bool) -> list[_Step]:

@@ -30,6 +30,8 @@ class Gang:
     size: Size
     within: str | None
     asked_GR: Int64Array
+    asked: tuple[tuple[Int64Array, Int64Array], ...]
+    """Of each group, the resources that it asks for, and how much."""
     counts: tuple[int, ...]
     all_R: Int64Array
     """Of all actors together."""
@@ -112,6 +114,7 @@ class Room:
             size,
             within,
             asked_GR,
+            tuple((np.flatnonzero(asked_R), asked_R[asked_R > 0]) for asked_R in asked_GR),
             counts,
             (asked_GR * np.array(counts)[:, None]).sum(axis=0),
             may_GN,
@@ -132,12 +135,12 @@ class Room:
 
     def rooms(self, gang: Gang, group: int, left_NR: Int64Array) -> Int64Array:
         """[N] how many actors of a group fit on each node."""
-        asked_R = gang.asked_GR[group]
-        named = np.flatnonzero(asked_R)
+        named, amounts = gang.asked[group]
         if not len(named):
             return np.where(gang.may_GN[group], ANYWHERE, 0)
-        rooms_N = (left_NR[:, named] // asked_R[named]).min(axis=1)
-        return np.where(gang.may_GN[group], np.maximum(rooms_N, 0), 0)
+        rooms_N = (left_NR[:, named] // amounts).min(axis=1)
+        rooms_N[(rooms_N < 0) | ~gang.may_GN[group]] = 0
+        return rooms_N
 
     def may_fit(self, gang: Gang, left_NR: Int64Array) -> bool:
         """By counts alone; True does not say that it does."""
@@ -192,6 +195,8 @@ class Room:
         ]
         if not self._counts_fit(gang, rooms_GN):
             return None
+        if (packed := self._packed(gang, rooms_GN, left_NR)) is not None:
+            return packed
         for places in self._choices(gang, rooms_GN, left_NR):
             try:
                 placed = assign(gang.size.groups, [self._node(place, left_NR) for place in places])
@@ -199,6 +204,19 @@ class Room:
                 continue
             return {stage: tuple(node.id for node in members) for stage, members in placed.items()}
         return None
+
+    def _packed(self, gang: Gang, rooms_GN: Sequence[Int64Array], left_NR: Int64Array) -> Placed | None:
+        """One group that is packed, on the fewest nodes: there is nothing to weigh against others of its gang."""
+        group = gang.size.groups[0]
+        if len(gang.size.groups) > 1 or group.strategy != "PACK":
+            return None
+        members: list[str] = []
+        able = np.flatnonzero(rooms_GN[0] > 0)
+        cards_N = left_NR[able][:, self._cards].sum(axis=1)
+        for place in self._fewest(able, rooms_GN[0][able], cards_N, left_NR[able, self._cpu], group.count):
+            taken = min(group.count - len(members), int(rooms_GN[0][place]))
+            members += [self.nodes[place].id] * taken
+        return {group.stage: tuple(members)}
 
     def _tightest(self, gang: Gang, places: Int64Array, left_NR: Int64Array) -> int:
         """Of nodes that take all of the gang, the one that has least left: cards first."""

@@ -255,9 +255,7 @@ def first_come_first_served(
 
 def own_cluster(config: QueuesConfig, queue: str) -> list[Node]:
     """The cluster that a queue's cells would be, if it had nothing else: a node for each."""
-    cells = [
-        (cell, number) for cell in config.queue(queue).cells for number in range(cell.count)
-    ]
+    cells = [(cell, number) for cell in config.queue(queue).cells for number in range(cell.count)]
     return [
         Node(f"{queue}-{place}", queue, dict(cell.labels), cell.resources, cell.resources)
         for place, (cell, _) in enumerate(cells)

@@ -66,6 +66,12 @@ class ClusterState:
         self.runs: dict[str, Run] = {}
         self._promised: dict[str, Counter[str]] = {queue.name: Counter() for queue in config.queues}
         """By queue, what of its nominal quota is set apart without cells."""
+        self.softened: set[str] = set()
+        """Queues of which some guarantee has become free, for others of their jobs."""
+        self.num_changes = 0
+        """Times at which anything was given or given back."""
+        self._least_NR = self.left_NR
+        self._least_at = -1
         self.num_releases = 0
         """Times at which something was given back: what did not fit before may fit after that."""
         self._counted: dict[tuple[str, int], tuple[Size, dict[str, int]]] = {}
@@ -124,8 +130,10 @@ class ClusterState:
         return self._counted[key][1]
 
     def free_and_left(self) -> Int64Array:
-        """[N, R] what a job can have at once."""
-        return np.minimum(self.free_NR, self.left_NR)
+        """[N, R] what a job can have at once; not to be changed."""
+        if self._least_at != self.num_changes:
+            self._least_NR, self._least_at = np.minimum(self.free_NR, self.left_NR), self.num_changes
+        return self._least_NR
 
     def firm_place(self, job: Job, size: Size, free_NR: Int64Array) -> Placed | None:
         """Room that the cells of no queue need; where there are no cells, any room."""
@@ -249,6 +257,7 @@ class ClusterState:
         """Give a job its room: at once, or as soon as others have left it."""
         size = job.sizes[plan.size]
         kept = self.room.held(size.groups, plan.placed)
+        self.num_changes += 1
         running = Running(
             job, plan.size, plan.placed, now, plan.cells, ends_at, changed_at=now, num_shrunk=num_shrunk
         )
@@ -268,6 +277,7 @@ class ClusterState:
 
     def arrive(self, run: Run, now: float, ends_at: float | None) -> None:
         """A planned job starts on its room."""
+        self.num_changes += 1
         run.is_planned, run.held, run.since = False, run.kept, now
         run.running = replace(run.running, started_at=now, changed_at=now, ends_at=ends_at)
         apart(self.free_NR, run.kept)
@@ -289,11 +299,14 @@ class ClusterState:
         self._count(run, {} if number is None else self.counted(job.queue, job.sizes[number]))
         step = Step(number, placed, for_job, cells)
         run.running = replace(run.running, step=step)
+        self.num_changes += 1
         self.num_releases += 1
         return step
 
     def _soften(self, run: Run) -> None:
         """Out of the guarantee."""
+        if run.firm is not None:
+            self.softened.add(run.job.queue)
         if run.firm is not None and run.running.cells:
             self.guarantees.release(run.job.queue, run.job.sizes[run.firm], run.running.cells)
         if run.promised:
@@ -321,6 +334,7 @@ class ClusterState:
         apart(self.free_NR, run.held, 1)
         apart(self.free_NR, run.kept)
         run.held = run.kept
+        self.num_changes += 1
         self.num_releases += 1
         if step.size is None:
             del self.runs[run.job.id]
@@ -344,6 +358,7 @@ class ClusterState:
         apart(self.free_NR, run.held, 1)
         self.tree.remove(run.job.queue, run.amounts)
         del self.runs[run.job.id]
+        self.num_changes += 1
         self.num_releases += 1
 
     def firm_up(self, run: Run) -> bool:
@@ -356,7 +371,7 @@ class ClusterState:
         if run.firm is not None or number is None or run.running.step is not None or run.is_planned:
             return run.firm is not None
         if self.guarantees.has(job.queue):
-            if self.tree.borrows(job.queue, {name: 0 for name in run.amounts}):
+            if self.tree.borrows(job.queue, dict.fromkeys(run.amounts, 0)):
                 return False
             cells = self.guarantees.cover(job.queue, job.sizes[number], run.running.placed)
             if cells is not None:
@@ -369,6 +384,7 @@ class ClusterState:
     def grow(self, run: Run, number: int, placed: Placed, now: float, ends_at: float | None) -> None:
         """Give a running job more room beside what it has."""
         size = run.job.sizes[number]
+        self.num_changes += 1
         apart(self.left_NR, run.kept, 1)
         apart(self.free_NR, run.held, 1)
         run.held = run.kept = self.room.held(size.groups, placed)
