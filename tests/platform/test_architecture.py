@@ -20,9 +20,10 @@ MAY_IMPORT = {
     "pipelines": {"platform", "samples", "embeddings", "models", "actors"},
     "rl": {"platform", "samples", "embeddings", "models", "actors", "pipelines"},
     "serve": {"platform", "samples", "embeddings", "models", "actors", "pipelines"},
-    "cli": {"platform", "samples", "embeddings", "models", "actors", "pipelines", "rl", "serve"},
+    "jobs": {"platform", "samples", "embeddings", "models", "actors", "pipelines"},
+    "cli": {"platform", "samples", "embeddings", "models", "actors", "pipelines", "rl", "serve", "jobs"},
 }
-"""Room to the rooms below it: cli, then serve, rl and pipelines, actors, the three data rooms, platform.
+"""Room to the rooms below it: cli, then serve, rl, jobs, pipelines, actors, the three data rooms, platform.
 
 `adapters` stands beside actors: models of other libraries on the data rooms, which no room needs.
 """

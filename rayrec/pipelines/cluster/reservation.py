@@ -92,6 +92,12 @@ class Reservation:
             options["label_selector"] = dict(group.labels)
         return options
 
+    @property
+    def node_ids(self) -> frozenset[str]:
+        """Ray's, of the nodes that were chosen for actors with a state."""
+        with_state = [stage for stage, group in self._groups.items() if group.has_state]
+        return frozenset(node.id for stage in with_state for node in self._placed[stage])
+
     def log(self) -> None:
         """One line per stage, where there is more than one node to be on."""
         nodes = {node.id: node for node in cluster_nodes()}

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from rayrec.actors.heartbeats import (
 from rayrec.actors.spawning import RayHost, Spawned
 from rayrec.embeddings.shard.shard import StepTimeoutError
 from rayrec.pipelines.cluster.deaths import death_behind
+from rayrec.pipelines.cluster.leaving import LeaveWatch
+from rayrec.pipelines.cluster.nodes import cluster_folder
 from rayrec.pipelines.cluster.placement import actor_groups
+from rayrec.pipelines.cluster.quarantine import Quarantine
 from rayrec.pipelines.cluster.reservation import reserved
 from rayrec.pipelines.cluster.watch import Watch
 from rayrec.pipelines.tasks.assembly import Assembly
@@ -57,7 +61,8 @@ def running_stages(
             stateless = frozenset(actor.name for actor in host.spawned if not actor.has_state)
             watch = Watch(monitor, stateless, hang_timeout_s, [*actors.servers, *actors.trainers])
             _wait_until_up(host.spawned, START_PATIENCE_S, watch, max(START_PATIENCE_S, hang_timeout_s))
-            stages = Stages.of(assembly, actors, watch, host)
+            must_leave = LeaveWatch(Quarantine(cluster_folder()), room.node_ids)
+            stages = replace(Stages.of(assembly, actors, watch, host), must_leave=must_leave)
             stages.connect_trainers(host)
             yield stages
         except StageHungError:

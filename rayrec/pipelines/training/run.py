@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
+from rayrec.pipelines.cluster.leaving import NodeLeftError
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.stragglers import StragglerWatch, WindowScores
 from rayrec.pipelines.runs.accepted_files import AcceptedFiles
@@ -75,10 +76,14 @@ class Attempt:
         self._writer = SnapshotWriter(folder, stages, self._config.snapshots, snapshot)
         self._schedule = SnapshotSchedule(
             self._config.snapshots,
-            lambda: self._writer.is_asked,
+            lambda: self._writer.is_asked or self._leaves is not None,
             lambda: self._writer.is_writing,
             time.monotonic,
         )
+        self._leaves: str | None = None
+        """Which node has to be left, and why, as soon as there is a snapshot of now."""
+        self._leaves_after = 0
+        """Steps that it is to have at least."""
         self._metrics = RayMetrics({"run": folder.name})
         self._stragglers = StragglerWatch(len(stages.trainers))
         self._trainer_metrics = [
@@ -240,6 +245,7 @@ class Attempt:
         elif self._schedule(step - 1):
             self._snapshot_now(step)
             self._schedule.taken()
+        self._leave_if_saved(step)
 
     def _take(self, result: StepResult) -> None:
         """Note that a step is committed."""
@@ -255,6 +261,7 @@ class Attempt:
             self._schedule.taken()
         self._writer.check()
         done = result.step + 1
+        self._leave_if_saved(done)
         if done == _STEPS_WITHOUT_TARGET:
             self._refuse_to_learn_nothing()
         if self._on_step is not None:
@@ -270,6 +277,19 @@ class Attempt:
         if now - self._progress_written_s >= PROGRESS_EVERY_S:
             self._progress_written_s = now
             self._write_progress(done)
+
+    def _leave_if_saved(self, done: int) -> None:
+        """End the attempt if a node has to be left and what was done until then is saved.
+
+        Raises:
+            NodeLeftError: it has to, and is.
+        """
+        if self._leaves is None:
+            self._leaves, self._leaves_after = self._stages.must_leave(), done
+            if self._leaves is not None:
+                logger.warning("%s; a snapshot is written, and the run goes on elsewhere", self._leaves)
+        elif self._writer.saved_steps >= self._leaves_after and not self._writer.is_writing:
+            raise NodeLeftError(self._leaves)
 
     def _tell_stragglers(self, scores: WindowScores, result: StepResult) -> None:
         """Publish how fast each trainer is, and say once of a slow one where it runs."""

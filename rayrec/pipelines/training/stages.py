@@ -45,6 +45,8 @@ class Stages:
     """Whether each trainer holds a part of the dense weights only."""
     put: Callable[[Any], Any] = lambda value: value
     """As `Host.put`."""
+    must_leave: Callable[[], str | None] = lambda: None
+    """Which node the run has to leave and why; None: it may stay."""
 
     @classmethod
     def of(cls, assembly: Assembly, actors: StageActors, watch: Calls, host: Host) -> Stages:

@@ -1,14 +1,15 @@
 """Train a run: a config in, a run folder with snapshots out.
 
 train ─► supervise ─► Attempt.run ─► TrainingPipeline.run
-            ▲              │
-            └──────────────┘ a server or trainer is lost: back to the last snapshot
+            ▲              │ a server or trainer is lost: back to the last snapshot
+            └──────────────┘ a node is bad: on from a snapshot of now, elsewhere
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from rayrec.models.program.program import DivergedError
+from rayrec.pipelines.cluster.leaving import NodeLeftError
 from rayrec.pipelines.cluster.rollbacks import Rollbacks
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_copy import RunCopy
@@ -216,6 +218,11 @@ def supervise(
                     attempt = Attempt(current, folder, stages, on_step, snapshot, initial)
                     closing.callback(attempt.close)
                     result = attempt.run()
+            except NodeLeftError as left:
+                # No step is lost, and no return to the last snapshot is used up.
+                last = folder.state["last"]
+                folder.log_recovery({"time": time.time(), "reason": str(left), "snapshot": last})
+                snapshot = _snapshot_to_resume(folder, assembly)
             except (ActorDeathError, StageHungError) as error:
                 rollbacks.allow(error)
                 snapshot = _snapshot_to_resume(folder, assembly)

@@ -1,0 +1,61 @@
+"""A run leaves a node that is found to be bad: snapshot, and the next attempt elsewhere, with the same bits.
+
+    quarantine, verdict bad ─► LeaveWatch ─► a snapshot is asked for ─► written ─► NodeLeftError
+                                                                                      └► next attempt
+
+A node that is only suspect keeps what runs on it; new attempts avoid it either way (`assign`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from rayrec.pipelines.cluster.quarantine import Quarantine
+from rayrec.platform.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 5.0
+
+
+class NodeLeftError(Exception):
+    """The run goes on elsewhere; says which node it leaves and why."""
+
+
+class LeaveWatch:
+    """Looks now and then at whether a node of a run is to be left."""
+
+    def __init__(
+        self,
+        quarantine: Quarantine,
+        node_ids: Collection[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            node_ids: Ray's, of the nodes that the run's actors with a state are on.
+        """
+        self._quarantine, self._node_ids, self._clock = quarantine, frozenset(node_ids), clock
+        self._looked_at = float("-inf")
+        self._found: str | None = None
+
+    def __call__(self) -> str | None:
+        """Which node is to be left and why, in words; None: none."""
+        now = self._clock()
+        if self._found is None and now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = now
+            self._found = self._look()
+        return self._found
+
+    def _look(self) -> str | None:
+        try:
+            sessions = self._quarantine.sessions()
+        except (InputError, OSError) as error:  # a run does not end because a file about nodes is damaged
+            logger.warning("quarantined nodes cannot be read: %s", error)
+            return None
+        for each in sessions:
+            if each.verdict == "bad" and each.node_id in self._node_ids:
+                return f"{each.node_name} is bad ({each.reason})"
+        return None
