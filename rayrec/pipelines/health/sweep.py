@@ -1,0 +1,365 @@
+"""All nodes of a cluster at once: a pinned Ray task per node reads, the driver judges them beside each other.
+
+    cluster_nodes ─► one task per node: read_counters ──┐
+                     one per free card: burn_in ────────┼─► judge, with the other nodes' cards as peers
+                     one actor per node, pair by pair ──┘        └─► NodeHealth, metrics
+
+A task that does not come back makes its node unknown. What holds a card is never burnt in: tasks ask Ray for
+the card, and get only one that nobody holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayrec.pipelines.cluster.placement import Node
+from rayrec.pipelines.health.pairs import PairResult, judge_pairs, rounds
+from rayrec.platform.devices import HOST_COLLECTIVE_BACKEND
+from rayrec.platform.health.burn_in import BurnIn, burn_in, compare_burn_ins
+from rayrec.platform.health.counters import Card, CardKind, Counters, read_counters
+from rayrec.platform.health.findings import AS_NUMBER, Action, Finding, Verdict, strongest_action, worst
+from rayrec.platform.health.verdict import Limits, clock_finding, judge
+from rayrec.platform.metrics import RayMetrics
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 60.0
+"""For a node's answer: three drivers' limits, and the start of a process."""
+BURN_IN_S = 180.0
+PAIR_S = 60.0
+PAIR_BYTES = 8 * 2**20
+PAIR_REPEATS = 5
+CARDS: Mapping[CardKind, str] = {"cuda": "GPU", "npu": "NPU"}
+"""Ray's names of cards."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a node's task brought back."""
+
+    counters: Counters
+    sent_s: float
+    received_s: float
+    """By the driver's clock, between which the node read its own."""
+
+
+@dataclass(frozen=True)
+class NodeHealth:
+    """One node's findings."""
+
+    node: Node
+    findings: tuple[Finding, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst(self.findings)
+
+    @property
+    def action(self) -> Action:
+        return strongest_action(self.findings)
+
+    @property
+    def wrong(self) -> list[Finding]:
+        """Those that are not ok, the worst first."""
+        order = {"bad": 0, "suspect": 1, "unknown": 2}
+        return sorted(
+            (each for each in self.findings if each.verdict != "ok"), key=lambda each: order[each.verdict]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "node": self.node.name,
+            "id": self.node.id,
+            "verdict": self.verdict,
+            "action": self.action,
+            "findings": [asdict(each) for each in self.findings],
+        }
+
+
+def judge_looks(
+    nodes: Sequence[Node],
+    looks: Mapping[str, Look],
+    previous: Mapping[str, Counters] | None = None,
+    limits: Limits | None = None,
+    further: Mapping[str, Sequence[Finding]] | None = None,
+) -> list[NodeHealth]:
+    """Judge all nodes, each with the cards of the others as its peers.
+
+    Args:
+        looks: by node; one that is not among them has not answered.
+        previous: by node, an earlier look.
+        further: by node, what burn-ins and pairs found.
+    """
+    health = []
+    for node in nodes:
+        look = looks.get(node.id)
+        if look is None:
+            detail = "its task did not come back; see `ray status`, and whether the node can start processes"
+            findings = [Finding.of("node-silent", node.name, "unknown", detail=detail)]
+        else:
+            peers = [
+                card for other, seen in looks.items() if other != node.id for card in seen.counters.cards
+            ]
+            findings = judge(look.counters, (previous or {}).get(node.id), limits, peers)
+            findings.append(clock_finding(look.sent_s, look.counters.time_s, look.received_s, limits))
+        findings += (further or {}).get(node.id, ())
+        health.append(NodeHealth(node, tuple(findings)))
+    return health
+
+
+class Sweep:
+    """Looks at a cluster, again and again: counts are judged by what came since the look before."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self._limits = limits
+        self._previous: dict[str, Counters] = {}
+        self._metrics = HealthMetrics()
+
+    def look(
+        self, nodes: Sequence[Node], with_burn_in: bool = False, with_pairs: bool = False
+    ) -> list[NodeHealth]:
+        """Look at nodes of the connected cluster.
+
+        Args:
+            nodes: as `cluster_nodes` gives them; those that drain are left alone.
+            with_burn_in: measure what each can do, where nobody works.
+            with_pairs: let all pairs of nodes add numbers together.
+        """
+        nodes = [node for node in nodes if not node.is_draining]
+        looks = read_nodes(nodes)
+        further: dict[str, list[Finding]] = defaultdict(list)
+        if with_burn_in:
+            for node_id, findings in burn_in_nodes(nodes, looks).items():
+                further[node_id] += findings
+        if with_pairs:
+            ids = {node.name: node.id for node in nodes}
+            for name, findings in judge_pairs(run_pairs(nodes)).items():
+                further[ids[name]] += findings
+        health = judge_looks(nodes, looks, self._previous, self._limits, further)
+        self._previous = {name: look.counters for name, look in looks.items()}
+        self._metrics.publish(health)
+        return health
+
+
+class HealthMetrics:
+    """Publishes `rayrec_node_health` by node, and `rayrec_node_findings` by node and code."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[str, RayMetrics] = {}
+        self._codes: dict[tuple[str, str], RayMetrics] = {}
+
+    def publish(self, health: Sequence[NodeHealth]) -> None:
+        for each in health:
+            name = each.node.name
+            metrics = self._nodes.setdefault(name, RayMetrics({"node": name}))
+            metrics.publish({"node_health": AS_NUMBER[each.verdict]})
+            counts = Counter(finding.code for finding in each.wrong)
+            for code in counts:
+                self._codes.setdefault((name, code), RayMetrics({"node": name, "code": code}))
+            for (node, code), by_code in self._codes.items():
+                if node == name:  # what is over is 0, not the last that was seen
+                    by_code.publish({"node_findings": counts[code]})
+
+
+def expected_cards(node: Node) -> dict[CardKind, int | None]:
+    """Cards that Ray was told the node has."""
+    return {kind: int(count) for kind, name in CARDS.items() if (count := node.total.get(name, 0)) >= 1}
+
+
+def pinned(node: Node) -> dict[str, Any]:
+    """Ray's options of something small that runs on a node."""
+    return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False)}
+
+
+def read_nodes(nodes: Sequence[Node], limit_s: float = LOOK_S) -> dict[str, Look]:
+    """Read the counters of all nodes at once; those that do not answer in time are left out."""
+    sent_s = time.time()
+    read: Any = ray.remote(max_retries=0)(read_counters)
+    tasks = {
+        read.options(**pinned(node)).remote(expected=expected_cards(node) or None): node.id for node in nodes
+    }
+    return {
+        node_id: Look(counters, sent_s, received_s)
+        for node_id, counters, received_s in _answers(tasks, limit_s)
+    }
+
+
+def burn_in_nodes(nodes: Sequence[Node], looks: Mapping[str, Look]) -> dict[str, list[Finding]]:
+    """Measure each node and each card that nobody holds, and compare them by kind.
+
+    Nodes of one machine take turns: together they would measure each other.
+    """
+    results: dict[str, BurnIn] = {}
+    owners: dict[str, str] = {}
+    findings: dict[str, list[Finding]] = defaultdict(list)
+    machines: dict[str, list[Node]] = defaultdict(list)
+    for node in nodes:
+        machines[node.hostname or node.address].append(node)
+    for turn in zip_longest(*machines.values()):
+        tasks: dict[Any, str] = {}
+        for node in filter(None, turn):
+            place = f"the CPUs of {node.name}"
+            tasks[_of_cpus().options(**pinned(node)).remote()] = place
+            owners[place] = node.id
+            for kind, resource in CARDS.items():
+                if not (total := int(node.total.get(resource, 0))):
+                    continue
+                free = min(int(node.free.get(resource, 0)), total)
+                if free < total:
+                    detail = f"{total - free} of {total} are held by actors or jobs, and are not burnt in"
+                    findings[node.id].append(
+                        Finding.of("burn-in", f"{kind} cards of {node.name}", "unknown", detail=detail)
+                    )
+                cards = [card for card in _cards_of(looks.get(node.id)) if card.kind == kind]
+                for number in range(free):
+                    place = f"{kind} card {number} of {node.name}"
+                    options = {**pinned(node), **_one_card(resource)}
+                    tasks[_of_card().options(**options).remote(kind, resource, cards)] = place
+                    owners[place] = node.id
+        results |= {place: result for place, result, _ in _answers(tasks, BURN_IN_S)}
+    for place, judged in compare_burn_ins(results).items():
+        findings[owners[place]] += judged
+    for place in owners.keys() - results.keys():
+        findings[owners[place]].append(
+            Finding.of("burn-in", place, "unknown", detail="its task failed or did not come back")
+        )
+    return dict(findings)
+
+
+def _cards_of(look: Look | None) -> tuple[Card, ...]:
+    return () if look is None else look.counters.cards
+
+
+def _one_card(resource: str) -> dict[str, Any]:
+    return {"num_gpus": 1} if resource == "GPU" else {"resources": {resource: 1}}
+
+
+def _of_cpus() -> Any:
+    def measure() -> BurnIn:
+        import tempfile
+
+        import torch
+
+        torch.set_num_threads(os.cpu_count() or 1)
+        return burn_in("cpu", tempfile.gettempdir())
+
+    return ray.remote(max_retries=0, max_calls=1)(measure)
+
+
+def _of_card() -> Any:
+    def measure(kind: CardKind, resource: str, cards: Sequence[Card]) -> BurnIn:
+        (given, *_) = ray.get_runtime_context().get_accelerator_ids()[resource]
+        card = next((each for each in cards if str(each.index) == given or each.uuid == given), None)
+        # Whether the CPUs are busy does not matter for what runs on the card.
+        return burn_in(kind, None, card, load=lambda: 0.0)
+
+    return ray.remote(max_retries=0, max_calls=1)(measure)
+
+
+def run_pairs(nodes: Sequence[Node]) -> list[PairResult]:
+    """Let every pair of nodes add numbers together, each node in one pair at a time.
+
+    Returns:
+        By the nodes' names.
+    """
+    results = []
+    tester: Any = ray.remote(PairTester)
+    testers = {node.name: tester.options(**pinned(node)).remote() for node in nodes}
+    try:
+        for pairs in rounds(sorted(testers)):
+            opened = {testers[first].open.remote(): (first, second) for first, second in pairs}
+            tasks: dict[Any, tuple[str, str, int]] = {}
+            addresses = {pair: address for pair, address, _ in _answers(opened, PAIR_S)}
+            for (first, second), address in addresses.items():
+                for rank, name in enumerate((first, second)):
+                    tasks[testers[name].add.remote(address, rank)] = (first, second, rank)
+            found: dict[tuple[str, str], list[tuple[float, bool]]] = defaultdict(list)
+            for (first, second, _), measured, _ in _answers(tasks, PAIR_S):
+                found[first, second].append(measured)
+            results += [_pair_result(pair, found.get(pair, [])) for pair in pairs]
+    finally:
+        for each in testers.values():
+            ray.kill(each)
+    return results
+
+
+def _pair_result(pair: tuple[str, str], measured: Sequence[tuple[float, bool]]) -> PairResult:
+    if len(measured) < 2:
+        return PairResult(*pair, None, error="no answer, or an error of the connection")
+    return PairResult(*pair, min(rate for rate, _ in measured), all(right for _, right in measured))
+
+
+class PairTester:
+    """One node's end of pairs; a process on its own, since a process group that failed may stay so."""
+
+    def __init__(self) -> None:
+        self._store: Any = None
+
+    def open(self) -> tuple[str, int]:
+        """Where a partner finds this one; called once before each pair, of its first member."""
+        from torch.distributed import TCPStore
+
+        host = ray.util.get_node_ip_address()
+        self._store = TCPStore(host, 0, 2, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def add(
+        self, where: tuple[str, int], rank: int, num_bytes: int = PAIR_BYTES, repeats: int = PAIR_REPEATS
+    ) -> tuple[float, bool]:
+        """Add numbers with a partner.
+
+        Returns:
+            Bytes per second of the best time, and whether every sum was right, every time.
+        """
+        from datetime import timedelta
+
+        import torch
+        from torch.distributed import TCPStore
+
+        limit = timedelta(seconds=PAIR_S / 2)
+        store = self._store if rank == 0 else TCPStore(*where, 2, is_master=False, timeout=limit)
+        torch.distributed.init_process_group(
+            HOST_COLLECTIVE_BACKEND, store=store, rank=rank, world_size=2, timeout=limit
+        )
+        try:
+            # Whole numbers, whose sum is exact; each partner has others.
+            numbers = torch.arange(num_bytes // 4, dtype=torch.float32) % 1009
+            expected, best_s, right = 3 * numbers + 7, float("inf"), True
+            for _ in range(repeats):
+                sent = numbers * (rank + 1) + 7 * rank
+                torch.distributed.barrier()
+                began = time.perf_counter()
+                torch.distributed.all_reduce(sent)
+                best_s = min(best_s, time.perf_counter() - began)
+                right = right and torch.equal(sent, expected)
+            return num_bytes / best_s, right
+        finally:
+            torch.distributed.destroy_process_group()
+            self._store = None
+
+
+def _answers(tasks: Mapping[Any, Any], limit_s: float) -> Iterator[tuple[Any, Any, float]]:
+    """(key, answer, when it came) of the tasks that answer in time; of the others, why not is logged."""
+    waiting = dict(tasks)
+    until = time.monotonic() + limit_s
+    while waiting and (left_s := until - time.monotonic()) > 0:
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=left_s)
+        for promise in ready:
+            key, received_s = waiting.pop(promise), time.time()
+            try:
+                yield key, ray.get(promise), received_s
+            except Exception as error:
+                logger.warning("%s: %s", key, str(error).strip().splitlines()[-1] if str(error) else error)
+    for promise, key in waiting.items():
+        logger.warning("%s: no answer in %.0f s", key, limit_s)
+        ray.cancel(promise, force=False)

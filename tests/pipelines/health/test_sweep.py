@@ -1,0 +1,142 @@
+"""All nodes at once: silent ones, peers on other nodes, and the tasks that Ray runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rayrec.pipelines.cluster.nodes import cluster_nodes
+from rayrec.pipelines.cluster.placement import Node
+from rayrec.pipelines.cluster.quarantine import Quarantine
+from rayrec.pipelines.health.sweep import (
+    HealthMetrics,
+    Look,
+    NodeHealth,
+    Sweep,
+    burn_in_nodes,
+    expected_cards,
+    judge_looks,
+    read_nodes,
+    run_pairs,
+)
+from rayrec.platform.health.counters import Card, Counters
+from rayrec.platform.health.findings import Finding
+
+NODES = [Node(f"id-{n}", f"10.0.0.{n}", {}, {"GPU": 1.0}, {}, f"host-{n}") for n in range(4)]
+
+
+def look(heat: float = 60.0, clock_s: float = 100.0) -> Look:
+    card = Card("cuda", 0, "H100", values={"temperature_c": heat})
+    return Look(Counters(clock_s, (card,), {"cuda": 1}), 99.0, 101.0)
+
+
+def test_cards_of_other_nodes_are_peers():
+    looks = {node.id: look() for node in NODES} | {"id-2": look(heat=90.0)}
+
+    health = judge_looks(NODES, looks)
+
+    assert [each.verdict for each in health] == ["ok", "ok", "suspect", "ok"]
+    assert [finding.code for finding in health[2].wrong] == ["hotter-than-peers"]
+
+
+def test_a_node_that_does_not_answer_is_unknown_and_a_wrong_clock_is_told():
+    looks = {node.id: look() for node in NODES[1:]} | {"id-1": look(clock_s=500.0)}
+
+    health = judge_looks(NODES, looks)
+
+    assert [each.verdict for each in health] == ["unknown", "suspect", "ok", "ok"]
+    assert [each.wrong[0].code for each in health[:2]] == ["node-silent", "clock-skew"]
+    assert health[0].action == "none"
+
+
+def test_the_worst_comes_first_and_what_burn_ins_found_counts():
+    slow = Finding.of("slow-matrix", "card", "bad", 1.0, 2.0)
+    looks = {"id-0": look(clock_s=500.0)}
+
+    (health,) = judge_looks(NODES[:1], looks, further={"id-0": [slow]})
+
+    assert [finding.code for finding in health.wrong] == ["slow-matrix", "clock-skew"]
+    assert health.to_dict()["action"] == "leave"
+
+
+def test_rays_cards_are_those_expected():
+    node = replace(NODES[0], total={"CPU": 4.0, "GPU": 8.0, "NPU": 0.5})
+
+    assert expected_cards(node) == {"cuda": 8}
+
+
+def test_metrics_of_what_is_over_go_back_to_zero(monkeypatch):
+    published = []
+
+    class Metrics:
+        def __init__(self, tags: dict[str, str]) -> None:
+            self._tags = tags
+
+        def publish(self, metrics: dict[str, float]) -> None:
+            published.append((*self._tags.values(), *metrics.items()))
+
+    monkeypatch.setattr("rayrec.pipelines.health.sweep.RayMetrics", Metrics)
+    metrics = HealthMetrics()
+    name = NODES[0].name
+
+    metrics.publish([NodeHealth(NODES[0], (Finding.of("xid-79", "cuda 0", "bad"),))])
+    metrics.publish([NodeHealth(NODES[0], (Finding.of("kernel-log", "node", "unknown"),))])
+
+    assert published == [
+        (name, ("node_health", 2)),
+        (name, "xid-79", ("node_findings", 1)),
+        (name, ("node_health", -1)),
+        (name, "xid-79", ("node_findings", 0)),
+        (name, "kernel-log", ("node_findings", 1)),
+    ]
+
+
+@pytest.fixture
+def nodes(ray_cluster: None, tmp_path) -> list[Node]:
+    return cluster_nodes(Quarantine(tmp_path))
+
+
+def test_a_pinned_task_reads_each_node(nodes):
+    sweep = Sweep()
+
+    (health,) = sweep.look(nodes)
+
+    codes = {finding.code for finding in health.findings}
+    assert {"disk-space", "memory-available", "clock-skew"} <= codes
+    assert "node-silent" not in codes
+    (again,) = sweep.look(nodes)
+    assert {finding.code for finding in again.findings} >= {"disk-space"}
+
+
+def test_draining_nodes_are_left_alone(nodes):
+    assert Sweep().look([replace(node, is_draining=True) for node in nodes]) == []
+
+
+def test_a_node_that_is_gone_is_silent(nodes):
+    gone = replace(nodes[0], id="ab" * 28)
+
+    assert read_nodes([gone], limit_s=20.0) == {}
+
+
+def test_pairs_add_numbers_and_get_the_right_sums(nodes):
+    # Two ends on one node: what Ray and the collective do is the same.
+    twins = [nodes[0], replace(nodes[0], address="again")]
+
+    (result,) = run_pairs(twins)
+
+    assert result.is_right
+    assert result.bytes_per_s is not None
+    assert result.bytes_per_s > 1e5
+
+
+def test_a_node_is_burnt_in_and_cards_that_are_held_are_not(nodes):
+    held = replace(nodes[0], total={**nodes[0].total, "GPU": 2.0}, free={**nodes[0].free, "GPU": 0.0})
+
+    findings = burn_in_nodes([held], {})[held.id]
+
+    by_subject = {finding.subject: finding for finding in findings}
+    cards = by_subject[f"cuda cards of {held.name}"]
+    assert (cards.verdict, "2 of 2 are held" in cards.detail) == ("unknown", True)
+    # Measured, or unknown since others work on this machine now.
+    assert by_subject[f"the CPUs of {held.name}"].code in ("checksum", "burn-in")
