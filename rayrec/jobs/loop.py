@@ -1,0 +1,535 @@
+"""`rayrec queue run`: one process that starts, shrinks and stops jobs as the ledger and the cluster say.
+
+every second:
+    runner: how attempts stand ─┐
+    cluster: nodes, actors ─────┼─► follow each attempt ─► decide ─► ledger ─► act ─► the next look
+    ledger: jobs, queues ───────┘
+
+An attempt:  starting ─► started ─► asked (for a snapshot) ─► stopping ─► ended
+                            │   it has to leave: another size, or none        │
+                            └───────────── it ends by itself ─────────────────┤
+                 ended: a new attempt of another size, waiting again, or over ┘
+
+What is to be done is written first, and every act can be done again: submission ids are used once, a second
+snapshot or SIGTERM does no harm. So a kill between any two lines loses no job and starts none twice. While
+Ray's head does not answer, nothing changes; one that has forgotten an attempt has lost it, and the job waits
+again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import Field
+
+from rayrec.jobs.admission import SchedulingConfig, decide
+from rayrec.jobs.cluster_view import Awaited, View
+from rayrec.jobs.job import (
+    Decision,
+    Grow,
+    Refuse,
+    Reserve,
+    Running,
+    Shrink,
+    Start,
+    Step,
+    Stop,
+    Wait,
+)
+from rayrec.jobs.ledger import Attempt, JobEntry, JobState, Ledger, Phase
+from rayrec.jobs.runner import HeadDownError, Report, Runner, submission_of
+from rayrec.jobs.trainings import Trainings
+from rayrec.platform.config import Config
+from rayrec.platform.errors import InputError
+
+logger = logging.getLogger(__name__)
+
+WRONG_INPUT = 2
+"""Exit code of rayrec's commands, which no second try mends."""
+KEEP_NODES_S = 10.0
+"""Between two writes of the nodes for other commands."""
+SHOWN_CHARACTERS = 300
+"""Of what a failed attempt said last."""
+
+Scale = Callable[[JobEntry, int], bool]
+"""Tell the controller of a running service how many replicas it may have; whether it has no more."""
+Look = Callable[[Sequence[Awaited]], View]
+
+
+class QueueRunConfig(Config):
+    """How the queue's process works."""
+
+    tick_s: float = Field(default=1.0, gt=0)
+    snapshot_s: float = Field(default=45.0, ge=0)
+    """Time that a training that has to leave has for its snapshot; then it is stopped at its last one."""
+    fast_s: float = Field(default=300.0, ge=0)
+    """An attempt that failed sooner has failed fast, and the next one reclaims nothing for a while."""
+    python: str = sys.executable
+    """Interpreter that has rayrec, by its path on the cluster."""
+    scheduling: SchedulingConfig = SchedulingConfig()
+
+
+@contextmanager
+def alone(ledger: Path) -> Iterator[None]:
+    """Inside the block, no other process runs the queue of this ledger.
+
+    Raises:
+        InputError: one does; says which.
+    """
+    # Never deleted: another process may be about to lock the file that would be gone.
+    with open(ledger.with_name(ledger.name + ".lock"), "a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise InputError(
+                f"{ledger}: another process runs this queue ({lock.read() or 'just started'}); let it run, "
+                "or end it first"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        yield
+
+
+class QueueLoop:
+    """Follows the ledger and the cluster; see the module's docstring."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        look: Look,
+        runner: Runner,
+        trainings: Trainings,
+        settings: QueueRunConfig | None = None,
+        scale: Scale | None = None,
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        has_moved: bool = False,
+        check_alone: Callable[[], None] = lambda: None,
+    ) -> None:
+        """
+        Args:
+            scale: of services; None: they are started again with another number of replicas.
+            has_moved: the cluster is the ledger's, although head and address are new.
+            check_alone: raises an `InputError` where another queue, such as Kueue's, has this cluster.
+        """
+        self._ledger, self._look, self._runner, self._trainings = ledger, look, runner, trainings
+        self._settings = settings or QueueRunConfig()
+        self._scale, self._now, self._sleep = scale, now, sleep
+        self._has_moved, self._check_alone = has_moved, check_alone
+        self._said: str | None = None
+        self._nodes_kept_at = float("-inf")
+
+    def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Work until the process is ended, or until there is no more to do.
+
+        Raises:
+            InputError: the ledger is of another cluster, or another queue has this one.
+        """
+        self._check_alone()
+        while not is_over():
+            began = self._now()
+            self.tick()
+            self._sleep(max(0.0, self._settings.tick_s - (self._now() - began)))
+
+    def tick(self) -> bool:
+        """Look once, and do what follows.
+
+        Returns:
+            Whether Ray's head answered.
+
+        Raises:
+            InputError: the ledger is of another cluster.
+        """
+        try:
+            self._tick()
+        except HeadDownError as error:
+            if self._said != str(error):
+                logger.warning("%s; jobs stay as they are until it answers", error)
+            self._said = str(error)
+            # A new head has other addresses, which only a look tells.
+            with suppress(HeadDownError):
+                self._look(())
+            return False
+        if self._said is not None:
+            logger.info("Ray's head answers again")
+            self._said = None
+        return True
+
+    def _tick(self) -> None:
+        attempts = self._ledger.attempts()
+        # Reports come before the look: who was over by then has no actors that come later.
+        reports = {
+            each.submission: self._runner.report(each.submission)
+            for each in attempts
+            if each.phase is not Phase.starting
+        }
+        awaited = [
+            Awaited(submission, report.ray_job)
+            for submission, report in reports.items()
+            if report is not None and report.is_over
+        ]
+        view = self._look(awaited)
+        self._check_cluster(view)
+        for attempt in attempts:
+            self._follow(attempt, reports.get(attempt.submission), view)
+        self._decide(view)
+        for attempt in self._ledger.attempts():
+            if attempt.phase is Phase.starting:
+                self._submit(attempt, view)
+
+    def _check_cluster(self, view: View) -> None:
+        now = self._now()
+        if self._ledger.cluster != view.cluster:
+            with self._ledger.change():
+                self._ledger.bind(view.cluster, self._has_moved)
+            self._has_moved = False
+        if now >= self._nodes_kept_at + KEEP_NODES_S:
+            with self._ledger.change():
+                self._ledger.keep_nodes(view.nodes, now)
+            self._nodes_kept_at = now
+
+    # Following attempts
+
+    def _follow(self, attempt: Attempt, report: Report | None, view: View) -> None:
+        if attempt.phase is Phase.starting:
+            self._submit(attempt, view)
+        elif report is None:
+            is_new = attempt.cluster != view.cluster.id
+            self._lost(attempt, "its head is a new one" if is_new else "its head has forgotten it")
+        elif report.is_over:
+            if not view.num_actors.get(attempt.submission, 0):
+                self._over(attempt, report, view)
+        elif attempt.phase is Phase.started:
+            self._check_leaves(attempt, self._ledger.job(attempt.job_id), view)
+        elif attempt.phase is Phase.asked:
+            self._await_snapshot(attempt, self._ledger.job(attempt.job_id))
+        else:
+            self._runner.stop(attempt.submission)
+
+    def _submit(self, attempt: Attempt, view: View) -> None:
+        # Also to a new head under the same id: whether the old one had it is not known.
+        entry = self._ledger.job(attempt.job_id)
+        assert entry.running is not None, "it has an attempt"
+        owner = f"{self._ledger.path.resolve()} on {socket.gethostname()}"
+        submission = submission_of(attempt, entry.running, entry.command, owner, self._settings.python)
+        try:
+            self._runner.submit(submission)
+        except InputError as error:
+            with self._ledger.change():
+                self._end(attempt, "refused by Ray")
+                self._finish(self._ledger.job(entry.id), JobState.failed, str(error))
+            return
+        with self._ledger.change():
+            self._ledger.put_attempt(replace(attempt, phase=Phase.started, cluster=view.cluster.id))
+
+    def _check_leaves(self, attempt: Attempt, entry: JobEntry, view: View) -> None:
+        """Whether an attempt has to leave its room."""
+        running = entry.running
+        assert running is not None
+        wanted = running.size if running.step is None else running.step.size
+        gone = _gone(running, view)
+        if entry.is_cancelled:
+            why = "its user wants it to stop"
+        elif gone and entry.job.kind != "service":  # Serve replaces replicas by itself
+            why = f"{len(gone)} of its nodes are gone"
+        elif wanted is None:
+            why = entry.reason
+        elif wanted == attempt.size:
+            return
+        elif entry.job.kind == "service" and self._scale is not None:
+            self._scaled(attempt, entry, wanted)
+            return
+        else:
+            why = f"it is to go on as size {wanted + 1} of {len(entry.job.sizes)}"
+        with self._ledger.change():
+            phase = Phase.asked if entry.job.kind == "train" else Phase.stopping
+            lost_s = None if phase is Phase.asked else self._lost_s(attempt, entry)
+            self._ledger.put_attempt(replace(attempt, phase=phase, asked_at=self._now(), lost_s=lost_s))
+            self._ledger.note(self._now(), entry.id, "leave", f"attempt {attempt.number} leaves: {why}")
+
+    def _scaled(self, attempt: Attempt, entry: JobEntry, wanted: int) -> None:
+        """A service gets another number of replicas, without another attempt."""
+        assert self._scale is not None
+        num_replicas = sum(entry.job.sizes[wanted].counts().values())
+        if self._scale(entry, num_replicas):
+            with self._ledger.change():
+                entry = self._ledger.job(entry.id)
+                self._ledger.put_attempt(replace(attempt, size=wanted))
+                self._ledger.update(replace(entry, running=self._resized(entry)))
+                self._ledger.note(self._now(), entry.id, "scaled", f"has {num_replicas} replicas")
+
+    def _await_snapshot(self, attempt: Attempt, entry: JobEntry) -> None:
+        assert entry.command.run is not None
+        assert attempt.asked_at is not None
+        answer = self._trainings.ask_snapshot(attempt.submission, Path(entry.command.run))
+        now = self._now()
+        if answer is not None and answer.snapshot is not None:
+            lost_s, what = 0.0, f"stops at {answer.snapshot}, and nothing is lost"
+        elif answer is not None or now >= attempt.asked_at + self._settings.snapshot_s:
+            lost_s = self._lost_s(attempt, entry)
+            why = f"no snapshot within {self._settings.snapshot_s:g} s" if answer is None else answer.error
+            what = f"stops at its last snapshot, and {lost_s:.0f} s of work are done again ({why})"
+        else:
+            return
+        with self._ledger.change():
+            self._ledger.put_attempt(replace(attempt, phase=Phase.stopping, lost_s=lost_s))
+            self._ledger.note(now, entry.id, "stop", f"attempt {attempt.number} {what}")
+        self._runner.stop(attempt.submission)
+
+    def _lost_s(self, attempt: Attempt, entry: JobEntry) -> float:
+        """What stopping an attempt now would lose."""
+        if entry.job.kind == "service":
+            return 0.0
+        if entry.command.run is None:
+            return max(0.0, self._now() - attempt.began_at)
+        return self._trainings.lost_s(Path(entry.command.run), attempt.began_at, self._now())
+
+    # What is over
+
+    def _over(self, attempt: Attempt, report: Report, view: View) -> None:
+        had_to_leave = attempt.phase in (Phase.asked, Phase.stopping)
+        with self._ledger.change():
+            entry = self._ledger.job(attempt.job_id)
+            running = entry.running
+            assert running is not None
+            self._end(attempt, report.state.lower())
+            if report.state == "SUCCEEDED":
+                self._finish(entry, JobState.succeeded, "ended without an error")
+            elif had_to_leave and not entry.is_cancelled:
+                wanted = running.size if running.step is None else running.step.size
+                if wanted is None or _gone(running, view):
+                    self._wait_again(entry, "gave its room back, and waits to go on")
+                else:
+                    self._go_on(attempt, entry, wanted)
+            elif entry.is_cancelled:
+                self._finish(entry, JobState.stopped, "stopped by its user")
+            elif report.state == "STOPPED":
+                self._finish(entry, JobState.stopped, "stopped through Ray, and not by the queue")
+            else:
+                self._failed(attempt, entry, report)
+
+    def _end(self, attempt: Attempt, outcome: str) -> None:
+        self._ledger.put_attempt(replace(attempt, phase=Phase.ended, ended_at=self._now(), outcome=outcome))
+
+    def _finish(self, entry: JobEntry, state: JobState, reason: str) -> None:
+        now = self._now()
+        self._ledger.update(replace(entry, state=state, running=None, reason=reason, ended_at=now))
+        self._ledger.note(now, entry.id, state, reason)
+
+    def _lost(self, attempt: Attempt, why: str) -> None:
+        with self._ledger.change():
+            entry = self._ledger.job(attempt.job_id)
+            self._end(attempt, "lost")
+            if entry.is_cancelled:
+                self._finish(entry, JobState.stopped, "stopped by its user")
+            else:
+                self._wait_again(entry, f"attempt {attempt.number} is lost: {why}")
+
+    def _failed(self, attempt: Attempt, entry: JobEntry, report: Report) -> None:
+        """A failure of its own: tried again a few times, unless no try can succeed."""
+        assert entry.waiting is not None
+        now = self._now()
+        is_fast = now < attempt.began_at + self._settings.fast_s
+        num_failures = entry.num_failures + 1 if is_fast else 1
+        said = _last_line(report.message)
+        is_wrong = entry.command.is_rayrec and report.exit_code == WRONG_INPUT
+        if is_wrong or num_failures > entry.command.retries:
+            times = "" if is_wrong or num_failures == 1 else f" {num_failures} times in a row"
+            self._finish(entry, JobState.failed, f"attempt {attempt.number} failed{times}: {said}")
+            return
+        waiting = replace(
+            entry.waiting,
+            num_fast_failures=entry.waiting.num_fast_failures + 1 if is_fast else 0,
+            failed_at=now,
+        )
+        self._wait_again(
+            replace(entry, waiting=waiting, num_failures=num_failures),
+            f"attempt {attempt.number} failed, and is tried again: {said}",
+        )
+
+    def _wait_again(self, entry: JobEntry, reason: str) -> None:
+        running, waiting, now = entry.running, entry.waiting, self._now()
+        assert running is not None
+        assert waiting is not None
+        left_s = waiting.left_s
+        if entry.job.kind == "train" and running.ends_at is not None:
+            left_s = max(0.0, running.ends_at - now) * entry.job.sizes[running.size].speed
+        waiting = replace(waiting, plan=None, left_s=left_s)
+        self._ledger.update(
+            replace(
+                entry, state=JobState.waiting, waiting=waiting, running=None, reason=reason, starts_at=None
+            )
+        )
+        self._ledger.note(now, entry.id, "wait", reason)
+
+    def _go_on(self, attempt: Attempt, entry: JobEntry, size: int) -> None:
+        """The next attempt, of another size, on room that the job has."""
+        running = self._resized(entry)
+        self._ledger.update(replace(entry, running=running, attempt=entry.attempt + 1))
+        self._begin(replace(entry, running=running), entry.attempt + 1, attempt.cluster)
+        self._ledger.note(
+            self._now(), entry.id, "go on", f"goes on as size {size + 1} of {len(entry.job.sizes)}"
+        )
+
+    def _resized(self, entry: JobEntry) -> Running:
+        """A running job that has done what it was told, if it was told anything."""
+        running, now = entry.running, self._now()
+        assert running is not None
+        step = running.step
+        if step is None or step.size is None:
+            return running
+        return replace(
+            running,
+            size=step.size,
+            placed=step.placed,
+            cells=step.cells,
+            step=None,
+            ends_at=_ends_at(running, step.size, now),
+            changed_at=now,
+            num_shrunk=running.num_shrunk + 1,
+        )
+
+    def _begin(self, entry: JobEntry, number: int, cluster: str) -> None:
+        """Write the attempt that is submitted next."""
+        assert entry.running is not None
+        self._ledger.put_attempt(
+            Attempt(
+                entry.id,
+                number,
+                f"{entry.id}-{number}",
+                cluster,
+                entry.running.size,
+                Phase.starting,
+                self._now(),
+            )
+        )
+
+    # Deciding
+
+    def _decide(self, view: View) -> None:
+        now = self._now()
+        measured = {each.id: self._measured(each, now) for each in self._ledger.jobs(JobState.running)}
+        # From reading to writing nobody else changes anything.
+        with self._ledger.change():
+            entries = {each.id: each for each in self._ledger.jobs(JobState.waiting, JobState.running)}
+            for job_id, running in measured.items():
+                if job_id in entries and entries[job_id].running != running:
+                    entries[job_id] = replace(entries[job_id], running=running)
+                    self._ledger.update(entries[job_id])
+            decisions = decide(
+                self._ledger.queues(),
+                view.nodes,
+                [each.running for each in entries.values() if each.running is not None],
+                [
+                    each.waiting
+                    for each in entries.values()
+                    if each.state is JobState.waiting and each.waiting is not None
+                ],
+                now,
+                self._settings.scheduling,
+            )
+            for decision in decisions:
+                entry = entries[decision.job_id]
+                changed = self._applied(entry, decision, view, now)
+                if changed != entry:
+                    self._ledger.update(changed)
+                    entries[decision.job_id] = changed
+                if isinstance(decision, Start):
+                    self._begin(changed, changed.attempt, view.cluster.id)
+                if not isinstance(decision, Wait):
+                    self._ledger.note(now, decision.job_id, type(decision).__name__.lower(), decision.reason)
+
+    def _measured(self, entry: JobEntry, now: float) -> Running:
+        """A running job with what stopping it would lose, and when it ends at its pace."""
+        running = entry.running
+        assert running is not None
+        (attempt,) = [each for each in self._ledger.attempts(entry.id) if each.phase is not Phase.ended]
+        lost_s, ends_at = self._lost_s(attempt, entry), running.ends_at
+        if entry.command.run is not None and entry.job.kind == "train":
+            left_s = self._trainings.left_s(attempt.submission, Path(entry.command.run), now)
+            if left_s is not None:
+                ends_at = now + left_s
+        return replace(running, lost_s=lost_s, ends_at=ends_at)
+
+    def _applied(self, entry: JobEntry, decision: Decision, view: View, now: float) -> JobEntry:
+        """A job as it is after a decision."""
+        waiting, running = entry.waiting, entry.running
+        assert waiting is not None
+        match decision:
+            case Start(reason=reason, size=size, placed=placed, cells=cells, ends_at=ends_at):
+                return replace(
+                    entry,
+                    state=JobState.running,
+                    waiting=replace(waiting, plan=None),
+                    running=Running(entry.job, size, placed, now, cells, ends_at),
+                    attempt=entry.attempt + 1,
+                    reason=reason,
+                    starts_at=None,
+                )
+            case Reserve(reason=reason, plan=plan):
+                return replace(entry, waiting=replace(waiting, plan=plan), reason=reason)
+            case Wait(reason=reason, starts_at=starts_at, num_passed=num_passed):
+                return replace(
+                    entry,
+                    waiting=replace(waiting, num_passed=num_passed),
+                    reason=reason,
+                    starts_at=starts_at,
+                )
+            case Refuse(reason=reason):
+                return replace(entry, state=JobState.refused, running=None, reason=reason, ended_at=now)
+            case Shrink(reason=reason, size=size, placed=placed, cells=cells, for_job=for_job):
+                assert running is not None
+                return replace(
+                    entry, running=replace(running, step=Step(size, placed, for_job, cells)), reason=reason
+                )
+            case Stop(reason=reason, for_job=for_job):
+                assert running is not None
+                return replace(entry, running=replace(running, step=Step(None, {}, for_job)), reason=reason)
+            case Grow(reason=reason, size=size, placed=placed, cells=cells):
+                assert running is not None
+                return replace(
+                    entry,
+                    running=replace(
+                        running,
+                        size=size,
+                        placed=placed,
+                        cells=cells,
+                        ends_at=_ends_at(running, size, now),
+                        changed_at=now,
+                    ),
+                    reason=reason,
+                )
+        raise AssertionError(f"an unknown decision: {decision}")
+
+
+def _gone(running: Running, view: View) -> set[str]:
+    """Nodes of a job that the cluster does not have any more."""
+    known = {node.id for node in view.nodes}
+    return {node for members in running.placed.values() for node in members} - known
+
+
+def _ends_at(running: Running, size: int, now: float) -> float | None:
+    """When a job ends that goes on as another size."""
+    if running.ends_at is None:
+        return None
+    sizes = running.job.sizes
+    return now + max(0.0, running.ends_at - now) * sizes[running.size].speed / sizes[size].speed
+
+
+def _last_line(text: str) -> str:
+    """Of what a process wrote, without colors."""
+    plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    return lines[-1][-SHOWN_CHARACTERS:] if lines else "it said nothing"

@@ -1,0 +1,393 @@
+"""The queue's process on a cluster in memory: starting, reclaim, failures, a head that goes away, and kills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayrec.jobs.admission import SchedulingConfig
+from rayrec.jobs.job import Job, Size
+from rayrec.jobs.ledger import ClusterId, Command, JobState, Ledger
+from rayrec.jobs.loop import QueueLoop, QueueRunConfig, alone
+from rayrec.jobs.queues import QueueConfig, ResourceQuota
+from rayrec.pipelines.cluster.placement import ActorGroup, Node
+from rayrec.platform.errors import InputError
+from tests.jobs.fake_cluster import FakeCluster, KilledError, KilledLedger, Kills
+
+SETTINGS = QueueRunConfig(
+    snapshot_s=20.0, fast_s=30.0, scheduling=SchedulingConfig(grow_pause_s=5.0, failure_pause_s=1.0)
+)
+
+
+def node(name: str, cards: int = 2) -> Node:
+    return Node(name, name, {}, {"GPU": cards, "CPU": 64}, {"GPU": cards, "CPU": 64})
+
+
+def sizes(most: int, least: int, stage: str = "trainer") -> tuple[Size, ...]:
+    return tuple(
+        Size((ActorGroup(stage, "placement.trainers", number, {"GPU": 1.0}, {}, "PACK"),), number / most)
+        for number in range(most, least - 1, -1)
+    )
+
+
+def training(job_id: str, queue: str, most: int, least: int, at: float = 1_000.0, **more: Any) -> Any:
+    job = Job(job_id, queue, sizes(most, least), at, kind="train", **more)
+    return job, Command(("train", "c.yaml"), is_rayrec=True, run=f"/runs/{job_id}", retries=2)
+
+
+def program(job_id: str, queue: str, cards: int, at: float = 1_000.0, retries: int = 0, **more: Any) -> Any:
+    group = ActorGroup("command", "--gpus", 1, {"GPU": float(cards)}, {}, "PACK")
+    job = Job(job_id, queue, (Size((group,)),), at, **more)
+    return job, Command(("python", "work.py"), holds_resources=True, retries=retries)
+
+
+def queue(name: str, cards: float, cohort: str | None = "all") -> QueueConfig:
+    return QueueConfig(name=name, cohort=cohort, quotas={"GPU": ResourceQuota(nominal=cards)})
+
+
+class Story:
+    """A fake cluster, its ledger, and a loop that may be killed and started again."""
+
+    def __init__(self, folder: Path, work: dict[str, float], nodes: int = 2) -> None:
+        self.path = folder / "jobs.db"
+        self.world = FakeCluster([node(f"n{number}") for number in range(nodes)], work)
+        self.kills = Kills()
+        self.start()
+
+    def start(self, **more: Any) -> None:
+        """A process of the queue, with what the last one left in the ledger."""
+        self.ledger: Ledger = KilledLedger(self.path, lambda: self.kills())
+        self.world.kills = lambda: self.kills()
+        self.loop = QueueLoop(
+            self.ledger,
+            self.world.look,
+            self.world,
+            self.world,
+            SETTINGS,
+            now=self.world.clock,
+            sleep=self.world.sleep,
+            **more,
+        )
+
+    def add(self, *jobs: Any) -> None:
+        with self.ledger.change():
+            for job, command in jobs:
+                self.ledger.add(job, command)
+
+    def queues(self, *queues: QueueConfig) -> None:
+        with self.ledger.change():
+            for each in queues:
+                self.ledger.put_queue(each)
+
+    def passes(self, seconds: float) -> None:
+        until = self.world.now + seconds
+        self.loop.run(lambda: self.world.now >= until)
+
+    def ends(self, within: float = 500.0) -> None:
+        until = self.world.now + within
+        self.loop.run(lambda: self.is_over or self.world.now >= until)
+        assert self.is_over, self.states
+
+    @property
+    def is_over(self) -> bool:
+        return not self.ledger.jobs(JobState.waiting, JobState.running)
+
+    @property
+    def states(self) -> dict[str, str]:
+        return {each.id: each.state.value for each in self.ledger.jobs()}
+
+    def noted(self, job_id: str) -> list[str]:
+        return [each.kind for each in self.ledger.noted(job_id)]
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Story:
+    made = Story(tmp_path, {"first": 40.0, "second": 20.0})
+    made.queues(queue("team-a", 2), queue("team-b", 2))
+    return made
+
+
+def test_a_job_runs_to_its_end_on_the_node_that_was_chosen(story):
+    story.add(program("first", "team-a", 2))
+    story.passes(3)
+
+    process = story.world.processes["first-1"]
+    assert process.submission.node in ("n0", "n1")
+    assert process.submission.resources == {"GPU": 2.0}
+    story.ends()
+    assert story.states == {"first": "succeeded"}
+    assert story.world.history == ["first-1"]
+
+
+def test_a_borrower_shrinks_at_a_snapshot_and_grows_again(story):
+    story.world.work |= {"first": 120.0, "second": 20.0}
+    story.add(training("first", "team-b", 4, 2))
+    story.passes(5)
+    assert "num_trainers=4" in story.world.processes["first-1"].submission.entrypoint
+
+    story.add(program("second", "team-a", 2, at=1_005.0))
+    story.passes(12)
+    assert "num_trainers=2" in story.world.processes["first-2"].submission.entrypoint
+    assert story.states == {"first": "running", "second": "running"}
+    (first, second, *_) = story.ledger.attempts("first")
+    assert first.lost_s == 0.0
+    assert second.size == 2
+
+    story.ends()
+    assert story.states == {"first": "succeeded", "second": "succeeded"}
+    assert "grow" in story.noted("first")
+    assert "num_trainers=4" in story.world.processes["first-3"].submission.entrypoint
+    # All that was done before a snapshot was done once.
+    assert story.world.worked["first"] <= 120.0 + 4 * 2 * 4
+
+
+def test_a_borrower_that_may_be_stopped_waits_and_goes_on(story):
+    story.add(program("first", "team-b", 4 // 2, may_stop=True), program("third", "team-b", 2, at=1_001.0))
+    story.world.work |= {"third": 40.0}
+    story.passes(4)
+    story.add(program("second", "team-a", 2, at=1_004.0))
+    story.passes(6)
+
+    assert sorted(story.states.values()) == ["running", "running", "waiting"]
+    story.ends()
+    assert set(story.states.values()) == {"succeeded"}
+
+
+def test_without_a_snapshot_in_time_it_is_stopped_all_the_same_and_the_loss_is_said(story):
+    story.world.writes_snapshots = False
+    story.world.work |= {"first": 400.0}
+    story.add(training("first", "team-b", 4, 2))
+    story.passes(5)
+    story.add(program("second", "team-a", 2, at=1_005.0))
+    story.passes(30)
+
+    stopped = story.ledger.attempts("first")[0]
+    assert stopped.lost_s == pytest.approx(24.0, abs=2.0)
+    reason = next(each.reason for each in story.ledger.noted("first") if each.kind == "stop")
+    assert "s of work are done again (no snapshot within 20 s)" in reason
+    assert "second" in {each.id for each in story.ledger.jobs(JobState.running, JobState.succeeded)}
+
+
+def test_the_next_attempt_waits_until_the_actors_of_the_last_one_are_gone(story):
+    story.world.work |= {"first": 400.0}
+    story.add(training("first", "team-b", 4, 2))
+    story.passes(5)
+    story.add(program("second", "team-a", 2, at=1_005.0))
+
+    # `FakeCluster` refuses a start on a card that is in use.
+    story.passes(20)
+    assert story.world.history[:1] == ["first-1"]
+    assert {"first-2", "second-1"} <= set(story.world.history)
+
+
+def test_a_failed_attempt_is_tried_again_as_often_as_was_asked_for(story):
+    story.world.failures_left["first"] = 2
+    story.add(program("first", "team-a", 1, retries=2))
+    story.ends()
+    assert story.world.history == ["first-1", "first-2", "first-3"]
+    assert story.states["first"] == "succeeded"
+
+
+def test_a_job_that_fails_too_often_has_failed_and_says_its_last_line(story):
+    story.world.failures_left["first"] = 9
+    story.add(program("first", "team-a", 1, retries=1))
+    story.ends()
+    assert story.world.history == ["first-1", "first-2"]
+    entry = story.ledger.job("first")
+    assert entry.state is JobState.failed
+    assert entry.reason == "attempt 2 failed 2 times in a row: the last line"
+
+
+def test_wrong_input_of_rayrec_is_not_tried_again(story):
+    story.add(training("first", "team-a", 1, 1))
+    story.passes(2)
+    process = story.world.processes["first-1"]
+    process.state, process.exit_code, process.gone_at = "FAILED", 2, story.world.now
+    story.ends()
+    assert story.states["first"] == "failed"
+    assert story.world.history == ["first-1"]
+
+
+def test_its_user_stops_a_job_that_waits_and_one_that_runs(story):
+    story.world.work |= {"first": 400.0}
+    story.add(training("first", "team-a", 2, 2), program("second", "team-a", 2, at=1_001.0, priority=-1))
+    with story.ledger.change():
+        story.ledger.cancel("second", 1_001.0)
+    story.passes(4)
+    with story.ledger.change():
+        story.ledger.cancel("first", story.world.now)
+    story.ends()
+    assert story.states == {"first": "stopped", "second": "stopped"}
+    assert story.world.history == ["first-1"]
+    assert story.world.saved["first"] > 0
+
+
+def test_while_the_head_is_down_nothing_changes_and_jobs_go_on_afterwards(story):
+    story.world.work |= {"first": 400.0}
+    story.add(training("first", "team-a", 2, 2))
+    story.passes(5)
+    cluster, story.world.cluster = story.world.cluster, None
+    story.passes(20)
+    assert story.states == {"first": "running"}
+    story.world.cluster = cluster
+    story.ends()
+    assert story.world.history == ["first-1"]
+
+
+def test_a_head_that_has_forgotten_its_jobs_is_given_them_again(story):
+    story.world.work |= {"first": 100.0, "second": 30.0}
+    story.add(training("first", "team-a", 2, 2), program("second", "team-b", 2))
+    story.passes(5)
+    story.world.lose_head()
+    story.passes(5)
+    story.world.new_head("second")
+    story.ends()
+
+    assert story.states == {"first": "succeeded", "second": "succeeded"}
+    assert sorted(story.world.history) == ["first-1", "first-2", "second-1", "second-2"]
+    assert story.ledger.attempts("first")[0].outcome == "lost"
+    assert "lost: its head is a new one" in " ".join(each.reason for each in story.ledger.noted("first"))
+
+
+def test_a_job_whose_node_is_gone_is_placed_anew(story):
+    story.add(program("first", "team-a", 2))
+    story.passes(3)
+    lost = story.world.processes["first-1"].submission.node
+    del story.world.nodes[lost]
+    story.passes(6)
+    assert story.world.processes["first-2"].submission.node != lost
+    story.ends()
+
+
+def test_a_job_that_could_never_fit_is_refused_with_a_sentence(story):
+    story.add(program("first", "team-a", 3))
+    story.passes(1)
+    entry = story.ledger.job("first")
+    assert entry.state is JobState.refused
+    assert entry.reason.startswith(
+        "--gpus: a command fits on no node of the Ray cluster (each asks for 3 GPU)"
+    )
+
+
+def test_a_ledger_of_another_cluster_is_refused(story):
+    with story.ledger.change():
+        story.ledger.bind(ClusterId("other:6379", "of another"))
+    with pytest.raises(InputError, match="a ledger of the Ray cluster at other:6379"):
+        story.loop.run(lambda: True) or story.loop.tick()
+    story.start(has_moved=True)
+    assert story.loop.tick()
+
+
+def test_a_second_process_of_the_queue_is_told_which_one_runs_it(tmp_path):
+    with (
+        alone(tmp_path / "jobs.db"),
+        pytest.raises(InputError, match=r"another process runs this queue \(process \d+ on "),
+        alone(tmp_path / "jobs.db"),
+    ):
+        pass
+    with alone(tmp_path / "jobs.db"):
+        pass
+
+
+def test_where_another_queue_has_the_cluster_nothing_is_begun(story):
+    def kueue() -> None:
+        raise InputError("Kueue has this cluster")
+
+    story.start(check_alone=kueue)
+    story.add(program("first", "team-a", 1))
+    with pytest.raises(InputError, match="Kueue"):
+        story.passes(3)
+    assert story.world.history == []
+
+
+def test_a_service_is_scaled_without_another_attempt(tmp_path):
+    story = Story(tmp_path, {"service": 1e9, "second": 20.0})
+    story.queues(queue("team-a", 2), queue("team-b", 2))
+    told: list[int] = []
+
+    def scale(entry: Any, replicas: int) -> bool:
+        told.append(replicas)
+        process = story.world.processes["service-1"]
+        while sum(process.holds.values()) > replicas:
+            fullest = max(process.holds, key=lambda name: process.holds[name])
+            process.holds[fullest] -= 1
+        return True
+
+    story.start(scale=scale)
+    job = Job("service", "team-b", sizes(4, 2, "replica"), 1_000.0, kind="service", may_stop=False)
+    story.add((job, Command(("serve", "runs/x"), is_rayrec=True)))
+    story.world.nodes = {"n0": node("n0", 4)}
+    story.world._take_cards = lambda process: process.holds.update(
+        {"n0": 4 if "serve" in process.submission.entrypoint else 2}
+    )  # type: ignore[method-assign]
+    story.passes(3)
+    assert "--replicas 4" in story.world.processes["service-1"].submission.entrypoint
+    story.add(program("second", "team-a", 2, at=1_003.0))
+    story.passes(6)
+
+    assert told[0] == 2
+    assert story.world.history == ["service-1", "second-1"]
+    assert story.ledger.job("service").running.size == 2
+
+
+def scenario(story: Story) -> None:
+    """A borrower shrinks, another one stops, a job fails once, and the head is lost: everything that is written."""
+    story.queues(queue("team-a", 2), queue("team-b", 2))
+    story.add(
+        training("big", "team-b", 3, 2),
+        program("small", "team-b", 1, at=1_001.0, retries=1),
+    )
+
+
+WORK = {"big": 60.0, "small": 12.0, "owner": 8.0}
+
+
+def play(story: Story, loses_head: bool) -> None:
+    """Go through the scenario; whenever the queue is killed, it is started again."""
+    world = story.world
+    ended = 1_300.0
+    while world.now < ended:
+        try:
+            # What its users do is done once, whatever happens to the queue.
+            if world.now >= 1_006.0 and story.ledger.find("owner") is None:
+                kills, story.kills = story.kills, Kills()
+                story.add(program("owner", "team-a", 2, at=1_006.0))
+                story.kills = kills
+            if loses_head and world.now >= 1_020.0 and world.cluster == ClusterId("head:6379", "first"):
+                world.lose_head()
+                world.new_head("second")
+            if story.is_over and world.now > 1_020.0:
+                return
+            story.loop.tick()
+        except KilledError:
+            story.ledger.close()
+            story.start()
+        world.sleep(2.0)
+    raise AssertionError(f"not over: {story.states}")
+
+
+@pytest.mark.parametrize("loses_head", [False, True])
+def test_a_kill_at_any_point_loses_no_job_and_starts_none_twice(tmp_path, loses_head):
+    def told(at: int | None) -> Story:
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        story = Story(folder, dict(WORK))
+        story.world.failures_left["small"] = 1
+        scenario(story)
+        story.kills = Kills(at)
+        play(story, loses_head)
+        return story
+
+    undisturbed = told(None)
+    assert undisturbed.states == dict.fromkeys(WORK, "succeeded")
+    num_points = undisturbed.kills.num_points
+    assert num_points > 150
+    for at in range(num_points):
+        story = told(at)
+        # `FakeCluster` asserts that no job has two attempts at once, and no card two jobs.
+        assert story.states == dict.fromkeys(WORK, "succeeded"), at
+        assert story.kills.num_points > at, "it was killed"
+        assert len(set(story.world.history)) == len(story.world.history), "an attempt is started once"
+        story.ledger.close()
