@@ -85,14 +85,10 @@ def _view(folder: Path) -> ClusterView:
     from rayrec.jobs.view import cluster_view
     from rayrec.pipelines.cluster.nodes import cluster_nodes, holders
     from rayrec.pipelines.cluster.quarantine import Quarantine
+    from rayrec.pipelines.health.sweep import read_health
 
     store = Quarantine(folder)
-    return cluster_view(cluster_nodes(store), holders(), store, last_health(folder), queue_list())
-
-
-def last_health(folder: Path) -> dict[str, Any] | None:
-    """What `rayrec health` has written of the cluster; None: nothing."""
-    return None
+    return cluster_view(cluster_nodes(store), holders(), store, read_health(folder), queue_list())
 
 
 def queue_list() -> list[dict[str, Any]]:

@@ -71,7 +71,7 @@ def cluster_view(
 
     Args:
         holders: by Ray's id of a node, as `nodes.holders` gives them.
-        health: what the last check has written, see `last_health`; None: there was none.
+        health: what the last check has written, as `read_health` gives it; None: there was none.
     """
     sessions = quarantine.sessions()
     checked = {} if health is None else health["nodes"]
