@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +21,13 @@ from unittest import mock
 
 import ray
 from ray.cluster_utils import Cluster
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayrec.actors.heartbeats import Account, monitor_name
+from rayrec.pipelines.cluster import leaving
+from rayrec.pipelines.cluster.nodes import FOLDER_VARIABLE, cluster_folder, cluster_nodes
+from rayrec.pipelines.cluster.quarantine import Quarantine
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.training.train import train
@@ -31,7 +37,7 @@ from tests.helpers.forked_workers import forked_workers
 from tests.helpers.runs import SPARSE_SASREC
 
 NUM_STEPS = 60
-SERVER_LOST_AT, TRAINER_LOST_AT = 25, 45
+SERVER_LOST_AT, TRAINER_LOST_AT, NODE_BAD_AT = 25, 45, 15
 SNAPSHOT_EVERY = 10
 NUM_ACTORS = 6  # two servers, a reader, a feature worker, two trainers
 # The head finds soon that a node is dead; Ray's own patience is 15 s.
@@ -53,6 +59,9 @@ class Story:
     """Of every attempt, Ray's id of the node of each actor."""
     lost_nodes: list[str] = field(default_factory=list)
     recoveries: list[dict[str, Any]] = field(default_factory=list)
+    broke_at_s: float = 0.0
+    left_s: list[float] = field(default_factory=list)
+    """From what broke to the first step after it, of every later attempt."""
     final_loss: float = 0.0
     seconds: float = 0.0
 
@@ -66,9 +75,27 @@ class Nodes:
         self.roles: dict[str, str] = {}
         """By Ray's id, also of nodes that are gone."""
 
-    def add(self, role: str) -> None:
-        node = self._cluster.add_node(**self._small({"num_cpus": 2, "labels": {"role": role}}))
+    def add(self, role: str, num_cpus: int = 2) -> str:
+        """Returns its id."""
+        node = self._cluster.add_node(**self._small({"num_cpus": num_cpus, "labels": {"role": role}}))
         self.roles[node.node_id] = role
+        return str(node.node_id)
+
+    def drain(self, node_id: str) -> Any:
+        """Let a node that has the most room leave as soon as nobody is there, and somebody be there.
+
+        Returns:
+            Whoever holds it; to be kept.
+        """
+        on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        guest = ray.remote(num_cpus=1)(Guest).options(scheduling_strategy=on_node).remote()
+        ray.get(guest.here.remote())
+        known = ray._private.worker.global_worker.gcs_client
+        is_accepted, why = known.drain_node(
+            node_id, DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION"), "", 0
+        )
+        assert is_accepted, why
+        return guest
 
     def remove(self, node_id: str) -> None:
         """As if its power was cut."""
@@ -89,6 +116,13 @@ class Nodes:
 
     def _small(self, settings: dict[str, Any]) -> dict[str, Any]:
         return {"object_store_memory": 80 * 2**20, **settings}
+
+
+class Guest:
+    """An actor that only is there."""
+
+    def here(self) -> None:
+        return None
 
 
 def settings(data: Path, **changes: Any) -> RunConfig:
@@ -143,20 +177,28 @@ def run(folder: Path, config: RunConfig, breaks: dict[int, Callable[[Story], str
     story, began, to_do = Story(), time.monotonic(), dict(breaks or {})
 
     def on_step(done: int, total: int, loss: float) -> None:
-        if len(story.places) <= RunFolder.open(folder).state.get("rollbacks", 0):
+        if story.broke_at_s and len(recoveries_of(folder)) > len(story.left_s):
+            story.left_s.append(time.monotonic() - story.broke_at_s)
+        if len(story.places) <= len(recoveries_of(folder)):
             story.places.append(places_of(folder.name) if config.pipeline.num_trainers == 2 else {})
         story.losses[done] = loss
         if done in to_do:
             while RunFolder.open(folder).state["last"] is None:
                 time.sleep(0.05)
+            story.broke_at_s = time.monotonic()
             story.lost_nodes.append(to_do.pop(done)(story))
 
     story.final_loss = train(config, folder, on_step=on_step).final_loss
     story.seconds = time.monotonic() - began
-    recoveries = folder / "recoveries.jsonl"
-    if recoveries.exists():
-        story.recoveries = [json.loads(line) for line in recoveries.read_text().splitlines()]
+    story.recoveries = recoveries_of(folder)
     return story
+
+
+def recoveries_of(folder: Path) -> list[dict[str, Any]]:
+    recoveries = folder / "recoveries.jsonl"
+    if not recoveries.exists():
+        return []
+    return [json.loads(line) for line in recoveries.read_text().splitlines()]
 
 
 def refusal(folder: Path, config: RunConfig) -> str:
@@ -180,7 +222,18 @@ def tell(folder: Path, nodes: Nodes) -> dict[str, Any]:
 
         return breaks
 
-    runs = folder / "runs"
+    def find_bad(actor: str) -> Callable[[Story], str]:
+        """Quarantines the actor's node."""
+
+        def breaks(story: Story) -> str:
+            all_nodes = cluster_nodes()
+            (node,) = (node for node in all_nodes if node.id == story.places[-1][actor])
+            assert quarantine.add(node, "xid 79", "bad", len(all_nodes)) is not None
+            return node.id
+
+        return breaks
+
+    quarantine, runs = Quarantine(cluster_folder()), folder / "runs"
     config = settings(data)
     with nodes.connected():
         typo = {"servers": {"labels": {"role": "servr"}}}
@@ -193,15 +246,23 @@ def tell(folder: Path, nodes: Nodes) -> dict[str, Any]:
             "one trainer": run(runs / "one", settings(data, pipeline={"num_trainers": 1})),
             "replicated": run(runs / "replicated", config),
             "fsdp2": run(runs / "fsdp2", settings(data, training={"parallel": "fsdp2"})),
-            "nodes lost": run(
-                runs / "lost",
-                config,
-                {
-                    SERVER_LOST_AT: lose("parameter_server-0", replacement="server"),
-                    TRAINER_LOST_AT: lose("trainer-1", replacement=None),
-                },
-            ),
         }
+        with mock.patch.object(leaving, "LOOK_EVERY_S", 0.0):
+            stories["bad node"] = run(runs / "bad", config, {NODE_BAD_AT: find_bad("trainer-1")})
+        for session in quarantine.sessions():
+            quarantine.lift(session.id)
+        stories["nodes lost"] = run(
+            runs / "lost",
+            config,
+            {
+                SERVER_LOST_AT: lose("parameter_server-0", replacement="server"),
+                TRAINER_LOST_AT: lose("trainer-1", replacement=None),
+            },
+        )
+        draining = nodes.add("server", num_cpus=9)
+        guest = nodes.drain(draining)
+        stories["draining"] = run(runs / "draining", config)
+        del guest
         groups = ray.util.placement_group_table().values()
         left = [group["state"] for group in groups if group["state"] != "REMOVED"]
     return {
@@ -209,11 +270,13 @@ def tell(folder: Path, nodes: Nodes) -> dict[str, Any]:
         "refused": refused,
         "stories": {name: asdict(story) for name, story in stories.items()},
         "groups_left": left,
+        "draining": draining,
     }
 
 
 def main(folder: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    os.environ[FOLDER_VARIABLE] = str(folder / "cluster")
     with forked_workers() as interpreter, mock.patch.object(sys, "executable", interpreter):
         nodes = Nodes()
         try:

@@ -102,6 +102,25 @@ def test_a_replacement_is_used_and_without_one_actors_share_the_node_that_is_lef
     assert without["trainer-0"] == without["trainer-1"]
 
 
+def test_a_run_leaves_a_bad_node_loses_no_step_and_has_the_same_bits(report):
+    told = report["stories"]["bad node"]
+
+    (recovery,) = told["recoveries"]
+    assert "is bad (xid 79)" in recovery["reason"]
+    (bad,) = told["lost_nodes"]
+    before, after = told["places"]
+    assert bad in before.values()
+    assert bad not in after.values()
+    np.testing.assert_array_equal(losses(report, "bad node"), losses(report, "replicated"))
+    assert len(told["left_s"]) == 1
+
+
+def test_a_run_starts_although_a_draining_node_has_the_most_room(report):
+    (places,) = report["stories"]["draining"]["places"]
+    assert report["draining"] not in places.values()
+    np.testing.assert_array_equal(losses(report, "draining"), losses(report, "replicated"))
+
+
 def test_no_attempt_leaves_room_reserved(report):
     assert report["groups_left"] == []
 
