@@ -2,13 +2,15 @@
 
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
-from rayrec.cli import runs, serving, nearline, rl, off_policy, versions, online, stores, value, nodes, tools  # isort: skip
+from rayrec.cli import runs, serving, nearline, rl, off_policy, versions, online, stores, value  # isort: skip
+from rayrec.cli import nodes, health, tools  # isort: skip
 from rayrec.cli.app import app
 
 __all__ = [
     "app",
     "cursors",
     "data",
+    "health",
     "impressions",
     "main",
     "nearline",

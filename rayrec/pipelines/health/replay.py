@@ -12,11 +12,14 @@ changed.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +42,9 @@ from rayrec.pipelines.training.placements import Placement, in_process, on_ray
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.errors import InputError
 from rayrec.platform.health.findings import Action, Finding, Verdict
+from rayrec.platform.metrics import RayMetrics
+
+logger = logging.getLogger(__name__)
 
 NODE_LABEL = "ray.io/node-id"
 BYTES_AT_ONCE = 256 * 2**20
@@ -166,6 +172,51 @@ def replay_newest(
     if len(steps) < 2 or steps[-1] <= after:
         return None
     return replay(run, steps[-1], cluster, address, nodes)
+
+
+class BackgroundReplay:
+    """Replays the newest steps of a run on a thread beside a watch, one replay at a time."""
+
+    def __init__(
+        self,
+        run: str | Path,
+        address: str | None = None,
+        replay_again: Callable[..., ReplayReport | None] = replay_newest,
+    ) -> None:
+        self._run, self._address, self._replay = run, address, replay_again
+        self._last_step = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
+        self._running: Future[ReplayReport | None] | None = None
+        self._counts = Counter[str]()
+        self._metrics = RayMetrics({"run": RunFolder.open(Path(run)).name})
+
+    def look(self) -> ReplayReport | None:
+        """Take what a replay found that is over, and begin the next one; returns at once.
+
+        What fails, as a replay of a snapshot that has been deleted meanwhile, is logged, and tried again.
+        """
+        report: ReplayReport | None = None
+        if self._running is not None and self._running.done():
+            done, self._running = self._running, None
+            try:
+                report = done.result()
+            except Exception as error:
+                logger.warning("%s was not replayed: %s", self._run, error)
+        if report is not None:
+            self._last_step = report.step
+            self._counts["replays_total"] += 1
+            self._counts["replay_differences_total"] += len(report.differences)
+            self._metrics.publish(self._counts)
+        if self._running is None:
+            self._running = self._thread.submit(
+                self._replay, self._run, self._last_step, address=self._address
+            )
+        return report
+
+    def wait(self) -> None:
+        """Until the replay that is running is over."""
+        if self._running is not None:
+            wait([self._running])
 
 
 def _steps(folder: RunFolder) -> list[int]:

@@ -15,21 +15,23 @@ import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayrec.pipelines.cluster.placement import Node
+from rayrec.pipelines.health.node_health import Look, NodeHealth, judge_looks
 from rayrec.pipelines.health.pairs import PairResult, judge_pairs, rounds
 from rayrec.platform.devices import HOST_COLLECTIVE_BACKEND
-from rayrec.platform.health.burn_in import BurnIn, burn_in, compare_burn_ins
 from rayrec.platform.health.counters import Card, CardKind, Counters, read_counters
-from rayrec.platform.health.findings import AS_NUMBER, Action, Finding, Verdict, strongest_action, worst
-from rayrec.platform.health.verdict import Limits, clock_finding, judge
+from rayrec.platform.health.findings import AS_NUMBER, Finding
+from rayrec.platform.health.verdict import Limits
 from rayrec.platform.metrics import RayMetrics
+
+if TYPE_CHECKING:  # whose module needs torch
+    from rayrec.platform.health.burn_in import BurnIn
 
 logger = logging.getLogger(__name__)
 
@@ -41,80 +43,6 @@ PAIR_BYTES = 8 * 2**20
 PAIR_REPEATS = 5
 CARDS: Mapping[CardKind, str] = {"cuda": "GPU", "npu": "NPU"}
 """Ray's names of cards."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """What a node's task brought back."""
-
-    counters: Counters
-    sent_s: float
-    received_s: float
-    """By the driver's clock, between which the node read its own."""
-
-
-@dataclass(frozen=True)
-class NodeHealth:
-    """One node's findings."""
-
-    node: Node
-    findings: tuple[Finding, ...]
-
-    @property
-    def verdict(self) -> Verdict:
-        return worst(self.findings)
-
-    @property
-    def action(self) -> Action:
-        return strongest_action(self.findings)
-
-    @property
-    def wrong(self) -> list[Finding]:
-        """Those that are not ok, the worst first."""
-        order = {"bad": 0, "suspect": 1, "unknown": 2}
-        return sorted(
-            (each for each in self.findings if each.verdict != "ok"), key=lambda each: order[each.verdict]
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "node": self.node.name,
-            "id": self.node.id,
-            "verdict": self.verdict,
-            "action": self.action,
-            "findings": [asdict(each) for each in self.findings],
-        }
-
-
-def judge_looks(
-    nodes: Sequence[Node],
-    looks: Mapping[str, Look],
-    previous: Mapping[str, Counters] | None = None,
-    limits: Limits | None = None,
-    further: Mapping[str, Sequence[Finding]] | None = None,
-) -> list[NodeHealth]:
-    """Judge all nodes, each with the cards of the others as its peers.
-
-    Args:
-        looks: by node; one that is not among them has not answered.
-        previous: by node, an earlier look.
-        further: by node, what burn-ins and pairs found.
-    """
-    health = []
-    for node in nodes:
-        look = looks.get(node.id)
-        if look is None:
-            detail = "its task did not come back; see `ray status`, and whether the node can start processes"
-            findings = [Finding.of("node-silent", node.name, "unknown", detail=detail)]
-        else:
-            peers = [
-                card for other, seen in looks.items() if other != node.id for card in seen.counters.cards
-            ]
-            findings = judge(look.counters, (previous or {}).get(node.id), limits, peers)
-            findings.append(clock_finding(look.sent_s, look.counters.time_s, look.received_s, limits))
-        findings += (further or {}).get(node.id, ())
-        health.append(NodeHealth(node, tuple(findings)))
-    return health
 
 
 class Sweep:
@@ -199,6 +127,8 @@ def burn_in_nodes(nodes: Sequence[Node], looks: Mapping[str, Look]) -> dict[str,
 
     Nodes of one machine take turns: together they would measure each other.
     """
+    from rayrec.platform.health.burn_in import compare_burn_ins
+
     results: dict[str, BurnIn] = {}
     owners: dict[str, str] = {}
     findings: dict[str, list[Finding]] = defaultdict(list)
@@ -250,6 +180,8 @@ def _of_cpus() -> Any:
 
         import torch
 
+        from rayrec.platform.health.burn_in import burn_in
+
         torch.set_num_threads(os.cpu_count() or 1)
         return burn_in("cpu", tempfile.gettempdir())
 
@@ -258,6 +190,8 @@ def _of_cpus() -> Any:
 
 def _of_card() -> Any:
     def measure(kind: CardKind, resource: str, cards: Sequence[Card]) -> BurnIn:
+        from rayrec.platform.health.burn_in import burn_in
+
         (given, *_) = ray.get_runtime_context().get_accelerator_ids()[resource]
         card = next((each for each in cards if str(each.index) == given or each.uuid == given), None)
         # Whether the CPUs are busy does not matter for what runs on the card.

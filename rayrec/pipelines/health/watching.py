@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from rayrec.pipelines.cluster.placement import Node
 from rayrec.pipelines.cluster.quarantine import Quarantine, Session
-from rayrec.pipelines.health.sweep import NodeHealth
+from rayrec.pipelines.health.node_health import NodeHealth
 from rayrec.platform.health.findings import ACTIONS, Finding
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import safetensors.numpy
 from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.models.program.torch_program import TorchProgram
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.health.replay import replay, replay_newest
+from rayrec.pipelines.health.replay import BackgroundReplay, replay, replay_newest
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import MANIFEST, OPTIMIZER, WEIGHTS, checksum_of
 from rayrec.pipelines.training.placements import in_process
@@ -228,3 +228,26 @@ def test_a_run_with_one_snapshot_is_not_replayed_in_the_background(data, tmp_pat
     train(config_of(data, evaluation__every_steps=100), tmp_path / "run", cluster=in_process)
 
     assert replay_newest(tmp_path / "run", 0, in_process) is None
+
+
+def test_a_background_replay_answers_when_it_is_over_and_does_not_stop_at_an_error(finished):
+    reports = [InputError("the snapshot is gone"), replay_newest(finished, 0, in_process), None]
+    asked = []
+
+    def again(run: Path, after: int, address: str | None) -> Any:
+        asked.append(after)
+        report = reports[len(asked) - 1]
+        if isinstance(report, Exception):
+            raise report
+        return report
+
+    background = BackgroundReplay(finished, replay_again=again)
+    found = []
+    for _ in range(4):
+        found.append(background.look())
+        background.wait()
+        if len(asked) == len(reports):
+            break
+
+    assert [report and report.step for report in found] == [None, None, 15]
+    assert asked == [0, 0, 15]

@@ -9,14 +9,19 @@ import pytest
 from rayrec.pipelines.cluster.nodes import cluster_nodes
 from rayrec.pipelines.cluster.placement import Node
 from rayrec.pipelines.cluster.quarantine import Quarantine
-from rayrec.pipelines.health.sweep import (
-    HealthMetrics,
+from rayrec.pipelines.health.node_health import (
+    HEALTH_FILE,
     Look,
     NodeHealth,
+    judge_looks,
+    read_health,
+    write_health,
+)
+from rayrec.pipelines.health.sweep import (
+    HealthMetrics,
     Sweep,
     burn_in_nodes,
     expected_cards,
-    judge_looks,
     read_nodes,
     run_pairs,
 )
@@ -64,6 +69,22 @@ def test_rays_cards_are_those_expected():
     node = replace(NODES[0], total={"CPU": 4.0, "GPU": 8.0, "NPU": 0.5})
 
     assert expected_cards(node) == {"cuda": 8}
+
+
+def test_the_last_look_is_left_for_others_and_what_is_no_look_is_none(tmp_path):
+    assert read_health(tmp_path) is None
+
+    write_health(tmp_path / "new", judge_looks(NODES[:2], {"id-0": look(clock_s=500.0)}), 7.0)
+
+    found = read_health(tmp_path / "new")
+    assert found is not None
+    assert (found["time"], {name: node["verdict"] for name, node in found["nodes"].items()}) == (
+        7.0,
+        {"id-0": "suspect", "id-1": "unknown"},
+    )
+    assert found["nodes"]["id-0"]["findings"] == ["clock-skew of node: 399 (limit 1)"]
+    (tmp_path / "new" / HEALTH_FILE).write_text("{")
+    assert read_health(tmp_path / "new") is None
 
 
 def test_metrics_of_what_is_over_go_back_to_zero(monkeypatch):

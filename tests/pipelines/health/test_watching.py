@@ -8,7 +8,7 @@ import pytest
 
 from rayrec.pipelines.cluster.placement import Node
 from rayrec.pipelines.cluster.quarantine import Quarantine
-from rayrec.pipelines.health.sweep import NodeHealth
+from rayrec.pipelines.health.node_health import NodeHealth
 from rayrec.pipelines.health.watching import SUSPECT_LOOKS, WELL_LOOKS, Watch, tell
 from rayrec.platform.health.findings import Finding
 

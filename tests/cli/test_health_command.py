@@ -1,0 +1,92 @@
+"""`rayrec health`: this machine, a cluster, and a run's steps again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayrec.pipelines.cluster.quarantine import Quarantine
+from rayrec.pipelines.health import sweep
+from rayrec.pipelines.health.node_health import NodeHealth, read_health
+from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.training.train import train
+from rayrec.platform.health.findings import Finding
+from tests.cli.commands import answer, refused
+from tests.helpers.training_runs import settings, walks
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    config = settings(walks(folder), evaluation__every_steps=5, snapshots__keep=9)
+    train(config, folder / "run", cluster=in_process)
+    return folder / "run"
+
+
+def test_this_machine_is_looked_at_without_ray():
+    program = (
+        "import sys; sys.modules['ray'] = None; from rayrec.cli import main; "
+        "sys.argv = ['rayrec', 'health', '--here', '--json']; main()"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+
+    assert '"verdict": ' in done.stdout.splitlines()[-1]
+    assert "memory-available" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--here", "--watch"), "--here looks at this machine alone, once"),
+        (("--here", "--address", "auto"), "--here looks at this machine alone, once"),
+        (("--replay", "runs/x"), "--replay works in the background of --watch"),
+        (("replay", "nowhere", "--step", 3, "--in-process"), "nowhere: not a run folder"),
+        (("replay", "nowhere", "--step", 3, "--in-process", "--node", "a"), "leave out --node and --address"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(arguments, sentence):
+    assert sentence in refused("health", *arguments)
+
+
+def test_a_runs_steps_are_computed_again(run):
+    report = answer("health", "replay", run, "--step", 10, "--in-process")
+
+    assert (report["verdict"], report["from_step"], report["step"], report["differences"]) == (
+        "ok",
+        5,
+        10,
+        [],
+    )
+
+
+def test_a_step_without_snapshot_is_refused(run):
+    assert "it has 5, 10, 15" in refused("health", "replay", run, "--step", 7, "--in-process")
+
+
+def test_a_cluster_is_looked_at_and_its_folder_knows(ray_cluster, tmp_path):
+    found = answer("health", "--folder", tmp_path)
+
+    (node,) = found["nodes"]
+    assert node["verdict"] == found["verdict"]
+    assert {"disk-space", "clock-skew"} <= {finding["code"] for finding in node["findings"]}
+    left = read_health(tmp_path)
+    assert left is not None
+    assert left["nodes"][node["id"]]["verdict"] == node["verdict"]
+
+
+def test_a_watch_isolates_what_is_bad_and_with_no_isolate_tells_it_alone(ray_cluster, tmp_path, monkeypatch):
+    def bad(nodes, *_, **__):
+        finding = Finding.of("xid-79", "cuda 0", "bad", 79, detail="has fallen off the bus")
+        return [NodeHealth(node, (finding,)) for node in nodes]
+
+    monkeypatch.setattr(sweep.Sweep, "look", lambda self, nodes, *more: bad(nodes))
+    told = ("health", "--watch", "--looks", 2, "--every-s", 1, "--folder", tmp_path)
+
+    assert answer(*told, "--no-isolate")["verdict"] == "bad"
+    assert Quarantine(tmp_path).sessions() == []
+    assert answer(*told)["nodes"][0]["action"] == "leave"
+    assert [session.reason for session in Quarantine(tmp_path).sessions()] == ["xid-79 of cuda 0"]
