@@ -33,6 +33,22 @@ def serve_command(
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP service.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     replicas: Annotated[int, typer.Option(min=1, help="Processes that each hold the whole model.")] = 1,
+    min_replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Replicas are taken away down to so many \\[1, if there is --max-replicas]."
+        ),
+    ] = None,
+    max_replicas: Annotated[
+        int | None,
+        typer.Option(min=1, help="Replicas are added under load up to so many \\[none are added]."),
+    ] = None,
+    scaling: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file that says when replicas are added and taken away \\[by requests in flight]."
+        ),
+    ] = None,
     single_process: Annotated[
         bool, typer.Option("--single-process", help="Serve from this process, without Ray.")
     ] = False,
@@ -132,6 +148,7 @@ def serve_command(
     from rayrec.serve.config.events import EventsConfig, RequestLogConfig
     from rayrec.serve.config.nearline import NearlineReadConfig
     from rayrec.serve.config.neighbors import neighbors_of
+    from rayrec.serve.config.scaling import ScalingConfig
     from rayrec.serve.config.serve import ServeConfig
     from rayrec.serve.config.services import ServicesConfig
     from rayrec.serve.launch.launch import serve_run
@@ -147,6 +164,9 @@ def serve_command(
         "tls": None if tls_cert is None else {"certificate": str(tls_cert), "key": str(tls_key)},
         "token_sha256": token_digest(token_file),
         "num_replicas": replicas,
+        "min_replicas": min_replicas,
+        "max_replicas": max_replicas,
+        "scaling": ScalingConfig() if scaling is None else ScalingConfig.load(scaling),
         "single_process": single_process,
         "allowed_hosts": allowed_host or [],
         "connections": {"most": max_connections, "keep_alive_s": keep_alive},

@@ -170,7 +170,7 @@ def load_api(
 
 def keeps_lists(config: ServeConfig) -> bool:
     """Whether lists that are put to one process are those of all that answer."""
-    return config.lists is not None or (config.num_replicas == 1 and config.services is None)
+    return config.lists is not None or (config.most_replicas == 1 and config.services is None)
 
 
 def _spare_collector() -> None:

@@ -18,6 +18,7 @@ from rayrec.serve.config.connections import ConnectionsConfig
 from rayrec.serve.config.events import EventsConfig, RequestLogConfig
 from rayrec.serve.config.nearline import NearlineReadConfig
 from rayrec.serve.config.neighbors import NeighborsConfig
+from rayrec.serve.config.scaling import ScalingConfig
 from rayrec.serve.config.services import ServicesConfig
 from rayrec.serve.config.tls import TlsConfig
 
@@ -31,7 +32,14 @@ class ServeConfig(Config):
     """Address to listen on; by default nothing outside this machine reaches the service."""
     port: int = Field(8000, ge=1, le=65_535)
     num_replicas: int = Field(1, ge=1)
-    """Processes that answer, each with the whole model."""
+    """Processes that answer, each with the whole model; to begin with."""
+    min_replicas: int | None = Field(None, ge=1)
+    """Replicas are taken away down to so many, where load is low or a queue needs the room; None: one, if
+    there is `max_replicas`, else `num_replicas`."""
+    max_replicas: int | None = Field(None, ge=1)
+    """Replicas are added under load, up to so many; None: none are added."""
+    scaling: ScalingConfig = ScalingConfig()
+    """When replicas are added and taken away."""
     single_process: bool = False
     """Answer in the process that starts the service, without Ray."""
     threads: int = Field(1, ge=1)
@@ -93,6 +101,23 @@ class ServeConfig(Config):
     cluster: ClusterConfig = ClusterConfig()
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether the number of any replicas changes."""
+        if self.services is None:
+            return self.least_replicas < self.most_replicas
+        services = self.services
+        each = (services.gateway, services.features, services.sparse, services.dense)
+        return any(replicas.least < replicas.most for replicas in each)
+
+    @property
+    def least_replicas(self) -> int:
+        return self.min_replicas or (self.num_replicas if self.max_replicas is None else 1)
+
+    @property
+    def most_replicas(self) -> int:
+        return self.max_replicas or self.num_replicas
+
+    @property
     def max_in_flight(self) -> int:
         """Requests to compute something that each replica which HTTP comes to has at once: its own, or, of
         services, what sparse parts hold, divided among the replicas in front of them."""
@@ -132,8 +157,29 @@ class ServeConfig(Config):
             return self.host == "localhost"
 
     @model_validator(mode="after")
+    def _bounds_of_replicas_are_in_order(self) -> Self:
+        if not self.least_replicas <= self.num_replicas <= self.most_replicas:
+            raise ValueError(
+                f"replicas: it begins with {self.num_replicas} and has {self.least_replicas} to "
+                f"{self.most_replicas}; let min_replicas be no more, and max_replicas no fewer than it "
+                "begins with"
+            )
+        if self.least_replicas == self.most_replicas:
+            return self
+        if self.single_process:
+            raise ValueError(
+                "replicas are several processes; leave out --single-process, or --min-replicas and "
+                "--max-replicas"
+            )
+        if self.services is not None:
+            raise ValueError(
+                "min_replicas, max_replicas: of what? With --services, its file says it of each deployment"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _replicas_share_a_state(self) -> Self:
-        num_states = self.num_replicas if self.services is None else self.services.features.most
+        num_states = self.most_replicas if self.services is None else self.services.features.most
         if self.events is not None and self.events.store is None and num_states > 1:
             raise ValueError(
                 f"events.store is missing: {num_states} replicas would each know other events of a "
@@ -189,6 +235,23 @@ class ServeConfig(Config):
             )
         if self.compile is not None:
             raise ValueError("--compile is for models that are whole in one process; leave out --services")
+        return self
+
+    @model_validator(mode="after")
+    def _worth_is_compared_with_a_price(self) -> Self:
+        if self.scaling.worth_of_replica_s is not None and self.admission.allocate is None:
+            raise ValueError(
+                "scaling.worth_of_replica_s: no second has a price; give --admission with allocate, or "
+                "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_are_scaled_through_the_dashboard(self) -> Self:
+        if self.is_scaled and not self.cluster.dashboard:
+            raise ValueError(
+                "max_replicas: replicas are scaled through Ray's dashboard; let cluster.dashboard be true"
+            )
         return self
 
     @model_validator(mode="after")

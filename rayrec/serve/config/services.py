@@ -17,8 +17,11 @@ class ReplicasConfig(Config):
     """How much there is of a deployment."""
 
     replicas: int = Field(1, ge=1)
+    """To begin with."""
+    min_replicas: int | None = Field(None, ge=1)
+    """Replicas are taken away down to so many; None: down to `replicas`."""
     max_replicas: int | None = Field(None, ge=1)
-    """Ray Serve adds replicas under load, up to so many, and takes them away again; None: it does not."""
+    """Replicas are added under load, up to so many, and taken away again; None: none are added."""
     requests_per_replica: float = Field(4.0, gt=0)
     """Requests in flight, above which replicas are added."""
     cpus: float = Field(1.0, gt=0)
@@ -30,7 +33,15 @@ class ReplicasConfig(Config):
             raise ValueError(
                 f"max_replicas: {self.max_replicas} are fewer than the {self.replicas} to begin with"
             )
+        if self.min_replicas is not None and self.min_replicas > self.replicas:
+            raise ValueError(
+                f"min_replicas: {self.min_replicas} are more than the {self.replicas} to begin with"
+            )
         return self
+
+    @property
+    def least(self) -> int:
+        return self.min_replicas or self.replicas
 
     @property
     def most(self) -> int:

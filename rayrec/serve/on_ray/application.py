@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
+from rayrec.pipelines.cluster.service_limits import DEPLOYMENT
 from rayrec.platform.devices import ray_claim
 from rayrec.platform.remote_files import absolute
 from rayrec.serve.app.loading import device_of, load_api
@@ -20,7 +21,6 @@ from rayrec.serve.web.browsers import keep_pages_out
 from rayrec.serve.web.guards import WithoutRequestId
 from rayrec.serve.web.metrics import RayMeter
 
-DEPLOYMENT = "recommend"
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 SPARE_REQUESTS = 32

@@ -254,6 +254,19 @@ def targets_of(run: str, config: ServeConfig, services: ServicesConfig) -> dict[
     return {name: (of_target, named(name, settings)) for name, (of_target, settings) in targets.items()}
 
 
+def replicas_of(config: ServeConfig) -> dict[str, ReplicasConfig]:
+    """Settings of the replicas of each deployment, by its name."""
+    services = config.services
+    assert services is not None, "the caller looks"
+    found: dict[str, ReplicasConfig] = {GATEWAY: services.gateway}
+    if config.events is not None:
+        found[FEATURES] = services.features
+    for name in (MAIN, *services.targets):
+        suffix = "" if name == MAIN else f".{name}"
+        found |= {SPARSE + suffix: services.sparse, DENSE + suffix: services.dense}
+    return found
+
+
 def resources_of(run: str | Path, config: ServeConfig) -> list[tuple[dict[str, Any], int]]:
     """What actors ask of Ray and how many of them, for those that claim an accelerator."""
     services = config.services
@@ -300,18 +313,9 @@ def _deployed(
         claim: of an accelerator.
         by_user: whether it keeps what it has read of users.
     """
-    scaling: dict[str, Any] = {"num_replicas": replicas.replicas}
-    if replicas.max_replicas is not None:
-        scaling = {
-            "autoscaling_config": {
-                "min_replicas": replicas.replicas,
-                "max_replicas": replicas.max_replicas,
-                "target_ongoing_requests": replicas.requests_per_replica,
-            }
-        }
     return serve.deployment(
         name=name,
-        **scaling,
+        num_replicas=replicas.replicas,
         **(sticky_routing() if by_user and config.has_prefix_cache else {}),
         max_ongoing_requests=config.max_waiting + SPARE_REQUESTS,
         ray_actor_options={"num_cpus": replicas.cpus, **(claim or {})},

@@ -17,14 +17,16 @@ from typing import Any
 from ray import serve
 from ray.serve.config import ProxyLocation
 
+from rayrec.pipelines.cluster.nodes import cluster_folder
+from rayrec.pipelines.cluster.service_limits import APPLICATION, ServiceLimits
 from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
 from rayrec.platform.errors import InputError
 from rayrec.serve.app.loading import check_service
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import MAIN
 from rayrec.serve.config.tls import check_tls
-from rayrec.serve.on_ray.application import QUIET, build_application, replica_resources
-from rayrec.serve.on_ray.deployments import build_services, resources_of, targets_of
+from rayrec.serve.on_ray.application import DEPLOYMENT, QUIET, build_application, replica_resources
+from rayrec.serve.on_ray.deployments import build_services, replicas_of, resources_of, targets_of
 from rayrec.serve.on_ray.ray_ingress import (
     Ingress,
     RunningServe,
@@ -32,11 +34,18 @@ from rayrec.serve.on_ray.ray_ingress import (
     ingress_of_own_cluster,
     running_serve,
 )
+from rayrec.serve.on_ray.scaling import (
+    Bounds,
+    DeploymentMetrics,
+    ReplicaController,
+    Scaled,
+    controlled,
+    within,
+)
+from rayrec.serve.on_ray.serve_dashboard import ServeDashboard
 from rayrec.serve.web.address import check_port, url_of, wait_until_ready
 
 logger = logging.getLogger(__name__)
-
-APPLICATION = "rayrec"
 
 
 @contextmanager
@@ -65,6 +74,9 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
             config = joined(config, running)
         elif own is None:
             check_port(config.host, config.port)
+        limits = ServiceLimits(cluster_folder())
+        controller = _controller(config, limits)
+        config = as_left(config, limits)
         for resources, count in _claims(run, config):
             check_accelerators(
                 resources, count, "replicas", "choose another device with --device, or fewer replicas"
@@ -77,7 +89,9 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
                     http_options=dict(ingress.http_options),
                     logging_config=QUIET,
                 )
-            yield _start(run, config, ingress, running is not None and running.has_tls)
+            url = _start(run, config, ingress, running is not None and running.has_tls)
+            with controlled(controller):
+                yield url
         finally:
             ingress.stops()
             # Serve's controller ends before it answers the call that ends it, as it should, and Ray
@@ -88,7 +102,12 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
 
 def _start(run: str, config: ServeConfig, ingress: Ingress, has_tls: bool) -> str:
     try:
-        serve.run(_application(run, config), name=APPLICATION, route_prefix="/")
+        serve.run(
+            _application(run, config),
+            name=APPLICATION,
+            route_prefix="/",
+            external_scaler_enabled=config.is_scaled,
+        )
     except RuntimeError as error:
         raise RuntimeError(_why_not_running()) from error
     url = url_of(config.host, config.port, has_tls or config.tls is not None)
@@ -99,6 +118,65 @@ def _start(run: str, config: ServeConfig, ingress: Ingress, has_tls: bool) -> st
 
 def _application(run: str, config: ServeConfig) -> serve.Application:
     return build_application(run, config) if config.services is None else build_services(run, config)
+
+
+def scaled_deployments(config: ServeConfig) -> dict[str, Scaled]:
+    """The deployments whose number of replicas changes, by name."""
+    scaling = config.scaling
+    if config.services is None:
+        bounds = Bounds(config.least_replicas, config.most_replicas)
+        found = {DEPLOYMENT: Scaled(bounds, config.num_replicas, scaling.requests_per_replica, scaling)}
+    else:
+        found = {}
+        for name, replicas in replicas_of(config).items():
+            # The price is of a second of the device, which the dense part has.
+            by_load = {} if replicas is config.services.dense else {"worth_of_replica_s": None}
+            found[name] = Scaled(
+                Bounds(replicas.least, replicas.most),
+                replicas.replicas,
+                replicas.requests_per_replica,
+                scaling.model_copy(update=by_load),
+            )
+    return {name: each for name, each in found.items() if each.bounds.least < each.bounds.most}
+
+
+def as_left(config: ServeConfig, limits: ServiceLimits) -> ServeConfig:
+    """The settings with no more replicas to begin with than a queue leaves the service."""
+    limit = limits.limit()
+    if limit is None or config.services is not None or not config.is_scaled:
+        return config
+    bounds = Bounds(config.least_replicas, config.most_replicas)
+    begin, maximum = within(bounds, config.num_replicas, limit.maximum)
+    if maximum < config.most_replicas:
+        logger.warning("the queue leaves the service %d of %d replicas", maximum, config.most_replicas)
+    return config.model_copy(update={"num_replicas": begin})
+
+
+def _controller(config: ServeConfig, limits: ServiceLimits) -> ReplicaController | None:
+    """None: no number of replicas changes.
+
+    Raises:
+        InputError: the cluster has no dashboard.
+    """
+    scaled = scaled_deployments(config)
+    if not scaled:
+        return None
+    if not _dashboard_url():
+        raise InputError(
+            "max_replicas: replicas are scaled through Ray's dashboard, and this cluster has none; start its "
+            "head with one (ray start --head --include-dashboard=true), or leave out --min-replicas and "
+            "--max-replicas"
+        )
+    client = ServeDashboard(_dashboard_url)
+    return ReplicaController(APPLICATION, scaled, client, limits, DeploymentMetrics())
+
+
+def _dashboard_url() -> str:
+    """Of the head that this process is connected to; empty if it has none."""
+    from ray._private.worker import get_dashboard_url
+
+    url = get_dashboard_url()
+    return f"http://{url}" if url else ""
 
 
 def _cpus(config: ServeConfig) -> float:
