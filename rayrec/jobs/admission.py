@@ -55,8 +55,10 @@ from rayrec.platform.config import Config
 from rayrec.platform.devices import ACCELERATOR_RESOURCES
 from rayrec.platform.errors import InputError
 
-SHAPES_TRIED = 3
+SHAPES_TRIED = 2
 """Waiting jobs of one shape that are looked at behind a blocked one, since only their times differ."""
+MOST_REMEMBERED = 4096
+"""Attempts in vain that are not repeated while nothing changes."""
 SHOWN_NODES = 3
 """That a reason lists."""
 
@@ -113,7 +115,7 @@ class _Entry:
     num_passed: int = 0
 
     def __post_init__(self) -> None:
-        self.job = self.waiting.job
+        self.job: Job = self.waiting.job
         self.num_passed = self.waiting.num_passed
 
 
@@ -143,11 +145,16 @@ class Scheduler:
         nodes: Sequence[Node],
         settings: SchedulingConfig | None = None,
         running: Sequence[Running] = (),
+        planned: Sequence[Waiting] = (),
     ) -> None:
+        """
+        Args:
+            planned: jobs that will be submitted again, of which some have their room planned.
+        """
         self.settings = settings or SchedulingConfig()
-        for each in running:
+        for each in (*running, *planned):
             config.queue(each.job.queue)
-        self.state = ClusterState(config, nodes, running)
+        self.state = ClusterState(config, nodes, running, planned)
         self._nodes = list(nodes)
         self._lines = {
             (queue.name, borrows): _Line(queue.name, borrows)
@@ -165,7 +172,7 @@ class Scheduler:
         self._no_room: dict[tuple[int, int], int] = {}
         """By shape and size, at which number of releases there was no room for it."""
         self._room: dict[tuple[int, int], int] = {}
-        """By shape and size, at which number of changes there was room for it by counts."""
+        """By shape and size, at which number of releases there was room for it by counts."""
         self._no_reclaim: dict[tuple[str, int, int], int] = {}
         """By queue, shape and size, at which number of releases nothing could be taken for it."""
         self._no_plan: dict[tuple[object, ...], tuple[int, int]] = {}
@@ -195,8 +202,7 @@ class Scheduler:
         line = self._lines[job.queue, borrows]
         key = job.order if job.not_before is None else (-math.inf, job.not_before, job.id)
         entry = _Entry(waiting, line, shape, key)
-        if waiting.plan is not None and self._is_there(job, waiting.plan):
-            self.state.give(job, waiting.plan, waiting.plan.since, None, is_planned=True)
+        if waiting.plan is not None and job.id in self.state.runs:
             self._planned[job.id] = entry
             return None
         entry.waiting = replace(waiting, plan=None)
@@ -262,14 +268,6 @@ class Scheduler:
             return False
         guarantees = state.guarantees
         return not guarantees.has(job.queue) or guarantees.could_hold(job.queue, size, job.within)
-
-    def _is_there(self, job: Job, plan: Plan) -> bool:
-        """Whether all nodes of a plan are there and to be used."""
-        return plan.size < len(job.sizes) and all(
-            node in self.state.room.index and self.state.room.usable_N[self.state.room.index[node]]
-            for members in plan.placed.values()
-            for node in members
-        )
 
     # What is to be done
 
@@ -362,10 +360,11 @@ class Scheduler:
         free_NR = state.free_and_left()
         for number, size in enumerate(job.sizes):
             amounts = state.counted(job.queue, size)
-            if state.tree.fits(job.queue, amounts) and self._may_fit(entry, number, free_NR):
+            if self._may_fit(entry, number, free_NR) and state.tree.fits(job.queue, amounts):
                 return False
             if (
-                (entry.line.borrows and self._borrower_takes(job)) or not state.tree.borrows(job.queue, amounts)
+                (entry.line.borrows and self._borrower_takes(job))
+                or not state.tree.borrows(job.queue, amounts)
             ) and self._no_reclaim.get((job.queue, entry.shape, number)) != state.num_releases:
                 return False
         return True
@@ -510,7 +509,7 @@ class Scheduler:
         for number, size in enumerate(job.sizes):
             amounts = state.counted(job.queue, size)
             within = not state.tree.borrows(job.queue, amounts)
-            if not early and state.tree.fits(job.queue, amounts) and self._may_fit(entry, number, free_NR):
+            if not early and self._may_fit(entry, number, free_NR) and state.tree.fits(job.queue, amounts):
                 ends_at = entry.waiting.ends_at(now, number)
                 kept = self._kept_for_others(entry, within, ends_at)
                 may_be_firm = within and not is_behind
@@ -519,7 +518,11 @@ class Scheduler:
                 plan = None
                 if self._no_plan.get(alike) != self._generation:
                     plan = self._free_plan(entry, number, may_be_firm, free_NR, kept, now)
+                    if len(self._no_plan) > MOST_REMEMBERED:
+                        self._no_plan.clear()
                     self._no_plan[alike] = self._generation
+                if plan is None and not kept and not may_be_firm:
+                    self._no_room[entry.shape, number] = state.num_releases
                 if plan is not None:
                     del self._no_plan[alike]
                     self._give(entry, plan, now, ends_at, within, kept, decisions)
@@ -546,11 +549,11 @@ class Scheduler:
         key = entry.shape, number
         if self._no_room.get(key) == state.num_releases:
             return False
-        if self._room.get(key) == state.num_changes:
-            return True
+        if self._room.get(key) == state.num_releases:
+            return True  # or not any more, which is found out where it is looked for a place
         gang = state.room.gang(job.sizes[number if job.may_stop else -1], job.within)
         if gang is not None and state.room.may_fit(gang, free_NR):
-            self._room[key] = state.num_changes
+            self._room[key] = state.num_releases
             return True
         self._no_room[key] = state.num_releases
         return False
@@ -756,17 +759,18 @@ class Scheduler:
         if state.guarantees and state.softened:
             queues = state.softened - {entry.job.queue for entry in self._entries.values()}
             for run in state.runs.values():
-                if run.firm is None and run.job.queue in queues:
-                    state.firm_up(run)
+                if run.firm is None and run.job.queue in queues and state.firm_up(run) and run.running.cells:
+                    reason = f"is within the guarantee of queue {run.job.queue!r} now"
+                    running = run.running
+                    decisions.append(Grow(run.job.id, reason, running.size, running.placed, running.cells))
             state.softened -= queues
         waits_for_cards = any(line.keys for line in self._lines.values())
         if waits_for_cards or self._planned:
             return
         small = [
             run
-            for run in state.runs.values()
-            if run.running.size > 0
-            and run.running.step is None
+            for job_id in state.below_wish
+            if (run := state.runs[job_id]).running.step is None
             and not run.is_planned
             and self._may_grow(run, now)
         ]
@@ -939,7 +943,7 @@ def decide(
     Raises:
         InputError: a job's queue is unknown, or its sizes are no way down.
     """
-    scheduler = Scheduler(config, nodes, settings, running)
+    scheduler = Scheduler(config, nodes, settings, running, waiting)
     refused: list[Decision] = []
     for each in sorted(waiting, key=lambda each: each.job.order):
         if (refusal := scheduler.submit(each)) is not None:

@@ -259,7 +259,7 @@ class Guarantees:
         return self._rooms[queue].place(size, within, self.left[queue])
 
     def needs(self, queue: str, size: Size, chosen: Placed) -> list[tuple[str, Int64Array]]:
-        """What each of these cells is to take, in the columns of the real nodes: those that cannot move first."""
+        """What each of these cells is to take, in the real nodes' columns: those that cannot move first."""
         room, cells = self._rooms[queue], self._cells[queue]
         needs: dict[str, Int64Array] = {}
         for group in size.groups:
@@ -293,7 +293,7 @@ class Guarantees:
 
     @contextmanager
     def held_still(self) -> Iterator[Callable[[str, str], None]]:
-        """Inside the block, cells that are named by queue and id stay where they are while others are brought."""
+        """Inside the block, cells that are named by queue and id stay where they are."""
         still: list[_BoundCell] = []
 
         def hold(queue: str, cell_id: str) -> None:
@@ -433,31 +433,53 @@ class Guarantees:
 
     def cover(self, queue: str, size: Size, placed: Placed) -> Placed | None:
         """Free cells of its queue, brought to where a job runs outside of them; None: they cannot be."""
-        room, cells = self._rooms[queue], self._cells[queue]
-        left_NR = self.left[queue].copy()
-        chosen: dict[str, tuple[str, ...]] = {}
-        with self.held_still() as hold:
-            for group in sorted(size.groups, key=lambda group: -_cards(group.resources)):
-                asked_R = room.vector(group.resources)
-                if any(amount and name not in room.columns for name, amount in group.resources.items()):
+        room, left_NR = self._rooms[queue], self.left[queue].copy()
+        on_node: dict[int, list[tuple[str, int, Int64Array]]] = {}
+        for group in size.groups:
+            if any(amount and name not in room.columns for name, amount in group.resources.items()):
+                return None
+            asked_R = room.vector(group.resources)
+            for member, node in enumerate(placed[group.stage][: group.count]):
+                there = self._room.index.get(node)
+                if there is None:
                     return None
-                members: list[str] = []
-                for node in placed[group.stage][: group.count]:
-                    there = self._room.index.get(node)
-                    cell = None if there is None else self._cell_at(cells, there, asked_R, left_NR)
+                on_node.setdefault(there, []).append((group.stage, member, asked_R))
+        chosen = {group.stage: [""] * group.count for group in size.groups}
+        with self.held_still() as hold:
+            for there, actors in sorted(on_node.items(), key=lambda item: -len(item[1])):
+                actors.sort(key=lambda actor: -int(actor[2].sum()))
+                while actors:
+                    cell = self._cell_at(queue, there, [asked_R for _, _, asked_R in actors], left_NR)
                     if cell is None:
                         return None
                     hold(queue, _cell_id(cell))
-                    left_NR[cell.place] -= asked_R
-                    members.append(_cell_id(cell))
-                chosen[group.stage] = tuple(members)
-        return chosen
+                    rest = list[tuple[str, int, Int64Array]]()
+                    for stage, member, asked_R in actors:
+                        if (left_NR[cell.place] >= asked_R).all():
+                            left_NR[cell.place] -= asked_R
+                            chosen[stage][member] = _cell_id(cell)
+                        else:
+                            rest.append((stage, member, asked_R))
+                    actors = rest
+        return {stage: tuple(members) for stage, members in chosen.items()}
 
     def _cell_at(
-        self, cells: Sequence[_BoundCell], there: int, asked_R: Int64Array, left_NR: Int64Array
+        self, queue: str, there: int, asked: Sequence[Int64Array], left_NR: Int64Array
     ) -> _BoundCell | None:
-        able = [cell for cell in cells if cell.node is not None and (left_NR[cell.place] >= asked_R).all()]
-        able.sort(key=lambda cell: (cell.node != there, int(left_NR[cell.place].sum()), cell.place))
+        """A cell for a node that takes at least the first actor: the smallest that takes all of them."""
+        all_R = sum(asked, start=0 * asked[0])
+        able = [
+            cell
+            for cell in self._cells[queue]
+            if cell.node is not None and (left_NR[cell.place] >= asked[0]).all()
+        ]
+
+        def preference(cell: _BoundCell) -> tuple[bool, bool, int, int]:
+            enough = bool((left_NR[cell.place] >= all_R).all())
+            size = int(left_NR[cell.place].sum())
+            return not enough, cell.node != there, size if enough else -size, cell.place
+
+        able.sort(key=preference)
         return next((cell for cell in able if cell.node == there or self._move(cell, there)), None)
 
     # What is promised without cells

@@ -226,6 +226,8 @@ class Stop(Decision):
 
 @dataclass(frozen=True)
 class Grow(Decision):
+    """Go on with more actors; or, at the same size, only be in the cells of its queue from now on."""
+
     size: int
     placed: Placed
     """Those who are there stay where they are."""

@@ -93,6 +93,8 @@ class _Entry:
     usage: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     """What the lending limit keeps from the parent."""
+    potentials: dict[str, int] = field(default_factory=dict)
+    """What was computed of them: they depend on settings alone."""
 
     def up(self) -> Iterator[_Entry]:
         """Its cohorts, from the nearest to the root."""
@@ -134,12 +136,14 @@ class _Entry:
         return self.left_here(resource) + over
 
     def potential(self, resource: str) -> int:
-        if self.parent is None:
-            return self.subtree.get(resource, 0)
-        most = self.kept.get(resource, 0) + self.parent.potential(resource)
-        if (limit := self.borrowing_limit(resource)) is not None:
-            most = min(most, self.subtree.get(resource, 0) + limit)
-        return most
+        if resource not in self.potentials:
+            most = self.subtree.get(resource, 0)
+            if self.parent is not None:
+                limit = self.borrowing_limit(resource)
+                over = self.kept.get(resource, 0) + self.parent.potential(resource)
+                most = over if limit is None else min(most + limit, over)
+            self.potentials[resource] = most
+        return self.potentials[resource]
 
     def add(self, resource: str, amount: int) -> None:
         here = self.left_here(resource)
@@ -157,20 +161,20 @@ class _Entry:
         """Whether it uses no more than its own of all of them."""
         return all(self.subtree.get(name, 0) >= self.usage.get(name, 0) for name in resources)
 
-    def share(self) -> FairShare:
+    def share(self, more: Amounts | None = None) -> FairShare:
+        """With `more` in use than there is."""
         if self.parent is None:
             return FairShare(0.0, self.weight)
-        borrowed = {
-            name: self.usage[name] - amount
-            for name, amount in self.subtree.items()
-            if self.usage.get(name, 0) > amount
-        }
-        ratio, resource = 0.0, ""
-        for name, amount in sorted(borrowed.items()):
+        ratio, resource, borrows = 0.0, "", False
+        for name in sorted(self.subtree):
+            amount = self.usage.get(name, 0) + (more.get(name, 0) if more else 0) - self.subtree[name]
+            if amount <= 0:
+                continue
+            borrows = True
             lendable = self.parent.potential(name)
             if lendable > 0 and amount * 1000 / lendable > ratio:
                 ratio, resource = amount * 1000 / lendable, name
-        return FairShare(ratio, self.weight, resource, bool(borrowed))
+        return FairShare(ratio, self.weight, resource, borrows)
 
 
 @dataclass(frozen=True)
@@ -317,8 +321,10 @@ class QuotaTree:
         shares: dict[tuple[int, str], FairShare] = {}
         for name, candidate in by_queue.items():
             entry = self._queues[name]
+            shares[id(entry), name] = entry.share(candidate.amounts)
+            if entry.parent is None or entry.parent.parent is None:
+                continue  # a root's share is nothing
             with self.with_more(name, candidate.amounts):
-                shares[id(entry), name] = entry.share()
                 for over in entry.up():
                     shares[id(over), name] = over.share()
 

@@ -3,8 +3,8 @@
     candidates ── steps in order ──► taken until the job fits ──► given back in reverse while it still fits
 
 In the order of Kueue's classical preemption (`pkg/scheduler/preemption`): jobs of other queues that borrow
-before those of its own, low priorities first; then the least lost work instead of the newest admission. A step
-makes a job smaller before another one stops it: a training goes on from a snapshot with fewer trainers, a
+before those of its own, low priorities first; then the least lost work instead of the newest admission. A
+step makes a job smaller before another one stops it: a training goes on from a snapshot with fewer trainers, a
 service with fewer replicas. A job that is in its own queue's guarantee is asked for nothing by another queue.
 """
 
@@ -137,8 +137,7 @@ class _Search:
         return None
 
     def _in_own_cells(self) -> tuple[Placed, Placed | None] | None:
-        """Where the job would be in a cluster of its queue's own: each cell is brought to the node on which the
-        least is lost, and those who are there on borrowed terms leave."""
+        """Where the job would be in a cluster of its queue's own, each cell on the node where least is lost."""
         state, job = self._state, self._job
         guarantees = state.guarantees
         chosen = guarantees.choose(job.queue, self._size, job.within)
@@ -157,7 +156,7 @@ class _Search:
                     for place, node in enumerate(guarantees.spots(job.queue, cell_id, job.within))
                     if (way := self._clear(node, need_R, there.get(node, ()))) is not None
                 ]
-                for _, _, node, way in sorted(ways, key=lambda way: way[:2]):
+                for _, _, node, way in sorted(ways, key=lambda each: each[:2]):  # noqa: B007
                     if guarantees.bring(job.queue, cell_id, node):
                         break
                 else:

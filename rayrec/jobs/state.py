@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rayrec.jobs.cells import Guarantees
-from rayrec.jobs.job import Job, Placed, Plan, Running, Size, Step
+from rayrec.jobs.job import Job, Placed, Plan, Running, Size, Step, Waiting
 from rayrec.jobs.queues import QueuesConfig
 from rayrec.jobs.quota import UNITS, QuotaTree
 from rayrec.jobs.room import Room, apart
@@ -56,7 +56,17 @@ class Run:
 class ClusterState:
     """Queues, nodes and jobs with all their sums, changed one job at a time."""
 
-    def __init__(self, config: QueuesConfig, nodes: Sequence[Node], running: Sequence[Running] = ()) -> None:
+    def __init__(
+        self,
+        config: QueuesConfig,
+        nodes: Sequence[Node],
+        running: Sequence[Running] = (),
+        planned: Sequence[Waiting] = (),
+    ) -> None:
+        """
+        Args:
+            planned: waiting jobs of which some have their room planned.
+        """
         self.config = config
         self.tree = QuotaTree(config)
         self.room = Room(nodes)
@@ -66,7 +76,9 @@ class ClusterState:
         self.runs: dict[str, Run] = {}
         self._promised: dict[str, Counter[str]] = {queue.name: Counter() for queue in config.queues}
         """By queue, what of its nominal quota is set apart without cells."""
-        self.softened: set[str] = set()
+        self.below_wish: dict[str, None] = {}
+        """Jobs that have not their first size, in a fixed order."""
+        self.softened = {queue.name for queue in config.queues}
         """Queues of which some guarantee has become free, for others of their jobs."""
         self.num_changes = 0
         """Times at which anything was given or given back."""
@@ -79,6 +91,9 @@ class ClusterState:
         restored = sorted(running, key=lambda each: (each.job.order, each.started_at))
         for each in restored:
             self._restore(each)
+        for waiting in sorted(planned, key=lambda each: each.job.order):
+            if waiting.plan is not None:
+                self._restore_plan(waiting.job, waiting.plan)
         self.lacking_cells = self.guarantees.bind_rest()
         for run in self.runs.values():
             if run.firm is None and run.running.cells is None:
@@ -108,6 +123,7 @@ class ClusterState:
         amounts = {} if number is None else self.counted(job.queue, job.sizes[number])
         run = Run(running, held, kept, amounts, since=running.started_at)
         self.runs[job.id] = run
+        self._note_size(run)
         apart(self.free_NR, held)
         apart(self.left_NR, kept)
         self.tree.add(job.queue, amounts)
@@ -120,6 +136,27 @@ class ClusterState:
                 run.running = replace(
                     running, cells=None, step=None if step is None else replace(step, cells=None)
                 )
+
+    def _restore_plan(self, job: Job, plan: Plan) -> None:
+        """A plan of before, unless a node or a cell of it is gone."""
+        there = plan.size < len(job.sizes) and all(
+            node in self.room.index and self.room.usable_N[self.room.index[node]]
+            for members in plan.placed.values()
+            for node in members
+        )
+        if not there:
+            return
+        size = job.sizes[plan.size]
+        firm = None if plan.cells is None else plan.size if plan.firm_size is None else plan.firm_size
+        if firm is not None:
+            assert plan.cells is not None
+            if not self.guarantees.pin(job.queue, job.sizes[firm], plan.placed, plan.cells):
+                return
+        kept, amounts = self.room.held(size.groups, plan.placed), self.counted(job.queue, size)
+        running = Running(job, plan.size, plan.placed, plan.since, plan.cells)
+        self.runs[job.id] = Run(running, {}, kept, amounts, is_planned=True, firm=firm, since=plan.since)
+        apart(self.left_NR, kept)
+        self.tree.add(job.queue, amounts)
 
     def counted(self, queue: str, size: Size) -> dict[str, int]:
         """What a queue counts of a size."""
@@ -264,6 +301,7 @@ class ClusterState:
         amounts = self.counted(job.queue, size)
         run = Run(running, {} if is_planned else kept, kept, amounts, is_planned, since=now)
         self.runs[job.id] = run
+        self._note_size(run)
         apart(self.left_NR, kept)
         if not is_planned:
             apart(self.free_NR, kept)
@@ -337,7 +375,7 @@ class ClusterState:
         self.num_changes += 1
         self.num_releases += 1
         if step.size is None:
-            del self.runs[run.job.id]
+            self._forget(run)
             return
         run.running = replace(
             run.running,
@@ -349,7 +387,18 @@ class ClusterState:
             changed_at=now,
             num_shrunk=run.running.num_shrunk + 1,
         )
+        self._note_size(run)
         self.firm_up(run)
+
+    def _note_size(self, run: Run) -> None:
+        if run.running.size:
+            self.below_wish[run.job.id] = None
+        else:
+            self.below_wish.pop(run.job.id, None)
+
+    def _forget(self, run: Run) -> None:
+        del self.runs[run.job.id]
+        self.below_wish.pop(run.job.id, None)
 
     def end(self, run: Run) -> None:
         """A job is gone, or gives up its plan."""
@@ -357,7 +406,7 @@ class ClusterState:
         apart(self.left_NR, run.kept, 1)
         apart(self.free_NR, run.held, 1)
         self.tree.remove(run.job.queue, run.amounts)
-        del self.runs[run.job.id]
+        self._forget(run)
         self.num_changes += 1
         self.num_releases += 1
 
@@ -392,6 +441,7 @@ class ClusterState:
         apart(self.free_NR, run.held)
         self._count(run, self.counted(run.job.queue, size))
         run.running = replace(run.running, size=number, placed=placed, changed_at=now, ends_at=ends_at)
+        self._note_size(run)
 
 
 def firm_number(job: Job, cells: Placed) -> int | None:

@@ -2,7 +2,7 @@
 
 Source: kubernetes-sigs/kueue at ff69552e79 (2026-08-23), `pkg/cache/scheduler/`: `resource_test.go`
 (TestAvailable), `resource_node_test.go` (TestCohortLendable), `fair_sharing_test.go`
-(TestDominantResourceShare, TestIsBorrowingOn); and the site's concepts "Cluster Queue", "Cohort" and "Preemption".
+(TestDominantResourceShare, TestIsBorrowingOn); and the site's concepts "Cluster Queue" and "Cohort".
 """
 
 import math
