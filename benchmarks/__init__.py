@@ -40,6 +40,7 @@ BENCHES: dict[str, Bench] = {
     "graph-fresh": partial(_run, "graph_fresh", "bench"),
     "graph-growth": partial(_run, "graph", "bench_growth"),
     "graph-quality": partial(_run, "graph_quality", "bench"),
+    "health": partial(_run, "health", "bench"),
     "nearline": partial(_run, "nearline", "bench"),
     "nearline-long": partial(_run, "long_history", "bench"),
     "nearline-quality": partial(_run, "long_history_quality", "bench"),

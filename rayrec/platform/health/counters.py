@@ -57,7 +57,8 @@ NPU_COMMAND = ("npu-smi", "info")
 KERNEL_LOGS = (
     ("dmesg", "--kernel", "--nopager", "--time-format", "iso"),
     ("dmesg",),  # a busybox knows no options
-    ("journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short-iso"),
+    # Of months, as it may keep, reading would take seconds.
+    ("journalctl", "-k", "-b", "--no-pager", "-q", "-o", "short-iso", "-n", "20000"),
 )
 """The first that may be read is."""
 

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import safetensors.numpy
 
-from rayrec.embeddings.snapshot.saved_files import checksum_file
+from benchmarks.health_faults import flip_bit_of_row, flip_bit_of_tensor, wrong_bit_in_gradient
 from rayrec.models.program.torch_program import TorchProgram
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.health.replay import BackgroundReplay, replay, replay_newest
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.pipelines.runs.snapshots import MANIFEST, OPTIMIZER, WEIGHTS, checksum_of
+from rayrec.pipelines.runs.snapshots import OPTIMIZER, WEIGHTS
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
@@ -51,49 +46,6 @@ def run(finished, tmp_path) -> Path:
     return shutil.copytree(finished, tmp_path / "run")
 
 
-def changed_file(path: Path, change: Callable[[Path], None]) -> None:
-    """Change a file of a snapshot as a machine would that computed it wrongly: its checksum fits."""
-    change(path)
-    manifest_path = path.parent / MANIFEST
-    manifest = json.loads(manifest_path.read_bytes())
-    manifest.pop("checksum")
-    manifest["checksums"][path.name] = checksum_file(path)
-    manifest_path.write_text(json.dumps(manifest | {"checksum": checksum_of(manifest)}))
-
-
-def flip_bit_of_tensors(random: np.random.Generator) -> tuple[Callable[[Path], None], list[str]]:
-    """The change, and the name of the tensor that it falls on, once it was made."""
-    names: list[str] = []
-
-    def change(path: Path) -> None:
-        tensors = safetensors.numpy.load_file(path)
-        name = str(random.choice(sorted(name for name, each in tensors.items() if each.size)))
-        flat = tensors[name].reshape(-1).view(np.uint8)
-        flat[random.integers(len(flat))] ^= np.uint8(1 << random.integers(8))
-        safetensors.numpy.save_file(tensors, path)
-        names.append(name)
-
-    return change, names
-
-
-def flip_bit_of_rows(random: np.random.Generator, column: str) -> tuple[Callable[[Path], None], list[int]]:
-    ids: list[int] = []
-
-    def change(path: Path) -> None:
-        table = pq.read_table(path)
-        values = table[column].to_pylist()
-        row = int(random.integers(len(values)))
-        numbers = bytearray(values[row])
-        numbers[random.integers(len(numbers))] ^= 1 << int(random.integers(8))
-        values[row] = bytes(numbers)
-        index = table.schema.get_field_index(column)
-        changed = pa.array(values, table.schema.field(column).type)
-        pq.write_table(table.set_column(index, table.schema.field(column), changed), path)
-        ids.append(table["id"][row].as_py())
-
-    return change, ids
-
-
 @pytest.mark.parametrize("step", STEPS)
 def test_steps_computed_again_have_the_same_bits(finished, step):
     before = sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*"))
@@ -119,13 +71,12 @@ def test_two_trainers_and_exact_prefetch_have_the_same_bits(data, tmp_path):
 @pytest.mark.parametrize("file", [WEIGHTS, OPTIMIZER])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_flipped_bit_of_a_dense_tensor_is_named(run, file, seed):
-    change, names = flip_bit_of_tensors(np.random.default_rng(seed))
-    changed_file(run / "snapshots" / "step-000000008" / file, change)
+    name = flip_bit_of_tensor(run / "snapshots" / "step-000000008" / file, np.random.default_rng(seed))
 
     report = replay(run, 8, in_process)
 
     kind = "weights" if file == WEIGHTS else "optimizer"
-    assert [each.name for each in report.differences] == [f"{kind} {names[0]}"]
+    assert [each.name for each in report.differences] == [f"{kind} {name}"]
     assert report.differences[0].detail.startswith("1 of ")
     assert (report.verdict, report.finding().action) == ("bad", "avoid")
     assert report.hash != report.replayed_hash
@@ -135,30 +86,19 @@ def test_a_flipped_bit_of_a_dense_tensor_is_named(run, file, seed):
 @pytest.mark.parametrize("seed", range(2))
 def test_a_flipped_bit_of_a_row_is_named(run, column, seed):
     snapshot = run / "snapshots" / "step-000000004"
-    change, ids = flip_bit_of_rows(np.random.default_rng(seed), column)
     (file, *_) = sorted(snapshot.glob("*-00000.parquet"))
-    changed_file(file, change)
+    row = flip_bit_of_row(file, column, np.random.default_rng(seed))
 
     report = replay(run, 4, in_process)
 
     (difference,) = report.differences
     assert difference.name == f"rows of {file.name.split('-')[0]}"
-    assert difference.detail.endswith(f"the first of id {ids[0]}")
+    assert difference.detail.endswith(f"the first of id {row}")
     assert difference.detail.startswith(f"{column} of 1 of ")
 
 
-def test_a_fault_while_a_step_was_computed_is_found(data, tmp_path, monkeypatch):
-    update, calls = TorchProgram.update, []
-
-    def faulty(self: TorchProgram) -> None:
-        calls.append(self)
-        if len(calls) == 6:
-            gradient = next(iter(self._parameters.values())).grad
-            gradient.view(-1)[0] *= 1 + 2**-12
-        update(self)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(TorchProgram, "update", faulty)
+def test_a_fault_while_a_step_was_computed_is_found(data, tmp_path):
+    with wrong_bit_in_gradient(6, np.random.default_rng(0)):
         train(config_of(data), tmp_path / "run", cluster=in_process)
 
     assert replay(tmp_path / "run", 4, in_process).verdict == "ok"
@@ -180,8 +120,7 @@ def test_a_fault_of_the_machine_that_computes_again_is_found_too(finished, monke
 
 
 def test_a_run_that_was_begun_again_since_may_differ_for_another_reason(run):
-    change, _ = flip_bit_of_tensors(np.random.default_rng(0))
-    changed_file(run / "snapshots" / "step-000000008" / WEIGHTS, change)
+    flip_bit_of_tensor(run / "snapshots" / "step-000000008" / WEIGHTS, np.random.default_rng(0))
     RunFolder.open(run).update(incarnation=7)
 
     report = replay(run, 8, in_process)
