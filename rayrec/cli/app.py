@@ -12,3 +12,6 @@ app = typer.Typer(
 
 data_app = typer.Typer(help="What samples are made of and what has become of them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+
+queue_app = typer.Typer(help="Queues of teams that share a cluster.", no_args_is_help=True)
+app.add_typer(queue_app, name="queue")

@@ -33,7 +33,6 @@ from pathlib import Path
 from pydantic import Field
 
 from rayrec.jobs.admission import SchedulingConfig, decide
-from rayrec.jobs.cluster_view import Awaited, View
 from rayrec.jobs.job import (
     Decision,
     Grow,
@@ -49,6 +48,7 @@ from rayrec.jobs.job import (
 from rayrec.jobs.ledger import Attempt, JobEntry, JobState, Ledger, Phase
 from rayrec.jobs.runner import HeadDownError, Report, Runner, submission_of
 from rayrec.jobs.trainings import Trainings
+from rayrec.jobs.watcher import Awaited, View
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 
@@ -222,6 +222,8 @@ class QueueLoop:
         # Also to a new head under the same id: whether the old one had it is not known.
         entry = self._ledger.job(attempt.job_id)
         assert entry.running is not None, "it has an attempt"
+        if entry.job.kind == "service" and self._scale is not None:
+            self._scale(entry, _num_replicas(entry, attempt.size))  # before it has any
         owner = f"{self._ledger.path.resolve()} on {socket.gethostname()}"
         submission = submission_of(attempt, entry.running, entry.command, owner, self._settings.python)
         try:
@@ -262,7 +264,7 @@ class QueueLoop:
     def _scaled(self, attempt: Attempt, entry: JobEntry, wanted: int) -> None:
         """A service gets another number of replicas, without another attempt."""
         assert self._scale is not None
-        num_replicas = sum(entry.job.sizes[wanted].counts().values())
+        num_replicas = _num_replicas(entry, wanted)
         if self._scale(entry, num_replicas):
             with self._ledger.change():
                 entry = self._ledger.job(entry.id)
@@ -512,6 +514,11 @@ class QueueLoop:
                     reason=reason,
                 )
         raise AssertionError(f"an unknown decision: {decision}")
+
+
+def _num_replicas(entry: JobEntry, size: int) -> int:
+    """Of a service."""
+    return sum(entry.job.sizes[size].counts().values())
 
 
 def _gone(running: Running, view: View) -> set[str]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rayrec.jobs.cluster_view import Awaited, View
+from rayrec.jobs.watcher import Awaited, View
 from rayrec.jobs.ledger import ClusterId, Ledger
 from rayrec.jobs.runner import NODES_VARIABLE, HeadDownError, Report, Submission
 from rayrec.jobs.trainings import Asked

@@ -1,7 +1,9 @@
-"""The queue's process on a cluster in memory: starting, reclaim, failures, a head that goes away, and kills."""
+"""The queue's process on a cluster in memory: start, reclaim, failures, a head that goes away, kills."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +52,19 @@ def queue(name: str, cards: float, cohort: str | None = "all") -> QueueConfig:
 class Story:
     """A fake cluster, its ledger, and a loop that may be killed and started again."""
 
-    def __init__(self, folder: Path, work: dict[str, float], nodes: int = 2) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        work: dict[str, float],
+        content: bytes | None = None,
+        world: FakeCluster | None = None,
+    ) -> None:
         self.path = folder / "jobs.db"
-        self.world = FakeCluster([node(f"n{number}") for number in range(nodes)], work)
+        if content is not None:
+            for suffix in ("-wal", "-shm"):
+                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            self.path.write_bytes(content)
+        self.world = world or FakeCluster([node("n0"), node("n1")], work)
         self.kills = Kills()
         self.start()
 
@@ -332,62 +344,75 @@ def test_a_service_is_scaled_without_another_attempt(tmp_path):
     assert story.ledger.job("service").running.size == 2
 
 
-def scenario(story: Story) -> None:
-    """A borrower shrinks, another one stops, a job fails once, and the head is lost: everything that is written."""
-    story.queues(queue("team-a", 2), queue("team-b", 2))
-    story.add(
-        training("big", "team-b", 3, 2),
-        program("small", "team-b", 1, at=1_001.0, retries=1),
-    )
-
-
 WORK = {"big": 60.0, "small": 12.0, "owner": 8.0}
+OWNER_COMES_AT, HEAD_IS_LOST_AT = 1_006.0, 1_020.0
 
 
-def play(story: Story, loses_head: bool) -> None:
+def scenario(folder: Path) -> Story:
+    """A borrower shrinks for an owner, a job fails once: everything that is written."""
+    story = Story(folder, dict(WORK))
+    story.world.failures_left["small"] = 1
+    story.queues(queue("team-a", 2), queue("team-b", 2))
+    story.add(training("big", "team-b", 3, 2), program("small", "team-b", 1, at=1_001.0, retries=1))
+    story.kills = Kills()
+    return story
+
+
+def play(story: Story, loses_head: bool, on_tick: Callable[[], None] = lambda: None) -> None:
     """Go through the scenario; whenever the queue is killed, it is started again."""
     world = story.world
-    ended = 1_300.0
-    while world.now < ended:
+    while not (world.now > HEAD_IS_LOST_AT and story.is_over):
+        assert world.now < 1_300.0, story.states
         try:
+            on_tick()
             # What its users do is done once, whatever happens to the queue.
-            if world.now >= 1_006.0 and story.ledger.find("owner") is None:
+            if world.now >= OWNER_COMES_AT and story.ledger.find("owner") is None:
                 kills, story.kills = story.kills, Kills()
-                story.add(program("owner", "team-a", 2, at=1_006.0))
+                story.add(program("owner", "team-a", 2, at=OWNER_COMES_AT))
                 story.kills = kills
-            if loses_head and world.now >= 1_020.0 and world.cluster == ClusterId("head:6379", "first"):
+            if (
+                loses_head
+                and world.now >= HEAD_IS_LOST_AT
+                and world.cluster == ClusterId("head:6379", "first")
+            ):
                 world.lose_head()
                 world.new_head("second")
-            if story.is_over and world.now > 1_020.0:
-                return
             story.loop.tick()
         except KilledError:
             story.ledger.close()
             story.start()
         world.sleep(2.0)
-    raise AssertionError(f"not over: {story.states}")
 
 
 @pytest.mark.parametrize("loses_head", [False, True])
 def test_a_kill_at_any_point_loses_no_job_and_starts_none_twice(tmp_path, loses_head):
-    def told(at: int | None) -> Story:
-        folder = tmp_path / str(at)
-        folder.mkdir()
-        story = Story(folder, dict(WORK))
-        story.world.failures_left["small"] = 1
-        scenario(story)
-        story.kills = Kills(at)
-        play(story, loses_head)
-        return story
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = scenario(tmp_path / "undisturbed")
+    begun: list[tuple[int, FakeCluster, bytes]] = []
+    """Of every tick: points before it, and the world and the ledger at its begin."""
 
-    undisturbed = told(None)
+    def keep() -> None:
+        undisturbed.world.kills = lambda: None
+        world, content = deepcopy(undisturbed.world), undisturbed.ledger._db.serialize()
+        undisturbed.world.kills = lambda: undisturbed.kills()
+        begun.append((undisturbed.kills.num_points, world, content))
+
+    play(undisturbed, loses_head, keep)
     assert undisturbed.states == dict.fromkeys(WORK, "succeeded")
-    num_points = undisturbed.kills.num_points
+    assert {"shrink", "go on", "wait", "stop"} <= set(undisturbed.noted("big") + undisturbed.noted("small"))
+    num_points, killed = undisturbed.kills.num_points, 0
     assert num_points > 150
-    for at in range(num_points):
-        story = told(at)
-        # `FakeCluster` asserts that no job has two attempts at once, and no card two jobs.
-        assert story.states == dict.fromkeys(WORK, "succeeded"), at
-        assert story.kills.num_points > at, "it was killed"
-        assert len(set(story.world.history)) == len(story.world.history), "an attempt is started once"
-        story.ledger.close()
+    for (first, world, content), (after, *_) in zip(begun, [*begun[1:], (num_points,)], strict=True):
+        if loses_head and world.now < HEAD_IS_LOST_AT - 2.0:
+            continue  # the same as without
+        for at in range(first, after):
+            story = Story(tmp_path, {}, content=content, world=deepcopy(world))
+            story.kills = Kills(at - first)
+            play(story, loses_head)
+            # `FakeCluster` asserts that no job has two attempts at once, and no card two jobs.
+            assert story.states == dict.fromkeys(WORK, "succeeded"), at
+            assert story.kills.num_points > at - first, "it was killed"
+            assert len(set(story.world.history)) == len(story.world.history), "an attempt is started once"
+            story.ledger.close()
+            killed += 1
+    assert killed == num_points or loses_head

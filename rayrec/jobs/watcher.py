@@ -50,7 +50,7 @@ class View:
     """URL of the head's HTTP side."""
 
 
-class ClusterView:
+class ClusterWatcher:
     """Looks at a cluster for as long as there is one."""
 
     def __init__(self, address: str | None, clock: Callable[[], float] = time.monotonic) -> None:

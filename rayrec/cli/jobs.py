@@ -1,0 +1,629 @@
+"""`queue`, `submit`, `jobs`: a cluster that several teams share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from rayrec.cli.app import app, queue_app
+from rayrec.platform.console import Answer, command, out, print_rows
+from rayrec.platform.console import log as console
+from rayrec.platform.errors import InputError
+
+if TYPE_CHECKING:
+    from rayrec.jobs.job import Size
+    from rayrec.jobs.ledger import JobEntry, Ledger
+    from rayrec.pipelines.cluster.placement import ActorGroup
+
+LedgerOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with queues and jobs, on a disk of this machine \\[RAYREC_LEDGER or ~/.rayrec/jobs.db]."
+    ),
+]
+AddressOption = Annotated[
+    str | None, typer.Option(help="Ray cluster: host:port \\[RAY_ADDRESS, or the one on this machine].")
+]
+
+JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+OWN_RETRIES = 3
+UNITS_OF_TIME = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+CELL = re.compile(r"(?:(?P<count>\d+)x)?(?P<resources>[^@]+?)(?:@(?P<within>[\w./-]+))?")
+
+
+def _ledger(option: Path | None) -> Ledger:
+    from rayrec.jobs.ledger import Ledger, ledger_path
+
+    return Ledger(ledger_path(option))
+
+
+# Queues
+
+
+@command(queue_app, "add")
+def add_command(
+    name: Annotated[str, typer.Argument(help="Lower-case letters, digits and '-'.")],
+    cards: Annotated[
+        float | None, typer.Option(min=0, help="Accelerators that it is guaranteed, of the cluster's kind.")
+    ] = None,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=COUNT", help="Guarantee of another resource (CPU=64); may be repeated."),
+    ] = None,
+    cell: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[Nx]NAME=COUNT,…[@LABEL]",
+            help="Guarantee in shapes: `2xGPU=8,CPU=64@rack` is two nodes of one rack; may be repeated.",
+        ),
+    ] = None,
+    borrow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]COUNT", help="The most that it borrows beyond that \\[what is unused]."),
+    ] = None,
+    lend: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[NAME=]COUNT", help="The most of it that others may borrow \\[all]."),
+    ] = None,
+    cohort: Annotated[
+        str | None, typer.Option(help="Queues that lend each other what they do not use.")
+    ] = None,
+    cohort_parent: Annotated[
+        str | None, typer.Option(help="Cohort that this queue's cohort is part of.")
+    ] = None,
+    weight: Annotated[float, typer.Option(min=0, help="Of its fair share of what is borrowed.")] = 1.0,
+    reclaim: Annotated[
+        str, typer.Option(help="From whom it takes back what it lent: Any, LowerPriority or Never.")
+    ] = "Any",
+    ledger: LedgerOption = None,
+) -> Answer:
+    """Add a queue, or change one."""
+    from rayrec.jobs.overview import check_queues
+    from rayrec.jobs.queues import CohortConfig, QueueConfig, QueuesConfig
+
+    opened = _ledger(ledger)
+    with opened.change():
+        known = opened.queues()
+        values = _queue_values(name, opened, cards, resource, cell, borrow, lend)
+        values |= {"cohort": cohort, "weight": weight, "preemption": {"reclaim_within_cohort": reclaim}}
+        queue = QueueConfig.parse(values, source=f"queue {name}")
+        cohorts = {each.name: each for each in known.cohorts}
+        if cohort_parent is not None:
+            if cohort is None:
+                raise InputError("--cohort-parent says what the cohort is part of; name it with --cohort")
+            cohorts[cohort] = CohortConfig.parse({"name": cohort, "parent": cohort_parent}, source=cohort)
+        queues = {each.name: each for each in known.queues} | {name: queue}
+        config = QueuesConfig.parse(
+            {
+                "queues": [each.model_dump(exclude_unset=True) for each in queues.values()],
+                "cohorts": [each.model_dump(exclude_unset=True) for each in cohorts.values()],
+            },
+            source=f"queue {name}",
+        )
+        check_queues(opened, config)
+        opened.put_queue(queue)
+        for each in cohorts.values():
+            opened.put_cohort(each)
+    quota = {each: quota.nominal for each, quota in queue.all_quotas.items()}
+    print_rows(
+        f"Queue {name}: {'changed' if name in {each.name for each in known.queues} else 'added'}",
+        [("guaranteed", _amounts(quota)), ("cohort", cohort or "none: it neither borrows nor lends")],
+    )
+    return {"queue": name, "quota": quota, "cohort": cohort}
+
+
+def _queue_values(
+    name: str,
+    ledger: Ledger,
+    cards: float | None,
+    resource: list[str] | None,
+    cell: list[str] | None,
+    borrow: list[str] | None,
+    lend: list[str] | None,
+) -> dict[str, Any]:
+    quotas: dict[str, dict[str, float]] = {}
+    cells = [_cell(text) for text in cell or ()]
+    if cards is not None:
+        quotas[_kind_of_cards(ledger)] = {"nominal": cards}
+    for text in resource or ():
+        quotas.setdefault(_named_count("--resource", text)[0], {})["nominal"] = _named_count(
+            "--resource", text
+        )[1]
+    for option, key, texts in (("--borrow", "borrowing_limit", borrow), ("--lend", "lending_limit", lend)):
+        for text in texts or ():
+            which, count = (
+                _named_count(option, text) if "=" in text else (_kind_of_cards(ledger), _number(option, text))
+            )
+            quotas.setdefault(which, {})[key] = count
+    if not quotas and not cells:
+        raise InputError(f"queue {name}: say what it is guaranteed: --cards, --resource or --cell")
+    return {"name": name, "quotas": quotas, "cells": cells}
+
+
+def _kind_of_cards(ledger: Ledger) -> str:
+    """The cluster's kind of accelerator, GPU where that is not known."""
+    from rayrec.platform.devices import ACCELERATOR_RESOURCES
+
+    there = {name for node in ledger.nodes() or () for name in node.total if node.total[name] > 0}
+    kinds = sorted(there & ACCELERATOR_RESOURCES)
+    if len(kinds) > 1:
+        raise InputError(
+            f"the cluster has {' and '.join(kinds)}; name one of them, as in --resource {kinds[0]}=8"
+        )
+    return kinds[0] if kinds else "GPU"
+
+
+def _cell(text: str) -> dict[str, Any]:
+    found = CELL.fullmatch(text)
+    if found is None:
+        raise InputError(
+            f"--cell {text}: expected [Nx]NAME=COUNT,NAME=COUNT[@LABEL], as in 2xGPU=8,CPU=64@rack"
+        )
+    resources = dict(_named_count("--cell", part) for part in found["resources"].split(","))
+    return {"resources": resources, "count": int(found["count"] or 1), "within": found["within"]}
+
+
+def _named_count(option: str, text: str) -> tuple[str, float]:
+    name, sign, count = text.partition("=")
+    if not sign or not name.strip():
+        raise InputError(f"{option} {text}: expected NAME=COUNT, as in GPU=8")
+    return name.strip(), _number(option, count)
+
+
+def _number(option: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"{option} {text}: expected a number") from None
+
+
+def _amounts(amounts: dict[str, float]) -> str:
+    return ", ".join(f"{count:g} {name}" for name, count in sorted(amounts.items())) or "nothing"
+
+
+@command(queue_app, "list")
+def list_command(ledger: LedgerOption = None) -> Answer:
+    """List queues: what each has and uses, and who waits, for what, why, and when it would start."""
+    import time
+
+    from rayrec.jobs.overview import queue_list
+
+    opened = _ledger(ledger)
+    listed, now = queue_list(opened), time.time()
+    table = Table("queue", "cohort", "used", "running", "waiting", title="Queues", title_justify="left")
+    for queue in listed:
+        table.add_row(
+            queue["name"],
+            queue["cohort"] or "",
+            escape(queue["use"]),
+            escape(", ".join(queue["running"])),
+            str(len(queue["waiting"])),
+        )
+    out.print(table)
+    waits = Table("job", "queue", "priority", "starts", "why it waits", title="Waiting", title_justify="left")
+    for queue in listed:
+        for each in queue["waiting"]:
+            waits.add_row(
+                each["id"],
+                queue["name"],
+                str(each["priority"]),
+                _when(each["starts_at"], now),
+                escape(each["reason"]),
+            )
+    if waits.row_count:
+        out.print(waits)
+    seen = opened.seen_at()
+    if seen is None or now - seen > 60.0:
+        since = "has never run" if seen is None else f"was last here {_span(now - seen)} ago"
+        console.print(f"the queue's process {since}; start it with `rayrec queue run`", style="yellow")
+    return {"queues": listed, "seen_at": seen}
+
+
+def _when(at: float | None, now: float) -> str:
+    return "not known" if at is None else f"in {_span(max(0.0, at - now))}"
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("m", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+@command(queue_app, "remove")
+def remove_command(
+    name: Annotated[str, typer.Argument(help="Queue without jobs.")], ledger: LedgerOption = None
+) -> Answer:
+    """Remove a queue that no job uses."""
+    opened = _ledger(ledger)
+    with opened.change():
+        opened.remove_queue(name)
+    print_rows(f"Queue {name}", [("removed", "its jobs that are over stay in the ledger")])
+    return {"queue": name, "removed": True}
+
+
+@command(queue_app, "run")
+def run_command(
+    address: AddressOption = None,
+    settings: Annotated[
+        Path | None, typer.Option(help="YAML file with settings of the queue's process.")
+    ] = None,
+    moved: Annotated[
+        bool, typer.Option("--moved", help="The ledger's cluster has a new head at a new address.")
+    ] = False,
+    ledger: LedgerOption = None,
+) -> Answer:
+    """Start, shrink and stop jobs as the ledger says, until this process is ended; jobs go on without it."""
+    import os
+
+    from rayrec.jobs.ledger import Ledger, ledger_path
+    from rayrec.jobs.loop import QueueLoop, QueueRunConfig, alone
+    from rayrec.jobs.runner import RayRunner
+    from rayrec.jobs.trainings import RunFolders
+    from rayrec.jobs.watcher import ClusterWatcher
+    from rayrec.pipelines.cluster.nodes import cluster_folder
+    from rayrec.pipelines.cluster.service_limits import ServiceLimits
+
+    config = QueueRunConfig() if settings is None else QueueRunConfig.load(settings)
+    path = ledger_path(ledger)
+    opened = Ledger(path)
+    limits = ServiceLimits(cluster_folder())
+
+    def scale(entry: JobEntry, num_replicas: int) -> bool:
+        return limits.allow(num_replicas, f"queue {entry.job.queue} leaves it so many")
+
+    watcher = ClusterWatcher(address or os.environ.get("RAY_ADDRESS") or None)
+    with alone(path):
+        try:
+            QueueLoop(
+                opened,
+                watcher.look,
+                RayRunner(watcher.dashboard),
+                RunFolders(config.snapshot_s),
+                config,
+                scale=scale,
+                has_moved=moved,
+            ).run()
+        finally:
+            watcher.close()
+    return {"ledger": str(path)}
+
+
+# Jobs
+
+
+@command(app, "submit")
+def submit_command(
+    argv: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND …", help="`train CONFIG …`, `serve RUN …`, or a program with its arguments."
+        ),
+    ],
+    queue: Annotated[str, typer.Option(help="Whose guarantee it uses.")],
+    priority: Annotated[int, typer.Option(help="Within its queue, higher first.")] = 0,
+    job_id: Annotated[
+        str | None, typer.Option("--id", help="Name of the job; submitting it again changes nothing.")
+    ] = None,
+    expected: Annotated[
+        str | None, typer.Option(metavar="90s|30m|2h|1d", help="How long it takes, as far as known.")
+    ] = None,
+    min_trainers: Annotated[
+        int | None, typer.Option(min=1, help="A training goes on with fewer trainers, down to so many.")
+    ] = None,
+    within: Annotated[
+        str | None, typer.Option(help="Label of nodes, such as `rack`: all of it where that is the same.")
+    ] = None,
+    not_before: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Reserve room for then: 2026-12-01T08:00, or +2h.")
+    ] = None,
+    cpus: Annotated[float | None, typer.Option(min=0, help="CPUs of the program \\[1].")] = None,
+    gpus: Annotated[float, typer.Option(min=0, help="GPUs of the program.")] = 0.0,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=COUNT", help="Other resources of the program, as Ray names them."),
+    ] = None,
+    actors: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="The program asks Ray for so many actors with that each, and has none itself."
+        ),
+    ] = None,
+    may_stop: Annotated[
+        bool, typer.Option("--may-stop", help="It may be ended, and started again from its beginning.")
+    ] = False,
+    retries: Annotated[
+        int | None,
+        typer.Option(min=0, help="Failures in a row after which it is tried again \\[3 of rayrec's own]."),
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment variable; may be repeated.")
+    ] = None,
+    working_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder that all nodes see, or URI of a package for Ray to unpack \\[where it is submitted]."
+        ),
+    ] = None,
+    ledger: LedgerOption = None,
+) -> Answer:
+    """Queue a job; it starts when its queue has room for all of it."""
+    import time
+    import uuid
+
+    from rayrec.jobs.job import Job
+    from rayrec.jobs.ledger import Command
+    from rayrec.jobs.overview import check_job, job_summary
+
+    opened = _ledger(ledger)
+    where = str(Path(working_dir or ".").resolve()) if "://" not in (working_dir or "") else str(working_dir)
+    environment = dict(_variable(text) for text in env or ())
+    job_sizes: tuple[Size, ...]
+    run: str | None = None
+    if argv[0] == "train":
+        _only_of_programs(cpus, gpus, resource, actors)
+        kept, job_sizes, run = _training(argv[1:], where, min_trainers)
+        kind, stoppable, is_rayrec, holds = "train", True, True, False
+    elif min_trainers is not None:
+        raise InputError("--min-trainers is for `train`; a service has --min-replicas of its own")
+    elif argv[0] == "serve":
+        kept, job_sizes = _service(argv, cpus, gpus, resource, actors)
+        kind, stoppable, is_rayrec, holds = "service", may_stop, True, False
+    else:
+        kept, job_sizes = list(argv), (_program(cpus, gpus, resource, actors),)
+        kind, stoppable, holds = "other", may_stop, actors is None
+        is_rayrec = argv[0] in {each.name for each in app.registered_commands}
+    name = job_id or f"{_stem(argv, run)}-{uuid.uuid4().hex[:6]}"
+    if not JOB_ID.fullmatch(name):
+        raise InputError(
+            f"--id {name}: expected at most 80 letters, digits, '.', '_' and '-', a letter or digit first"
+        )
+    now = time.time()
+    job = Job(
+        id=name,
+        queue=queue,
+        sizes=job_sizes,
+        submitted_at=now,
+        priority=priority,
+        kind=kind,  # type: ignore[arg-type]
+        expected_s=None if expected is None else _seconds("--expected", expected),
+        may_stop=stoppable,
+        within=within,
+        not_before=None if not_before is None else _time("--not-before", not_before, now),
+    )
+    times = retries if retries is not None else 0 if kind == "other" else OWN_RETRIES
+    command = Command(tuple(kept), environment, where, is_rayrec, holds, run, times)
+    with opened.change():
+        if opened.find(name) is None:
+            check_job(opened.queues(), opened.nodes(), job)
+        entry = opened.add(job, command)
+    summary = job_summary(entry)
+    print_rows(
+        f"Job {name} (next: rayrec jobs {name})",
+        [
+            ("queue", queue),
+            ("state", entry.state.value),
+            ("asks for", summary["asks"]),
+            ("sizes", str(len(job_sizes))),
+        ],
+    )
+    return summary
+
+
+def _parsed(argv: Sequence[str]) -> dict[str, Any]:
+    """Arguments of one of rayrec's own commands, as it would read them."""
+    import click
+
+    name, *arguments = argv
+    commands: Any = typer.main.get_command(app)
+    try:
+        context = commands.commands[name].make_context(name, arguments)
+    except click.ClickException as error:
+        raise InputError(f"{name}: {error.format_message()}") from None
+    return dict(context.params)
+
+
+def _training(
+    arguments: Sequence[str], where: str, min_trainers: int | None
+) -> tuple[list[str], tuple[Size, ...], str]:
+    """What is run of a training, without what the queue sets; the gangs; the folder of its run."""
+    from rayrec.jobs.trainings import training_sizes
+
+    given = _parsed(["train", *arguments])
+    if given["local"] or given["snapshot"]:
+        raise InputError(
+            "train: --local and --snapshot are for runs by hand; the queue starts it on Ray, and from its "
+            "last snapshot"
+        )
+    root = Path.cwd() if "://" in where else Path(where)
+    config_file, overrides = Path(given["config_file"]), list(given["overrides"] or ())
+    run = Path(given["run"] or Path("runs") / config_file.stem)
+    if "://" in where and not run.is_absolute():
+        raise InputError(
+            f"train: --run {run}: with --working-dir {where} it has to be an absolute path that all nodes see"
+        )
+    sizes = training_sizes(root / config_file, overrides, min_trainers)
+    kept = ["train", str(config_file), *(part for each in overrides for part in ("--set", each))]
+    return kept, sizes, str(root / run)
+
+
+def _service(
+    argv: Sequence[str],
+    cpus: float | None,
+    gpus: float,
+    resource: list[str] | None,
+    actors: int | None,
+) -> tuple[list[str], tuple[Size, ...]]:
+    """A service by replicas, from the most down to the least."""
+    from rayrec.jobs.job import Size
+    from rayrec.platform.devices import HOST, claimed_resources, ray_claim
+
+    given = _parsed(argv)
+    if given["single_process"]:
+        raise InputError("serve: --single-process is without Ray; leave it out")
+    if actors is not None or given["services"] is not None:
+        raise InputError(
+            "serve: the queue knows services of whole replicas; leave --actors and --services out"
+        )
+    most = given.get("max_replicas") or given["replicas"]
+    least = given.get("min_replicas") or (1 if given.get("max_replicas") else given["replicas"])
+    if least > most:
+        raise InputError(
+            f"serve: --min-replicas {least} is more than the {most} replicas that it has at most"
+        )
+    asked = {HOST.ray_resource: float(given["threads"] or 1) if cpus is None else cpus}
+    if given["device"] is not None:
+        asked |= claimed_resources(ray_claim(given["device"]))
+    asked |= _asked(gpus, resource)
+    groups = [_group("replica", number, asked) for number in range(most, least - 1, -1)]
+    return list(argv), tuple(Size((group,), group.count / most) for group in groups)
+
+
+def _program(cpus: float | None, gpus: float, resource: list[str] | None, actors: int | None) -> Size:
+    from rayrec.jobs.job import Size
+
+    asked = {"CPU": 1.0 if cpus is None else cpus, **_asked(gpus, resource)}
+    return Size((_group("command" if actors is None else "actor", actors or 1, asked),))
+
+
+def _group(stage: str, count: int, asked: dict[str, float]) -> ActorGroup:
+    from rayrec.pipelines.cluster.placement import ActorGroup
+
+    resources = {name: each for name, each in asked.items() if each > 0}
+    return ActorGroup(stage, "--cpus, --gpus, --resource", count, resources, {}, "PACK")
+
+
+def _asked(gpus: float, resource: list[str] | None) -> dict[str, float]:
+    asked = dict(_named_count("--resource", text) for text in resource or ())
+    return asked | ({"GPU": gpus} if gpus else {})
+
+
+def _only_of_programs(
+    cpus: float | None, gpus: float, resource: list[str] | None, actors: int | None
+) -> None:
+    if cpus is not None or gpus or resource or actors is not None:
+        raise InputError(
+            "--cpus, --gpus, --resource and --actors say what a program asks for; a training's settings say "
+            "it themselves (pipeline.num_trainers, device, …)"
+        )
+
+
+def _stem(argv: Sequence[str], run: str | None) -> str:
+    text = Path(run).name if run is not None else Path(argv[0]).stem
+    return re.sub(r"[^A-Za-z0-9._-]", "-", text).strip("-._")[:60] or "job"
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise InputError(f"--env {text}: expected NAME=VALUE")
+    return name, value
+
+
+def _seconds(option: str, text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise InputError(f"{option} {text}: expected a time such as 90s, 30m, 2h or 1d")
+    return float(found[1]) * UNITS_OF_TIME[found[2]]
+
+
+def _time(option: str, text: str, now: float) -> float:
+    """Unix time of an ISO time (of this machine's zone, if it names none), or of `+2h`."""
+    from datetime import datetime
+
+    if text.startswith("+"):
+        return now + _seconds(option, text[1:])
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        raise InputError(f"{option} {text}: expected a time such as 2026-12-01T08:00, or +2h") from None
+
+
+@command(app, "jobs")
+def jobs_command(
+    job_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="One job, with all that was decided.")
+    ] = None,
+    stop: Annotated[
+        str | None, typer.Option(metavar="ID", help="Stop a job; a training at a snapshot.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Also those that are over.")] = False,
+    ledger: LedgerOption = None,
+) -> Answer:
+    """List jobs, show one, or stop one."""
+    import time
+
+    from rayrec.jobs.ledger import JobState
+    from rayrec.jobs.overview import job_details, job_summary
+
+    opened, now = _ledger(ledger), time.time()
+    if stop is not None:
+        if job_id not in (None, stop):
+            raise InputError(f"--stop {stop}: name one job, not {job_id} beside it")
+        with opened.change():
+            entry = opened.cancel(stop, now)
+        how = entry.state.value if entry.state.is_over else "stops at the queue's next look"
+        print_rows(f"Job {stop}", [("state", how)])
+        return job_summary(entry)
+    if job_id is not None:
+        details = job_details(opened, job_id)
+        _print_job(details)
+        return details
+    states = tuple(JobState) if everything else (JobState.running, JobState.waiting)
+    jobs = [job_summary(each) for each in opened.jobs(*states)]
+    table = Table("job", "queue", "state", "size", "asks for", "attempt", "priority", "why")
+    for each in jobs:
+        table.add_row(
+            *map(
+                escape,
+                (
+                    each["id"],
+                    each["queue"],
+                    each["state"],
+                    each["size"] or "",
+                    each["asks"],
+                    str(each["attempt"] or ""),
+                    str(each["priority"]),
+                    each["reason"],
+                ),
+            )
+        )
+    out.print(table)
+    return {"jobs": jobs}
+
+
+def _print_job(details: dict[str, Any]) -> None:
+    import time
+
+    def when(at: float) -> str:
+        return time.strftime("%F %T", time.localtime(at))
+
+    rows = [(name, str(details[name])) for name in ("queue", "state", "kind", "asks", "reason")]
+    rows += [("command", " ".join(details["command"]))]
+    if details["run"]:
+        rows.append(("run", details["run"]))
+    print_rows(f"Job {details['id']}", rows)
+    attempts = Table("attempt", "Ray's job", "size", "began", "phase", "outcome", "work lost")
+    for each in details["attempts"]:
+        lost = "" if each["lost_s"] is None else f"{each['lost_s']:.0f} s"
+        attempts.add_row(
+            str(each["number"]),
+            each["submission"],
+            str(each["size"]),
+            when(each["began_at"]),
+            each["phase"],
+            each["outcome"] or "",
+            lost,
+        )
+    if attempts.row_count:
+        out.print(attempts)
+    decisions = Table("when", "what", "why")
+    for each in details["decisions"]:
+        decisions.add_row(when(each["at"]), each["kind"], escape(each["reason"]))
+    out.print(decisions)
