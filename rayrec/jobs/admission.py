@@ -113,9 +113,10 @@ class _Entry:
     shape: int
     key: tuple[float, float, str]
     num_passed: int = 0
+    job: Job = field(init=False)
 
     def __post_init__(self) -> None:
-        self.job: Job = self.waiting.job
+        self.job = self.waiting.job
         self.num_passed = self.waiting.num_passed
 
 
@@ -152,9 +153,9 @@ class Scheduler:
             planned: jobs that will be submitted again, of which some have their room planned.
         """
         self.settings = settings or SchedulingConfig()
-        for each in (*running, *planned):
-            config.queue(each.job.queue)
-        self.state = ClusterState(config, nodes, running, planned)
+        for job in (*(each.job for each in running), *(each.job for each in planned)):
+            config.queue(job.queue)
+        self.state = ClusterState(config, nodes, running, planned, self.settings.max_wait_s)
         self._nodes = list(nodes)
         self._lines = {
             (queue.name, borrows): _Line(queue.name, borrows)
@@ -173,8 +174,8 @@ class Scheduler:
         """By shape and size, at which number of releases there was no room for it."""
         self._room: dict[tuple[int, int], int] = {}
         """By shape and size, at which number of releases there was room for it by counts."""
-        self._no_reclaim: dict[tuple[str, int, int], int] = {}
-        """By queue, shape and size, at which number of releases nothing could be taken for it."""
+        self._no_reclaim: dict[tuple[str, int, int, int], int] = {}
+        """By queue, shape, size and priority, at which number of releases nothing could be taken for it."""
         self._no_plan: dict[tuple[object, ...], tuple[int, int]] = {}
         self._num_remade = 0
         self._by_age: list[tuple[float, str]] = []
@@ -362,10 +363,7 @@ class Scheduler:
             amounts = state.counted(job.queue, size)
             if self._may_fit(entry, number, free_NR) and state.tree.fits(job.queue, amounts):
                 return False
-            if (
-                (entry.line.borrows and self._borrower_takes(job))
-                or not state.tree.borrows(job.queue, amounts)
-            ) and self._no_reclaim.get((job.queue, entry.shape, number)) != state.num_releases:
+            if self._may_reclaim(entry, number):
                 return False
         return True
 
@@ -503,7 +501,7 @@ class Scheduler:
         penalty = penalty_until(
             entry.waiting, self.settings.failure_pause_s, self.settings.most_failure_pause_s
         )
-        if now < penalty or (entry.line.borrows and not self._borrower_takes(job)):
+        if now < penalty:
             may_reclaim = False
         free_NR = state.free_and_left()
         for number, size in enumerate(job.sizes):
@@ -521,27 +519,41 @@ class Scheduler:
                     if len(self._no_plan) > MOST_REMEMBERED:
                         self._no_plan.clear()
                     self._no_plan[alike] = self._generation
-                if plan is None and not kept and not may_be_firm:
+                if plan is None and not kept and not may_be_firm and job.may_stop:
                     self._no_room[entry.shape, number] = state.num_releases
                 if plan is not None:
                     del self._no_plan[alike]
                     self._give(entry, plan, now, ends_at, within, kept, decisions)
                     return True
-            if (
-                may_reclaim
-                and (within or entry.line.borrows)
-                and self._no_reclaim.get((job.queue, entry.shape, number)) != state.num_releases
-                and self._could_be_firm_or_borrow(entry, size)
-            ):
+            if may_reclaim and self._may_reclaim(entry, number):
                 least = number if job.may_stop else len(job.sizes) - 1
                 found = find_room(state, job, least, now)
-                if found is not None:
+                if found is not None and self._leaves_reservations(entry, found, within, now):
                     self._reclaim(entry, found, now, decisions)
                     return True
-                self._no_reclaim[job.queue, entry.shape, number] = state.num_releases
+                self._no_reclaim[job.queue, entry.shape, number, job.priority] = state.num_releases
         if now >= penalty and not early:
             self._failed[job.id, is_behind] = self._generation
         return False
+
+    def _leaves_reservations(self, entry: _Entry, found: Found, within: bool, now: float) -> bool:
+        """Whether room that others give back is not what a reservation is for.
+
+        Where somebody has to leave, only those of its own queue count: a guarantee does not wait for others'.
+        """
+        state, job = self.state, entry.job
+        held = state.room.held(job.sizes[found.plan.size].groups, found.plan.placed)
+        for known in self._kept_for_others(entry, within, entry.waiting.ends_at(now, found.plan.size)):
+            if found.steps and known.entry.job.queue != job.queue:
+                continue
+            spare_NR = known.spare_NR.copy()
+            for run, number in found.steps:
+                apart(spare_NR, run.held, 1)
+                if number is not None:
+                    apart(spare_NR, state.room.held(run.job.sizes[number].groups, run.running.placed))
+            if not fits_in(held, spare_NR):
+                return False
+        return True
 
     def _may_fit(self, entry: _Entry, number: int, free_NR: Int64Array) -> bool:
         """By counts, which are the same for all jobs of one shape until something is given back."""
@@ -558,16 +570,17 @@ class Scheduler:
         self._no_room[key] = state.num_releases
         return False
 
-    def _borrower_takes(self, job: Job) -> bool:
-        return self.state.config.queue(job.queue).preemption.borrow_within_cohort != "Never" or (
-            self.state.config.queue(job.queue).preemption.within_queue != "Never"
-        )
-
-    def _could_be_firm_or_borrow(self, entry: _Entry, size: Size) -> bool:
-        guarantees = self.state.guarantees
-        if entry.line.borrows or not guarantees.has(entry.job.queue):
-            return True
-        return guarantees.could_hold(entry.job.queue, size, entry.job.within)
+    def _may_reclaim(self, entry: _Entry, number: int) -> bool:
+        """Whether others may have to give room back for one size of a job; not yet, whether that is enough."""
+        state, job = self.state, entry.job
+        if self._no_reclaim.get((job.queue, entry.shape, number, job.priority)) == state.num_releases:
+            return False
+        size = job.sizes[number]
+        if state.tree.borrows(job.queue, state.counted(job.queue, size)):
+            policy = state.config.queue(job.queue).preemption
+            return state.may_take_own(job) or (entry.line.borrows and policy.borrow_within_cohort != "Never")
+        guarantees = state.guarantees
+        return not guarantees.has(job.queue) or guarantees.could_hold(job.queue, size, job.within)
 
     def _free_plan(
         self,
@@ -735,11 +748,12 @@ class Scheduler:
         first, state = line.keys[0], self.state
         for shape in list(line.shapes):
             keys = line.shapes[shape]
-            sizes = range(len(self._entries[keys[0][2]].job.sizes))
+            first_of = self._entries[keys[0][2]].job
+            sizes = range(len(first_of.sizes))
             if all(self._no_room.get((shape, number)) == state.num_releases for number in sizes) and (
                 state.guarantees.has(line.queue)
                 or all(
-                    self._no_reclaim.get((line.queue, shape, number)) == state.num_releases
+                    self._no_reclaim.get((line.queue, shape, number, first_of.priority)) == state.num_releases
                     for number in sizes
                 )
             ):
@@ -847,6 +861,14 @@ class Scheduler:
         if job.not_before is not None and now < job.not_before:
             return f"is reserved for a time in {job.not_before - now:.0f} s"
         ahead = f"; {place} of its queue are before it" if place else ""
+        penalty = penalty_until(
+            entry.waiting, self.settings.failure_pause_s, self.settings.most_failure_pause_s
+        )
+        if now < penalty and not entry.line.borrows:
+            return (
+                f"failed {entry.waiting.num_fast_failures} times soon after it started, so it takes no room from "
+                f"others for {penalty - now:.0f} s{ahead}"
+            )
         if not state.tree.fits(job.queue, amounts):
             missing = [
                 name for name, amount in amounts.items() if state.tree.available(job.queue, name) < amount
@@ -858,14 +880,6 @@ class Scheduler:
             )
             return (
                 f"asks for {which}; waits until jobs of its cohort end or give back what they borrow{ahead}"
-            )
-        penalty = penalty_until(
-            entry.waiting, self.settings.failure_pause_s, self.settings.most_failure_pause_s
-        )
-        if now < penalty and not entry.line.borrows:
-            return (
-                f"failed {entry.waiting.num_fast_failures} times soon after it started, so it takes no room from "
-                f"others for {penalty - now:.0f} s{ahead}"
             )
         try:
             assign(size.groups, state.free_nodes())
@@ -935,7 +949,7 @@ def decide(
     now: float,
     settings: SchedulingConfig | None = None,
 ) -> list[Decision]:
-    """What is to be done now about all jobs: in order, and a `Wait` for each one that goes on waiting.
+    """What is to be done now about all jobs: in order, and a `Wait` for each about which nothing is done.
 
     Args:
         nodes: all that are alive, with what Ray says is free.
@@ -949,7 +963,9 @@ def decide(
         if (refusal := scheduler.submit(each)) is not None:
             refused.append(refusal)
     decisions = scheduler.decide(now)
-    return [*refused, *decisions, *scheduler.waits(now)]
+    reserved = {each.job_id for each in decisions if isinstance(each, Reserve)}
+    waits = [each for each in scheduler.waits(now) if each.job_id not in reserved]
+    return [*refused, *decisions, *waits]
 
 
 def check_change(config: QueuesConfig, nodes: Sequence[Node], running: Sequence[Running]) -> None:

@@ -95,7 +95,7 @@ class _Search:
         in_cells = state.guarantees.has(job.queue) and not state.tree.borrows(job.queue, self._amounts)
         try:
             placed = self._in_own_cells() if in_cells else None
-            if placed is None and (not in_cells or self._may_take_own()):
+            if placed is None and (not in_cells or state.may_take_own(job)):
                 placed = self._in_order()
             if placed is None:
                 return None
@@ -113,14 +113,6 @@ class _Search:
             if step.run.job.id in self._level:
                 self._take(step.run, step.run.number, is_undone=True)
         self._taken = []
-
-    def _may_take_own(self) -> bool:
-        state, job = self._state, self._job
-        policy = state.config.queue(job.queue).preemption.within_queue
-        return policy != "Never" and any(
-            run.job.queue == job.queue and _may_take_within(policy, job, run.job)
-            for run in state.runs.values()
-        )
 
     def _in_order(self) -> tuple[Placed, Placed | None] | None:
         """Take from one after the other, wherever they are, until the job fits."""
@@ -279,7 +271,7 @@ class _Search:
                 continue
             right = rights.get(other.queue)
             if other.queue == job.queue:
-                if not _may_take_within(policy.within_queue, job, other):
+                if not state.may_take(job, run):
                     continue
                 right = None
             elif policy.reclaim_within_cohort == "Never" or (
@@ -339,14 +331,6 @@ def _steps(run: Run, right: ReclaimRight | None, is_own: bool, is_borrowed: bool
     if job.may_stop and firm is None:
         steps.append(_Step(run, None, lost, right, is_borrowed))
     return steps
-
-
-def _may_take_within(policy: str, job: Job, other: Job) -> bool:
-    if policy == "Never" or other.priority > job.priority:
-        return False
-    if other.priority < job.priority:
-        return True
-    return policy == "LowerOrNewerEqualPriority" and other.submitted_at > job.submitted_at
 
 
 def _is_firm(run: Run, number: int | None) -> bool:

@@ -6,6 +6,7 @@ somebody else already (`left_NR` has it, less what the other has planned). A job
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,11 +63,14 @@ class ClusterState:
         nodes: Sequence[Node],
         running: Sequence[Running] = (),
         planned: Sequence[Waiting] = (),
+        patience_s: float = math.inf,
     ) -> None:
         """
         Args:
             planned: waiting jobs of which some have their room planned.
+            patience_s: a job that starts so long after it was submitted is stopped for none of its own queue.
         """
+        self._patience_s = patience_s
         self.config = config
         self.tree = QuotaTree(config)
         self.room = Room(nodes)
@@ -76,6 +80,7 @@ class ClusterState:
         self.runs: dict[str, Run] = {}
         self._promised: dict[str, Counter[str]] = {queue.name: Counter() for queue in config.queues}
         """By queue, what of its nominal quota is set apart without cells."""
+        self._of_queue: dict[str, dict[str, Run]] = {queue.name: {} for queue in config.queues}
         self.below_wish: dict[str, None] = {}
         """Jobs that have not their first size, in a fixed order."""
         self.softened = {queue.name for queue in config.queues}
@@ -154,7 +159,9 @@ class ClusterState:
                 return
         kept, amounts = self.room.held(size.groups, plan.placed), self.counted(job.queue, size)
         running = Running(job, plan.size, plan.placed, plan.since, plan.cells)
-        self.runs[job.id] = Run(running, {}, kept, amounts, is_planned=True, firm=firm, since=plan.since)
+        run = Run(running, {}, kept, amounts, is_planned=True, firm=firm, since=plan.since)
+        self.runs[job.id] = run
+        self._note_size(run)
         apart(self.left_NR, kept)
         self.tree.add(job.queue, amounts)
 
@@ -390,14 +397,28 @@ class ClusterState:
         self._note_size(run)
         self.firm_up(run)
 
+    def may_take_own(self, job: Job) -> bool:
+        """Whether some job of its own queue may have to make room for it."""
+        return any(self.may_take(job, run) for run in self._of_queue[job.queue].values())
+
+    def may_take(self, job: Job, run: Run) -> bool:
+        """Whether their queue's policy lets a job have the room of another one of that queue."""
+        policy, other = self.config.queue(job.queue).preemption.within_queue, run.job
+        if policy == "Never" or run.running.started_at - other.submitted_at >= self._patience_s:
+            return False
+        if other.priority != job.priority:
+            return other.priority < job.priority
+        return policy == "LowerOrNewerEqualPriority" and other.submitted_at > job.submitted_at
+
     def _note_size(self, run: Run) -> None:
+        self._of_queue[run.job.queue][run.job.id] = run
         if run.running.size:
             self.below_wish[run.job.id] = None
         else:
             self.below_wish.pop(run.job.id, None)
 
     def _forget(self, run: Run) -> None:
-        del self.runs[run.job.id]
+        del self.runs[run.job.id], self._of_queue[run.job.queue][run.job.id]
         self.below_wish.pop(run.job.id, None)
 
     def end(self, run: Run) -> None:
