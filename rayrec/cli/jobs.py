@@ -418,13 +418,14 @@ def submit_command(
 
 def _parsed(argv: Sequence[str]) -> dict[str, Any]:
     """Arguments of one of rayrec's own commands, as it would read them."""
-    import click
-
     name, *arguments = argv
     commands: Any = typer.main.get_command(app)
     try:
         context = commands.commands[name].make_context(name, arguments)
-    except click.ClickException as error:
+    except Exception as error:
+        # Of click, or of the copy that newer releases of typer have of it.
+        if not hasattr(error, "format_message"):
+            raise
         raise InputError(f"{name}: {error.format_message()}") from None
     return dict(context.params)
 
@@ -463,6 +464,7 @@ def _service(
     """A service by replicas, from the most down to the least."""
     from rayrec.jobs.job import Size
     from rayrec.platform.devices import HOST, claimed_resources, ray_claim
+    from rayrec.serve.config.serve import ServeConfig
 
     given = _parsed(argv)
     if given["single_process"]:
@@ -477,7 +479,7 @@ def _service(
         raise InputError(
             f"serve: --min-replicas {least} is more than the {most} replicas that it has at most"
         )
-    asked = {HOST.ray_resource: float(given["threads"] or 1) if cpus is None else cpus}
+    asked = {HOST.ray_resource: ServeConfig().threads if cpus is None else cpus}
     if given["device"] is not None:
         asked |= claimed_resources(ray_claim(given["device"]))
     asked |= _asked(gpus, resource)
