@@ -3,7 +3,7 @@
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
 from rayrec.cli import runs, serving, nearline, rl, off_policy, versions, online, stores, value  # isort: skip
-from rayrec.cli import jobs, nodes, health, tools  # isort: skip
+from rayrec.cli import jobs, manifests, nodes, health, tools  # isort: skip
 from rayrec.cli.app import app
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "impressions",
     "jobs",
     "main",
+    "manifests",
     "nearline",
     "nodes",
     "off_policy",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,9 +24,13 @@ from rayrec.cli.runs import (
 from rayrec.platform.console import Answer, command
 from rayrec.platform.errors import InputError
 
+if TYPE_CHECKING:
+    from rayrec.serve.config.serve import ServeConfig
+
 
 @command(app, "serve")
 def serve_command(
+    context: typer.Context,
     run: Annotated[
         str,
         typer.Argument(help="Folder that `rayrec train` wrote, or a store of published versions to follow."),
@@ -143,6 +148,25 @@ def serve_command(
     ] = None,
 ) -> Answer:
     """Answer requests over HTTP until interrupted."""
+    from rayrec.serve.launch.launch import serve_run
+
+    config = serve_config(context.params)
+    check_served(run)
+    if ranker is not None:
+        check_run(ranker)
+    serve_run(run, config)
+    return {"run": run, "host": host, "port": port}
+
+
+def serve_config(given: Mapping[str, Any]) -> ServeConfig:
+    """The settings that arguments of `rayrec serve` stand for.
+
+    Args:
+        given: by the arguments' names, as the command line was parsed; files by their paths.
+
+    Raises:
+        InputError: arguments or files that do not fit together.
+    """
     from rayrec.serve.config.admission import OPEN, AdmissionConfig
     from rayrec.serve.config.bearer_token import token_digest
     from rayrec.serve.config.events import EventsConfig, RequestLogConfig
@@ -151,32 +175,43 @@ def serve_command(
     from rayrec.serve.config.scaling import ScalingConfig
     from rayrec.serve.config.serve import ServeConfig
     from rayrec.serve.config.services import ServicesConfig
-    from rayrec.serve.launch.launch import serve_run
 
-    if (tls_cert is None) != (tls_key is None):
+    def file(name: str) -> Path | None:
+        return None if given[name] is None else Path(given[name])
+
+    certificate, key = given["tls_cert"], given["tls_key"]
+    if (certificate is None) != (key is None):
         raise InputError("--tls-cert and --tls-key belong together; give both of them, or none")
-    if admission is not None and access is not None:
+    if given["admission"] is not None and given["access"] is not None:
         raise InputError("--access is called --admission now; keep one of them")
-    limits = admission or access
+    limits, neighbors, lists = file("admission") or file("access"), file("neighbors"), file("lists")
+    data, scaling, nearline = file("data"), file("scaling"), file("nearline")
+    events, request_log, services = file("events"), file("request_log"), file("services")
     values = {
-        "host": host,
-        "port": port,
-        "tls": None if tls_cert is None else {"certificate": str(tls_cert), "key": str(tls_key)},
-        "token_sha256": token_digest(token_file),
-        "num_replicas": replicas,
-        "min_replicas": min_replicas,
-        "max_replicas": max_replicas,
+        "host": given["host"],
+        "port": given["port"],
+        "tls": None if certificate is None else {"certificate": str(certificate), "key": str(key)},
+        "token_sha256": token_digest(file("token_file")),
+        "num_replicas": given["replicas"],
+        "min_replicas": given["min_replicas"],
+        "max_replicas": given["max_replicas"],
         "scaling": ScalingConfig() if scaling is None else ScalingConfig.load(scaling),
-        "single_process": single_process,
-        "allowed_hosts": allowed_host or [],
-        "connections": {"most": max_connections, "keep_alive_s": keep_alive},
-        "page": page,
-        "snapshot": snapshot,
-        "device": device,
+        "single_process": given["single_process"],
+        "allowed_hosts": list(given["allowed_host"] or ()),
+        "connections": {"most": given["max_connections"], "keep_alive_s": given["keep_alive"]},
+        "page": given["page"],
+        "snapshot": given["snapshot"],
+        "device": given["device"],
         "data": None if data is None else str(data),
-        "ranking": ranking_of(ranker, candidates, objective, combine, generator_weight),
-        "compile": {} if compile_ranking else None,
-        "prefix_cache_mib": prefix_cache or keep_contexts or 0,
+        "ranking": ranking_of(
+            file("ranker"),
+            given["candidates"],
+            given["objective"],
+            given["combine"],
+            given["generator_weight"],
+        ),
+        "compile": {} if given["compile_ranking"] else None,
+        "prefix_cache_mib": given["prefix_cache"] or given["keep_contexts"] or 0,
         "admission": OPEN if limits is None else AdmissionConfig.load(limits),
         "events": None if events is None else EventsConfig.load(events),
         "neighbors": None if neighbors is None else neighbors_of(neighbors),
@@ -185,9 +220,4 @@ def serve_command(
         "request_log": None if request_log is None else RequestLogConfig.load(request_log),
         "services": None if services is None else ServicesConfig.load(services),
     }
-    config = ServeConfig.parse(values, source="rayrec serve")
-    check_served(run)
-    if ranker is not None:
-        check_run(ranker)
-    serve_run(run, config)
-    return {"run": run, "host": host, "port": port}
+    return ServeConfig.parse(values, source="rayrec serve")

@@ -116,6 +116,24 @@ def _start(run: str, config: ServeConfig, ingress: Ingress, has_tls: bool) -> st
     return url
 
 
+def from_arguments(arguments: dict[str, Any]) -> serve.Application:
+    """Build the application for Ray Serve's own configuration files, such as those of a RayService.
+
+    Args:
+        arguments: `run`, and those settings of `ServeConfig` that differ from what they are.
+
+    Raises:
+        InputError: settings that are none.
+    """
+    values = dict(arguments)
+    run = values.pop("run", None)
+    if not isinstance(run, str):
+        raise InputError(f"args.run: expected the folder of a run or a store of versions, got {run!r}")
+    config = ServeConfig.parse(values, source="args")
+    _check_run(run, config)
+    return _application(run, config)
+
+
 def _application(run: str, config: ServeConfig) -> serve.Application:
     return build_application(run, config) if config.services is None else build_services(run, config)
 
