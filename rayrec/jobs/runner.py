@@ -21,8 +21,6 @@ from rayrec.platform.errors import InputError
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
 
-NODES_VARIABLE = "RAYREC_NODES"
-"""Ray's ids of the nodes that were chosen for an attempt, with commas."""
 LEDGER_KEY = "rayrec_ledger"
 """In what Ray keeps with a job: whose it is."""
 CALL_S, SUBMIT_S = 15.0, 120.0
@@ -99,6 +97,9 @@ def submission_of(
         owner: the ledger.
         python: interpreter that has rayrec, by its path on the cluster.
     """
+    # With Ray, which commands that only read the ledger do without.
+    from rayrec.pipelines.cluster.reservation import NODES_VARIABLE
+
     size = running.job.sizes[attempt.size]
     argv = list(command.argv)
     if running.job.kind == "train":

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rayrec.jobs.watcher import Awaited, View
 from rayrec.jobs.ledger import ClusterId, Ledger
-from rayrec.jobs.runner import NODES_VARIABLE, HeadDownError, Report, Submission
+from rayrec.jobs.runner import HeadDownError, Report, Submission
 from rayrec.jobs.trainings import Asked
+from rayrec.jobs.watcher import Awaited, View
 from rayrec.pipelines.cluster.placement import Node
+from rayrec.pipelines.cluster.reservation import NODES_VARIABLE
 
 SNAPSHOT_TAKES_S, STOP_TAKES_S = 2.0, 1.0
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.queue_cluster import QueueCluster, queue_cluster
 from tests.cli.commands import answer, rayrec, refused
-from tests.helpers.queue_cluster import QueueCluster, queue_cluster
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 

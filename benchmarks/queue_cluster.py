@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from rayrec.jobs.ledger import JobEntry, JobState, Ledger
+from rayrec.platform.checkout import CHECKOUT
 
 ENDS_S = 20.0
 
@@ -38,7 +39,7 @@ class QueueCluster:
     @property
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        checkout = str(Path(__file__).parents[2])
+        checkout = str(CHECKOUT)
         return kept | {"RAY_TMPDIR": self._temporary, "PYTHONPATH": checkout}
 
     def start_queue(self) -> None:
@@ -113,7 +114,7 @@ def queue_cluster(
 
     # Ray's sockets need short names, and other clusters of this machine are not to be met.
     temporary = tempfile.mkdtemp(prefix="queue-", dir="/tmp")
-    small = {"object_store_memory": 80 * 2**20}
+    small: dict[str, Any] = {"object_store_memory": 80 * 2**20}
     with mock.patch.dict(os.environ, {"RAY_TMPDIR": temporary}):
         head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": True, "dashboard_agent_listen_port": 0}
         cluster = Cluster(initialize_head=True, head_node_args={**head, **small})

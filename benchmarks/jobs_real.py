@@ -1,0 +1,218 @@
+"""The queue on five Ray nodes of this machine: reclaim from a training, and kills of the queue's process.
+
+A head without anything, and four nodes of 2 CPUs, two of which have a card each (Ray counts it; everything is
+computed on CPUs). Two teams are guaranteed a card each and lend it to each other. Bars:
+
+* `jobs-real-reclaim`: team b trains with two trainers, one of them on the card of team a. Team a submits a
+  program that asks for a card: 60 s over the time until the program runs. The training writes a snapshot,
+  ends, and goes on with one trainer.
+* `jobs-real-rows`: rows that the training's cursor has at the end over those that there are. A cursor takes no
+  row twice.
+* `jobs-real-kept`: programs come one after the other while the queue's process is killed 50 times, at random
+  times, and started again: 1 if each program ran exactly once, 0 if one was lost or started twice.
+
+It writes `benchmarks/quality/jobs-real.json` with the date. `RAYREC_BENCH_STEPS` below 25 is half the number
+of kills.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import yaml
+
+from benchmarks.data_sets import beauty_sized
+from benchmarks.harness import Bar, BenchOptions
+from benchmarks.quality_page import RECORDS
+from benchmarks.queue_cluster import QueueCluster, queue_cluster
+from rayrec.jobs.ledger import JobState
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.tasks.consumed_rows import consumed_rows
+from rayrec.platform.console import log
+
+RECORD = RECORDS / "jobs-real.json"
+RECLAIM_S = 60.0
+KILLS, KILL_WITHIN_S = 50, 14.0
+"""A kill comes at a random time after the start, which takes about half as long: also before it is done."""
+PROGRAMS, PROGRAM_S = 40, (1.0, 8.0)
+STARTS_S, ENDS_S = 240.0, 900.0
+NODES = [{"num_cpus": 2, "num_gpus": gpus} for gpus in (1, 1, 0, 0)]
+SETTINGS = "{snapshot_s: 45}"
+
+PROGRAM = """
+import sys, time
+log, seconds = sys.argv[1:]
+for line in ("began", "ended"):
+    with open(log, "a") as file:
+        file.write(f"{line} {time.time()}\\n")
+    if line == "began":
+        time.sleep(float(seconds))
+"""
+
+
+@dataclass
+class Kept:
+    """What became of the programs while the queue was killed."""
+
+    kills: int
+    programs: int
+    lost: int
+    """That did not run to their end."""
+    twice: int
+    """That were started more than once."""
+    attempts: int
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    with TemporaryDirectory(prefix="rayrec-bench-") as name, beauty_sized(options.data) as data:
+        folder = Path(name)
+        (folder / "program.py").write_text(PROGRAM)
+        with queue_cluster(folder, NODES, SETTINGS) as cluster:
+            for team in ("team-a", "team-b"):
+                _rayrec(cluster, "queue", "add", team, "--cards", "1", "--cohort", "all")
+            cluster.start_queue()
+            reclaim = _reclaim(cluster, data)
+            kept = _kill(cluster, min(KILLS, 2 * options.steps))
+    bars = [
+        Bar.once("jobs-real-reclaim", RECLAIM_S / reclaim["started_s"], "60 s", 1.0),
+        Bar.once("jobs-real-rows", reclaim["rows once"], "each row once", 1.0),
+        Bar.once("jobs-real-kept", float(kept.lost == kept.twice == 0), "each program once", 1.0),
+    ]
+    made = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "reclaim": reclaim,
+        "kills": vars(kept),
+        "bars": {bar.name: {"value": bar.value, "target": bar.target} for bar in bars},
+    }
+    RECORD.write_text(json.dumps(made, indent=2) + "\n")
+    return bars
+
+
+def _rayrec(cluster: QueueCluster, *arguments: object) -> None:
+    head, separator, program = list(map(str, arguments)), [], list[str]()
+    if "--" in head:
+        at = head.index("--")
+        head, separator, program = head[:at], ["--"], head[at + 1 :]
+    command = [sys.executable, "-m", "rayrec", *head, "--ledger", str(cluster.ledger_path)]
+    done = subprocess.run(
+        [*command, *separator, *program], env=cluster.environment, capture_output=True, text=True
+    )
+    if done.returncode:
+        raise AssertionError(f"{' '.join(command)}: {done.stderr}")
+
+
+def _submit_program(cluster: QueueCluster, name: str, team: str, seconds: float, *options: object) -> Path:
+    told = cluster.folder / f"{name}.log"
+    program = (sys.executable, cluster.folder / "program.py", told, seconds)
+    where = ("--working-dir", cluster.folder)
+    _rayrec(cluster, "submit", "--id", name, "--queue", team, *where, *options, "--", *program)
+    return told
+
+
+def _reclaim(cluster: QueueCluster, data: Path) -> dict[str, Any]:
+    config, run = cluster.folder / "training.yaml", cluster.folder / "run"
+    config.write_text(yaml.safe_dump(_settings(data)))
+    wish = ("--min-trainers", 1, "--id", "training", "--queue", "team-b")
+    _rayrec(cluster, "submit", *wish, "--working-dir", cluster.folder, "--", "train", config, "--run", run)
+    cluster.wait_for(lambda: _step(run) > 20, STARTS_S)
+    began_with, at_step = _trainers(cluster), _step(run)
+    _say(f"the training is at step {at_step} with {began_with} trainers")
+    told = _submit_program(cluster, "owner", "team-a", 10.0, "--gpus", 1)
+    # The time of the command itself, which is the same with an empty cluster, is not that of reclaim.
+    started_s = cluster.wait_for(told.exists, 2 * RECLAIM_S)
+    _say(f"the program of the owner runs {started_s:.1f} s after it was submitted")
+    cluster.wait_for(lambda: cluster.is_over("training", "owner"), ENDS_S, every_s=1.0)
+    entry = cluster.job("training")
+    with cluster.ledger() as ledger:
+        attempts = ledger.attempts("training")
+    assert entry.state is JobState.succeeded, cluster.told()
+    consumed = consumed_rows(run, "last")
+    rows = sum(epoch.rows or 0 for epoch in consumed.epochs)
+    read = sum(epoch.consumed for epoch in consumed.epochs)
+    result = RunFolder.open(run).state["result"]
+    figures = {
+        "started_s": started_s,
+        "trainers": [began_with, *(entry.job.sizes[each.size].counts()["trainer"] for each in attempts[1:])],
+        "work lost s": [each.lost_s for each in attempts],
+        "outcomes": [each.outcome for each in attempts],
+        "rows": rows,
+        "rows read": read,
+        "rows once": read / rows,
+        "steps": result["steps"],
+        "final loss": result["final_loss"],
+    }
+    _say(json.dumps(figures))
+    return figures
+
+
+def _settings(data: Path) -> dict[str, Any]:
+    backbone = {"dim": 16, "num_layers": 1, "num_heads": 2, "feedforward_dim": 32, "max_length": 20}
+    return {
+        "data": {"path": str(data)},
+        "model": {
+            "name": "sasrec",
+            "item_matrix": "sparse",
+            "num_negatives": 64,
+            "backbone": {**backbone, "dropout": 0.1},
+        },
+        "sparse": {"num_servers": 1},
+        "pipeline": {"num_trainers": 2, "trainer_threads": 1, "cpus_per_trainer": 0.5},
+        "placement": {"trainers": {"resources": {"GPU": 1}}},
+        "training": {"batch_size": 32, "epochs": 3},
+        "evaluation": {"every_epochs": 3, "max_users": 200},
+    }
+
+
+def _step(run: Path) -> int:
+    if not (run / "run.json").exists():
+        return 0
+    return int((RunFolder(run).state.get("now") or {}).get("step") or 0)
+
+
+def _trainers(cluster: QueueCluster) -> int:
+    entry = cluster.job("training")
+    assert entry.running is not None
+    return entry.job.sizes[entry.running.size].counts()["trainer"]
+
+
+def _kill(cluster: QueueCluster, num_kills: int) -> Kept:
+    """Programs of both teams, while the queue is killed and started again."""
+    draw = random.Random(0)
+    names = [f"program-{number}" for number in range(PROGRAMS)]
+    to_submit = list(names)
+    for number in range(num_kills):
+        while to_submit and len(names) - len(to_submit) < (number + 1) * len(names) / num_kills:
+            name = to_submit.pop(0)
+            _submit_program(
+                cluster, name, draw.choice(("team-a", "team-b")), draw.uniform(*PROGRAM_S), "--gpus", 1
+            )
+        time.sleep(draw.uniform(0.0, KILL_WITHIN_S))
+        cluster.kill_queue()
+        cluster.start_queue()
+        if number % 10 == 9:
+            with cluster.ledger() as ledger:
+                over = len(ledger.jobs(JobState.succeeded))
+            _say(f"{number + 1} kills, {over} jobs are done")
+    cluster.wait_for(lambda: cluster.is_over(*names), ENDS_S, every_s=1.0)
+    lost = twice = attempts = 0
+    for name in names:
+        lines = [line.split()[0] for line in (cluster.folder / f"{name}.log").read_text().splitlines()]
+        lost += "ended" not in lines or cluster.job(name).state is not JobState.succeeded
+        twice += lines.count("began") > 1
+        attempts += cluster.job(name).attempt
+    kept = Kept(num_kills, len(names), lost, twice, attempts)
+    _say(f"{kept}")
+    return kept
+
+
+def _say(text: str) -> None:
+    log.print(text, highlight=False, markup=False)
