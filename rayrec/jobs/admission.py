@@ -284,10 +284,11 @@ class Scheduler:
         return decisions
 
     def _start_planned(self, now: float, decisions: list[Decision]) -> None:
-        for job_id, entry in list(self._planned.items()):
-            run = self.state.runs[job_id]
+        order = sorted(self._planned, key=lambda job_id: (self.state.runs[job_id].since, job_id))
+        for job_id in order:
+            entry, run = self._planned[job_id], self.state.runs[job_id]
             early = entry.job.not_before is not None and now < entry.job.not_before
-            if early or not fits_in(run.kept, self.state.free_NR):
+            if early or not self.state.may_arrive(run):
                 continue
             ends_at = entry.waiting.ends_at(now, run.running.size)
             self.state.arrive(run, now, ends_at)
@@ -506,7 +507,7 @@ class Scheduler:
         free_NR = state.free_and_left()
         for number, size in enumerate(job.sizes):
             amounts = state.counted(job.queue, size)
-            within = not state.tree.borrows(job.queue, amounts)
+            within = state.is_within(job, size)
             if not early and self._may_fit(entry, number, free_NR) and state.tree.fits(job.queue, amounts):
                 ends_at = entry.waiting.ends_at(now, number)
                 kept = self._kept_for_others(entry, within, ends_at)
@@ -542,6 +543,8 @@ class Scheduler:
         Where somebody has to leave, only those of its own queue count: a guarantee does not wait for others'.
         """
         state, job = self.state, entry.job
+        if found.plan.cells is not None:
+            return True  # cells are used in the order of their queue
         held = state.room.held(job.sizes[found.plan.size].groups, found.plan.placed)
         for known in self._kept_for_others(entry, within, entry.waiting.ends_at(now, found.plan.size)):
             if found.steps and known.entry.job.queue != job.queue:
@@ -576,7 +579,7 @@ class Scheduler:
         if self._no_reclaim.get((job.queue, entry.shape, number, job.priority)) == state.num_releases:
             return False
         size = job.sizes[number]
-        if state.tree.borrows(job.queue, state.counted(job.queue, size)):
+        if not state.is_within(job, size):
             policy = state.config.queue(job.queue).preemption
             return state.may_take_own(job) or (entry.line.borrows and policy.borrow_within_cohort != "Never")
         guarantees = state.guarantees
@@ -617,7 +620,7 @@ class Scheduler:
         least = len(job.sizes) - 1
         size = job.sizes[least]
         amounts = state.counted(job.queue, size)
-        within = not state.tree.borrows(job.queue, amounts)
+        within = state.is_within(job, size)
         cells: Placed | None = None
         if within and state.guarantees.has(job.queue):
             found = state.guarantees.place(job.queue, size, job.within, free_NR) if may_be_firm else None
@@ -681,7 +684,7 @@ class Scheduler:
         self._count_passes(entry, run)
         entry.waiting = replace(entry.waiting, plan=found.plan)
         early = job.not_before is not None and now < job.not_before
-        if not early and fits_in(run.kept, state.free_NR):
+        if not early and state.may_arrive(run):
             ends_at = entry.waiting.ends_at(now, found.plan.size)
             state.arrive(run, now, ends_at)
             decisions.append(self._start(run, f"within the guarantee of queue {job.queue!r}", ends_at))

@@ -34,6 +34,9 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import ACCELERATOR_RESOURCES, HOST
 from rayrec.platform.errors import InputError
 
+MOST_REMEMBERED = 4096
+"""Choices that are not made again while nothing changes."""
+
 
 @dataclass
 class _BoundCell:
@@ -63,6 +66,8 @@ class Guarantees:
     def __init__(self, config: QueuesConfig, room: Room) -> None:
         self._room = room
         self._cells: dict[str, list[_BoundCell]] = {}
+        self.num_changes = 0
+        """Of bindings and uses: what was chosen before may not be there after one."""
         self.firm_NR = np.zeros_like(room.total_NR)
         """[N, R] what is bound, or promised otherwise, on each node."""
         for queue in config.queues:
@@ -75,6 +80,7 @@ class Guarantees:
                     )
             if cells:
                 self._cells[queue.name] = cells
+        self._chosen: dict[tuple[str, int, str | None], tuple[int, Size, Placed | None]] = {}
         self._rooms = {
             name: Room([_as_node(cell, None) for cell in cells]) for name, cells in self._cells.items()
         }
@@ -86,6 +92,10 @@ class Guarantees:
 
     def has(self, queue: str) -> bool:
         return queue in self._cells
+
+    def own_nodes(self, queue: str) -> list[Node]:
+        """A queue's cells as the nodes of a cluster of its own."""
+        return list(self._rooms[queue].nodes)
 
     @property
     def slack_NR(self) -> Int64Array:
@@ -197,6 +207,7 @@ class Guarantees:
 
     def _put(self, cell: _BoundCell, place: int) -> None:
         assert cell.node is None
+        self.num_changes += 1
         cell.node = place
         self.firm_NR[place] += cell.amounts_R
         room = self._rooms[cell.queue]
@@ -206,6 +217,7 @@ class Guarantees:
     def _unbind(self, cell: _BoundCell) -> None:
         if cell.node is not None:
             assert not cell.num_users
+            self.num_changes += 1
             self.firm_NR[cell.node] -= cell.amounts_R
             cell.node = None
             self.left[cell.queue][cell.place] = 0
@@ -256,7 +268,13 @@ class Guarantees:
 
     def choose(self, queue: str, size: Size, within: str | None) -> Placed | None:
         """Free cells of the queue for every actor: where the job would be in a cluster of the queue's own."""
-        return self._rooms[queue].place(size, within, self.left[queue])
+        key = (queue, id(size), within)
+        if (known := self._chosen.get(key)) is None or known[0] != self.num_changes or known[1] is not size:
+            if len(self._chosen) > MOST_REMEMBERED:
+                self._chosen.clear()
+            placed = self._rooms[queue].place(size, within, self.left[queue])
+            known = self._chosen[key] = self.num_changes, size, placed
+        return known[2]
 
     def needs(self, queue: str, size: Size, chosen: Placed) -> list[tuple[str, Int64Array]]:
         """What each of these cells is to take, in the real nodes' columns: those that cannot move first."""
@@ -383,6 +401,7 @@ class Guarantees:
 
     def lend(self, queue: str, size: Size, chosen: Placed, back: bool) -> None:
         """Count cells as free while it is looked for room, without letting them go where their job is not."""
+        self.num_changes += 1
         apart(self.left[queue], self._rooms[queue].held(size.groups, chosen), -1 if back else 1)
 
     def is_left(self, queue: str, size: Size, chosen: Placed) -> bool:
@@ -391,6 +410,7 @@ class Guarantees:
 
     def _use(self, queue: str, size: Size, chosen: Placed, times: int) -> None:
         room = self._rooms[queue]
+        self.num_changes += 1
         apart(self.left[queue], room.held(size.groups, chosen), -times)
         for group in size.groups:
             for cell_id in chosen.get(group.stage, ())[: group.count]:

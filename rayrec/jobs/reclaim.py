@@ -92,7 +92,8 @@ class _Search:
 
     def find(self) -> Found | None:
         state, job = self._state, self._job
-        in_cells = state.guarantees.has(job.queue) and not state.tree.borrows(job.queue, self._amounts)
+        in_cells = state.guarantees.has(job.queue) and state.is_within(job, self._size)
+        self._is_within = state.is_within(job, self._size)
         try:
             placed = self._in_own_cells() if in_cells else None
             if placed is None and (not in_cells or state.may_take_own(job)):
@@ -163,9 +164,7 @@ class _Search:
                 hold(job.queue, cell_id)
         self._put_back(reserved)
         placed = guarantees.nodes_of(job.queue, chosen)
-        for (
-            step
-        ) in steps:  # of the room there is enough; of the sums of its cohort, others may still have borrowed
+        for step in steps:  # there is enough room, and the sums of its cohort may still be used by others
             if state.tree.fits(job.queue, self._amounts):
                 break
             if self._is_valid(step):
@@ -208,7 +207,7 @@ class _Search:
         gang = state.room.gang(self._size, job.within)
         if gang is None or not state.room.may_fit(gang, self._left_NR):
             return None
-        if state.guarantees.has(job.queue) and not state.tree.borrows(job.queue, self._amounts):
+        if state.guarantees.has(job.queue) and state.is_within(job, self._size):
             return state.guarantees.place(job.queue, self._size, job.within, self._left_NR)
         placed = state.firm_place(job, self._size, self._left_NR)
         return None if placed is None else (placed, None)
@@ -257,7 +256,8 @@ class _Search:
         cards = [name for name in self._amounts if name in ACCELERATOR_RESOURCES]
         resources = cards or list(self._amounts)
         policy = state.config.queue(job.queue).preemption
-        borrows = state.tree.borrows(job.queue, self._amounts)
+        borrows = not self._is_within
+        in_cells = self._is_within and state.guarantees.has(job.queue)
         rights = {
             right.queue: right for right in state.tree.reclaim_rights(job.queue, self._amounts, resources)
         }
@@ -271,7 +271,7 @@ class _Search:
                 continue
             right = rights.get(other.queue)
             if other.queue == job.queue:
-                if not state.may_take(job, run):
+                if not (in_cells and run.firm is None) and not state.may_take(job, run):
                     continue
                 right = None
             elif policy.reclaim_within_cohort == "Never" or (

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rayrec.jobs.admission import Scheduler, SchedulingConfig
+from rayrec.jobs.cells import Guarantees
 from rayrec.jobs.job import Decision, Grow, Job, Placed, Reserve, Shrink, Size, Start, Stop, Waiting
 from rayrec.jobs.queues import QueuesConfig
 from rayrec.jobs.room import Room, apart
@@ -254,13 +255,11 @@ def first_come_first_served(
     return outcome
 
 
-def own_cluster(config: QueuesConfig, queue: str) -> list[Node]:
+def own_cluster(config: QueuesConfig, nodes: Sequence[Node], queue: str) -> list[Node]:
     """The cluster that a queue's cells would be, if it had nothing else: a node for each."""
-    cells = [(cell, number) for cell in config.queue(queue).cells for number in range(cell.count)]
-    return [
-        Node(f"{queue}-{place}", queue, dict(cell.labels), cell.resources, cell.resources)
-        for place, (cell, _) in enumerate(cells)
-    ]
+    guarantees = Guarantees(config, Room(nodes))
+    guarantees.bind_rest()
+    return guarantees.own_nodes(queue)
 
 
 def check_no_card_twice(scheduler: Scheduler) -> None:

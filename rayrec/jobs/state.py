@@ -17,7 +17,7 @@ from rayrec.jobs.cells import Guarantees
 from rayrec.jobs.job import Job, Placed, Plan, Running, Size, Step, Waiting
 from rayrec.jobs.queues import QueuesConfig
 from rayrec.jobs.quota import UNITS, QuotaTree
-from rayrec.jobs.room import Room, apart
+from rayrec.jobs.room import Room, apart, fits_in
 from rayrec.pipelines.cluster.placement import Node
 from rayrec.platform.arrays import Int64Array
 
@@ -87,6 +87,8 @@ class ClusterState:
         """Queues of which some guarantee has become free, for others of their jobs."""
         self.num_changes = 0
         """Times at which anything was given or given back."""
+        self.planned_NR = np.zeros_like(self.left_NR)
+        """[N, R] what is planned: of what is free, too, so that nobody who comes later takes it meanwhile."""
         self._least_NR = self.left_NR
         self._least_at = -1
         self.num_releases = 0
@@ -163,6 +165,7 @@ class ClusterState:
         self.runs[job.id] = run
         self._note_size(run)
         apart(self.left_NR, kept)
+        apart(self.planned_NR, kept, 1)
         self.tree.add(job.queue, amounts)
 
     def counted(self, queue: str, size: Size) -> dict[str, int]:
@@ -176,7 +179,8 @@ class ClusterState:
     def free_and_left(self) -> Int64Array:
         """[N, R] what a job can have at once; not to be changed."""
         if self._least_at != self.num_changes:
-            self._least_NR, self._least_at = np.minimum(self.free_NR, self.left_NR), self.num_changes
+            self._least_NR = np.minimum(self.free_NR - self.planned_NR, self.left_NR)
+            self._least_at = self.num_changes
         return self._least_NR
 
     def firm_place(self, job: Job, size: Size, free_NR: Int64Array) -> Placed | None:
@@ -310,7 +314,9 @@ class ClusterState:
         self.runs[job.id] = run
         self._note_size(run)
         apart(self.left_NR, kept)
-        if not is_planned:
+        if is_planned:
+            apart(self.planned_NR, kept, 1)
+        else:
             apart(self.free_NR, kept)
         self.tree.add(job.queue, amounts)
         if plan.cells:
@@ -320,9 +326,18 @@ class ClusterState:
             self._promise(run)
         return run
 
+    def may_arrive(self, run: Run) -> bool:
+        """Whether the room of a planned job is free, beside what was planned before."""
+        free_NR = self.free_NR.copy()
+        for other in self.runs.values():
+            if other.is_planned and (other.since, other.job.id) < (run.since, run.job.id):
+                apart(free_NR, other.kept)
+        return fits_in(run.kept, free_NR)
+
     def arrive(self, run: Run, now: float, ends_at: float | None) -> None:
         """A planned job starts on its room."""
         self.num_changes += 1
+        apart(self.planned_NR, run.kept)
         run.is_planned, run.held, run.since = False, run.kept, now
         run.running = replace(run.running, started_at=now, changed_at=now, ends_at=ends_at)
         apart(self.free_NR, run.kept)
@@ -397,6 +412,12 @@ class ClusterState:
         self._note_size(run)
         self.firm_up(run)
 
+    def is_within(self, job: Job, size: Size) -> bool:
+        """Whether a size would be in the guarantee of its queue: in its free cells; or by the sums of its quotas."""
+        if self.guarantees.has(job.queue):
+            return self.guarantees.choose(job.queue, size, job.within) is not None
+        return not self.tree.borrows(job.queue, self.counted(job.queue, size))
+
     def may_take_own(self, job: Job) -> bool:
         """Whether some job of its own queue may have to make room for it."""
         return any(self.may_take(job, run) for run in self._of_queue[job.queue].values())
@@ -423,6 +444,8 @@ class ClusterState:
 
     def end(self, run: Run) -> None:
         """A job is gone, or gives up its plan."""
+        if run.is_planned:
+            apart(self.planned_NR, run.kept)
         self._soften(run)
         apart(self.left_NR, run.kept, 1)
         apart(self.free_NR, run.held, 1)
