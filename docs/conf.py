@@ -61,6 +61,8 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
             "docs/explanation/pipelines",
             "docs/explanation/rl",
             "docs/explanation/serve",
+            "docs/explanation/jobs",
+            "docs/explanation/health",
             "docs/explanation/platform",
             "docs/explanation/failures",
         ]

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayrec.cli.app import app
+from rayrec.cli.jobs import LedgerOption
 from rayrec.platform.console import Answer, command, out
 from rayrec.platform.console import log as console
 from rayrec.platform.errors import InputError
@@ -34,6 +35,7 @@ AddressOption = Annotated[
 def nodes_command(
     address: AddressOption = None,
     folder: FolderOption = None,
+    ledger: LedgerOption = None,
     quarantine: Annotated[
         str | None,
         typer.Option(metavar="NODE", help="Let new actors not go to this node: the start of its id."),
@@ -64,8 +66,8 @@ def nodes_command(
             nodes = cluster_nodes(store)
             store.add(_node_named(quarantine, nodes), reason, "bad", len(nodes), by="operator")
         if page:
-            _serve_page(where, host, port)
-        view = _view(where)
+            _serve_page(where, ledger, host, port)
+        view = _view(where, ledger)
     _print(view)
     return view.to_json()
 
@@ -81,29 +83,39 @@ def _node_named(name: str, nodes: list[Node]) -> Node:
     return found[0]
 
 
-def _view(folder: Path) -> ClusterView:
+def _view(folder: Path, ledger: Path | None) -> ClusterView:
     from rayrec.jobs.view import cluster_view
     from rayrec.pipelines.cluster.nodes import cluster_nodes, holders
     from rayrec.pipelines.cluster.quarantine import Quarantine
-    from rayrec.pipelines.health.sweep import read_health
+    from rayrec.pipelines.health.node_health import read_health
 
     store = Quarantine(folder)
-    return cluster_view(cluster_nodes(store), holders(), store, read_health(folder), queue_list())
+    return cluster_view(cluster_nodes(store), holders(), store, read_health(folder), _queues(ledger))
 
 
-def queue_list() -> list[dict[str, Any]]:
+def _queues(option: Path | None) -> list[dict[str, Any]]:
     """Queues of the ledger, if there is one."""
-    return []
+    from rayrec.jobs.ledger import Ledger, ledger_path
+    from rayrec.jobs.overview import queue_list
+
+    path = ledger_path(option)
+    if not path.exists():
+        return []
+    ledger = Ledger(path)
+    try:
+        return queue_list(ledger)
+    finally:
+        ledger.close()
 
 
-def _serve_page(folder: Path, host: str, port: int) -> None:
+def _serve_page(folder: Path, ledger: Path | None, host: str, port: int) -> None:
     import uvicorn
 
     from rayrec.jobs.cluster_page import build_page
 
     names = ["127.0.0.1", "localhost", host] if host in ("127.0.0.1", "localhost", "::1") else ["*"]
     console.print(f"the cluster's page: http://{host}:{port}/ (Ctrl-C ends it)")
-    uvicorn.run(build_page(lambda: _view(folder), names), host=host, port=port, log_level="warning")
+    uvicorn.run(build_page(lambda: _view(folder, ledger), names), host=host, port=port, log_level="warning")
 
 
 def _print(view: ClusterView) -> None:

@@ -31,7 +31,18 @@ def run(monkeypatch, tmp_path):
     monkeypatch.setattr(cluster, "holders", lambda: {"b": {"runs/x": 2}})
 
     def run(*arguments):
-        return CliRunner().invoke(app, ["nodes", "--json", "--folder", str(tmp_path / "cluster"), *arguments])
+        return CliRunner().invoke(
+            app,
+            [
+                "nodes",
+                "--json",
+                "--folder",
+                str(tmp_path / "cluster"),
+                "--ledger",
+                str(tmp_path / "jobs.db"),
+                *arguments,
+            ],
+        )
 
     return run
 
@@ -41,6 +52,18 @@ def test_nodes_are_shown_with_who_holds_them(run):
     assert [node["id"] for node in view["nodes"]] == ["aa1", "aa2", "b"]
     assert view["nodes"][2]["holders"] == {"runs/x": 2}
     assert view["nodes"][0]["resources"] == {"CPU": [3.0, 4.0]}
+
+
+def test_queues_of_the_ledger_are_shown(run, tmp_path):
+    assert json.loads(run().stdout.splitlines()[-1])["queues"] == []
+    added = CliRunner().invoke(
+        app, ["queue", "add", "team-a", "--resource", "CPU=4", "--ledger", str(tmp_path / "jobs.db")]
+    )
+    assert added.exit_code == 0, added.output
+
+    (queue,) = json.loads(run().stdout.splitlines()[-1])["queues"]
+
+    assert (queue["name"], queue["use"], queue["waiting"]) == ("team-a", "0 of 4 CPU", [])
 
 
 def test_an_operator_quarantines_a_node_and_lifts_it(run, tmp_path):
