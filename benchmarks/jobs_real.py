@@ -1,13 +1,13 @@
 """The queue on five Ray nodes of this machine: reclaim from a training, and kills of the queue's process.
 
-A head without anything, and four nodes of 2 CPUs, two of which have a card each (Ray counts it; everything is
-computed on CPUs). Two teams are guaranteed a card each and lend it to each other. Bars:
+A head without anything, and four nodes of 2 CPUs, two of which have a "card" each, a resource that Ray
+counts; everything is computed on CPUs. Two teams are guaranteed a card each and lend it to each other. Bars:
 
 * `jobs-real-reclaim`: team b trains with two trainers, one of them on the card of team a. Team a submits a
   program that asks for a card: 60 s over the time until the program runs. The training writes a snapshot,
   ends, and goes on with one trainer.
-* `jobs-real-rows`: rows that the training's cursor has at the end over those that there are. A cursor takes no
-  row twice.
+* `jobs-real-rows`: rows that the training's cursor has at the end over those that there are. A cursor takes
+  no row twice.
 * `jobs-real-kept`: programs come one after the other while the queue's process is killed 50 times, at random
   times, and started again: 1 if each program ran exactly once, 0 if one was lost or started twice.
 
@@ -45,7 +45,7 @@ KILLS, KILL_WITHIN_S = 50, 14.0
 """A kill comes at a random time after the start, which takes about half as long: also before it is done."""
 PROGRAMS, PROGRAM_S = 40, (1.0, 8.0)
 STARTS_S, ENDS_S = 240.0, 900.0
-NODES = [{"num_cpus": 2, "num_gpus": gpus} for gpus in (1, 1, 0, 0)]
+NODES = [{"num_cpus": 2, "resources": {"card": 1} if has_one else {}} for has_one in (1, 1, 0, 0)]
 SETTINGS = "{snapshot_s: 45}"
 
 PROGRAM = """
@@ -78,7 +78,7 @@ def bench(options: BenchOptions) -> list[Bar]:
         (folder / "program.py").write_text(PROGRAM)
         with queue_cluster(folder, NODES, SETTINGS) as cluster:
             for team in ("team-a", "team-b"):
-                _rayrec(cluster, "queue", "add", team, "--cards", "1", "--cohort", "all")
+                _rayrec(cluster, "queue", "add", team, "--resource", "card=1", "--cohort", "all")
             cluster.start_queue()
             reclaim = _reclaim(cluster, data)
             kept = _kill(cluster, min(KILLS, 2 * options.steps))
@@ -126,7 +126,7 @@ def _reclaim(cluster: QueueCluster, data: Path) -> dict[str, Any]:
     cluster.wait_for(lambda: _step(run) > 20, STARTS_S)
     began_with, at_step = _trainers(cluster), _step(run)
     _say(f"the training is at step {at_step} with {began_with} trainers")
-    told = _submit_program(cluster, "owner", "team-a", 10.0, "--gpus", 1)
+    told = _submit_program(cluster, "owner", "team-a", 10.0, "--resource", "card=1")
     # The time of the command itself, which is the same with an empty cluster, is not that of reclaim.
     started_s = cluster.wait_for(told.exists, 2 * RECLAIM_S)
     _say(f"the program of the owner runs {started_s:.1f} s after it was submitted")
@@ -166,7 +166,7 @@ def _settings(data: Path) -> dict[str, Any]:
         },
         "sparse": {"num_servers": 1},
         "pipeline": {"num_trainers": 2, "trainer_threads": 1, "cpus_per_trainer": 0.5},
-        "placement": {"trainers": {"resources": {"GPU": 1}}},
+        "placement": {"trainers": {"resources": {"card": 1}}},
         "training": {"batch_size": 32, "epochs": 3},
         "evaluation": {"every_epochs": 3, "max_users": 200},
     }
@@ -193,7 +193,12 @@ def _kill(cluster: QueueCluster, num_kills: int) -> Kept:
         while to_submit and len(names) - len(to_submit) < (number + 1) * len(names) / num_kills:
             name = to_submit.pop(0)
             _submit_program(
-                cluster, name, draw.choice(("team-a", "team-b")), draw.uniform(*PROGRAM_S), "--gpus", 1
+                cluster,
+                name,
+                draw.choice(("team-a", "team-b")),
+                draw.uniform(*PROGRAM_S),
+                "--resource",
+                "card=1",
             )
         time.sleep(draw.uniform(0.0, KILL_WITHIN_S))
         cluster.kill_queue()

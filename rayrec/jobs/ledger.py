@@ -267,6 +267,11 @@ class Ledger:
             raise
         self._db.execute("COMMIT")
 
+    def version(self) -> tuple[int, int]:
+        """Changes whenever this or another process has changed something."""
+        by_others = self._db.execute("PRAGMA data_version").fetchone()[0]
+        return int(by_others), self._db.total_changes
+
     # The cluster
 
     def about(self, key: str) -> str | None:

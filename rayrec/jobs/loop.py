@@ -58,6 +58,8 @@ WRONG_INPUT = 2
 """Exit code of rayrec's commands, which no second try mends."""
 KEEP_NODES_S = 10.0
 """Between two writes of the nodes for other commands."""
+MEMORY = {"memory", "object_store_memory"}
+"""Resources that Ray counts in bytes, and jobs do not ask for."""
 SHOWN_CHARACTERS = 300
 """Of what a failed attempt said last."""
 
@@ -70,6 +72,8 @@ class QueueRunConfig(Config):
     """How the queue's process works."""
 
     tick_s: float = Field(default=1.0, gt=0)
+    decide_s: float = Field(default=5.0, ge=0)
+    """Time after which it is decided again although nothing has happened: times of reservations come."""
     snapshot_s: float = Field(default=45.0, ge=0)
     """Time that a training that has to leave has for its snapshot; then it is stopped at its last one."""
     fast_s: float = Field(default=300.0, ge=0)
@@ -129,7 +133,9 @@ class QueueLoop:
         self._scale, self._now, self._sleep = scale, now, sleep
         self._has_moved, self._check_alone = has_moved, check_alone
         self._said: str | None = None
-        self._nodes_kept_at = float("-inf")
+        self._nodes_kept_at = self._decided_at = float("-inf")
+        self._decided_on: object = None
+        """State of the ledger and of the nodes after the last decision."""
 
     def run(self, is_over: Callable[[], bool] = lambda: False) -> None:
         """Work until the process is ended, or until there is no more to do.
@@ -184,10 +190,20 @@ class QueueLoop:
         self._check_cluster(view)
         for attempt in attempts:
             self._follow(attempt, reports.get(attempt.submission), view)
-        self._decide(view)
+        if self._now() >= self._decided_at + self._settings.decide_s or self._decided_on != self._seen(view):
+            self._decide(view)
+            self._decided_at, self._decided_on = self._now(), self._seen(view)
         for attempt in self._ledger.attempts():
             if attempt.phase is Phase.starting:
                 self._submit(attempt, view)
+
+    def _seen(self, view: View) -> object:
+        """What is decided by, but for the time. How much memory is free changes all the time."""
+        nodes = [
+            (node.id, node.is_usable, {name: node.free.get(name) for name in node.total.keys() - MEMORY})
+            for node in view.nodes
+        ]
+        return self._ledger.version(), nodes
 
     def _check_cluster(self, view: View) -> None:
         now = self._now()

@@ -321,8 +321,8 @@ def test_a_service_is_scaled_without_another_attempt(tmp_path):
 
     def scale(entry: Any, replicas: int) -> bool:
         told.append(replicas)
-        process = story.world.processes["service-1"]
-        while sum(process.holds.values()) > replicas:
+        process = story.world.processes.get("service-1")
+        while process is not None and sum(process.holds.values()) > replicas:
             fullest = max(process.holds, key=lambda name: process.holds[name])
             process.holds[fullest] -= 1
         return True
@@ -339,12 +339,12 @@ def test_a_service_is_scaled_without_another_attempt(tmp_path):
     story.add(program("second", "team-a", 2, at=1_003.0))
     story.passes(6)
 
-    assert told[0] == 2
+    assert told[:2] == [4, 2]  # said before it starts, too
     assert story.world.history == ["service-1", "second-1"]
     assert story.ledger.job("service").running.size == 2
 
 
-WORK = {"big": 60.0, "small": 12.0, "owner": 8.0}
+WORK = {"big": 60.0, "small": 12.0, "owner": 8.0, "rival": 4.0}
 OWNER_COMES_AT, HEAD_IS_LOST_AT = 1_006.0, 1_020.0
 
 
@@ -381,6 +381,8 @@ def play(story: Story, loses_head: bool, on_tick: Callable[[], None] = lambda: N
         except KilledError:
             story.ledger.close()
             story.start()
+            # Whoever comes before the next process of the queue may be first: what was begun has to be known.
+            story.add(program("rival", "team-a", 1, at=world.now, priority=9))
         world.sleep(2.0)
 
 
@@ -398,7 +400,7 @@ def test_a_kill_at_any_point_loses_no_job_and_starts_none_twice(tmp_path, loses_
         begun.append((undisturbed.kills.num_points, world, content))
 
     play(undisturbed, loses_head, keep)
-    assert undisturbed.states == dict.fromkeys(WORK, "succeeded")
+    assert undisturbed.states == dict.fromkeys(("big", "small", "owner"), "succeeded")
     assert {"shrink", "go on", "wait", "stop"} <= set(undisturbed.noted("big") + undisturbed.noted("small"))
     num_points, killed = undisturbed.kills.num_points, 0
     assert num_points > 150
