@@ -293,14 +293,14 @@ class QueueLoop:
         assert attempt.asked_at is not None
         answer = self._trainings.ask_snapshot(attempt.submission, Path(entry.command.run))
         now = self._now()
+        if answer is None and now < attempt.asked_at + self._settings.snapshot_s:
+            return
+        lost_s = self._lost_s(attempt, entry)
         if answer is not None and answer.snapshot is not None:
-            lost_s, what = 0.0, f"stops at {answer.snapshot}, and nothing is lost"
-        elif answer is not None or now >= attempt.asked_at + self._settings.snapshot_s:
-            lost_s = self._lost_s(attempt, entry)
+            what = f"stops at {answer.snapshot}, which is {lost_s:.0f} s old"
+        else:
             why = f"no snapshot within {self._settings.snapshot_s:g} s" if answer is None else answer.error
             what = f"stops at its last snapshot, and {lost_s:.0f} s of work are done again ({why})"
-        else:
-            return
         with self._ledger.change():
             self._ledger.put_attempt(replace(attempt, phase=Phase.stopping, lost_s=lost_s))
             self._ledger.note(now, entry.id, "stop", f"attempt {attempt.number} {what}")

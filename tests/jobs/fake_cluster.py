@@ -95,6 +95,8 @@ class FakeCluster:
         """Submissions that were started, in order."""
         self.saved: Counter[str] = Counter()
         """By job, card-seconds that its last snapshot has."""
+        self.saved_at: dict[str, float] = {}
+        """When that was."""
         self.worked: Counter[str] = Counter()
         """By job, all card-seconds that were spent on it."""
         self.asked: dict[str, float] = {}
@@ -132,6 +134,7 @@ class FakeCluster:
         if asked is not None and self.writes_snapshots and self.now >= asked + SNAPSHOT_TAKES_S:
             self.saved[job] += process.done_s
             process.done_s = 0.0
+            self.saved_at.setdefault(job, self.now)
         if self.saved[job] + process.done_s >= self.work[job]:
             self._end(process, "SUCCEEDED", 0)
 
@@ -228,7 +231,7 @@ class FakeCluster:
         return Asked("step-000000010")
 
     def lost_s(self, run: Path, since: float, now: float) -> float:
-        return now - since
+        return now - max(since, self.saved_at.get(run.name, 0.0))
 
     def left_s(self, submission: str, run: Path, now: float) -> float | None:
         return None

@@ -144,7 +144,8 @@ def test_a_borrower_shrinks_at_a_snapshot_and_grows_again(story):
     assert "num_trainers=2" in story.world.processes["first-2"].submission.entrypoint
     assert story.states == {"first": "running", "second": "running"}
     (first, second, *_) = story.ledger.attempts("first")
-    assert first.lost_s == 0.0
+    assert first.lost_s is not None
+    assert first.lost_s <= 1.0
     assert second.size == 2
 
     story.ends()

@@ -15,6 +15,7 @@ from rayrec.jobs.job import Job, Running, Size
 from rayrec.jobs.ledger import Attempt, Command, Phase
 from rayrec.jobs.runner import HeadDownError, RayRunner, Submission, submission_of
 from rayrec.jobs.trainings import RunFolders, training_sizes
+from rayrec.jobs.watcher import ClusterWatcher
 from rayrec.pipelines.cluster.placement import ActorGroup
 from rayrec.platform.errors import InputError
 from tests.helpers.runs import make_run
@@ -233,6 +234,15 @@ def test_a_head_that_is_in_trouble_or_gone_is_down(head, runner):
     head.close()
     with pytest.raises(HeadDownError):
         runner.report("job-1")
+
+
+def test_where_no_head_answers_it_is_not_asked_again_and_again():
+    times = iter([0.0, 0.0, 0.5, 5.0, 5.0])
+    watcher = ClusterWatcher("127.0.0.1:1", clock=lambda: next(times))
+    for _ in range(3):  # the second of them comes too early for a try
+        with pytest.raises(HeadDownError, match=r"no Ray head answers at 127\.0\.0\.1:1"):
+            watcher.look()
+    assert next(times, None) is None
 
 
 # Trainings
