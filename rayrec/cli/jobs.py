@@ -262,6 +262,7 @@ def run_command(
     """Start, shrink and stop jobs as the ledger says, until this process is ended; jobs go on without it."""
     import os
 
+    from rayrec.jobs.kubernetes import check_alone
     from rayrec.jobs.ledger import Ledger, ledger_path
     from rayrec.jobs.loop import QueueLoop, QueueRunConfig, alone
     from rayrec.jobs.runner import RayRunner
@@ -289,6 +290,7 @@ def run_command(
                 config,
                 scale=scale,
                 has_moved=moved,
+                check_alone=check_alone,
             ).run()
         finally:
             watcher.close()

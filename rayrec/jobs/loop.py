@@ -45,10 +45,11 @@ from rayrec.jobs.job import (
     Stop,
     Wait,
 )
-from rayrec.jobs.ledger import Attempt, JobEntry, JobState, Ledger, Phase
+from rayrec.jobs.ledger import Attempt, ClusterId, JobEntry, JobState, Ledger, Phase
 from rayrec.jobs.runner import HeadDownError, Report, Runner, submission_of
 from rayrec.jobs.trainings import Trainings
 from rayrec.jobs.watcher import Awaited, View
+from rayrec.pipelines.cluster.placement import Node
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 
@@ -120,19 +121,21 @@ class QueueLoop:
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         has_moved: bool = False,
-        check_alone: Callable[[], None] = lambda: None,
+        check_alone: Callable[[Sequence[Node]], None] = lambda nodes: None,
     ) -> None:
         """
         Args:
             scale: of services; None: they are started again with another number of replicas.
             has_moved: the cluster is the ledger's, although head and address are new.
-            check_alone: raises an `InputError` where another queue, such as Kueue's, has this cluster.
+            check_alone: raises an `InputError` where another queue, such as Kueue's, has these nodes.
         """
         self._ledger, self._look, self._runner, self._trainings = ledger, look, runner, trainings
         self._settings = settings or QueueRunConfig()
         self._scale, self._now, self._sleep = scale, now, sleep
         self._has_moved, self._check_alone = has_moved, check_alone
         self._said: str | None = None
+        self._cluster: ClusterId | None = None
+        """That this process has seen last."""
         self._nodes_kept_at = self._decided_at = float("-inf")
         self._decided_on: object = None
         """State of the ledger and of the nodes after the last decision."""
@@ -143,7 +146,6 @@ class QueueLoop:
         Raises:
             InputError: the ledger is of another cluster, or another queue has this one.
         """
-        self._check_alone()
         while not is_over():
             began = self._now()
             self.tick()
@@ -207,6 +209,9 @@ class QueueLoop:
 
     def _check_cluster(self, view: View) -> None:
         now = self._now()
+        if self._cluster != view.cluster:
+            self._check_alone(view.nodes)
+            self._cluster = view.cluster
         if self._ledger.cluster != view.cluster:
             with self._ledger.change():
                 self._ledger.bind(view.cluster, self._has_moved)

@@ -305,7 +305,7 @@ def test_a_second_process_of_the_queue_is_told_which_one_runs_it(tmp_path):
 
 
 def test_where_another_queue_has_the_cluster_nothing_is_begun(story):
-    def kueue() -> None:
+    def kueue(nodes: Any) -> None:
         raise InputError("Kueue has this cluster")
 
     story.start(check_alone=kueue)
