@@ -46,8 +46,13 @@ _PAGES = {
     "config-serving": (
         "Serving settings",
         "Settings of the service. `rayrec serve` takes most of them as options, and larger sections as YAML "
-        "files: admission, `events`, `request_log` and `services`.",
+        "files: admission, `events`, `request_log`, `scaling` and `services`.",
         ["rayrec.serve.config.serve:ServeConfig"],
+    ),
+    "config-cluster": (
+        "Settings of a shared cluster",
+        "What the YAML files of `rayrec queue run --settings` and `rayrec queue manifests --settings` hold.",
+        ["rayrec.jobs.loop:QueueRunConfig", "rayrec.jobs.kubernetes:KubernetesConfig"],
     ),
 }
 _UNIONS = (Union, types.UnionType)

@@ -3,11 +3,12 @@
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
 from rayrec.cli import runs, serving, nearline, rl, off_policy, versions, online, stores, value  # isort: skip
-from rayrec.cli import jobs, manifests, nodes, health, tools  # isort: skip
+from rayrec.cli import jobs, manifests, nodes, cluster_metrics, health, tools  # isort: skip
 from rayrec.cli.app import app
 
 __all__ = [
     "app",
+    "cluster_metrics",
     "cursors",
     "data",
     "health",

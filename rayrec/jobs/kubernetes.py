@@ -50,8 +50,8 @@ UNCOUNTED = "1000000"
 PODS = "cpu", "memory"
 MOST_GROUPS = 17
 """Groups of workers, in one workload of Kueue."""
-MOST_OF_NAME = 36
-"""Characters of a job's id in its name; KubeRay takes 41 of a RayService."""
+MOST_OF_NAME = 43
+"""Characters of a job's id in its name; KubeRay takes 47, and one may be put before it."""
 VOLUME = "shared"
 QUANTITY = r"^\d+(\.\d+)?([kMGTPE]i?)?$"
 

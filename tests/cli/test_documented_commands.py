@@ -44,8 +44,10 @@ def calls(program: str) -> Iterator[tuple[str, list[str]]]:
 def missing(words: list[str]) -> list[str]:
     """Commands, benchmarks and options that a call of `rayrec` names and that do not exist."""
     command = RAYREC
-    words = list(words)
-    while hasattr(command, "commands") and words and re.fullmatch(r"[a-z-]+", words[0]):
+    words, inner = list(words), list[str]()
+    if "--" in words:  # what follows is the command that `submit` queues
+        words, inner = words[: words.index("--")], words[words.index("--") + 1 :]
+    while hasattr(command, "commands") and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
         name = words.pop(0)
         if name not in command.commands:
             return [name]
@@ -55,7 +57,7 @@ def missing(words: list[str]) -> list[str]:
     found = [option[0] for option in named if option and option[0] not in known]
     if command.name == "bench":
         found += [word for word in words[:1] if re.fullmatch(r"[a-z-]+", word) and word not in BENCHES]
-    return found
+    return found + (missing(inner) if inner and inner[0] in RAYREC.commands else [])
 
 
 def test_commands_options_and_benchmarks_exist():

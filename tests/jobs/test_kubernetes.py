@@ -190,7 +190,7 @@ def test_names_are_such_as_kuberay_takes(job_id):
     _, job = job_manifests(training(id=job_id), TRAIN, SETTINGS)
     name = job["metadata"]["name"]
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
-    assert len(name) <= 41
+    assert len(name) <= 47
 
 
 def test_a_service_is_the_application_with_its_settings():

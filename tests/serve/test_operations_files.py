@@ -2,17 +2,12 @@
 
 import json
 import re
-import shutil
-import subprocess
 
 import numpy as np
 import promql_parser
 import pytest
 import yaml
 from fastapi.testclient import TestClient
-from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.cog.plugins import register_default_plugins
-from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client.parser import text_string_to_metric_families
 
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -32,6 +27,12 @@ from rayrec.serve.config.neighbors import NeighborsConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.value_curves import ActionKey, ValueCurves, version_of
 from rayrec.serve.web.metrics import PrometheusMeter
+from tests.helpers.operations import (
+    check_alert,
+    check_panels_do_not_overlap,
+    not_read_by_grafana,
+    num_rules_in_prometheus,
+)
 from tests.helpers.runs import make_run
 
 FOLDER = CHECKOUT / "docs" / "operations"
@@ -86,14 +87,7 @@ def test_expressions_are_promql_over_what_is_shown(shown, expression):
 
 
 def test_prometheus_loads_the_alerts():
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool is missing, which Debian's package prometheus brings")
-    checked = subprocess.run(
-        [program, "check", "rules", FOLDER / "prometheus-alerts.yaml"], capture_output=True, text=True
-    )
-    assert checked.returncode == 0, checked.stderr
-    assert f"{len(ALERTS['rules'])} rules found" in checked.stdout
+    assert num_rules_in_prometheus(FOLDER / "prometheus-alerts.yaml") == len(ALERTS["rules"])
 
 
 @pytest.mark.parametrize(
@@ -105,72 +99,32 @@ def test_prometheus_loads_the_alerts():
         ((), ("empty",), True),
     ],
 )
-def test_half_of_the_answers_without_the_model_is_an_alert(tmp_path, of_model, others, alerts):
+def test_half_of_the_answers_without_the_model_is_an_alert(of_model, others, alerts):
     """A source that is named here has one answer a second, and the last of the others half of one."""
-    program = shutil.which("promtool")
-    if program is None:
-        pytest.skip("promtool is missing, which Debian's package prometheus brings")
-    name, shown = "RayRecAnswersWithoutModel", ("model", "merged", "neighbors", "popular", "empty")
+    shown = ("model", "merged", "neighbors", "popular", "empty")
     slow = others[-1] if not alerts else ""
-    (rule,) = (rule for rule in ALERTS["rules"] if rule["alert"] == name)
-    expected = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
-    series = [
-        {
-            "series": f"rayrec_serving_answers_{each}_total",
-            "values": f"0+{0 if each not in of_model + others else 30 if each == slow else 60}x60",
-        }
+    (rule,) = (rule for rule in ALERTS["rules"] if rule["alert"] == "RayRecAnswersWithoutModel")
+    series = {
+        f"rayrec_serving_answers_{each}_total": (
+            f"0+{0 if each not in of_model + others else 30 if each == slow else 60}x60"
+        )
         for each in shown
-    ]
-    case = {
-        "interval": "1m",
-        "input_series": series,
-        "alert_rule_test": [
-            {"eval_time": "50m", "alertname": name, "exp_alerts": [expected] if alerts else []}
-        ],
     }
-    file = tmp_path / "case.yaml"
-    file.write_text(yaml.safe_dump({"rule_files": [str(FOLDER / "prometheus-alerts.yaml")], "tests": [case]}))
-    tested = subprocess.run([program, "test", "rules", file], capture_output=True, text=True)
-    assert tested.returncode == 0, tested.stdout + tested.stderr
+    check_alert(FOLDER / "prometheus-alerts.yaml", rule, series, "50m", [{}] if alerts else [])
 
 
 def test_grafanas_own_model_reads_the_whole_dashboard():
-    register_default_plugins()
-    read = json.loads(JSONEncoder().encode(Dashboard.from_json(DASHBOARD)))
-
-    assert list(_lost(DASHBOARD, read)) == []
+    assert not_read_by_grafana(DASHBOARD) == []
 
 
 def test_a_setting_that_grafana_does_not_know_would_be_noticed():
-    register_default_plugins()
     changed = DASHBOARD | {"titel": "RayRec", "panels": [DASHBOARD["panels"][0] | {"gridPosition": {}}]}
-    read = json.loads(JSONEncoder().encode(Dashboard.from_json(changed)))
 
-    assert set(_lost(changed, read)) == {"/titel", "/panels/0/gridPosition"}
-
-
-def _lost(written, read, path=""):
-    """Paths of what was written and not read."""
-    if isinstance(written, dict):
-        for key, value in written.items():
-            yield from _lost(value, read[key], f"{path}/{key}") if key in read else [f"{path}/{key}"]
-    elif isinstance(written, list) and len(written) == len(read):
-        for place, (value, other) in enumerate(zip(written, read, strict=True)):
-            yield from _lost(value, other, f"{path}/{place}")
-    elif written != read:
-        yield path
+    assert set(not_read_by_grafana(changed)) == {"/titel", "/panels/0/gridPosition"}
 
 
 def test_panels_have_places_of_their_own():
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(set(ids)) == len(ids)
-    taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken
-        assert max(x for x, _ in cells) < 24
-        taken |= cells
+    check_panels_do_not_overlap(DASHBOARD)
 
 
 def test_alerts_say_whom_to_wake_and_why():

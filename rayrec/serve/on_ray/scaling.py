@@ -45,6 +45,13 @@ ROUNDING = 1e-9
 WARN_EVERY_S = 60.0
 TELL_EVERY_S = 5.0
 """What others read of the state, if nothing changes."""
+REPLICA_METRICS = (
+    "service_replicas",
+    "service_replicas_target",
+    "service_replicas_wish",
+    "service_replicas_maximum",
+)
+"""By deployment: those that exist, and the numbers that `ReplicaState` has."""
 
 
 class ServeDownError(Exception):
@@ -276,8 +283,7 @@ class ReplicaController:
             return
         self._told[name] = self._clock(), state
         self._limits.report(state, self._application, name)
-        shown = ("service_replicas", "service_replicas_target", "service_replicas_wish")
-        self._publish(name, dict(zip((*shown, "service_replicas_maximum"), map(float, numbers), strict=True)))
+        self._publish(name, dict(zip(REPLICA_METRICS, map(float, numbers), strict=True)))
 
     def _warn(self, about: str, text: str, *values: object) -> None:
         if self._clock() - self._warned.get(about, -math.inf) >= WARN_EVERY_S:
