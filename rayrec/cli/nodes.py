@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -40,6 +40,9 @@ def nodes_command(
         str | None,
         typer.Option(metavar="NODE", help="Let new actors not go to this node: the start of its id."),
     ] = None,
+    leave: Annotated[
+        bool, typer.Option("--leave", help="With --quarantine, let trainings leave it at a snapshot, too.")
+    ] = False,
     reason: Annotated[str, typer.Option(help="Why, with --quarantine or --lift.")] = "by an operator",
     lift: Annotated[str | None, typer.Option(metavar="SESSION", help="End a quarantine.")] = None,
     page: Annotated[bool, typer.Option("--page", help="Serve a page that shows all of it.")] = False,
@@ -64,7 +67,8 @@ def nodes_command(
 
         if quarantine is not None:
             nodes = cluster_nodes(store)
-            store.add(_node_named(quarantine, nodes), reason, "bad", len(nodes), by="operator")
+            verdict: Literal["suspect", "bad"] = "bad" if leave else "suspect"
+            store.add(_node_named(quarantine, nodes), reason, verdict, len(nodes), by="operator")
         if page:
             _serve_page(where, ledger, host, port)
         view = _view(where, ledger)

@@ -70,7 +70,9 @@ def test_an_operator_quarantines_a_node_and_lifts_it(run, tmp_path):
     shown = json.loads(run("--quarantine", "b", "--reason", "a fan is loud").stdout.splitlines()[-1])
     assert shown["nodes"][2]["condition"] == "quarantined: a fan is loud"
     (session,) = Quarantine(tmp_path / "cluster").sessions()
-    assert (session.by, session.node_id) == ("operator", "b")
+    assert (session.by, session.node_id, session.verdict) == ("operator", "b", "suspect")
+    run("--quarantine", "aa1", "--leave")
+    assert Quarantine(tmp_path / "cluster").sessions()[1].verdict == "bad"
 
     shown = json.loads(run("--lift", session.id).stdout.splitlines()[-1])
     assert shown["nodes"][2]["condition"] == "usable"
