@@ -35,6 +35,8 @@ class ActorRole:
     member: int
     heartbeats_to: HeartbeatSettings | None = None
     """None: it sends none."""
+    is_bound: bool = False
+    """Its process is bound to one socket of the machine, see `rayrec.actors.numa`."""
 
     @property
     def actor_name(self) -> str:
@@ -108,6 +110,8 @@ class RayHost:
     heartbeats_to: HeartbeatSettings | None = None
     room: Callable[[str], Where] | None = None
     """By stage, where its members go; None: anywhere."""
+    bound_stages: frozenset[str] = frozenset()
+    """Whose processes are bound to one socket each."""
     spawned: list[Spawned] = field(default_factory=list)
     """Every actor that was started, in order."""
 
@@ -123,7 +127,7 @@ class RayHost:
         import ray
 
         where = anywhere if self.room is None else self.room(stage)
-        role = ActorRole(self.run, stage, member, self.heartbeats_to)
+        role = ActorRole(self.run, stage, member, self.heartbeats_to, stage in self.bound_stages)
         retries = {} if restarts is None else {"max_restarts": restarts, "max_task_retries": -1}
         remote_cls: Any = ray.remote(cls)
         chosen = {**options, **where(member), **retries}

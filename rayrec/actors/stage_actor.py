@@ -6,6 +6,7 @@ import socket
 import sys
 from typing import Generic, TypeVar
 
+from rayrec.actors.numa import bind
 from rayrec.actors.spawning import ActorRole
 from rayrec.platform.metrics import MeterClock, RayStageMetrics, StageClock
 
@@ -25,6 +26,8 @@ class StageActor(Generic[ClockT]):
 
     def __init__(self, role: ActorRole, clock: ClockT) -> None:
         self._role = role
+        # Before what a stage allocates, since memory is where it was touched first.
+        self._bound = bind() if role.is_bound else None
         self._heartbeats = role.heartbeats()
         self._clock: ClockT = clock
         self._metrics = RayStageMetrics(role.run, role.stage, role.member)

@@ -81,3 +81,11 @@ class PlacementConfig(Config):
     trainers: TrainerPlacement = TrainerPlacement()
     readers: NodeChoice = NodeChoice()
     feature_workers: NodeChoice = NodeChoice()
+    numa: Literal["off", "bind"] = "off"
+    """On machines with several sockets: `bind` each server and trainer to the CPUs and the memory of one of
+    them, a trainer to that of its GPU. An actor then uses the CPUs of one socket at most."""
+
+    @property
+    def bound_stages(self) -> frozenset[str]:
+        """Stages whose processes are bound to a socket."""
+        return frozenset({"parameter_server", "trainer"} if self.numa == "bind" else ())

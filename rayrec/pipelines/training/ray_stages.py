@@ -55,7 +55,7 @@ def running_stages(
         room.log()
         monitor = spawn_heartbeat_monitor(run)
         heartbeats_to = HeartbeatSettings(monitor_name(run), hang_timeout_s / HEARTBEATS_PER_TIMEOUT)
-        host = RayHost(run, heartbeats_to, room.of)
+        host = RayHost(run, heartbeats_to, room.of, assembly.config.placement.bound_stages)
         try:
             actors = spawn_stages(host, assembly, folder)
             stateless = frozenset(actor.name for actor in host.spawned if not actor.has_state)
