@@ -8,8 +8,9 @@ counts; everything is computed on CPUs. Two teams are guaranteed a card each and
   ends, and goes on with one trainer.
 * `jobs-real-rows`: rows that the training's cursor has at the end over those that there are. A cursor takes
   no row twice.
-* `jobs-real-kept`: programs come one after the other while the queue's process is killed 50 times, at random
-  times, and started again: 1 if each program ran exactly once, 0 if one was lost or started twice.
+* `jobs-real-kept`: programs come one after the other while the queue's process is killed at random times and
+  started again, 50 times; one time in ten it is Ray's head that is lost, with all nodes. 1 if all programs
+  ended well and no attempt was started twice, nor two of one program at a time; else 0.
 
 It writes `benchmarks/quality/jobs-real.json` with the date. `RAYREC_BENCH_STEPS` below 25 is half the number
 of kills.
@@ -17,6 +18,7 @@ of kills.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import subprocess
@@ -49,13 +51,18 @@ NODES = [{"num_cpus": 2, "resources": {"card": 1} if has_one else {}} for has_on
 SETTINGS = "{snapshot_s: 45}"
 
 PROGRAM = """
-import sys, time
-log, seconds = sys.argv[1:]
-for line in ("began", "ended"):
+import json, os, sys, time
+log, seconds = sys.argv[1], float(sys.argv[2])
+attempt = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"]
+began = time.time()
+def tell(line):
     with open(log, "a") as file:
-        file.write(f"{line} {time.time()}\\n")
-    if line == "began":
-        time.sleep(float(seconds))
+        file.write(f"{line} {attempt} {time.time()}\\n")
+tell("began")
+while time.time() < began + seconds:
+    time.sleep(0.2)
+    tell("lives")
+tell("ended")
 """
 
 
@@ -68,8 +75,10 @@ class Kept:
     lost: int
     """That did not run to their end."""
     twice: int
-    """That were started more than once."""
+    """Of which an attempt was started twice, or two lived at one time."""
     attempts: int
+    heads: int
+    """Kills that were of Ray's head, with all that ran; the programs begin again."""
 
 
 def bench(options: BenchOptions) -> list[Bar]:
@@ -188,7 +197,7 @@ def _kill(cluster: QueueCluster, num_kills: int) -> Kept:
     """Programs of both teams, while the queue is killed and started again."""
     draw = random.Random(0)
     names = [f"program-{number}" for number in range(PROGRAMS)]
-    to_submit = list(names)
+    to_submit, heads = list(names), 0
     for number in range(num_kills):
         while to_submit and len(names) - len(to_submit) < (number + 1) * len(names) / num_kills:
             name = to_submit.pop(0)
@@ -201,8 +210,12 @@ def _kill(cluster: QueueCluster, num_kills: int) -> Kept:
                 "card=1",
             )
         time.sleep(draw.uniform(0.0, KILL_WITHIN_S))
-        cluster.kill_queue()
-        cluster.start_queue()
+        if number % 10 == 4:
+            cluster.replace_head()
+            heads += 1
+        else:
+            cluster.kill_queue()
+            cluster.start_queue()
         if number % 10 == 9:
             with cluster.ledger() as ledger:
                 over = len(ledger.jobs(JobState.succeeded))
@@ -210,11 +223,15 @@ def _kill(cluster: QueueCluster, num_kills: int) -> Kept:
     cluster.wait_for(lambda: cluster.is_over(*names), ENDS_S, every_s=1.0)
     lost = twice = attempts = 0
     for name in names:
-        lines = [line.split()[0] for line in (cluster.folder / f"{name}.log").read_text().splitlines()]
-        lost += "ended" not in lines or cluster.job(name).state is not JobState.succeeded
-        twice += lines.count("began") > 1
+        lines = [line.split() for line in (cluster.folder / f"{name}.log").read_text().splitlines()]
+        lost += all(line[0] != "ended" for line in lines) or cluster.job(name).state is not JobState.succeeded
+        began = [attempt for line, attempt, _ in lines if line == "began"]
+        order = [attempt for _, attempt, _ in lines]
+        # Of attempts that do not live at one time, the lines of each are together.
+        turns = sum(one != other for one, other in itertools.pairwise(order)) + 1
+        twice += len(set(began)) != len(began) or turns != len(began)
         attempts += cluster.job(name).attempt
-    kept = Kept(num_kills, len(names), lost, twice, attempts)
+    kept = Kept(num_kills, len(names), lost, twice, attempts, heads)
     _say(f"{kept}")
     return kept
 

@@ -24,13 +24,41 @@ ENDS_S = 20.0
 class QueueCluster:
     """Made by `queue_cluster`."""
 
-    def __init__(self, folder: Path, cluster: Any, temporary: str, settings: str) -> None:
-        self.folder, self._cluster, self._temporary = folder, cluster, temporary
+    def __init__(self, folder: Path, nodes: Sequence[dict[str, Any]], temporary: str, settings: str) -> None:
+        self.folder, self._nodes, self._temporary = folder, nodes, temporary
+        self._cluster: Any = None
         self.ledger_path = folder / "jobs.db"
         self.settings = folder / "queue.yaml"
         self.settings.write_text(settings)
         self._queue: subprocess.Popen[bytes] | None = None
         self._log = open(folder / "queue.log", "ab")  # noqa: SIM115
+
+    def start_nodes(self, port: int | None = None) -> None:
+        """Start a head, which knows nothing of those before it, and the other nodes.
+
+        Args:
+            port: of the head; None: any.
+        """
+        from ray.cluster_utils import Cluster
+
+        small: dict[str, Any] = {"object_store_memory": 80 * 2**20}
+        head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": True, "dashboard_agent_listen_port": 0}
+        at = {} if port is None else {"gcs_server_port": port}
+        with mock.patch.dict(os.environ, {"RAY_TMPDIR": self._temporary}):
+            self._cluster = Cluster(initialize_head=True, head_node_args={**head, **small, **at})
+            for node in self._nodes:
+                self._cluster.add_node(**node, **small)
+
+    def stop_nodes(self) -> None:
+        if self._cluster is not None:
+            self._cluster.shutdown()
+            self._cluster = None
+
+    def replace_head(self) -> None:
+        """All nodes end, and others come with a new head at the old address."""
+        port = int(self.address.rpartition(":")[2])
+        self.stop_nodes()
+        self.start_nodes(port)
 
     @property
     def address(self) -> str:
@@ -98,6 +126,7 @@ class QueueCluster:
     def close(self) -> None:
         self.kill_queue(signal.SIGTERM)
         self._log.close()
+        self.stop_nodes()
 
 
 @contextmanager
@@ -110,22 +139,12 @@ def queue_cluster(
         nodes: what each has, as arguments of `Cluster.add_node`, beside a head that has nothing.
         settings: of the queue's process, as YAML.
     """
-    from ray.cluster_utils import Cluster
-
     # Ray's sockets need short names, and other clusters of this machine are not to be met.
     temporary = tempfile.mkdtemp(prefix="queue-", dir="/tmp")
-    small: dict[str, Any] = {"object_store_memory": 80 * 2**20}
-    with mock.patch.dict(os.environ, {"RAY_TMPDIR": temporary}):
-        head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": True, "dashboard_agent_listen_port": 0}
-        cluster = Cluster(initialize_head=True, head_node_args={**head, **small})
-        made: QueueCluster | None = None
-        try:
-            for node in nodes:
-                cluster.add_node(**node, **small)
-            made = QueueCluster(folder, cluster, temporary, settings)
-            yield made
-        finally:
-            if made is not None:
-                made.close()
-            cluster.shutdown()
-            shutil.rmtree(temporary, ignore_errors=True)
+    made = QueueCluster(folder, nodes, temporary, settings)
+    try:
+        made.start_nodes()
+        yield made
+    finally:
+        made.close()
+        shutil.rmtree(temporary, ignore_errors=True)
