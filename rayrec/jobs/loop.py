@@ -36,6 +36,7 @@ from rayrec.jobs.admission import SchedulingConfig, decide
 from rayrec.jobs.job import (
     Decision,
     Grow,
+    Placed,
     Refuse,
     Reserve,
     Running,
@@ -340,6 +341,8 @@ class QueueLoop:
                 self._finish(entry, JobState.stopped, "stopped by its user")
             elif report.state == "STOPPED":
                 self._finish(entry, JobState.stopped, "stopped through Ray, and not by the queue")
+            elif _gone(running, view):
+                self._wait_again(entry, f"attempt {attempt.number} went with a node that is gone")
             else:
                 self._failed(attempt, entry, report)
 
@@ -451,6 +454,14 @@ class QueueLoop:
                 if job_id in entries and entries[job_id].running != running:
                     entries[job_id] = replace(entries[job_id], running=running)
                     self._ledger.update(entries[job_id])
+            usable = {node.id for node in view.nodes if node.is_usable}
+            for each in entries.values():
+                plan = None if each.waiting is None else each.waiting.plan
+                if plan is not None and not usable.issuperset(_nodes(plan.placed)):
+                    assert each.waiting is not None
+                    # Of a node that comes back, others may have been given the room by then.
+                    entries[each.id] = replace(each, waiting=replace(each.waiting, plan=None))
+                    self._ledger.update(entries[each.id])
             decisions = decide(
                 self._ledger.queues(),
                 view.nodes,
@@ -544,8 +555,11 @@ def _num_replicas(entry: JobEntry, size: int) -> int:
 
 def _gone(running: Running, view: View) -> set[str]:
     """Nodes of a job that the cluster does not have any more."""
-    known = {node.id for node in view.nodes}
-    return {node for members in running.placed.values() for node in members} - known
+    return _nodes(running.placed) - {node.id for node in view.nodes}
+
+
+def _nodes(placed: Placed) -> set[str]:
+    return {node for members in placed.values() for node in members}
 
 
 def _ends_at(running: Running, size: int, now: float) -> float | None:

@@ -274,6 +274,33 @@ def test_a_job_whose_node_is_gone_is_placed_anew(story):
     story.ends()
 
 
+def test_a_program_that_fails_with_its_node_is_started_on_another(story):
+    story.add(program("first", "team-a", 2))
+    story.passes(3)
+    process = story.world.processes["first-1"]
+    del story.world.nodes[process.submission.node]
+    process.state, process.gone_at = "FAILED", story.world.now
+    story.ends()
+    assert story.states["first"] == "succeeded"
+    assert story.world.history == ["first-1", "first-2"]
+
+
+def test_room_that_was_planned_on_a_node_that_is_gone_is_planned_anew(story):
+    story.world.work |= {"first": 400.0}
+    story.add(training("first", "team-b", 4, 2))
+    story.passes(5)
+    story.add(program("second", "team-a", 2, at=1_005.0))
+    story.passes(1)
+    plan = story.ledger.job("second").waiting.plan
+    (node_of_plan,) = plan.placed["command"]
+    kept = story.world.nodes.pop(node_of_plan)
+    story.passes(2)
+    assert story.ledger.job("second").waiting.plan is None
+    story.world.nodes[node_of_plan] = kept
+    story.ends()
+    assert story.states == {"first": "succeeded", "second": "succeeded"}
+
+
 def test_a_job_that_could_never_fit_is_refused_with_a_sentence(story):
     story.add(program("first", "team-a", 3))
     story.passes(1)
