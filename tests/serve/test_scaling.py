@@ -23,7 +23,8 @@ from rayrec.serve.on_ray.scaling import (
     within,
 )
 from rayrec.serve.on_ray.serve_dashboard import ServeDashboard, fetch_text, samples
-from rayrec.serve.on_ray.serving import as_left, scaled_deployments
+from rayrec.serve.on_ray.serving import as_left, from_arguments, scaled_deployments
+from tests.helpers.runs import make_run
 
 SETTINGS = ScalingConfig(lower_after_s=300, raise_again_s=60, dead_band=0.1, average_s=0)
 
@@ -413,3 +414,16 @@ def test_a_service_begins_with_no_more_than_it_is_left(limits, caplog):
     assert "the queue leaves the service 2 of 4 replicas" in caplog.text
     fixed = ServeConfig(num_replicas=3)
     assert as_left(fixed, limits) == fixed
+
+
+def test_ray_serve_builds_the_application_from_arguments_as_a_ray_service_has_them(tmp_path):
+    from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
+
+    run = make_run(tmp_path)
+    arguments = {"run": str(run), "num_replicas": 3, "admission": {"service": {"concurrency": 5}}}
+    built = call_user_app_builder_with_args_if_necessary(from_arguments, arguments)
+    (deployment,) = [built._bound_deployment]
+    assert (deployment.name, deployment.num_replicas) == ("recommend", 3)
+    for wrong, sentence in (({}, "args.run: expected the folder"), ({**arguments, "x": 1}, "args: .*'x'")):
+        with pytest.raises(InputError, match=sentence):
+            from_arguments(wrong)
