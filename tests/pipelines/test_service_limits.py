@@ -62,6 +62,14 @@ def test_without_a_limit_there_is_none(limits):
     assert limits.allow(None)
 
 
+def test_of_a_service_that_has_ended_nothing_is_left_for_the_next_one(limits):
+    limits.allow(2)
+    has(limits, 2, 2, maximum=2)
+    limits.forget()
+    assert (limits.limit(), limits.state()) == (None, None)
+    limits.forget()
+
+
 def test_deployments_do_not_share_limits(limits):
     limits.allow(2, deployment="dense.new")
     assert limits.limit() is None

@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from rayrec.serve.on_ray.scaling import (
     Scaled,
     ServeDownError,
     Wish,
+    controlled,
     within,
 )
 from rayrec.serve.on_ray.serve_dashboard import ServeDashboard, fetch_text, samples
@@ -144,6 +146,7 @@ class Serve:
     def __init__(self, **targets):
         self.targets, self.in_flight, self.is_down, self.asked = dict(targets), 0.0, False, []
         self.metrics_are_down = False
+        self.scaled = threading.Event()
 
     def deployments(self, application):
         assert application == "rayrec"
@@ -162,6 +165,7 @@ class Serve:
     def scale(self, application, deployment, replicas):
         self.asked.append((deployment, replicas))
         self.targets[deployment] = replicas
+        self.scaled.set()
 
 
 class Clock:
@@ -270,6 +274,18 @@ def test_what_somebody_else_has_set_is_set_back(start, clock):
     serve.targets["recommend"] = 7
     tick_for(controller, clock, 1)
     assert serve.targets == {"recommend": 4}
+
+
+def test_a_thread_scales_until_the_service_ends_and_leaves_no_limit(start, limits):
+    serve = Serve(recommend=4)
+    controller = start(serve)
+    limits.allow(2)
+    with controlled(controller):
+        serve.scaled.wait(10)
+    assert serve.targets == {"recommend": 2}
+    assert limits.limit() is None
+    with controlled(None):
+        pass
 
 
 def test_an_application_that_is_not_there_yet_is_waited_for(start, clock):

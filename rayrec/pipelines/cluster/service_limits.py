@@ -126,6 +126,11 @@ class ServiceLimits:
             return None
         return None if state is None or self._clock() - state.at > FRESH_S else state
 
+    def forget(self, application: str = APPLICATION, deployment: str = DEPLOYMENT) -> None:
+        """The service has ended: what it was left is no matter of the next one, which is told anew."""
+        for kind in ("limit", "state"):
+            self._path(application, deployment, kind).unlink(missing_ok=True)
+
     def _path(self, application: str, deployment: str, kind: str) -> Path:
         for name in (application, deployment):
             if not is_plain_name(name):

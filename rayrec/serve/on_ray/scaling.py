@@ -254,6 +254,11 @@ class ReplicaController:
         except ServeDownError as error:
             self._warn("down", "replicas stay as they are: %s", error)
 
+    def close(self) -> None:
+        """The service ends in order, and with it what it was left."""
+        for name in self._scaled:
+            self._limits.forget(self._application, name)
+
     def _apply(self, deployments: Mapping[str, Deployed]) -> None:
         for name, each in deployments.items():
             bounds, wish = self._scaled[name].bounds, self._wishes[name].replicas
@@ -313,6 +318,7 @@ def controlled(controller: ReplicaController | None) -> Iterator[None]:
     finally:
         stopped.set()
         thread.join()
+        controller.close()
 
 
 class DeploymentMetrics:
