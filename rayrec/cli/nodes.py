@@ -68,7 +68,7 @@ def nodes_command(
         if quarantine is not None:
             nodes = cluster_nodes(store)
             verdict: Literal["suspect", "bad"] = "bad" if leave else "suspect"
-            store.add(_node_named(quarantine, nodes), reason, verdict, len(nodes), by="operator")
+            store.add(_node_named(quarantine, nodes), reason, verdict, nodes, by="operator")
         if page:
             _serve_page(where, ledger, host, port)
         view = _view(where, ledger)

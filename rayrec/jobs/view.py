@@ -73,9 +73,12 @@ def cluster_view(
         holders: by Ray's id of a node, as `nodes.holders` gives them.
         health: what the last check has written, as `read_health` gives it; None: there was none.
     """
-    sessions = quarantine.sessions()
+    sessions = quarantine.sessions_of(nodes)
     checked = {} if health is None else health["nodes"]
-    views = [_node_view(node, holders.get(node.id, {}), sessions, checked.get(node.id)) for node in nodes]
+    views = [
+        _node_view(node, holders.get(node.id, {}), sessions.get(node.id, ()), checked.get(node.id))
+        for node in nodes
+    ]
     return ClusterView(
         views, quarantine.alarms(), list(queues), None if health is None else float(health["time"])
     )
@@ -98,7 +101,7 @@ def _node_view(
         {name: node.labels[name] for name in TOPOLOGY if name in node.labels},
         {name: value for name, value in sorted(node.labels.items()) if name not in known},
         dict(holders),
-        [each.id for each in sessions if each.node_id == node.id],
+        [each.id for each in sessions],
         None if health is None else str(health["verdict"]),
         [] if health is None else [str(each) for each in health["findings"]],
     )

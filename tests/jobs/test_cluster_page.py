@@ -25,8 +25,8 @@ def view(tmp_path):
         Node("bbbb", "10.0.0.2", {}, {"CPU": 8.0, "GPU": 4.0}, {"CPU": 8.0, "GPU": 1.0}, "two", True),
         Node("cccc", "10.0.0.3", {}, {"CPU": 8.0}, {"CPU": 8.0}, "three", quarantined="<b>xid 79</b>"),
     ]
-    quarantine.add(nodes[2], "<b>xid 79</b>", "bad", num_nodes=3)
-    quarantine.add(nodes[0], "hot", "suspect", num_nodes=3)
+    quarantine.add(nodes[2], "<b>xid 79</b>", "bad", nodes=nodes)
+    quarantine.add(nodes[0], "hot", "bad", nodes=nodes)
     health = {"time": 990.0, "nodes": {"bbbb": {"verdict": "suspect", "findings": ["card 2 is 20 C hotter"]}}}
     queue = {
         "name": "team-a",

@@ -52,17 +52,17 @@ def test_a_run_goes_on_elsewhere_from_a_snapshot_of_now(tmp_path, steps):
             "evaluation": {"every_steps": 1000},
         }
     )
-    losses: dict[str, dict[int, float]] = {"whole": {}, "left": {}}
+    losses: dict[str, list[tuple[int, float]]] = {"whole": [], "left": []}
 
     def noting(name):
-        return lambda done, total, loss: losses[name].__setitem__(done, loss)
+        return lambda done, total, loss: losses[name].append((done, loss))
 
     train(config, tmp_path / "whole", on_step=noting("whole"), cluster=in_process)
     cluster = BadNode(steps)
     train(config, tmp_path / "left", on_step=noting("left"), cluster=cluster)
 
     assert cluster.attempts == 2
-    assert losses["left"] == losses["whole"]
+    assert losses["left"] == losses["whole"]  # and none twice
     assert_same_bits(tmp_path / "left", tmp_path / "whole")
     (recovery,) = map(json.loads, (tmp_path / "left" / "recoveries.jsonl").read_text().splitlines())
     assert "xid 79" in recovery["reason"]
@@ -77,7 +77,7 @@ def test_only_a_bad_verdict_of_a_node_of_the_run_makes_it_leave(tmp_path):
 
     def add(name, verdict):
         node = Node(name, "10.0.0.1", {}, {}, {}, name)
-        quarantine.add(node, "xid", verdict, num_nodes=9, by="operator")
+        quarantine.add(node, "xid", verdict, nodes=[node], by="operator")
         now[0] += LOOK_EVERY_S
         return watch()
 
@@ -85,6 +85,21 @@ def test_only_a_bad_verdict_of_a_node_of_the_run_makes_it_leave(tmp_path):
     assert add("b", "bad") is None
     quarantine.lift(quarantine.sessions()[0].id)
     assert add("a", "bad") == "10.0.0.1 (a) is bad (xid)"
+
+
+def test_without_room_elsewhere_a_run_stays_until_there_is(tmp_path, caplog):
+    now, room = [0.0], [False]
+    quarantine = Quarantine(tmp_path)
+    node = Node("a", "10.0.0.1", {}, {}, {}, "a")
+    quarantine.add(node, "xid", "bad", nodes=[node])
+    watch = LeaveWatch(quarantine, ["a"], lambda: room[0], clock=lambda: now[0])
+
+    for _ in range(3):
+        assert watch() is None
+        now[0] += LOOK_EVERY_S
+    assert caplog.text.count("no other node has room") == 1
+    room[0] = True
+    assert watch() is not None
 
 
 def test_the_file_is_read_now_and_then_and_a_damaged_one_ends_no_run(tmp_path, caplog):

@@ -162,7 +162,7 @@ def test_room_that_ray_does_not_give_is_said_too(monkeypatch, caplog):
     attempts = iter([None, None, None, (given, None)])
     monkeypatch.setattr(reservation, "cluster_nodes", list)
     monkeypatch.setattr(reservation, "assign", lambda groups, nodes: {})
-    monkeypatch.setattr(reservation, "_reserve", lambda groups, placed: next(attempts))
+    monkeypatch.setattr(reservation, "_reserve", lambda *_: next(attempts))
     monkeypatch.setattr(reservation, "LOOK_AGAIN_S", (0.0, 0.0))
 
     with caplog.at_level(logging.WARNING), reservation.reserved([], patience_s=0.0) as found:
@@ -197,9 +197,39 @@ class Cluster:
         monkeypatch.setattr(reservation, "_reserve", self._reserve)
         monkeypatch.setattr(reservation, "LOOK_AGAIN_S", (0.0, 0.0))
 
-    def _reserve(self, groups, placed):
+    def _reserve(self, groups, placed, left_out):
         self.asked.append([each.id for nodes in placed.values() for each in nodes])
         return None if self._refusing & set(self.asked[-1]) else (Reservation([], {}, None, {}), None)
+
+
+def test_actors_that_ray_places_are_kept_off_nodes_that_are_left_out():
+    workers = replace(group(2, stage="feature_worker", labels={"role": "cpu"}), has_state=False)
+    bundles, _ = reservation._bundles([workers], {"feature_worker": [node("a"), node("a")]}, ["b", "c"])
+    assert [each.labels for each in bundles] == [{"role": "cpu", "ray.io/node-id": "!in(b,c)"}] * 2
+    bundles, _ = reservation._bundles([workers], {"feature_worker": [node("a"), node("a")]})
+    assert [each.labels for each in bundles] == [{"role": "cpu"}] * 2
+
+    nothing = replace(workers, resources={})
+    placed = Reservation([nothing], {"feature_worker": [node("a")] * 2}, None, {}, ["b"])
+    assert placed.of("feature_worker")(0)["label_selector"] == {"role": "cpu", "ray.io/node-id": "!in(b)"}
+
+
+def test_a_run_knows_whether_it_has_room_elsewhere(monkeypatch):
+    nodes = [node("a", CPU=4, free={"CPU": 0.0}), node("b", CPU=4, free={"CPU": 1.0})]
+    monkeypatch.setattr(reservation, "cluster_nodes", lambda: nodes)
+    table = {"bundles_to_node_id": {0: "a", 1: "b"}}
+    monkeypatch.setattr(reservation, "placement_group_table", lambda _: table)
+    servers = group(2, resources={"CPU": 2.0})
+    bundle_of = {("parameter_server", 0): 0, ("parameter_server", 1): 1}
+    held: Any = object()
+    mine = Reservation([servers], {"parameter_server": nodes}, held, bundle_of)
+    assert mine.node_ids == {"a", "b"}
+
+    assert mine.has_room_elsewhere()
+    nodes[0] = replace(nodes[0], quarantined="xid 79")
+    assert not mine.has_room_elsewhere()  # 1 free, and 2 given back, for two of 2
+    nodes[1] = replace(nodes[1], free={"CPU": 2.0})
+    assert mine.has_room_elsewhere()
 
 
 def test_nodes_that_ray_refuses_come_last_at_the_next_look(monkeypatch):

@@ -18,6 +18,7 @@ from rayrec.platform.errors import InputError
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 5.0
+STAYS_SAID_EVERY_S = 300.0
 
 
 class NodeLeftError(Exception):
@@ -31,13 +32,18 @@ class LeaveWatch:
         self,
         quarantine: Quarantine,
         node_ids: Collection[str],
+        has_room_elsewhere: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
-            node_ids: Ray's, of the nodes that the run's actors with a state are on.
+            node_ids: Ray's, of the nodes that the run's actors are on.
+            has_room_elsewhere: whether the run could start on nodes that may be used, if it gave its own room
+                back; without, it stays: a bad node is better than none.
         """
         self._quarantine, self._node_ids, self._clock = quarantine, frozenset(node_ids), clock
+        self._has_room_elsewhere = has_room_elsewhere
+        self._stays_since: float | None = None
         self._looked_at = float("-inf")
         self._found: str | None = None
 
@@ -57,5 +63,14 @@ class LeaveWatch:
             return None
         for each in sessions:
             if each.verdict == "bad" and each.node_id in self._node_ids:
-                return f"{each.node_name} is bad ({each.reason})"
+                why = f"{each.node_name} is bad ({each.reason})"
+                if self._has_room_elsewhere():
+                    return why
+                self._say_that_it_stays(why)
         return None
+
+    def _say_that_it_stays(self, why: str) -> None:
+        now = self._clock()
+        if self._stays_since is None or now - self._stays_since >= STAYS_SAID_EVERY_S:
+            self._stays_since = now
+            logger.error("%s, and no other node has room: the run stays there until one has", why)

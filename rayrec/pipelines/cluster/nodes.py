@@ -6,6 +6,7 @@ quarantine of this cluster ───────────┴─► cluster_no
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import Counter
 from collections.abc import Mapping
@@ -16,10 +17,15 @@ import ray
 
 from rayrec.pipelines.cluster.placement import Node
 from rayrec.pipelines.cluster.quarantine import Quarantine
+from rayrec.platform.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "RAYREC_CLUSTER_FOLDER"
 """Of what is known of a cluster besides what Ray knows."""
 _ASK_S = 10.0
+_last_reasons: dict[Path, dict[str, str]] = {}
+"""By the file of a quarantine, what this process has read of it last."""
 
 
 def cluster_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -54,8 +60,13 @@ def cluster_nodes(quarantine: Quarantine | None = None) -> list[Node]:
         for node in ray.nodes()
         if node["Alive"]
     ]
-    quarantine = Quarantine(cluster_folder()) if quarantine is None else quarantine
-    reasons = quarantine.reasons(nodes)
+    if quarantine is None:
+        quarantine = Quarantine(cluster_folder())
+    try:
+        reasons = _last_reasons[quarantine.path] = quarantine.reasons(nodes)
+    except InputError as error:  # no run ends, nor waits, because a file about nodes is damaged
+        reasons = _last_reasons.get(quarantine.path, {})
+        logger.warning("%s; meanwhile, nodes are left out as they were before", error)
     nodes = [replace(node, quarantined=reasons.get(node.id)) for node in nodes]
     return sorted(nodes, key=lambda node: (node.address, node.id))
 

@@ -5,9 +5,9 @@
     lift(session) ─► that entry ends; another one of the same node stays
 
 `ray drain-node` has no way back and ends a node with its last actor, so it is only for what leaves for good.
-A wrong rule could isolate a whole cluster, so a breaker holds at a bound. What it has held is never done
-later: by then it may be wrong (NVSentinel's issue 450). An entry is one session of a node, so that the
-recovery from an old fault does not end the quarantine for a new one (its issue 1451).
+A wrong rule could isolate a whole cluster, so a breaker holds at a bound. What it has held is not kept to be
+done later, when it may be wrong (NVSentinel's issue 450): the next look judges anew. An entry is one session
+of a node, so that the recovery from an old fault does not end the quarantine for a new one (its issue 1451).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +36,9 @@ _VERSION = 1
 WINDOW_S = 3600.0
 SHARE_IN_WINDOW = 0.1
 """Of the nodes, at least one, that rules may isolate within `WINDOW_S`, and that are isolated by rules at a
-time."""
+time. As many for verdicts that are `bad`, whatever is only suspect."""
+KEPT_S = 7 * 86_400.0
+"""After they were lifted."""
 MOST_ALARMS = 100
 """That are kept, the newest."""
 
@@ -81,42 +83,48 @@ class Quarantine:
             folder: of the cluster; made with the first entry.
             clock: Unix time.
         """
-        self._path, self._clock = folder / FILE, clock
+        self.path, self._clock = folder / FILE, clock
 
     def add(
         self,
         node: Node,
         reason: str,
         verdict: Literal["suspect", "bad"],
-        num_nodes: int,
+        nodes: Sequence[Node],
         by: By = "rule",
         evidence: Mapping[str, Any] | None = None,
     ) -> Session | None:
         """Leave a node out from now on.
 
         Args:
-            num_nodes: of the cluster, for the breaker.
+            nodes: all that are alive, for the breaker.
             by: a rule is bound by the breaker, an operator is not.
 
         Returns:
-            The session; the one that there is, if the node is out for the same reason already. None: the
-            breaker holds, and there is only an alarm.
+            The session. If the node is out for the same reason already, that one, which is `bad` from now on
+            if the new verdict is. None: the breaker holds, and there is only an alarm.
         """
         now = self._clock()
         with self._changing() as (sessions, alarms):
-            for each in sessions:
-                if each.lifted_at is None and each.node_id == node.id and each.reason == reason:
-                    return each
-            if by == "rule" and not self._may_isolate(node, sessions, num_nodes, now):
+            held = [each for each in sessions if each.lifted_at is None]
+            same = [each for each in matching(held, nodes).get(node.id, ()) if each.reason == reason]
+            if any(each.verdict == "bad" for each in same) or (same and verdict == "suspect"):
+                return same[-1]
+            if by == "rule" and not self._may_isolate(node, verdict, sessions, nodes, now):
+                alarms[:] = [each for each in alarms if (each.node_name, each.reason) != (node.name, reason)]
                 alarms.append(Alarm(node.name, reason, now))
                 logger.error(
                     "%s is not isolated, although: %s; rules have isolated as many of %d nodes as they may "
                     "within an hour, so look at it, and at the rule",
                     node.name,
                     reason,
-                    num_nodes,
+                    len(nodes),
                 )
                 return None
+            if same:
+                worse = replace(same[-1], verdict="bad", evidence=dict(evidence or {}))
+                sessions[sessions.index(same[-1])] = worse
+                return worse
             session = Session(
                 uuid.uuid4().hex[:12],
                 node.id,
@@ -132,14 +140,24 @@ class Quarantine:
             sessions.append(session)
             return session
 
-    def _may_isolate(self, node: Node, sessions: Sequence[Session], num_nodes: int, now: float) -> bool:
-        most = max(1, math.floor(SHARE_IN_WINDOW * num_nodes))
-        counted = {
-            each.node_id
+    def _may_isolate(
+        self,
+        node: Node,
+        verdict: Literal["suspect", "bad"],
+        sessions: Sequence[Session],
+        nodes: Sequence[Node],
+        now: float,
+    ) -> bool:
+        """Whether the breaker lets a rule isolate one more. What is bad does not wait for what is suspect."""
+        most = max(1, math.floor(SHARE_IN_WINDOW * len(nodes)))
+        counted = [
+            each
             for each in sessions
-            if each.by == "rule" and (each.lifted_at is None or now - each.since < WINDOW_S)
-        }
-        return len(counted | {node.id}) <= most
+            if each.by == "rule"
+            and (each.lifted_at is None or now - each.since < WINDOW_S)
+            and (verdict == "suspect" or each.verdict == "bad")
+        ]
+        return len({node.id, *matching(counted, nodes)}) <= most
 
     def lift(self, session_id: str, why: str = "") -> Session:
         """End one session; others of the same node stay.
@@ -150,7 +168,7 @@ class Quarantine:
         with self._changing() as (sessions, _):
             for position, each in enumerate(sessions):
                 if each.id == session_id and each.lifted_at is None:
-                    ended = Session(**(_values(each) | {"lifted_at": self._clock(), "lifted_why": why}))
+                    ended = replace(each, lifted_at=self._clock(), lifted_why=why)
                     sessions[position] = ended
                     return ended
         there = ", ".join(each.id for each in self.sessions()) or "none"
@@ -165,45 +183,50 @@ class Quarantine:
         """What the breaker has held, the oldest first."""
         return self._read()[1]
 
-    def reasons(self, nodes: Sequence[Node]) -> dict[str, str]:
-        """By Ray's id of those nodes that are out: why.
-
-        A machine that has come back as another node of Ray's is the same machine, and so may be its fault.
-        Where it has several nodes, as clusters for tests have, nobody can tell which of them it was.
+    def sessions_of(self, nodes: Sequence[Node]) -> dict[str, list[Session]]:
+        """By Ray's id of those nodes that are out: the sessions that hold them, the oldest first.
 
         Args:
             nodes: all that are alive.
         """
-        alive = {node.id for node in nodes}
-        machines = Counter((node.hostname, node.address) for node in nodes)
-        found: dict[str, list[str]] = {}
-        for each in self.sessions():
-            for node in nodes:
-                machine = (node.hostname, node.address)
-                has_returned = (
-                    each.node_id not in alive
-                    and machine == (each.hostname, each.address)
-                    and machines[machine] == 1
-                )
-                if node.id == each.node_id or has_returned:
-                    found.setdefault(node.id, []).append(each.reason)
-        return {node: "; ".join(dict.fromkeys(reasons)) for node, reasons in found.items()}
+        return matching(self.sessions(), nodes)
+
+    def reasons(self, nodes: Sequence[Node]) -> dict[str, str]:
+        """By Ray's id of those nodes that are out: why.
+
+        Args:
+            nodes: all that are alive.
+        """
+        return {
+            node: "; ".join(dict.fromkeys(each.reason for each in sessions))
+            for node, sessions in self.sessions_of(nodes).items()
+        }
+
+    def lifted(self, node: Node, reason: str) -> float | None:
+        """When a quarantine of the node for this reason was lifted last; None: not of late."""
+        sessions, _ = self._read()
+        times = [
+            each.lifted_at
+            for each in sessions
+            if each.node_id == node.id and each.reason == reason and each.lifted_at is not None
+        ]
+        return max(times, default=None)
 
     @contextmanager
     def _changing(self) -> Iterator[tuple[list[Session], list[Alarm]]]:
         """Inside the block, nobody else changes the file; at its end, what was changed is written at once."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path.with_suffix(".lock"), "w") as lock:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             sessions, alarms = self._read()
             before = (list(sessions), list(alarms))
             yield sessions, alarms
             if (sessions, alarms) == before:
                 return
-            began = self._clock() - WINDOW_S
-            kept = [each for each in sessions if each.lifted_at is None or each.since > began]
+            began = self._clock() - KEPT_S
+            kept = [each for each in sessions if each.lifted_at is None or each.lifted_at > began]
             write_json(
-                self._path,
+                self.path,
                 {
                     "version": _VERSION,
                     "sessions": [_values(each) for each in kept],
@@ -213,7 +236,7 @@ class Quarantine:
 
     def _read(self) -> tuple[list[Session], list[Alarm]]:
         try:
-            found = json.loads(self._path.read_text())
+            found = json.loads(self.path.read_text())
             if found["version"] != _VERSION:
                 raise ValueError(f"version {found['version']!r}, not {_VERSION}")
             return [Session(**each) for each in found["sessions"]], [
@@ -221,11 +244,38 @@ class Quarantine:
             ]
         except FileNotFoundError:
             return [], []
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be read ({error.strerror})") from error
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{self._path}: is no record of quarantined nodes ({error}); mend it, or remove it to have "
+                f"{self.path}: is no record of quarantined nodes ({error}); mend it, or remove it to have "
                 "none quarantined"
             ) from error
+
+
+def matching(sessions: Sequence[Session], nodes: Sequence[Node]) -> dict[str, list[Session]]:
+    """By Ray's id of the nodes that sessions are of: these sessions, in order.
+
+    A machine that has come back as another node of Ray's is the same machine, and so may be its fault. Where
+    it has several nodes, as clusters for tests have, nobody can tell which of them it was.
+
+    Args:
+        nodes: all that are alive.
+    """
+    alive = {node.id for node in nodes}
+    machines = Counter((node.hostname, node.address) for node in nodes)
+    found: dict[str, list[Session]] = {}
+    for each in sessions:
+        for node in nodes:
+            machine = (node.hostname, node.address)
+            has_returned = (
+                each.node_id not in alive
+                and machine == (each.hostname, each.address)
+                and machines[machine] == 1
+            )
+            if node.id == each.node_id or has_returned:
+                found.setdefault(node.id, []).append(each)
+    return found
 
 
 def _values(session: Session) -> dict[str, Any]:

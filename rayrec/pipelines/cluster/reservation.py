@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -64,9 +64,11 @@ class Reservation:
         placed: Mapping[str, Sequence[Node]],
         held: PlacementGroup | None,
         bundle_of: Mapping[tuple[str, int], int],
+        left_out: Sequence[str] = (),
     ) -> None:
         """
         Args:
+            left_out: Ray's ids of nodes that nothing new goes to.
             held: None where no actor asks for anything that could be reserved.
             bundle_of: by stage and member, its place in what is held.
         """
@@ -74,6 +76,7 @@ class Reservation:
         self._placed = placed
         self._held = held
         self._bundle_of = bundle_of
+        self._left_out = left_out
 
     def of(self, stage: str) -> Where:
         """For the actors of a stage: what they ask for, and where they get that."""
@@ -88,15 +91,43 @@ class Reservation:
         elif group.has_state:
             node = self._placed[stage][member]
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node.id, soft=False)
-        elif group.labels:
-            options["label_selector"] = dict(group.labels)
+        elif selector := _selector(group, self._left_out):
+            options["label_selector"] = selector
         return options
 
     @property
     def node_ids(self) -> frozenset[str]:
-        """Ray's, of the nodes that were chosen for actors with a state."""
-        with_state = [stage for stage, group in self._groups.items() if group.has_state]
-        return frozenset(node.id for stage in with_state for node in self._placed[stage])
+        """Ray's, of the nodes that the actors are on."""
+        held = {} if self._held is None else placement_group_table(self._held)["bundles_to_node_id"]
+        return frozenset(
+            node.id if (bundle := self._bundle_of.get((stage, member))) is None else held[bundle]
+            for stage, nodes in self._placed.items()
+            for member, node in enumerate(nodes)
+        )
+
+    def has_room_elsewhere(self) -> bool:
+        """Whether all actors find room on nodes that may be used, once these have given back their own."""
+        back: dict[str, dict[str, float]] = {}
+        held = {} if self._held is None else placement_group_table(self._held)["bundles_to_node_id"]
+        for (stage, _), bundle in self._bundle_of.items():
+            resources = back.setdefault(held[bundle], {})
+            for name, count in self._groups[stage].resources.items():
+                resources[name] = resources.get(name, 0.0) + count
+        nodes = [
+            replace(
+                node,
+                free={
+                    name: node.free.get(name, 0.0) + back.get(node.id, {}).get(name, 0.0)
+                    for name in node.total
+                },
+            )
+            for node in cluster_nodes()
+        ]
+        try:
+            assign(list(self._groups.values()), nodes)
+        except NoNodeError:
+            return False
+        return True
 
     def log(self) -> None:
         """One line per stage, where there is more than one node to be on."""
@@ -132,7 +163,8 @@ def reserved(groups: Sequence[ActorGroup], patience_s: float) -> Iterator[Reserv
     while True:
         nodes = cluster_nodes()
         placed, missing = _assigned(groups, nodes, preferred, refused)
-        found = None if placed is None else _reserve(groups, placed)
+        left_out = [node.id for node in nodes if not node.is_usable]
+        found = None if placed is None else _reserve(groups, placed, left_out)
         if found is not None:
             break
         # Of a node that it gives nothing of, Ray may know something that its figures do not show.
@@ -177,12 +209,12 @@ def _assigned(
 
 
 def _reserve(
-    groups: Sequence[ActorGroup], placed: Mapping[str, Sequence[Node]]
+    groups: Sequence[ActorGroup], placed: Mapping[str, Sequence[Node]], left_out: Sequence[str] = ()
 ) -> tuple[Reservation, PlacementGroup | None] | None:
     """None if the room is gone: somebody else was faster, or a node was lost."""
-    bundles, bundle_of = _bundles(groups, placed)
+    bundles, bundle_of = _bundles(groups, placed, left_out)
     if not bundles:
-        return Reservation(groups, placed, None, bundle_of), None
+        return Reservation(groups, placed, None, bundle_of, left_out), None
     held = placement_group(
         [bundle.resources for bundle in bundles],
         strategy="SPREAD",  # of what is not pinned
@@ -190,7 +222,7 @@ def _reserve(
     )
     try:
         if held.wait(GRANTED_S):
-            return Reservation(groups, placed, held, bundle_of), held
+            return Reservation(groups, placed, held, bundle_of, left_out), held
     except BaseException:
         remove_placement_group(held)
         raise
@@ -198,8 +230,16 @@ def _reserve(
     return None
 
 
+def _selector(group: ActorGroup, left_out: Sequence[str]) -> dict[str, str]:
+    """Of nodes for actors that Ray places: it knows nothing of quarantine."""
+    labels = dict(group.labels)
+    if left_out:
+        labels[NODE_ID_LABEL] = f"!in({','.join(left_out)})"
+    return labels
+
+
 def _bundles(
-    groups: Sequence[ActorGroup], placed: Mapping[str, Sequence[Node]]
+    groups: Sequence[ActorGroup], placed: Mapping[str, Sequence[Node]], left_out: Sequence[str] = ()
 ) -> tuple[list[_Bundle], dict[tuple[str, int], int]]:
     """One bundle for all that is pinned to a node, and one for each other actor; and whose is which."""
     bundles: list[_Bundle] = []
@@ -211,7 +251,7 @@ def _bundles(
         for member, node in enumerate(placed[group.stage]):
             if not group.has_state:
                 place = len(bundles)
-                bundles.append(_Bundle(dict(group.resources), dict(group.labels)))
+                bundles.append(_Bundle(dict(group.resources), _selector(group, left_out)))
             else:
                 place = of_node.setdefault(node.id, len(bundles))
                 if place == len(bundles):

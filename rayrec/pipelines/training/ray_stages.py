@@ -61,7 +61,7 @@ def running_stages(
             stateless = frozenset(actor.name for actor in host.spawned if not actor.has_state)
             watch = Watch(monitor, stateless, hang_timeout_s, [*actors.servers, *actors.trainers])
             _wait_until_up(host.spawned, START_PATIENCE_S, watch, max(START_PATIENCE_S, hang_timeout_s))
-            must_leave = LeaveWatch(Quarantine(cluster_folder()), room.node_ids)
+            must_leave = LeaveWatch(Quarantine(cluster_folder()), room.node_ids, room.has_room_elsewhere)
             stages = replace(Stages.of(assembly, actors, watch, host), must_leave=must_leave)
             stages.connect_trainers(host)
             yield stages

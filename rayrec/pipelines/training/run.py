@@ -259,9 +259,10 @@ class Attempt:
         if result.snapshot is not None:
             self._write(result.snapshot)
             self._schedule.taken()
+            if self._leaves is not None:
+                self._writer.wait()  # what is trained meanwhile would be trained again elsewhere
         self._writer.check()
         done = result.step + 1
-        self._leave_if_saved(done)
         if done == _STEPS_WITHOUT_TARGET:
             self._refuse_to_learn_nothing()
         if self._on_step is not None:
@@ -277,6 +278,7 @@ class Attempt:
         if now - self._progress_written_s >= PROGRESS_EVERY_S:
             self._progress_written_s = now
             self._write_progress(done)
+        self._leave_if_saved(done)
 
     def _leave_if_saved(self, done: int) -> None:
         """End the attempt if a node has to be left and what was done until then is saved.
