@@ -316,7 +316,9 @@ def _read_links(machine: Machine) -> tuple[Link, ...] | Missing:
                 Link(
                     name.strip(),
                     received[1] + sent[1],
-                    received[2] + sent[2] + received[5] + sent[6],
+                    # Totals: frame and carrier errors, which have columns of their own, are in them
+                    # (struct rtnl_link_stats64 of the kernel).
+                    received[2] + sent[2],
                     received[3] + sent[3],
                 )
             )

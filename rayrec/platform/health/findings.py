@@ -32,6 +32,8 @@ class Finding:
     action: Action = "none"
     detail: str = ""
     """One sentence for people."""
+    time_s: float | None = None
+    """When it last happened, by the node's clock, UNIX seconds; None: now, or at a time that is unknown."""
 
     @classmethod
     def of(

@@ -37,6 +37,9 @@ Code = Literal[
 
 LINE_CHARACTERS = 240
 """Kept of a line."""
+NO_DISK_OF_THE_NODE = re.compile(r"(?:fd|sr|scd|loop)\d")
+"""Floppy and optical drives, of virtual machines mostly, and files that somebody has mounted: their errors
+say nothing of what work needs."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,8 @@ def _events(text: str, now_s: float, uptime_s: float | None) -> Iterator[KernelE
             if (found := pattern.search(line)) is None:
                 continue
             parts = found.groupdict()
+            if code.startswith("disk-") and NO_DISK_OF_THE_NODE.match(parts["subject"]):
+                break
             number = parts.get("number")
             fallen = code == "xid" and number is None
             yield KernelEvent(

@@ -10,17 +10,18 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pydantic import Field
 
 from rayrec.platform.config import Config
 from rayrec.platform.health.counters import Card, CardKind, Counters, Link
-from rayrec.platform.health.findings import Finding, Verdict, worst
+from rayrec.platform.health.findings import SEVERITY, Finding, Verdict, worst
 from rayrec.platform.health.kernel_log import KernelEvent
 from rayrec.platform.health.machine import DiskFacts, Missing
 from rayrec.platform.health.xids import RECOVERY, SEVERE_BY_WORD, XIDS
 
-__all__ = ["Limits", "card_findings", "clock_finding", "judge", "worst"]
+__all__ = ["Limits", "Seen", "card_findings", "clock_finding", "judge", "worst"]
 
 MIN_PEERS = 3
 """Cards of one model beside one, below which it is not compared with them."""
@@ -36,11 +37,11 @@ class Limits(Config):
     log_window_s: float = Field(24 * 3600.0, gt=0)
     """Older lines of the kernel log count no more; those whose time is unknown do."""
     hotter_than_peers_c: float = Field(15.0, gt=0)
-    """Above the median of the cards beside it. From peers."""
+    """Above the median temperature of busy cards beside it. From peers."""
     clock_of_peers: float = Field(0.8, gt=0, le=1)
     """Of the median clock of busy cards beside it. From peers."""
     busy_percent: float = Field(50.0, ge=0, le=100)
-    """Utilization from which clocks are compared."""
+    """Utilization from which clocks and temperatures are compared."""
     corrected_times_peers: float = Field(10.0, gt=1)
     """Corrected memory errors, times the median of the cards beside it. From peers."""
     corrected_at_least: float = Field(1000.0, ge=0)
@@ -73,31 +74,57 @@ class Limits(Config):
     """Ours: leases and deadlines of RayRec are in seconds."""
 
 
+@dataclass(frozen=True)
+class Seen:
+    """The most that earlier looks have found on a machine: what is less now was lost."""
+
+    cards: Mapping[CardKind, int] = field(default_factory=dict)
+    links: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    """NVLinks that were up, by card."""
+
+    def also(self, counters: Counters) -> Seen:
+        """With one more look."""
+        cards, links = dict(self.cards), dict(self.links)
+        for kind in counters.expected:
+            found = sum(card.kind == kind for card in counters.cards)
+            cards[kind] = max(cards.get(kind, 0), found)
+        for card in counters.cards:
+            if (up := card.number("nvlinks_up")) is not None:
+                links[_key(card)] = max(links.get(_key(card), 0.0), up)
+        return Seen(cards, links)
+
+
 def judge(
     counters: Counters,
     previous: Counters | None = None,
     limits: Limits | None = None,
     peers: Sequence[Card] = (),
+    seen: Seen | None = None,
 ) -> list[Finding]:
     """Judge one look at a machine.
 
     Args:
         previous: an earlier look at the same machine: counts are then judged by what came since.
         peers: cards of other machines, beside which this one's are judged as well.
+        seen: by all earlier looks; None knows the previous one alone.
 
     Returns:
         One finding per check, those of verdict `ok` among them; `worst` is the machine's verdict.
     """
     limits = limits or Limits()
-    before = {} if previous is None else {(card.kind, card.index): card for card in previous.cards}
+    before = {} if previous is None else {_key(card): card for card in previous.cards}
+    if seen is None:
+        seen = Seen() if previous is None else Seen().also(previous)
     minutes = 0.0 if previous is None else max(counters.time_s - previous.time_s, 0.0) / 60
     beside = [*counters.cards, *peers]
     findings: list[Finding] = []
     for kind in counters.expected:
-        findings += _of_drivers(counters, kind)
+        findings += _of_drivers(counters, kind, seen)
     for card in counters.cards:
         others = [other for other in beside if other is not card and _alike(card, other)]
-        findings += card_findings(card, others, limits, before.get((card.kind, card.index)), minutes)
+        findings += card_findings(
+            card, others, limits, before.get(_key(card)), minutes, seen.links.get(_key(card))
+        )
     findings += _of_kernel_log(counters, limits)
     for folder, facts in counters.disks.items():
         findings += _of_disk(folder, facts, limits)
@@ -106,14 +133,22 @@ def judge(
     return findings
 
 
-def clock_finding(sent_s: float, clock_s: float, received_s: float, limits: Limits | None = None) -> Finding:
+def clock_finding(
+    sent_s: float,
+    clock_s: float,
+    received_s: float,
+    limits: Limits | None = None,
+    reference_s: float = 0.0,
+) -> Finding:
     """Judge a machine's clock by another one's.
 
     Args:
         sent_s, received_s: times on the other clock between which the machine read its own as `clock_s`.
+        reference_s: what the right time is ahead of the other clock.
     """
     limit = (limits or Limits()).clock_skew_s
-    skew_s = min(clock_s - sent_s, 0.0) + max(clock_s - received_s, 0.0)
+    ahead_s = clock_s - reference_s
+    skew_s = min(ahead_s - sent_s, 0.0) + max(ahead_s - received_s, 0.0)
     if received_s < sent_s:
         return Finding.of("clock-skew", "node", "unknown", detail="the reference clock went back meanwhile")
     verdict: Verdict = "suspect" if abs(skew_s) > limit else "ok"
@@ -126,19 +161,21 @@ def card_findings(
     limits: Limits,
     previous: Card | None = None,
     minutes: float = 0.0,
+    most_links: float | None = None,
 ) -> list[Finding]:
     """Judge one card.
 
     Args:
         peers: others of its model.
         previous: the same card `minutes` ago.
+        most_links: NVLinks of it that were ever seen up.
     """
     label = card.label
     if card.lost is not None:
         return [Finding.of("card-lost", label, "bad", detail=card.lost)]
     findings = [*_of_card_memory(card, peers, limits, previous)]
     findings += _of_card_speed(card, peers, limits)
-    findings += _of_card_links(card, peers, limits, previous, minutes)
+    findings += _of_card_links(card, peers, limits, previous, minutes, most_links)
     if isinstance(card.health, str):
         verdict = HEALTH_WORDS.get(card.health, "unknown")
         detail = f"error codes {card.error_codes}" if card.error_codes else ""
@@ -158,15 +195,22 @@ def _alike(card: Card, other: Card) -> bool:
     return card.kind == other.kind and card.name == other.name and other.lost is None
 
 
-def _of_drivers(counters: Counters, kind: CardKind) -> Iterator[Finding]:
+def _key(card: Card) -> tuple[str, str]:
+    """The same in every look: where one card is lost, the others' indices move up."""
+    return card.kind, card.uuid or card.bus or str(card.index)
+
+
+def _of_drivers(counters: Counters, kind: CardKind, seen: Seen) -> Iterator[Finding]:
     missing, expected = counters.drivers.get(kind), counters.expected[kind]
     found = sum(card.kind == kind for card in counters.cards)
     if missing is not None:
         yield Finding.of("driver-silent", kind, "unknown", found, expected, missing.why)
+    elif found < (most := seen.cards.get(kind, 0)):
+        yield Finding.of("card-missing", kind, "bad", found, most, "the driver had more in an earlier look")
     elif expected is not None and found < expected:
-        yield Finding.of(
-            "card-missing", kind, "bad", found, expected, "the driver has fewer than Ray was told"
-        )
+        # Ray's number may be of parts of cards (MIG), or of what somebody has told it.
+        detail = "the driver has fewer than Ray was told, and no earlier look saw more"
+        yield Finding.of("card-missing", kind, "unknown", found, expected, detail)
     elif not found:
         yield Finding.of("card-missing", kind, "unknown", 0, expected, "there is a driver and no card")
     else:
@@ -215,25 +259,38 @@ def _of_card_speed(card: Card, peers: Sequence[Card], limits: Limits) -> Iterato
     if isinstance(card.throttle, tuple):
         faults = sorted(SLOWED_BY_FAULT.intersection(card.throttle))
         yield Finding.of("throttled", label, "suspect" if faults else "ok", ", ".join(faults) or "no fault")
-    heat, others = card.number("temperature_c"), _numbers(peers, "temperature_c")
+    # Work heats, and raises clocks: the busy are compared with the busy, and the idle with nobody.
+    if not _is_busy(card, limits):
+        return
+    busy = [each for each in peers if _is_busy(each, limits)]
+    heat, others = card.number("temperature_c"), _numbers(busy, "temperature_c")
     if heat is not None and len(others) >= MIN_PEERS:
         limit = statistics.median(others) + limits.hotter_than_peers_c
         yield Finding.of("hotter-than-peers", label, "suspect" if heat > limit else "ok", heat, limit)
-    clock, use = card.number("sm_clock_mhz"), card.number("utilization_percent")
-    busy = [each for each in peers if (each.number("utilization_percent") or 0) >= limits.busy_percent]
-    clocks = _numbers(busy, "sm_clock_mhz")
-    if clock is not None and use is not None and use >= limits.busy_percent and len(clocks) >= MIN_PEERS:
+    clock, clocks = card.number("sm_clock_mhz"), _numbers(busy, "sm_clock_mhz")
+    if clock is not None and len(clocks) >= MIN_PEERS:
         limit = limits.clock_of_peers * statistics.median(clocks)
         yield Finding.of("slower-than-peers", label, "suspect" if clock < limit else "ok", clock, limit)
 
 
+def _is_busy(card: Card, limits: Limits) -> bool:
+    use = card.number("utilization_percent")
+    return use is not None and use >= limits.busy_percent
+
+
 def _of_card_links(
-    card: Card, peers: Sequence[Card], limits: Limits, previous: Card | None, minutes: float
+    card: Card,
+    peers: Sequence[Card],
+    limits: Limits,
+    previous: Card | None,
+    minutes: float,
+    most_links: float | None,
 ) -> Iterator[Finding]:
     label = card.label
-    links, others = card.number("nvlinks_up"), _numbers(peers, "nvlinks_up")
-    if links is not None and others:
-        most = max(others)
+    links = card.number("nvlinks_up")
+    known = [each for each in (most_links, _usual_links(card, peers)) if each is not None]
+    if links is not None and known:
+        most = max(known)
         yield Finding.of("nvlink-down", label, "suspect" if links < most else "ok", links, most)
     if previous is None or minutes <= 0:
         return
@@ -245,6 +302,16 @@ def _of_card_links(
         if now is not None and before is not None and now >= before:
             rate = (now - before) / minutes
             yield Finding.of(code, label, "suspect" if rate > limit else "ok", rate, limit)
+
+
+def _usual_links(card: Card, peers: Sequence[Card]) -> float | None:
+    """NVLinks that more than half of all have up, this one among them: machines may be wired differently."""
+    ups = _numbers(peers, "nvlinks_up")
+    if len(ups) < MIN_PEERS:
+        return None
+    usual = statistics.mode(ups)
+    with_own = [*ups, *_numbers([card], "nvlinks_up")]
+    return usual if 2 * with_own.count(usual) > len(with_own) else None
 
 
 def _numbers(cards: Iterable[Card], name: str) -> list[float]:
@@ -268,16 +335,29 @@ def _of_kernel_log(counters: Counters, limits: Limits) -> list[Finding]:
 
 
 def _of_events(code: str, label: str, events: Sequence[KernelEvent], limits: Limits) -> Iterator[Finding]:
+    if code in ("xid", "sxid"):
+        # A later and milder one does not undo what was; only the recovery that a GPU asks for is withdrawn.
+        of_each = _of_xid if code == "xid" else _of_sxid
+        is_recovery = code == "xid" and events[-1].number == RECOVERY
+        found = [(of_each(label, event), event) for event in (events[-1:] if is_recovery else events)]
+        most = max(SEVERITY[finding.verdict] for finding, _ in found)
+        worst_of = [(finding, event) for finding, event in found if SEVERITY[finding.verdict] == most]
+        yield replace(worst_of[-1][0], time_s=_last_time([event for _, event in worst_of]))
+        return
+    for finding in _of_counted(code, label, events, limits):
+        yield replace(finding, time_s=_last_time(events))
+
+
+def _last_time(events: Sequence[KernelEvent]) -> float | None:
+    """Of the last of them; None where one does not say when it was, which may be the last."""
+    times = [event.time_s for event in events if event.time_s is not None]
+    return max(times) if len(times) == len(events) else None
+
+
+def _of_counted(code: str, label: str, events: Sequence[KernelEvent], limits: Limits) -> Iterator[Finding]:
     last, count = events[-1], sum(event.weight for event in events)
     verdict: Verdict
-    if code == "xid":
-        yield _of_xid(label, last)
-    elif code == "sxid":
-        words = " ".join(event.line for event in events)
-        fatal = "Non-fatal" not in words and "Fatal" in words
-        verdict = "bad" if fatal else "suspect" if "Non-fatal" in words else "unknown"
-        yield Finding.of(f"sxid-{last.number}", label, verdict, count, detail=last.line)
-    elif code == "memory-corrected":
+    if code == "memory-corrected":
         verdict = "suspect" if count > limits.corrected_memory_per_window else "ok"
         yield Finding.of(code, label, verdict, count, limits.corrected_memory_per_window)
     elif code == "disk-io":
@@ -304,6 +384,12 @@ _OF_EVENTS: Mapping[str, Verdict] = {
     "pcie-fatal": "bad",
     "lockup": "suspect",
 }
+
+
+def _of_sxid(label: str, event: KernelEvent) -> Finding:
+    fatal = "Non-fatal" not in event.line and "Fatal" in event.line
+    verdict: Verdict = "bad" if fatal else "suspect" if "Non-fatal" in event.line else "unknown"
+    return Finding.of(f"sxid-{event.number}", label, verdict, event.number, detail=event.line)
 
 
 def _of_xid(label: str, event: KernelEvent) -> Finding:

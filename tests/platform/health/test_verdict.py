@@ -19,7 +19,7 @@ from rayrec.platform.health.counters import (
 )
 from rayrec.platform.health.findings import AS_NUMBER, Finding, strongest_action, worst
 from rayrec.platform.health.machine import DiskFacts, Machine, Missing, Ran, run_command
-from rayrec.platform.health.verdict import Limits, clock_finding, judge
+from rayrec.platform.health.verdict import Limits, Seen, clock_finding, judge
 from rayrec.platform.health.xids import XIDS
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -91,7 +91,7 @@ NVML_CASES = [
     ("h100-hot", "suspect", {"hotter-than-peers"}),
     ("h100-slow-clock", "suspect", {"slower-than-peers"}),
     ("h100-slow-but-idle", "ok", set()),
-    ("h100-three-of-four", "bad", {"card-missing"}),
+    ("h100-three-of-four", "unknown", {"card-missing"}),
     ("h100-lost", "bad", {"card-lost"}),
     ("h100-nvlink-down", "suspect", {"nvlink-down"}),
     ("h100-many-corrected", "suspect", {"ecc-corrected"}),
@@ -334,7 +334,7 @@ def test_replays_and_link_errors_count_by_the_minute():
 
 def test_cards_of_other_machines_are_peers_too():
     def card(index: int, heat: float) -> Card:
-        return Card("cuda", index, "H100", values={"temperature_c": heat})
+        return Card("cuda", index, "H100", values={"temperature_c": heat, "utilization_percent": 98.0})
 
     alone = Counters(NOW_S, (card(0, 84.0),))
 
@@ -342,6 +342,118 @@ def test_cards_of_other_machines_are_peers_too():
     assert wrong(judge(alone, peers=[card(n, 60.0) for n in range(3)])) == {"hotter-than-peers"}
     others = [replace(card(n, 60.0), name="A100") for n in range(3)]
     assert wrong(judge(alone, peers=others)) == set()
+
+
+def test_a_busy_card_is_not_hot_beside_idle_ones_and_an_idle_one_is_compared_with_nobody():
+    def card(index: int, heat: float, use: float | None) -> Card:
+        return Card("cuda", index, "H100", values={"temperature_c": heat, "utilization_percent": use})
+
+    idle = [card(n, 40.0, 0.0) for n in range(1, 8)]
+    busy = [card(n, 80.0, 97.0) for n in range(11, 14)]
+
+    assert wrong(judge(Counters(NOW_S, (card(0, 80.0, 97.0), *idle)))) == set()
+    assert wrong(judge(Counters(NOW_S, (card(0, 96.0, 97.0), *idle, *busy)))) == {"hotter-than-peers"}
+    assert wrong(judge(Counters(NOW_S, (card(0, 75.0, 0.0), *idle)))) == set()  # it was busy a second ago
+    assert wrong(judge(Counters(NOW_S, (card(0, 96.0, None), *busy)))) == set()
+
+
+def of_links(*ups: float) -> Counters:
+    cards = [
+        Card("cuda", n, "H100", f"0000:{n:02}:00", values={"nvlinks_up": up}) for n, up in enumerate(ups)
+    ]
+    return Counters(NOW_S, tuple(cards), {"cuda": None})
+
+
+def test_links_are_compared_with_most_cards_of_enough_and_not_with_the_one_that_has_most():
+    assert wrong(judge(of_links(18, 18, 18, 17))) == {"nvlink-down"}
+    assert wrong(judge(of_links(12, 12, 12, 18))) == set()
+    assert wrong(judge(of_links(12, 12, 18, 18))) == set()  # two machines that are wired differently
+    assert wrong(judge(of_links(12, 18))) == set()
+
+
+def test_a_link_that_a_card_had_in_an_earlier_look_is_missed_in_all_later_ones():
+    seen = Seen().also(of_links(18, 12))
+
+    assert wrong(judge(of_links(18, 12), of_links(18, 12))) == set()
+    assert wrong(judge(of_links(17, 12), of_links(18, 12))) == {"nvlink-down"}
+    for _ in range(3):
+        assert wrong(judge(of_links(17, 12), of_links(17, 12), seen=seen)) == {"nvlink-down"}
+        seen = seen.also(of_links(17, 12))
+
+
+def test_a_card_is_missing_only_if_an_earlier_look_has_seen_it():
+    four, three = (
+        look(machine(nvml=Ran(recorded(f"nvml/{name}.json"))), cuda=4)
+        for name in ("h100-healthy", "h100-three-of-four")
+    )
+    (parts,) = [each for each in judge(three) if each.code == "card-missing"]
+    (lost,) = [each for each in judge(three, three, seen=Seen().also(four)) if each.code == "card-missing"]
+
+    assert (parts.verdict, parts.action) == ("unknown", "none")  # Ray counts parts of cards, too
+    assert (lost.verdict, lost.value, lost.limit) == ("bad", 3, 4)
+
+
+def test_where_one_card_is_lost_the_others_are_not_taken_for_it():
+    def counters(time_s: float, *cards: tuple[int, str, float]) -> Counters:
+        return Counters(
+            time_s,
+            tuple(Card("cuda", n, "H100", bus, values={"pcie_replays": count}) for n, bus, count in cards),
+        )
+
+    before = counters(0.0, (0, "0000:18:00", 5.0), (1, "0000:2a:00", 90_000.0))
+
+    assert wrong(judge(counters(60.0, (0, "0000:2a:00", 90_000.0)), before)) == set()
+
+
+@pytest.mark.parametrize("device", ["fd0", "sr0", "loop7", "loop7p1"])
+def test_errors_of_drives_that_nobody_needs_are_no_fault_of_the_node(device):
+    log = recorded("kernel/disk-many-errors.log").replace("dev sda,", f"dev {device},")
+    assert f"dev {device}," in log
+
+    assert wrong(judge(look(machine(kernel=Ran(log))))) == set()
+
+
+def lines(*messages: str) -> Ran:
+    return Ran("".join(f"2026-11-26T09:{10 + n}:00,000000+00:00 {each}\n" for n, each in enumerate(messages)))
+
+
+def test_of_one_xid_the_worst_counts_and_of_what_a_gpu_asks_for_the_last():
+    fatal = "NVRM: Xid (PCI:0000:9b:00): 145, RLW_RXPIPE Fatal XC0 i0 Link 13 (0x0409a0c2)"
+    mild = fatal.replace("Fatal", "Nonfatal")
+    asks = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset)"
+    over = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x1 (GPU Reset) to 0x0 (None)"
+    switch = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20009, Fatal, Link 04 RX Short Error Rate"
+
+    def found(*messages: str) -> Finding:
+        (finding,) = judge(Counters(NOW_S, events=read_counters(machine(kernel=lines(*messages)), {}).events))
+        return finding
+
+    assert (found(fatal, mild).verdict, found(mild, fatal).verdict) == ("bad", "bad")
+    assert found(fatal, mild).time_s == NOW_S - 50 * 60  # of the one that counts
+    assert (found(asks, over).verdict, found(over, asks).verdict) == ("ok", "bad")
+    assert found(switch, switch.replace("Fatal", "Non-fatal")).verdict == "bad"
+
+
+def test_what_a_log_says_has_a_time_and_none_if_a_line_has_none():
+    xid = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."
+    ends = "I/O error, dev nvme0n1, sector 1953525160 op 0x0:(READ)"
+
+    def times(log: Ran) -> set[float | None]:
+        return {each.time_s for each in judge(read_counters(machine(kernel=log), {})) if each.verdict != "ok"}
+
+    assert times(lines(xid, ends, ends)) == {NOW_S - 50 * 60, NOW_S - 48 * 60}
+    assert times(Ran(f"{xid}\n{lines(xid).output}")) == {None}
+
+
+def test_a_frame_that_the_kernel_counts_as_an_error_is_one_error():
+    twice = NET.replace("9537767 1 7 0 0", "9537767 9000 7 0 9000").replace(
+        "8537767 0 0 0 0 0", "8537767 800 0 0 0 800"
+    )
+    assert twice.count("9000") == 2
+
+    links = look(machine(files={"/proc/net/dev": twice})).links
+
+    assert links == (Link("eth0", 9537767 + 8537767, 9800, 7),)
 
 
 @pytest.mark.parametrize(
