@@ -41,6 +41,7 @@ BENCHES: dict[str, Bench] = {
     "graph-growth": partial(_run, "graph", "bench_growth"),
     "graph-quality": partial(_run, "graph_quality", "bench"),
     "health": partial(_run, "health", "bench"),
+    "jobs": partial(_run, "jobs", "bench"),
     "jobs-real": partial(_run, "jobs_real", "bench"),
     "nearline": partial(_run, "nearline", "bench"),
     "nearline-long": partial(_run, "long_history", "bench"),

@@ -276,6 +276,7 @@ class Scheduler:
         """Start, reserve, reclaim and grow what can be, in this order."""
         decisions: list[Decision] = []
         self._start_planned(now, decisions)
+        self._secure(decisions)
         self._put_first_who_waited(now)
         self._refresh(now)
         self._admit_first_ones(now, decisions)
@@ -496,6 +497,10 @@ class Scheduler:
 
     def _admit(self, entry: _Entry, now: float, decisions: list[Decision], is_behind: bool = False) -> bool:
         """Give a waiting job its room, at once or as soon as others have left it."""
+        with self.state.set_aside(entry.job):
+            return self._try_to_admit(entry, now, decisions, is_behind)
+
+    def _try_to_admit(self, entry: _Entry, now: float, decisions: list[Decision], is_behind: bool) -> bool:
         state, job = self.state, entry.job
         early = job.not_before is not None and now < job.not_before
         may_reclaim = not is_behind or not state.guarantees.has(job.queue)
@@ -770,17 +775,26 @@ class Scheduler:
                 ):
                     yield entry
 
+    def _secure(self, decisions: list[Decision]) -> None:
+        """Into the guarantee that has become free, who runs outside of it and comes before all who wait for it."""
+        state = self.state
+        if not state.guarantees:
+            return
+        for queue in sorted(state.softened):
+            keys = self._lines[queue, False].keys
+            for run in state.runs_outside(queue):
+                if keys and keys[0] < run.job.order:
+                    break
+                if state.firm_up(run) and run.running.cells:
+                    running = run.running
+                    reason = f"is within the guarantee of queue {queue!r} now"
+                    decisions.append(Grow(run.job.id, reason, running.size, running.placed, running.cells))
+
     def _settle(self, now: float, decisions: list[Decision]) -> None:
         """Where nobody waits: into the guarantee who is outside of it, and larger who is below what it wished."""
         state, settings = self.state, self.settings
-        if state.guarantees and state.softened:
-            queues = state.softened - {entry.job.queue for entry in self._entries.values()}
-            for run in state.runs.values():
-                if run.firm is None and run.job.queue in queues and state.firm_up(run) and run.running.cells:
-                    reason = f"is within the guarantee of queue {run.job.queue!r} now"
-                    running = run.running
-                    decisions.append(Grow(run.job.id, reason, running.size, running.placed, running.cells))
-            state.softened -= queues
+        self._secure(decisions)
+        state.softened.clear()
         waits_for_cards = any(line.keys for line in self._lines.values())
         if waits_for_cards or self._planned:
             return

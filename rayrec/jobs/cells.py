@@ -222,6 +222,15 @@ class Guarantees:
             cell.node = None
             self.left[cell.queue][cell.place] = 0
 
+    def _rebind(self, moves: Sequence[tuple[_BoundCell, int]]) -> None:
+        """Unused cells to other nodes, all at once. What of them is set aside stays so."""
+        left = [self.left[cell.queue][cell.place].copy() for cell, _ in moves]
+        for cell, _ in moves:
+            self._unbind(cell)
+        for (cell, place), left_R in zip(moves, left, strict=True):
+            self._put(cell, place)
+            self.left[cell.queue][cell.place] = left_R
+
     def _move(self, cell: _BoundCell, place: int) -> bool:
         """Bind an unused cell elsewhere, changing places with one that is in the way."""
         if cell.node == place:
@@ -230,8 +239,7 @@ class Guarantees:
             return False
         slack_NR = self.slack_NR
         if (slack_NR[place] >= cell.amounts_R).all():
-            self._unbind(cell)
-            self._put(cell, place)
+            self._rebind([(cell, place)])
             return True
         for other in self._all():
             if (
@@ -242,11 +250,7 @@ class Guarantees:
                 and (slack_NR[place] + other.amounts_R >= cell.amounts_R).all()
                 and (slack_NR[cell.node] + cell.amounts_R >= other.amounts_R).all()
             ):
-                there = cell.node
-                self._unbind(cell)
-                self._unbind(other)
-                self._put(cell, place)
-                self._put(other, there)
+                self._rebind([(cell, place), (other, cell.node)])
                 return True
         return False
 
@@ -535,8 +539,7 @@ class Guarantees:
         able = np.flatnonzero((slack_NR >= cell.amounts_R).all(axis=1))
         for place in sorted(map(int, able), key=lambda place: int(slack_NR[place].sum())):
             if place != cell.node and self._may_be_on(cell, place):
-                self._unbind(cell)
-                self._put(cell, place)
+                self._rebind([(cell, place)])
                 return
 
     def unpromise(self, held: Mapping[int, Int64Array]) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -412,6 +413,33 @@ class ClusterState:
         self._note_size(run)
         self.firm_up(run)
 
+    def runs_outside(self, queue: str) -> list[Run]:
+        """Jobs of a queue that run on borrowed terms, in its order."""
+        outside = [run for run in self._of_queue[queue].values() if run.firm is None]
+        return sorted(outside, key=lambda run: run.job.order)
+
+    @contextmanager
+    def set_aside(self, job: Job) -> Iterator[None]:
+        """Inside the block, free cells are kept for jobs of its queue that come before it and run outside of them.
+
+        In a cluster of the queue's own they would be in these cells, and when they have to leave they will be.
+        """
+        lent: list[tuple[Size, Placed]] = []
+        if self.guarantees.has(job.queue):
+            for run in self.runs_outside(job.queue):
+                if run.job.order > job.order:
+                    continue
+                size = run.job.sizes[run.running.size if run.number is None else run.number]
+                chosen = self.guarantees.choose(job.queue, size, run.job.within)
+                if chosen is not None:
+                    self.guarantees.lend(job.queue, size, chosen, back=True)
+                    lent.append((size, chosen))
+        try:
+            yield
+        finally:
+            for size, chosen in lent:
+                self.guarantees.lend(job.queue, size, chosen, back=False)
+
     def is_within(self, job: Job, size: Size) -> bool:
         """Whether a size would be in the guarantee of its queue: in its free cells; or by the sums of its quotas."""
         if self.guarantees.has(job.queue):
@@ -464,8 +492,6 @@ class ClusterState:
         if run.firm is not None or number is None or run.running.step is not None or run.is_planned:
             return run.firm is not None
         if self.guarantees.has(job.queue):
-            if self.tree.borrows(job.queue, dict.fromkeys(run.amounts, 0)):
-                return False
             cells = self.guarantees.cover(job.queue, job.sizes[number], run.running.placed)
             if cells is not None:
                 self.guarantees.hold(job.queue, job.sizes[number], cells)

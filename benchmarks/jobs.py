@@ -1,0 +1,200 @@
+"""What queues with guarantees cost and keep: 10,000 jobs on 64 nodes of eight cards, simulated.
+
+The decisions are those of the real code (`rayrec.jobs.admission`, `reclaim`); only time is simulated. The trace is
+seeded: jobs of 1 to 32 cards, most of them small and short, as in the clusters that Hu et al. describe
+(Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU Datacenters, SC'21); every eighth is
+a training with parameter servers beside it, half of the large ones can run with half of their trainers. They come
+faster than the cluster ends them, so that there is always somebody who waits. Eight teams share one cohort: six
+have cells, two have numbers. Bars:
+
+* `jobs-time`: 10 s over the processor's seconds of all decisions.
+* `jobs-guarantee`: for each queue with cells, the wait in a cluster of its own with the grace period before every
+  start, over the wait here; the worst of all jobs that its cells can hold. Where nobody waits in either, it is 1.
+* `jobs-starvation`: the bound on waiting over the longest wait. The bound is the time after which a job is passed
+  no more, and the longest job on the cluster that it may then have to wait for.
+* `jobs-utilization`: card-seconds in use until the last job came, over those of first come, first served without
+  queues.
+
+That no two jobs are on one card, and that the sums add up, is checked while it runs, and by tests.
+`RAYREC_BENCH_STEPS` and `_ROWS` do not change it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+
+from benchmarks.harness import Bar, BenchOptions
+from rayrec.jobs.admission import SchedulingConfig
+from rayrec.jobs.cells import check_guarantees
+from rayrec.jobs.job import Job, Size
+from rayrec.jobs.queues import Cell, QueueConfig, QueuesConfig, ResourceQuota
+from rayrec.jobs.simulation import (
+    Outcome,
+    Simulation,
+    check_no_card_twice,
+    first_come_first_served,
+    own_cluster,
+)
+from rayrec.pipelines.cluster.placement import ActorGroup, Node
+from rayrec.platform.console import log
+
+JOBS, NODES, CARDS, CPUS, NODES_OF_A_RACK = 10_000, 64, 8, 96, 8
+LIMIT_S = 10.0
+SEED = 28
+CARDS_OF_JOBS = {1: 40, 2: 20, 4: 15, 8: 15, 16: 7, 32: 3}
+"""Number of cards, and how many of a hundred jobs ask for them."""
+MEDIAN_S, SPREAD, LONGEST_S = 600.0, 1.1, 4 * 3600.0
+GAP_S = 9.5
+"""Between two jobs, on average."""
+WITH_CELLS, WITH_NUMBERS = 6, 2
+SETTINGS = SchedulingConfig(grace_s=60.0, max_wait_s=2 * 3600.0)
+CHECKED_EVERY = 500
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    nodes, config, jobs = cluster(), queues(), trace(random.Random(SEED))
+    check_guarantees(config, nodes)
+    seconds, outcome = _run(config, nodes, jobs)
+    plain = first_come_first_served(nodes, jobs)
+    until = jobs[-1].submitted_at
+    waits = [record.waited_s for record in outcome.records.values()]
+    longest = max(job.expected_s or 0.0 for job in jobs)
+    bound_s = SETTINGS.max_wait_s + longest + SETTINGS.grace_s
+    share = outcome.used(until) / plain.used(until)
+    records = outcome.records.values()
+    log.print(
+        f"{seconds:.1f} s of the processor for {outcome.num_decisions} decisions about {len(jobs)} jobs; "
+        f"{sum(record.num_stops for record in records)} stops, {sum(record.num_shrinks for record in records)} "
+        f"shrinks, {sum(record.num_grows for record in records)} grows",
+        highlight=False,
+    )
+    mean, plain_mean = sum(waits) / len(waits), _mean_wait(plain)
+    log.print(
+        f"mean wait {mean:.0f} s (first come, first served: {plain_mean:.0f} s), longest {max(waits):.0f} s; "
+        f"{outcome.used(until) / _capacity(until):.1%} of the cards in use "
+        f"({plain.used(until) / _capacity(until):.1%})",
+        highlight=False,
+    )
+    return [
+        Bar.once("jobs-time", LIMIT_S / seconds, "10 s", 1.0),
+        Bar.once("jobs-guarantee", _guarantee(config, nodes, jobs, outcome), "a cluster of its own", 1.0),
+        Bar.once("jobs-starvation", bound_s / max(waits), "the bound on waiting", 1.0),
+        Bar.once("jobs-utilization", share, "first come, first served", 0.9),
+    ]
+
+
+def _run(config: QueuesConfig, nodes: list[Node], jobs: list[Job]) -> tuple[float, Outcome]:
+    """Processor seconds without the checks, and what became of the jobs."""
+    seconds, began = 0.0, time.process_time()
+    simulation = Simulation(config, nodes, jobs, SETTINGS)
+    for number, _ in enumerate(simulation.steps()):
+        if number % CHECKED_EVERY == 0:
+            seconds += time.process_time() - began
+            check_no_card_twice(simulation.scheduler)
+            began = time.process_time()
+    outcome = simulation.outcome
+    assert not outcome.refused, "every job of the trace can run"
+    assert all(record.ended_at is not None for record in outcome.records.values())
+    return seconds + time.process_time() - began, outcome
+
+
+def _guarantee(config: QueuesConfig, nodes: list[Node], jobs: list[Job], outcome: Outcome) -> float:
+    """The worst ratio of all jobs: the time of the start in its queue's own cluster over that here."""
+    worst = 1.0
+    for queue in config.queues:
+        if not queue.cells:
+            continue
+        own = [job for job in jobs if job.queue == queue.name]
+        alone = first_come_first_served(own_cluster(config, nodes, queue.name), own, SETTINGS.grace_s)
+        refused, num_late = set(alone.refused), 0
+        for job in own:
+            if job.id in refused:
+                continue
+            at_most, waited_s = alone.records[job.id].waited_s, outcome.records[job.id].waited_s
+            if waited_s > at_most:
+                num_late += 1
+                worst = min(worst, at_most / waited_s)
+        log.print(
+            f"{queue.name}: {len(own) - len(refused)} jobs fit in its cells, {num_late} waited longer than alone",
+            highlight=False,
+        )
+    return worst
+
+
+def _capacity(until: float) -> float:
+    return NODES * CARDS * 10_000 * until
+
+
+def _mean_wait(outcome: Outcome) -> float:
+    waits = [record.waited_s for record in outcome.records.values() if record.started_at is not None]
+    return sum(waits) / len(waits)
+
+
+def cluster() -> list[Node]:
+    """64 nodes in racks of eight."""
+    total = {"CPU": float(CPUS), "GPU": float(CARDS)}
+    return [
+        Node(
+            f"node-{place:02}", f"10.0.0.{place}", {"rack": f"rack-{place // NODES_OF_A_RACK}"}, total, total
+        )
+        for place in range(NODES)
+    ]
+
+
+def queues() -> QueuesConfig:
+    """Eight teams that are guaranteed all cards together, and lend them."""
+    cells = (
+        Cell(resources={"GPU": 8}, count=6),
+        Cell(resources={"GPU": 4}, count=2),
+        Cell(resources={"GPU": 1}, count=8),
+    )
+    guaranteed = sum(cell.count * cell.resources["GPU"] for cell in cells)
+    rest = (NODES * CARDS - WITH_CELLS * guaranteed) / WITH_NUMBERS
+    return QueuesConfig(
+        queues=(
+            *(QueueConfig(name=f"cells-{place}", cohort="all", cells=cells) for place in range(WITH_CELLS)),
+            *(
+                QueueConfig(
+                    name=f"numbers-{place}", cohort="all", quotas={"GPU": ResourceQuota(nominal=rest)}
+                )
+                for place in range(WITH_NUMBERS)
+            ),
+        )
+    )
+
+
+def trace(rng: random.Random) -> list[Job]:
+    names = [queue.name for queue in queues().queues]
+    plain = {cards: _trainers(cards) for cards in CARDS_OF_JOBS}
+    training = {cards: _with_servers(cards) for cards in CARDS_OF_JOBS}
+    at, jobs = 0.0, list[Job]()
+    for number in range(JOBS):
+        at += rng.expovariate(1 / GAP_S)
+        (cards,) = rng.choices(list(CARDS_OF_JOBS), list(CARDS_OF_JOBS.values()))
+        made = training if number % 8 == 0 else plain
+        sizes: tuple[Size, ...] = (made[cards],)
+        if cards >= 8 and rng.random() < 0.5:
+            sizes = (made[cards], Size(made[cards // 2].groups, speed=0.55))
+        jobs.append(
+            Job(
+                f"job-{number:05}",
+                rng.choice(names),
+                sizes,
+                at,
+                priority=rng.choice((0, 0, 0, 10)),
+                kind="train",
+                expected_s=min(LONGEST_S, rng.lognormvariate(0.0, SPREAD) * MEDIAN_S),
+                within="rack" if cards == 16 and rng.random() < 0.3 else None,
+            )
+        )
+    return jobs
+
+
+def _trainers(cards: int) -> Size:
+    return Size((ActorGroup("trainer", "placement.trainers", cards, {"CPU": 4.0, "GPU": 1.0}, {}, "PACK"),))
+
+
+def _with_servers(cards: int) -> Size:
+    servers = ActorGroup("parameter_server", "placement.servers", 2, {"CPU": 4.0}, {}, "SPREAD")
+    return Size((servers, *_trainers(cards).groups))
