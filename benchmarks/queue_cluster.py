@@ -42,7 +42,8 @@ class QueueCluster:
         from ray.cluster_utils import Cluster
 
         small: dict[str, Any] = {"object_store_memory": 80 * 2**20}
-        head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": True, "dashboard_agent_listen_port": 0}
+        ports = {"dashboard_port": None, "dashboard_agent_listen_port": 0}  # any: others run here, too
+        head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": True, **ports}
         at = {} if port is None else {"gcs_server_port": port}
         with mock.patch.dict(os.environ, {"RAY_TMPDIR": self._temporary}):
             self._cluster = Cluster(initialize_head=True, head_node_args={**head, **small, **at})
