@@ -139,6 +139,8 @@ class RayRunner:
         self._client: tuple[str, JobSubmissionClient] | None = None
 
     def submit(self, submission: Submission) -> None:
+        from rayrec.pipelines.cluster.nodes import FOLDER_VARIABLE, cluster_folder
+
         options: dict[str, Any] = {}
         if submission.resources:
             names = {"CPU": "entrypoint_num_cpus", "GPU": "entrypoint_num_gpus"}
@@ -149,7 +151,12 @@ class RayRunner:
         if submission.node is not None:
             options["entrypoint_label_selector"] = {NODE_ID_LABEL: submission.node}
         environment: dict[str, Any] = {
-            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(TERM_S), **submission.env}
+            "env_vars": {
+                "RAY_JOB_STOP_WAIT_TIME_S": str(TERM_S),
+                # Jobs have to see the quarantine that the queue sees.
+                FOLDER_VARIABLE: str(cluster_folder().absolute()),
+                **submission.env,
+            }
         }
         if submission.package is not None:
             environment["working_dir"] = submission.package
