@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from rayrec.pipelines.cluster.placement import Node
 from rayrec.platform.files import write_json
 from rayrec.platform.health.counters import Counters
 from rayrec.platform.health.findings import Action, Finding, Verdict, strongest_action, worst
-from rayrec.platform.health.verdict import Limits, clock_finding, judge
+from rayrec.platform.health.verdict import Limits, Seen, clock_finding, judge
 
 HEALTH_FILE = "health.json"
 
@@ -66,6 +67,7 @@ def judge_looks(
     previous: Mapping[str, Counters] | None = None,
     limits: Limits | None = None,
     further: Mapping[str, Sequence[Finding]] | None = None,
+    seen: Mapping[str, Seen] | None = None,
 ) -> list[NodeHealth]:
     """Judge all nodes, each with the cards of the others as its peers.
 
@@ -73,8 +75,10 @@ def judge_looks(
         looks: by node; one that is not among them has not answered.
         previous: by node, an earlier look.
         further: by node, what burn-ins and pairs found.
+        seen: by node, the most of all earlier looks.
     """
     health = []
+    reference_s = agreed_offset_s(list(looks.values()))
     for node in nodes:
         look = looks.get(node.id)
         if look is None:
@@ -84,11 +88,37 @@ def judge_looks(
             peers = [
                 card for other, seen in looks.items() if other != node.id for card in seen.counters.cards
             ]
-            findings = judge(look.counters, (previous or {}).get(node.id), limits, peers)
-            findings.append(clock_finding(look.sent_s, look.counters.time_s, look.received_s, limits))
+            findings = judge(
+                look.counters, (previous or {}).get(node.id), limits, peers, (seen or {}).get(node.id)
+            )
+            findings.append(
+                clock_finding(look.sent_s, look.counters.time_s, look.received_s, limits, reference_s)
+            )
         findings += (further or {}).get(node.id, ())
         health.append(NodeHealth(node, tuple(findings)))
     return health
+
+
+def agreed_offset_s(looks: Sequence[Look]) -> float:
+    """How far the nodes' time is ahead of the driver's clock, which is one clock of many and may be wrong.
+
+    Each look says between which two numbers its node's offset is, as wide as the time that it took. The
+    result is in most of these intervals, the driver's own one of 0 among them, and of what is in as many the
+    nearest to 0.
+
+    Source: the intersection algorithm of K. Marzullo, as NTP selects clocks (RFC 5905, section 11.2.1).
+    """
+    intervals = [
+        (look.counters.time_s - look.received_s, look.counters.time_s - look.sent_s)
+        for look in looks
+        if look.received_s >= look.sent_s
+    ]
+    begins = sorted([0.0, *(begin for begin, _ in intervals)])
+    ends = sorted([0.0, *(end for _, end in intervals)])
+    return max(
+        {*begins, *ends},
+        key=lambda offset: (bisect_right(begins, offset) - bisect_left(ends, offset), -abs(offset)),
+    )
 
 
 def write_health(folder: Path, health: Sequence[NodeHealth], time_s: float) -> None:

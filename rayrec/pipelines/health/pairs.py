@@ -22,6 +22,8 @@ SLOW_BELOW = 0.7
 """Share of the rate that nodes usually reach."""
 MIN_PAIRS = 3
 """Measured pairs, below which there is no median to be slower than."""
+PAIR_CODES = frozenset({"pair-wrong", "pair-failed", "pair-slow"})
+"""Of findings. One measurement is also one of the network at that moment."""
 CULPRIT_ABOVE = 0.5
 """Share of a node's pairs that are faulty; a node without a fault of its own has at most those with the few
 that have one."""
@@ -57,17 +59,19 @@ def rounds(members: Sequence[str]) -> list[list[tuple[str, str]]]:
 def judge_pairs(results: Sequence[PairResult]) -> dict[str, list[Finding]]:
     """Who is behind what is slow or wrong: by node, its findings.
 
-    The node with the largest share of faulty pairs is a culprit if that is more than half of at least two;
-    its pairs then say nothing of its partners. What remains faulty is the matter of two nodes, and unknown.
+    The one node with the largest share of faulty pairs is a culprit if that is more than half of at least
+    two, and most pairs without it are well; its pairs then say nothing of its partners. Several with equal
+    shares are only if none of their pairs is well, and they are fewer than the others. What remains faulty is
+    the matter of two nodes, or of what is between all of them, and unknown.
     """
     names = sorted({name for result in results for name in (result.first, result.second)})
     limit = _limit(names, results)
     left = list(results)
     findings: dict[str, list[Finding]] = {}
-    while (culprit := _culprit(names, left, limit)) is not None:
-        own = _of(culprit, left)
-        findings[culprit] = [_culprit_finding(culprit, own, limit)]
-        left = [result for result in left if result not in own]
+    while culprits := _culprits(names, left, limit):
+        for culprit in culprits:
+            findings[culprit] = [_culprit_finding(culprit, _of(culprit, left), limit)]
+        left = _without(culprits, left)
     for name in names:
         if name in findings:
             continue
@@ -93,14 +97,24 @@ def _limit(names: Sequence[str], results: Sequence[PairResult]) -> float:
     return SLOW_BELOW * statistics.median(statistics.median(own) for own in rates.values() if own)
 
 
-def _culprit(names: Sequence[str], results: Sequence[PairResult], limit: float) -> str | None:
+def _culprits(names: Sequence[str], results: Sequence[PairResult], limit: float) -> set[str]:
+    """Nobody where it is open: halves that do not reach each other are as likely to be well."""
     shares: Mapping[str, float] = {
         name: sum(_is_faulty(result, limit) for result in own) / len(own)
         for name in names
         if len(own := _of(name, results)) >= 2
     }
-    worst = max(shares, key=lambda name: (shares[name], name), default=None)
-    return worst if worst is not None and shares[worst] > CULPRIT_ABOVE else None
+    most = max(shares.values(), default=0.0)
+    worst = {name for name, share in shares.items() if share == most}
+    if most <= CULPRIT_ABOVE or (len(worst) > 1 and (most < 1.0 or 2 * len(worst) >= len(shares))):
+        return set()
+    others = _without(worst, results)
+    num_well = sum(not _is_faulty(result, limit) for result in others)
+    return worst if 2 * num_well > len(others) else set()
+
+
+def _without(names: set[str], results: Sequence[PairResult]) -> list[PairResult]:
+    return [result for result in results if result.first not in names and result.second not in names]
 
 
 def _of(name: str, results: Sequence[PairResult]) -> list[PairResult]:

@@ -27,7 +27,7 @@ from rayrec.pipelines.health.pairs import PairResult, judge_pairs, rounds
 from rayrec.platform.devices import HOST_COLLECTIVE_BACKEND
 from rayrec.platform.health.counters import Card, CardKind, Counters, read_counters
 from rayrec.platform.health.findings import AS_NUMBER, Finding
-from rayrec.platform.health.verdict import Limits
+from rayrec.platform.health.verdict import Limits, Seen
 from rayrec.platform.metrics import RayMetrics
 
 if TYPE_CHECKING:  # whose module needs torch
@@ -51,6 +51,7 @@ class Sweep:
     def __init__(self, limits: Limits | None = None) -> None:
         self._limits = limits
         self._previous: dict[str, Counters] = {}
+        self._seen: dict[str, Seen] = {}
         self._metrics = HealthMetrics()
 
     def look(
@@ -73,8 +74,14 @@ class Sweep:
             ids = {node.name: node.id for node in nodes}
             for name, findings in judge_pairs(run_pairs(nodes)).items():
                 further[ids[name]] += findings
-        health = judge_looks(nodes, looks, self._previous, self._limits, further)
+        health = judge_looks(nodes, looks, self._previous, self._limits, further, self._seen)
         self._previous = {name: look.counters for name, look in looks.items()}
+        # Kept of a node that is silent for a while; that is when cards are lost.
+        self._seen = {
+            node.id: seen.also(looks[node.id].counters) if node.id in looks else seen
+            for node in nodes
+            for seen in [self._seen.get(node.id, Seen())]
+        }
         self._metrics.publish(health)
         return health
 
@@ -97,6 +104,14 @@ class HealthMetrics:
             for (node, code), by_code in self._codes.items():
                 if node == name:  # what is over is 0, not the last that was seen
                     by_code.publish({"node_findings": counts[code]})
+        self._end({each.node.name for each in health})
+
+    def _end(self, there: set[str]) -> None:
+        """Of nodes that are gone, nothing is known, and nothing is found any more; said once."""
+        for name in self._nodes.keys() - there:
+            self._nodes.pop(name).publish({"node_health": AS_NUMBER["unknown"]})
+        for name, code in [each for each in self._codes if each[0] not in there]:
+            self._codes.pop((name, code)).publish({"node_findings": 0})
 
 
 def expected_cards(node: Node) -> dict[CardKind, int | None]:

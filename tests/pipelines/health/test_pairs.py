@@ -72,6 +72,34 @@ def test_two_culprits_are_both_found():
     assert verdicts(wrong) == {name: ("suspect", {"pair-slow"}) for name in "ae"}
 
 
+@pytest.mark.parametrize("number", [2, 3, 4, 5, 8])
+def test_where_all_pairs_fail_nobody_is_named(number):
+    names = [str(member) for member in range(number)]
+
+    failing = results_of(names, lambda *pair: PairResult(*pair, None, error="refused"))
+
+    assert verdicts(failing) == {name: ("unknown", {"pair-failed"}) for name in names}
+
+
+@pytest.mark.parametrize("halves", [("ab", "cd"), ("abc", "def"), ("abcd", "efgh")])
+def test_halves_that_do_not_reach_each_other_have_no_culprit(halves):
+    apart = results_of(
+        [*"".join(halves)],
+        lambda one, other: (
+            PairResult(one, other, None) if (one in halves[0]) != (other in halves[0]) else None
+        ),
+    )
+
+    assert verdicts(apart) == {name: ("unknown", {"pair-failed"}) for name in "".join(halves)}
+
+
+def test_the_worst_of_a_cluster_in_which_little_is_well_is_not_named():
+    well = {("b", "c"), ("d", "e")}
+    failing = results_of(NAMES, lambda *pair: None if pair in well else PairResult(*pair, None))
+
+    assert {verdict for verdict, _ in verdicts(failing).values()} == {"unknown"}
+
+
 def test_one_slow_pair_says_not_which_of_the_two():
     slow = results_of(NAMES, lambda *pair: PairResult(*pair, 1e8) if pair == ("b", "d") else None)
 

@@ -13,6 +13,7 @@ from rayrec.pipelines.health.node_health import (
     HEALTH_FILE,
     Look,
     NodeHealth,
+    agreed_offset_s,
     judge_looks,
     read_health,
     write_health,
@@ -32,7 +33,7 @@ NODES = [Node(f"id-{n}", f"10.0.0.{n}", {}, {"GPU": 1.0}, {}, f"host-{n}") for n
 
 
 def look(heat: float = 60.0, clock_s: float = 100.0) -> Look:
-    card = Card("cuda", 0, "H100", values={"temperature_c": heat})
+    card = Card("cuda", 0, "H100", values={"temperature_c": heat, "utilization_percent": 90.0})
     return Look(Counters(clock_s, (card,), {"cuda": 1}), 99.0, 101.0)
 
 
@@ -53,6 +54,41 @@ def test_a_node_that_does_not_answer_is_unknown_and_a_wrong_clock_is_told():
     assert [each.verdict for each in health] == ["unknown", "suspect", "ok", "ok"]
     assert [each.wrong[0].code for each in health[:2]] == ["node-silent", "clock-skew"]
     assert health[0].action == "none"
+
+
+def clocks(*offsets_s: float, took_s: float = 2.0) -> list[Look]:
+    """Of nodes whose clocks are so far ahead of the one that looks, each read in the middle."""
+    return [Look(Counters(100.0 + took_s / 2 + offset), 100.0, 100.0 + took_s) for offset in offsets_s]
+
+
+def test_a_wrong_clock_of_the_one_that_looks_is_no_fault_of_the_nodes():
+    looks = dict(zip([node.id for node in NODES], clocks(500.0, 500.2, 499.9, 480.0), strict=True))
+
+    health = judge_looks(NODES, looks)
+
+    codes = [[finding.code for finding in each.wrong if finding.code == "clock-skew"] for each in health]
+    assert codes == [[], [], [], ["clock-skew"]]
+
+
+@pytest.mark.parametrize(
+    ("offsets_s", "agreed_s"),
+    [
+        ([], 0.0),
+        ([0.3], 0.0),
+        ([500.0], 0.0),  # one against one: the driver's
+        ([500.0, 500.0], 499.0),
+        ([0.0, 0.1, 500.0], 0.0),
+        ([500.0, -500.0, 300.0], 0.0),
+    ],
+)
+def test_the_time_that_most_clocks_may_have_is_the_right_one(offsets_s, agreed_s):
+    assert agreed_offset_s(clocks(*offsets_s)) == pytest.approx(agreed_s)
+
+
+def test_an_answer_that_took_long_does_not_make_a_clock_wrong():
+    late = Look(Counters(150.0), 100.0, 155.0)
+
+    assert agreed_offset_s([*clocks(0.0, 0.0), late]) == 0.0
 
 
 def test_the_worst_comes_first_and_what_burn_ins_found_counts():
@@ -111,6 +147,52 @@ def test_metrics_of_what_is_over_go_back_to_zero(monkeypatch):
         (name, "xid-79", ("node_findings", 0)),
         (name, "kernel-log", ("node_findings", 1)),
     ]
+
+
+def test_of_a_node_that_is_gone_it_is_said_once_that_nothing_is_known(monkeypatch):
+    published = []
+
+    class Metrics:
+        def __init__(self, tags: dict[str, str]) -> None:
+            self._tags = tags
+
+        def publish(self, metrics: dict[str, float]) -> None:
+            published.append((*self._tags.values(), *metrics.items()))
+
+    monkeypatch.setattr("rayrec.pipelines.health.sweep.RayMetrics", Metrics)
+    metrics = HealthMetrics()
+    stays, goes = (
+        NodeHealth(node, (Finding.of("xid-79", "cuda 0", "bad"),)) for node in (NODES[0], NODES[1])
+    )
+    metrics.publish([stays, goes])
+
+    published.clear()
+    metrics.publish([stays])
+    name = NODES[1].name
+    of_gone = [each for each in published if each[0] == name]
+    published.clear()
+    metrics.publish([stays])
+
+    assert of_gone == [(name, ("node_health", -1)), (name, "xid-79", ("node_findings", 0))]
+    assert [each for each in published if each[0] == name] == []
+
+
+def test_a_card_that_is_lost_is_missed_in_every_look_also_after_one_without_an_answer(monkeypatch):
+    def counters(number: int) -> Look:
+        cards = tuple(
+            Card("cuda", n, "H100", f"0000:{n:02}:00", values={"power_w": 9.0}) for n in range(number)
+        )
+        return Look(Counters(100.0, cards, {"cuda": 2}), 99.0, 101.0)
+
+    answers = iter(
+        [{"id-0": counters(1)}, {"id-0": counters(2)}, {}, {"id-0": counters(1)}, {"id-0": counters(1)}]
+    )
+    monkeypatch.setattr("rayrec.pipelines.health.sweep.read_nodes", lambda nodes: next(answers))
+    sweep = Sweep()
+
+    verdicts = [sweep.look(NODES[:1])[0].verdict for _ in range(5)]
+
+    assert verdicts == ["unknown", "ok", "unknown", "bad", "bad"]
 
 
 @pytest.fixture
