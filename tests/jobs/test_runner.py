@@ -164,6 +164,7 @@ MINE = Submission("job-1", "exec true", {"A": "b"}, owner="a ledger")
 
 def test_what_is_handed_over_arrives(head, runner, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.255.255.1:6379")  # which is not the cluster that was asked for
+    monkeypatch.setenv("RAYREC_CLUSTER_FOLDER", "/shared/cluster")
     runner.submit(
         Submission("job-1", "exec true", {"A": "b"}, None, {"CPU": 2, "GPU": 1, "NPU": 3}, "n1", "x")
     )
@@ -173,7 +174,11 @@ def test_what_is_handed_over_arrives(head, runner, monkeypatch):
     assert (asked["entrypoint_num_cpus"], asked["entrypoint_num_gpus"]) == (2, 1)
     assert asked["entrypoint_resources"] == {"NPU": 3}
     assert asked["entrypoint_label_selector"] == {"ray.io/node-id": "n1"}
-    assert asked["runtime_env"]["env_vars"] == {"A": "b", "RAY_JOB_STOP_WAIT_TIME_S": "30"}
+    assert asked["runtime_env"]["env_vars"] == {
+        "A": "b",
+        "RAY_JOB_STOP_WAIT_TIME_S": "30",
+        "RAYREC_CLUSTER_FOLDER": "/shared/cluster",
+    }
 
 
 def test_submitting_twice_is_submitting_once(head, runner):
