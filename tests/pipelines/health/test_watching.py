@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,76 @@ def test_a_suspicion_ends_when_nothing_is_found_for_a_while_and_a_node_that_flap
     assert quarantine.sessions() == []
 
 
+def test_looks_that_leave_something_unknown_do_not_end_a_suspicion(quarantine):
+    watch = Watch(quarantine)
+    for _ in range(SUSPECT_LOOKS):
+        watch.take(look(SUSPECT))
+
+    for _ in range(3 * WELL_LOOKS):
+        assert watch.take(look(OK, UNKNOWN)).lifted == ()
+    lifted = [len(watch.take(look(*found)).lifted) for _ in range(WELL_LOOKS) for found in ([UNKNOWN], [OK])]
+
+    assert lifted == [0] * (2 * WELL_LOOKS - 1) + [1]
+
+
+def test_what_pairs_measured_has_to_be_seen_twice_in_a_row_even_if_it_is_bad(quarantine):
+    watch = Watch(quarantine)
+    wrong = Finding.of("pair-wrong", NODES[0].name, "bad", 4, 0)
+
+    steps = [watch.take(look(*found)) for found in ([wrong], [OK], [wrong], [wrong])]
+
+    assert [len(step.isolated) for step in steps] == [0, 0, 0, 1]
+    assert quarantine.sessions()[0].verdict == "bad"
+
+
+def test_a_suspicion_that_turns_bad_is_told_and_stays(quarantine):
+    watch = Watch(quarantine)
+    worse = replace(SUSPECT, verdict="bad", action="leave")
+
+    steps = [watch.take(look(found)) for found in (SUSPECT, SUSPECT, worse, worse)]
+
+    assert [[each.verdict for each in step.isolated] for step in steps] == [[], ["suspect"], ["bad"], []]
+    assert len(quarantine.sessions()) == 1
+
+
+def test_what_a_log_said_before_an_operator_lifted_it_does_not_isolate_again(quarantine):
+    watch = Watch(quarantine)
+    before, after = replace(BAD, time_s=990.0), replace(BAD, time_s=1010.0)
+    (session,) = watch.take(look(before)).isolated
+    quarantine.lift(session.id, "the card was exchanged")
+
+    for _ in range(3):
+        assert watch.take(look(before)).isolated == ()
+    assert watch.take(look(replace(before, code="xid-48"))).isolated[0].reason == "xid-48 of cuda 2"
+    assert watch.take(look(after)).isolated[0].reason == "xid-79 of cuda 2"
+
+
+def test_a_machine_that_has_come_back_as_another_node_is_lifted_when_it_is_well(quarantine):
+    watch = Watch(quarantine)
+    for _ in range(SUSPECT_LOOKS):
+        watch.take(look(SUSPECT))
+    again = [NodeHealth(replace(NODES[0], id="id-new"), (OK,)), *look(OK)[1:]]
+
+    steps = [watch.take(again) for _ in range(WELL_LOOKS)]
+
+    assert [session.node_id for step in steps for session in step.lifted] == ["id-0"]
+
+
+def test_what_somebody_else_has_lifted_meanwhile_does_not_end_the_watch(quarantine, monkeypatch):
+    watch = Watch(quarantine)
+    for _ in range(SUSPECT_LOOKS):
+        watch.take(look(SUSPECT))
+    (session,) = quarantine.sessions()
+    stale = quarantine.sessions_of(NODES)
+    quarantine.lift(session.id, "by hand")
+    monkeypatch.setattr(quarantine, "sessions_of", lambda nodes: stale)
+
+    assert [watch.take(look(OK)).lifted for _ in range(WELL_LOOKS)] == [()] * WELL_LOOKS
+
+
 def test_what_an_operator_has_isolated_is_not_lifted(quarantine):
     watch = Watch(quarantine)
-    quarantine.add(NODES[0], "looked odd", "suspect", 10, by="operator")
+    quarantine.add(NODES[0], "looked odd", "suspect", NODES, by="operator")
 
     for _ in range(3 * WELL_LOOKS):
         assert watch.take(look(OK)).lifted == ()
