@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from rayrec.platform.errors import InputError
 if TYPE_CHECKING:
     from rayrec.pipelines.health.node_health import NodeHealth
 
+logger = logging.getLogger(__name__)
 health_app = typer.Typer(invoke_without_command=True)
 
 
@@ -71,24 +73,36 @@ def _health(
     where = cluster_folder() if folder is None else folder
     joined = ClusterConfig(address=address or os.environ.get("RAY_ADDRESS") or "auto")
     with ray_cluster(joined, 0):
+        from ray.exceptions import RayError
+
         from rayrec.pipelines.cluster.nodes import cluster_nodes
         from rayrec.pipelines.cluster.quarantine import Quarantine
         from rayrec.pipelines.health.node_health import write_health
         from rayrec.pipelines.health.replay import BackgroundReplay
         from rayrec.pipelines.health.sweep import Sweep
         from rayrec.pipelines.health.watching import Step, Watch, tell
+        from rayrec.platform.metrics import RayMetrics
 
         store, sweep = Quarantine(where), Sweep()
         watching = Watch(store) if watch and isolate else None
         background = None if replay is None else BackgroundReplay(replay, address)
-        number = 0
+        metrics, number, num_failed = RayMetrics({}), 0, 0
+        health: list[NodeHealth] = []
         while True:
-            health = sweep.look(cluster_nodes(store), burn_in, pairs)
-            write_health(where, health, time.time())
             number += 1
-            if not watch:
-                break
-            tell(health, Step() if watching is None else watching.take(health))
+            try:
+                health = sweep.look(cluster_nodes(store), burn_in, pairs)
+                write_health(where, health, time.time())
+                if not watch:
+                    break
+                tell(health, Step() if watching is None else watching.take(health))
+            except (InputError, OSError, RayError) as error:
+                # A watch outlives a head that is busy, and a damaged file that somebody mends.
+                if not watch:
+                    raise
+                num_failed += 1
+                logger.warning("look %d failed, as %d have so far: %s", number, num_failed, error)
+            metrics.publish({"health_looks_failed_total": num_failed})
             if background is not None and (found := background.look()) is not None:
                 console.print(escape(f"replay: {found.finding()}"), highlight=False)
             if number == looks:

@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from ray.exceptions import GetTimeoutError
 
 from rayrec.pipelines.cluster.quarantine import Quarantine
 from rayrec.pipelines.health import sweep
 from rayrec.pipelines.health.node_health import NodeHealth, read_health
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
+from rayrec.platform.errors import InputError
 from rayrec.platform.health.findings import Finding
 from tests.cli.commands import answer, refused
 from tests.helpers.training_runs import settings, walks
@@ -90,3 +92,36 @@ def test_a_watch_isolates_what_is_bad_and_with_no_isolate_tells_it_alone(ray_clu
     assert Quarantine(tmp_path).sessions() == []
     assert answer(*told)["nodes"][0]["action"] == "leave"
     assert [session.reason for session in Quarantine(tmp_path).sessions()] == ["xid-79 of cuda 0"]
+
+
+def test_a_watch_goes_on_after_looks_that_fail_and_counts_them(ray_cluster, tmp_path, monkeypatch):
+    counted = []
+    failures = iter(
+        [InputError("the file is damaged"), TimeoutError("the head is silent"), GetTimeoutError("slow")]
+    )
+
+    def look(self, nodes, *_):
+        if (error := next(failures, None)) is not None:
+            raise error
+        return [NodeHealth(node, (Finding.of("xid-79", "cuda 0", "bad", 79),)) for node in nodes]
+
+    monkeypatch.setattr(sweep.Sweep, "look", look)
+    monkeypatch.setattr(
+        "rayrec.platform.metrics.RayMetrics.publish", lambda self, found: counted.append(found)
+    )
+    monkeypatch.setattr("time.sleep", lambda _: None)
+
+    found = answer("health", "--watch", "--looks", 4, "--every-s", 1, "--folder", tmp_path)
+
+    assert found["verdict"] == "bad"
+    assert [each["health_looks_failed_total"] for each in counted] == [1, 2, 3, 3]
+    assert len(Quarantine(tmp_path).sessions()) == 1
+
+
+def test_one_look_that_fails_is_told(ray_cluster, tmp_path, monkeypatch):
+    def look(self, nodes, *_):
+        raise InputError("the file is damaged")
+
+    monkeypatch.setattr(sweep.Sweep, "look", look)
+
+    assert "the file is damaged" in refused("health", "--folder", tmp_path)

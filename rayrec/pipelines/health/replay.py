@@ -16,10 +16,12 @@ import logging
 import re
 import shutil
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,7 @@ from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.sizes import with_sizes
 from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.pipelines.training.pipeline import TrainingPipeline
-from rayrec.pipelines.training.placements import Placement, in_process, on_ray
+from rayrec.pipelines.training.placements import OnRay, Placement, in_process, on_ray
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.errors import InputError
 from rayrec.platform.health.findings import Action, Finding, Verdict
@@ -51,6 +53,8 @@ BYTES_AT_ONCE = 256 * 2**20
 """Of rows that are compared together; the tables of a large run do not fit into one process."""
 AGREEING_TRAINERS = 2
 """Up to so many have the same bits on a cluster and in one process; see `placements`."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 60.0, 3600.0
+"""After a failure in the background; twice as long after each further one."""
 
 Chain = Sequence[Sequence[Path]]
 
@@ -174,18 +178,61 @@ def replay_newest(
     return replay(run, steps[-1], cluster, address, nodes)
 
 
+class NoRoomNowError(Exception):
+    """A replay in the background finds no room; one sentence."""
+
+
+class OnRayWithRoom(OnRay):
+    """A cluster on which what finds no room at once is refused, so that it asks again later."""
+
+    @contextmanager
+    def running(
+        self, run: str, assembly: Assembly, folder: Path | None, hang_timeout_s: float
+    ) -> Iterator[Stages]:
+        # Only here: these modules need Ray.
+        from rayrec.pipelines.cluster.nodes import cluster_nodes
+        from rayrec.pipelines.cluster.placement import NoNodeError, actor_groups, assign
+
+        try:
+            assign(actor_groups(assembly.config), cluster_nodes())
+        except NoNodeError as error:
+            raise NoRoomNowError(
+                f"{error} now, and a replay in the background does not wait for it"
+            ) from None
+        with super().running(run, assembly, folder, hang_timeout_s) as stages:
+            yield stages
+
+
+on_ray_with_room = OnRayWithRoom()
+
+
+def _replay_newest_with_room(run: str | Path, after: int, address: str | None) -> ReplayReport | None:
+    return replay_newest(run, after, on_ray_with_room, address)
+
+
 class BackgroundReplay:
-    """Replays the newest steps of a run on a thread beside a watch, one replay at a time."""
+    """Replays the newest steps of a run on a thread beside a watch, one replay at a time.
+
+    The thread does not hold the process up when it ends. A replay that finds no room, or fails, is tried
+    again after a pause, which doubles.
+    """
 
     def __init__(
         self,
         run: str | Path,
         address: str | None = None,
-        replay_again: Callable[..., ReplayReport | None] = replay_newest,
+        replay_again: Callable[..., ReplayReport | None] = _replay_newest_with_room,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """
+        Args:
+            replay_again: as `replay_newest`.
+            clock: seconds.
+        """
         self._run, self._address, self._replay = run, address, replay_again
+        self._clock = clock
         self._last_step = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="replay")
+        self._pause_s, self._not_before_s = FIRST_PAUSE_S, clock()
         self._running: Future[ReplayReport | None] | None = None
         self._counts = Counter[str]()
         self._metrics = RayMetrics({"run": RunFolder.open(Path(run)).name})
@@ -193,25 +240,41 @@ class BackgroundReplay:
     def look(self) -> ReplayReport | None:
         """Take what a replay found that is over, and begin the next one; returns at once.
 
-        What fails, as a replay of a snapshot that has been deleted meanwhile, is logged, and tried again.
+        What fails, as a replay of a snapshot that has been deleted meanwhile, is logged.
         """
         report: ReplayReport | None = None
         if self._running is not None and self._running.done():
             done, self._running = self._running, None
             try:
                 report = done.result()
+                self._pause_s = FIRST_PAUSE_S
             except Exception as error:
-                logger.warning("%s was not replayed: %s", self._run, error)
+                logger.warning(
+                    "%s was not replayed, and will be again in %.0f s: %s", self._run, self._pause_s, error
+                )
+                self._not_before_s = self._clock() + self._pause_s
+                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
         if report is not None:
             self._last_step = report.step
             self._counts["replays_total"] += 1
             self._counts["replay_differences_total"] += len(report.differences)
             self._metrics.publish(self._counts)
-        if self._running is None:
-            self._running = self._thread.submit(
-                self._replay, self._run, self._last_step, address=self._address
-            )
+        if self._running is None and self._clock() >= self._not_before_s:
+            self._running = self._begin()
         return report
+
+    def _begin(self) -> Future[ReplayReport | None]:
+        # Not an executor, whose threads the interpreter waits for at its end.
+        future: Future[ReplayReport | None] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(self._replay(self._run, self._last_step, address=self._address))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="replay", daemon=True).start()
+        return future
 
     def wait(self) -> None:
         """Until the replay that is running is over."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,20 @@ import pytest
 
 from benchmarks.health_faults import flip_bit_of_row, flip_bit_of_tensor, wrong_bit_in_gradient
 from rayrec.models.program.torch_program import TorchProgram
+from rayrec.pipelines.cluster.placement import Node
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.health.replay import BackgroundReplay, replay, replay_newest
+from rayrec.pipelines.health.replay import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    BackgroundReplay,
+    NoRoomNowError,
+    on_ray_with_room,
+    replay,
+    replay_newest,
+)
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import OPTIMIZER, WEIGHTS
+from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
@@ -180,13 +193,58 @@ def test_a_background_replay_answers_when_it_is_over_and_does_not_stop_at_an_err
             raise report
         return report
 
-    background = BackgroundReplay(finished, replay_again=again)
+    now = [0.0]
+    background = BackgroundReplay(finished, replay_again=again, clock=lambda: now[0])
     found = []
-    for _ in range(4):
+    for _ in range(5):
         found.append(background.look())
+        now[0] += 2 * FIRST_PAUSE_S
         background.wait()
         if len(asked) == len(reports):
             break
 
-    assert [report and report.step for report in found] == [None, None, 15]
+    assert [report and report.step for report in found] == [None, None, None, 15]
     assert asked == [0, 0, 15]
+
+
+def test_after_each_failure_a_background_replay_waits_twice_as_long(finished):
+    now, asked = [0.0], []
+
+    def fails(run: Path, after: int, address: str | None) -> Any:
+        asked.append(now[0])
+        raise NoRoomNowError("1 of 1 trainers find no room")
+
+    background = BackgroundReplay(finished, replay_again=fails, clock=lambda: now[0])
+    for _ in range(int(4 * LONGEST_PAUSE_S / 30)):
+        background.look()
+        background.wait()
+        now[0] += 30.0
+
+    pauses = [later - earlier for earlier, later in pairwise(asked)]
+    assert pauses[:3] == [90.0, 150.0, 270.0]  # a failure is seen in the next look, 30 s later
+    assert pauses[-1] == LONGEST_PAUSE_S + 30.0
+
+
+def test_a_background_replay_that_hangs_does_not_keep_its_process(finished):
+    program = (
+        "import sys, time; from rayrec.pipelines.health.replay import BackgroundReplay; "
+        "BackgroundReplay(sys.argv[1], replay_again=lambda *_, **__: time.sleep(600)).look(); print('over')"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(finished)], capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.returncode, done.stdout) == (0, "over\n"), done.stderr
+
+
+def test_a_replay_that_finds_no_room_now_is_refused_before_anything_starts(finished, monkeypatch):
+    full = Node("id-0", "10.0.0.1", {}, {"CPU": 64.0}, {"CPU": 0.0})
+    monkeypatch.setattr("rayrec.pipelines.cluster.nodes.cluster_nodes", lambda: [full])
+    assembly = assemble(RunFolder.open(finished).config)
+
+    with (
+        pytest.raises(NoRoomNowError, match=r"find no room .* does not wait for it"),
+        on_ray_with_room.running("again", assembly, None, 60.0),
+    ):
+        raise AssertionError("it has started")
