@@ -64,9 +64,9 @@ def cluster(tmp_path):
         ledger.keep_nodes(NODES, NOW - 7)
     ledger.close()
     quarantine = Quarantine(tmp_path, lambda: NOW - 60)
-    assert quarantine.add(NODES[0], "xid-79 of card 3", "bad", 5)
-    assert quarantine.add(NODES[0], "disk-full of /", "bad", 5)
-    assert quarantine.add(NODES[1], "xid-79 of card 0", "bad", 5) is None  # the breaker holds
+    assert quarantine.add(NODES[0], "xid-79 of card 3", "bad", NODES)
+    assert quarantine.add(NODES[0], "disk-full of /", "bad", NODES)
+    assert quarantine.add(NODES[1], "xid-79 of card 0", "bad", NODES) is None  # the breaker holds
     finding = Finding.of("xid-79", "card 3", "bad", 79, None, "fell off the bus")
     write_health(tmp_path, [NodeHealth(NODES[0], (finding,)), NodeHealth(NODES[1], ())], NOW - 30)
     return tmp_path
@@ -122,7 +122,7 @@ def through_ray(tmp_path_factory):
         report = ReplayReport("r", 0, 3, "bad", 9, (Difference("weights w", "at 0"),), "a", "b", ("n",), 1.0)
         replay = BackgroundReplay(make_run(tmp_path_factory.mktemp("run")), None, lambda *_, **__: report)
         replay.look()
-        replay._running.result()
+        replay.wait()
         assert replay.look() == report
         trainer = SimpleNamespace(_trainer_metrics=[RayMetrics({})])
         Attempt._tell_stragglers(trainer, WindowScores((1.0,), (1.0,), (), ()), None)
