@@ -63,7 +63,7 @@ def _health(
     if replay is not None and not watch:
         raise InputError("--replay works in the background of --watch; for once, rayrec health replay RUN")
     if here:
-        health = _look_here(burn_in)
+        health: list[NodeHealth] = _look_here(burn_in)
         _print(health)
         return _answer(health)
 
@@ -87,7 +87,7 @@ def _health(
         watching = Watch(store) if watch and isolate else None
         background = None if replay is None else BackgroundReplay(replay, address)
         metrics, number, num_failed = RayMetrics({}), 0, 0
-        health: list[NodeHealth] = []
+        health = []
         while True:
             number += 1
             try:

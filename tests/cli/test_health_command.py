@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from ray.exceptions import GetTimeoutError
 
+from rayrec.pipelines.cluster.placement import Node
 from rayrec.pipelines.cluster.quarantine import Quarantine
 from rayrec.pipelines.health import sweep
 from rayrec.pipelines.health.node_health import NodeHealth, read_health
@@ -94,7 +96,15 @@ def test_a_watch_isolates_what_is_bad_and_with_no_isolate_tells_it_alone(ray_clu
     assert [session.reason for session in Quarantine(tmp_path).sessions()] == ["xid-79 of cuda 0"]
 
 
-def test_a_watch_goes_on_after_looks_that_fail_and_counts_them(ray_cluster, tmp_path, monkeypatch):
+@pytest.fixture
+def one_node(monkeypatch) -> None:
+    """A cluster of one node, without Ray."""
+    node = Node("id-0", "10.0.0.0", {}, {}, {}, "host-0")
+    monkeypatch.setattr("rayrec.platform.cluster.ray_cluster", lambda *_: nullcontext())
+    monkeypatch.setattr("rayrec.pipelines.cluster.nodes.cluster_nodes", lambda *_: [node])
+
+
+def test_a_watch_goes_on_after_looks_that_fail_and_counts_them(one_node, tmp_path, monkeypatch):
     counted = []
     failures = iter(
         [InputError("the file is damaged"), TimeoutError("the head is silent"), GetTimeoutError("slow")]
@@ -118,7 +128,7 @@ def test_a_watch_goes_on_after_looks_that_fail_and_counts_them(ray_cluster, tmp_
     assert len(Quarantine(tmp_path).sessions()) == 1
 
 
-def test_one_look_that_fails_is_told(ray_cluster, tmp_path, monkeypatch):
+def test_one_look_that_fails_is_told(one_node, tmp_path, monkeypatch):
     def look(self, nodes, *_):
         raise InputError("the file is damaged")
 
