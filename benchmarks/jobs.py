@@ -1,19 +1,19 @@
 """What queues with guarantees cost and keep: 10,000 jobs on 64 nodes of eight cards, simulated.
 
-The decisions are those of the real code (`rayrec.jobs.admission`, `reclaim`); only time is simulated. The trace is
-seeded: jobs of 1 to 32 cards, most of them small and short, as in the clusters that Hu et al. describe
-(Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU Datacenters, SC'21); every eighth is
-a training with parameter servers beside it, half of the large ones can run with half of their trainers. They come
-faster than the cluster ends them, so that there is always somebody who waits. Eight teams share one cohort: six
-have cells, two have numbers. Bars:
+The decisions are those of the real code (`rayrec.jobs.admission`, `reclaim`); only time is simulated. The
+trace is seeded: jobs of 1 to 32 cards, most of them small and short, as in the clusters that Hu et al.
+describe (Characterization and Prediction of Deep Learning Workloads in Large-Scale GPU Datacenters, SC'21);
+every eighth is a training with parameter servers beside it, half of the large ones can run with half of
+their trainers. They come faster than the cluster ends them, so that there is always somebody who waits.
+Eight teams share one cohort: six have cells, two have numbers. Bars:
 
 * `jobs-time`: 10 s over the processor's seconds of all decisions.
-* `jobs-guarantee`: for each queue with cells, the wait in a cluster of its own with the grace period before every
-  start, over the wait here; the worst of all jobs that its cells can hold. Where nobody waits in either, it is 1.
-* `jobs-starvation`: the bound on waiting over the longest wait. The bound is the time after which a job is passed
-  no more, and the longest job on the cluster that it may then have to wait for.
-* `jobs-utilization`: card-seconds in use until the last job came, over those of first come, first served without
-  queues.
+* `jobs-guarantee`: for each queue with cells, the wait in a cluster of its own with the grace period before
+  every start, over the wait here; the worst of all jobs that its cells can hold. Nobody waits longer: 1.
+* `jobs-starvation`: the bound on waiting over the longest wait. The bound is the time after which a job is
+  passed no more, and the longest job on the cluster that it may then have to wait for.
+* `jobs-utilization`: card-seconds in use until the last job came, over those of first come, first served
+  without queues.
 
 That no two jobs are on one card, and that the sums add up, is checked while it runs, and by tests.
 `RAYREC_BENCH_STEPS` and `_ROWS` do not change it.
@@ -116,7 +116,7 @@ def _guarantee(config: QueuesConfig, nodes: list[Node], jobs: list[Job], outcome
                 num_late += 1
                 worst = min(worst, at_most / waited_s)
         log.print(
-            f"{queue.name}: {len(own) - len(refused)} jobs fit in its cells, {num_late} waited longer than alone",
+            f"{queue.name}: of {len(own) - len(refused)} jobs that fit in its cells, {num_late} waited longer",
             highlight=False,
         )
     return worst

@@ -19,6 +19,7 @@ cells take any part of it, placed tightest first, which for sizes that divide ea
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,8 +67,11 @@ class Guarantees:
     def __init__(self, config: QueuesConfig, room: Room) -> None:
         self._room = room
         self._cells: dict[str, list[_BoundCell]] = {}
-        self.num_changes = 0
-        """Of bindings and uses: what was chosen before may not be there after one."""
+        self._versions = itertools.count(1)
+        self._version = dict.fromkeys((queue.name for queue in config.queues), 0)
+        """By queue: what was chosen of its cells before may not be there in another one."""
+        self._at: dict[int, dict[tuple[str, int], _BoundCell]] = {}
+        """By node, the cells that are bound to it."""
         self.firm_NR = np.zeros_like(room.total_NR)
         """[N, R] what is bound, or promised otherwise, on each node."""
         for queue in config.queues:
@@ -207,7 +211,8 @@ class Guarantees:
 
     def _put(self, cell: _BoundCell, place: int) -> None:
         assert cell.node is None
-        self.num_changes += 1
+        self._version[cell.queue] = next(self._versions)
+        self._at.setdefault(place, {})[cell.queue, cell.place] = cell
         cell.node = place
         self.firm_NR[place] += cell.amounts_R
         room = self._rooms[cell.queue]
@@ -217,7 +222,8 @@ class Guarantees:
     def _unbind(self, cell: _BoundCell) -> None:
         if cell.node is not None:
             assert not cell.num_users
-            self.num_changes += 1
+            self._version[cell.queue] = next(self._versions)
+            del self._at[cell.node][cell.queue, cell.place]
             self.firm_NR[cell.node] -= cell.amounts_R
             cell.node = None
             self.left[cell.queue][cell.place] = 0
@@ -237,18 +243,17 @@ class Guarantees:
             return True
         if cell.num_users or cell.is_tied or cell.node is None or not self._may_be_on(cell, place):
             return False
-        slack_NR = self.slack_NR
-        if (slack_NR[place] >= cell.amounts_R).all():
+        slack_R, own_R = self._slack(place), self._slack(cell.node)
+        if (slack_R >= cell.amounts_R).all():
             self._rebind([(cell, place)])
             return True
-        for other in self._all():
+        for other in self._at.get(place, {}).values():
             if (
-                other.node == place
-                and not other.num_users
+                not other.num_users
                 and not other.is_tied
                 and self._may_be_on(other, cell.node)
-                and (slack_NR[place] + other.amounts_R >= cell.amounts_R).all()
-                and (slack_NR[cell.node] + cell.amounts_R >= other.amounts_R).all()
+                and (slack_R + other.amounts_R >= cell.amounts_R).all()
+                and (own_R + cell.amounts_R >= other.amounts_R).all()
             ):
                 self._rebind([(cell, place), (other, cell.node)])
                 return True
@@ -273,11 +278,15 @@ class Guarantees:
     def choose(self, queue: str, size: Size, within: str | None) -> Placed | None:
         """Free cells of the queue for every actor: where the job would be in a cluster of the queue's own."""
         key = (queue, id(size), within)
-        if (known := self._chosen.get(key)) is None or known[0] != self.num_changes or known[1] is not size:
+        if (
+            (known := self._chosen.get(key)) is None
+            or known[0] != self._version[queue]
+            or known[1] is not size
+        ):
             if len(self._chosen) > MOST_REMEMBERED:
                 self._chosen.clear()
             placed = self._rooms[queue].place(size, within, self.left[queue])
-            known = self._chosen[key] = self.num_changes, size, placed
+            known = self._chosen[key] = self._version[queue], size, placed
         return known[2]
 
     def needs(self, queue: str, size: Size, chosen: Placed) -> list[tuple[str, Int64Array]]:
@@ -405,8 +414,27 @@ class Guarantees:
 
     def lend(self, queue: str, size: Size, chosen: Placed, back: bool) -> None:
         """Count cells as free while it is looked for room, without letting them go where their job is not."""
-        self.num_changes += 1
+        self._version[queue] = next(self._versions)
         apart(self.left[queue], self._rooms[queue].held(size.groups, chosen), -1 if back else 1)
+
+    @contextmanager
+    def lent(self, queue: str, sizes: Sequence[tuple[Size, str | None]]) -> Iterator[None]:
+        """Inside the block, free cells are set aside for those of these sizes that find some, in their
+        order."""
+        version, given = self._version[queue], list[tuple[Size, Placed]]()
+        for size, within in sizes:
+            if (chosen := self.choose(queue, size, within)) is not None:
+                self.lend(queue, size, chosen, back=True)
+                given.append((size, chosen))
+        inside = self._version[queue]
+        try:
+            yield
+        finally:
+            unchanged = self._version[queue] == inside
+            for size, chosen in given:
+                self.lend(queue, size, chosen, back=False)
+            if unchanged:
+                self._version[queue] = version
 
     def is_left(self, queue: str, size: Size, chosen: Placed) -> bool:
         """Whether these cells are free."""
@@ -414,7 +442,7 @@ class Guarantees:
 
     def _use(self, queue: str, size: Size, chosen: Placed, times: int) -> None:
         room = self._rooms[queue]
-        self.num_changes += 1
+        self._version[queue] = next(self._versions)
         apart(self.left[queue], room.held(size.groups, chosen), -times)
         for group in size.groups:
             for cell_id in chosen.get(group.stage, ())[: group.count]:
@@ -519,7 +547,7 @@ class Guarantees:
             if (self._slack(place) >= amounts_R).all():
                 continue
             movable = [
-                cell for cell in self._all() if cell.node == place and not cell.num_users and not cell.is_tied
+                cell for cell in self._at.get(place, {}).values() if not cell.num_users and not cell.is_tied
             ]
             least_R = self._slack(place) + sum((cell.amounts_R for cell in movable), start=0 * amounts_R)
             if not (least_R >= amounts_R).all():

@@ -4,8 +4,9 @@
 
 In the order of Kueue's classical preemption (`pkg/scheduler/preemption`): jobs of other queues that borrow
 before those of its own, low priorities first; then the least lost work instead of the newest admission. A
-step makes a job smaller before another one stops it: a training goes on from a snapshot with fewer trainers, a
-service with fewer replicas. A job that is in its own queue's guarantee is asked for nothing by another queue.
+step makes a job smaller before another one stops it: a training goes on from a snapshot with fewer
+trainers, a service with fewer replicas. A job that is in its own queue's guarantee is asked for nothing by
+another queue.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class _Search:
         return None
 
     def _in_own_cells(self) -> tuple[Placed, Placed | None] | None:
-        """Where the job would be in a cluster of its queue's own, each cell on the node where least is lost."""
+        """As in a cluster of its queue's own, with each cell on the node where the least is lost."""
         state, job = self._state, self._job
         guarantees = state.guarantees
         chosen = guarantees.choose(job.queue, self._size, job.within)

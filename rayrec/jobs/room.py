@@ -40,8 +40,10 @@ class Gang:
     may_all_N: BoolArray
     leads: int
     """The group that is hardest to place: most cards, then most CPUs."""
+    is_mixed: bool
+    """Some actors ask for no cards, and there are nodes without any, to which they go."""
     on_one_node: bool
-    """No strategy spreads it, and nobody leaves cards idle there."""
+    """No strategy spreads it, and it is not mixed."""
 
 
 class Room:
@@ -61,6 +63,7 @@ class Room:
         self._cpu = self.columns[HOST.ray_resource]
         self.has_cards_N = self.total_NR[:, self._cards].sum(axis=1) > 0
         self._gangs: dict[tuple[object, ...], Gang | None] = {}
+        self._asked_labels: set[str] = set()
         self._domains: dict[str, list[BoolArray]] = {}
 
     def vector(self, resources: Mapping[str, float]) -> Int64Array:
@@ -80,9 +83,12 @@ class Room:
 
     def relabel(self, place: int, node: Node) -> None:
         """A cell is on another node now."""
-        if node.labels != self.nodes[place].labels:
-            self._gangs.clear()
-            self._domains.clear()
+        before = self.nodes[place].labels
+        if node.labels is not before:
+            if any(node.labels.get(name) != before.get(name) for name in self._asked_labels):
+                self._gangs.clear()
+            for name in [name for name in self._domains if node.labels.get(name) != before.get(name)]:
+                del self._domains[name]
         self.nodes[place] = node
 
     def gang(self, size: Size, within: str | None) -> Gang | None:
@@ -100,6 +106,7 @@ class Room:
             for name, amount in group.resources.items()
         ):
             return None
+        self._asked_labels.update(name for group in groups for name in group.labels)
         asked_GR = np.stack([self.vector(group.resources) for group in groups])
         may_GN = np.array([[group.may_be_on(node) for node in self.nodes] for group in groups], dtype=bool)
         may_GN = may_GN.reshape(len(groups), len(self.nodes)) & self.usable_N
@@ -120,6 +127,7 @@ class Room:
             may_GN,
             may_GN.all(axis=0),
             max(range(len(groups)), key=lambda place: (cards_G[place], asked_GR[place, self._cpu])),
+            idles,
             alone and not strictly and not idles,
         )
 
@@ -206,7 +214,8 @@ class Room:
         return None
 
     def _packed(self, gang: Gang, rooms_GN: Sequence[Int64Array], left_NR: Int64Array) -> Placed | None:
-        """One group that is packed, on the fewest nodes: there is nothing to weigh against others of its gang."""
+        """One group that is packed, on the fewest nodes: no other one of its gang has to be weighed against
+        it."""
         group = gang.size.groups[0]
         if len(gang.size.groups) > 1 or group.strategy != "PACK":
             return None
@@ -235,14 +244,15 @@ class Room:
         cards_N = left_NR[able][:, self._cards].sum(axis=1)
         cpus_N = left_NR[able, self._cpu]
         spreads = any(group.strategy.endswith("SPREAD") and group.count > 1 for group in gang.size.groups)
-        if not spreads:
-            few = self._fewest(able, lead_N, cards_N, cpus_N, gang.counts[gang.leads])
-            if len(few) < len(able):
-                yield few
-        else:
+        few = self._fewest(able, lead_N, cards_N, cpus_N, gang.counts[gang.leads])
+        if spreads:
+            # Beside the nodes for the group that is hardest to place, some of those in use for the others.
+            num_others = sum(gang.counts) - gang.counts[gang.leads]
             in_use = able[(left_NR[able] < self.total_NR[able]).any(axis=1)]
-            if 0 < len(in_use) < len(able):
-                yield list(map(int, in_use))
+            roomy = in_use[np.argsort(-left_NR[in_use, self._cpu], kind="stable")[:num_others]]
+            few = list(dict.fromkeys([*few, *map(int, roomy)]))
+        if len(few) < len(able) and not gang.is_mixed:
+            yield few
         # Tightest first: `assign` takes the first of those that are as good.
         yield list(map(int, able[np.lexsort((able, cpus_N, cards_N))]))
 

@@ -1,10 +1,10 @@
 """Jobs over time on nodes that do not exist, decided by the code that decides about real ones.
 
-    arrivals, ends, room given back ──► Scheduler ──► decisions ──► ends, room given back (after the grace period)
+    arrivals, ends, room given back ──► Scheduler ──► decisions ──► ends, room given back after a while
 
-Only time is simulated: a job lasts as long as it expects, unless `lasts` says otherwise; a job that is told to
-shrink or stop sits on its room for the grace period. There are two clusters to compare with: one in which jobs
-start in the order in which they came, without queues, and a queue's own, which has its cells and nothing else.
+Only time is simulated: a job lasts as long as it expects, unless `lasts` says otherwise; a job that is told
+to shrink or stop sits on its room for the grace period. There are two clusters to compare with: one in which
+jobs start in the order in which they came, without queues, and a queue's own, which has its cells alone.
 """
 
 from __future__ import annotations

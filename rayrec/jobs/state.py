@@ -420,28 +420,25 @@ class ClusterState:
 
     @contextmanager
     def set_aside(self, job: Job) -> Iterator[None]:
-        """Inside the block, free cells are kept for jobs of its queue that come before it and run outside of them.
+        """Inside the block, free cells are kept for jobs of its queue that come before it and run outside.
 
-        In a cluster of the queue's own they would be in these cells, and when they have to leave they will be.
+        In a cluster of the queue's own they would be in them, and when they have to leave they will be.
         """
-        lent: list[tuple[Size, Placed]] = []
+        sizes: list[tuple[Size, str | None]] = []
         if self.guarantees.has(job.queue):
             for run in self.runs_outside(job.queue):
-                if run.job.order > job.order:
-                    continue
-                size = run.job.sizes[run.running.size if run.number is None else run.number]
-                chosen = self.guarantees.choose(job.queue, size, run.job.within)
-                if chosen is not None:
-                    self.guarantees.lend(job.queue, size, chosen, back=True)
-                    lent.append((size, chosen))
-        try:
+                if run.job.order < job.order:
+                    number = run.running.size if run.number is None else run.number
+                    sizes.append((run.job.sizes[number], run.job.within))
+        if not sizes:
             yield
-        finally:
-            for size, chosen in lent:
-                self.guarantees.lend(job.queue, size, chosen, back=False)
+            return
+        with self.guarantees.lent(job.queue, sizes):
+            yield
 
     def is_within(self, job: Job, size: Size) -> bool:
-        """Whether a size would be in the guarantee of its queue: in its free cells; or by the sums of its quotas."""
+        """Whether a size would be in the guarantee of its queue: in its free cells, or by the sum of its
+        quotas."""
         if self.guarantees.has(job.queue):
             return self.guarantees.choose(job.queue, size, job.within) is not None
         return not self.tree.borrows(job.queue, self.counted(job.queue, size))

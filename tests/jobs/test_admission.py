@@ -79,7 +79,7 @@ def test_priority_then_age():
     assert isinstance(found["old"], Wait)
     assert isinstance(found["new"], Wait)
     assert "1 of its queue are before it" in found["new"].reason
-    assert list(deciding(ONE, members, wait=waiting[:2], now=3.0))[0] == "old"
+    assert next(iter(deciding(ONE, members, wait=waiting[:2], now=3.0))) == "old"
 
 
 def test_of_two_queues_that_borrow_the_smaller_share_is_next():

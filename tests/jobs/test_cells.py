@@ -73,7 +73,7 @@ def test_a_job_larger_than_every_cell_is_not_guaranteed():
 
 def test_an_unused_cell_is_brought_to_free_room():
     room, guarantees = bound(queues(queue("a", cells=[(8, 1)])), nodes(2))
-    (at,) = {each for each in guarantees.nodes_of("a", guarantees.choose("a", gang(8), None))["trainer"]}
+    (at,) = set(guarantees.nodes_of("a", guarantees.choose("a", gang(8), None))["trainer"])
     other = next(each.id for each in room.nodes if each.id != at)
     free = room.total_NR.copy()
     free[room.index[at], room.columns["GPU"]] = 0
@@ -123,7 +123,7 @@ def test_a_promise_moves_unused_cells_out_of_its_way():
 
 
 def test_a_job_that_runs_outside_of_its_cells_gets_some_where_it_is():
-    room, guarantees = bound(queues(queue("a", cells=[(4, 1), (2, 1)])), nodes(3))
+    _, guarantees = bound(queues(queue("a", cells=[(4, 1), (2, 1)])), nodes(3))
 
     cells = guarantees.cover("a", gang(5), {"trainer": ("n2", "n2", "n2", "n2", "n1")})
 
@@ -155,7 +155,8 @@ def test_a_node_that_is_lost_leaves_a_cell_without_room_and_says_so():
 
 
 def test_bindings_hold_through_random_use():
-    """Whatever is placed, promised, brought and released: no node is promised twice, and every cell has room."""
+    """Whatever is placed, promised, brought and released: no node is promised twice, and every cell has
+    room."""
     random = np.random.default_rng(1)
     config = queues(
         queue("a", cells=[(8, 1), (2, 2)]), queue("b", cells=[(4, 2), (1, 3)]), queue("c", gpus=4)

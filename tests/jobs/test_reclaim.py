@@ -1,4 +1,5 @@
-"""Who gives back. Names in quotes are those of Kueue's cases in `pkg/scheduler/preemption/preemption_test.go`."""
+"""Who gives back. Names in quotes are those of Kueue's cases in
+`pkg/scheduler/preemption/preemption_test.go`."""
 
 from dataclasses import replace
 
@@ -118,8 +119,8 @@ def test_within_a_queue_from_the_newer_of_equal_priority():
 
 
 def test_borrow_within_cohort():
-    """ "use BorrowWithinCohort; allow preempting a lower-priority workload from another ClusterQueue while borrowing"
-    and its threshold."""
+    """ "use BorrowWithinCohort; allow preempting a lower-priority workload from another ClusterQueue while
+    borrowing" and its threshold."""
 
     def config(**policy):
         return queues(queue("a", gpus=0, **policy), queue("b", gpus=0), shared=8)
@@ -234,8 +235,8 @@ CELLS = queues(queue("a", cells=[(8, 1)]), queue("b", gpus=8))
 
 
 def test_sharing_anomaly_of_hived_with_numbers_the_tenant_waits():
-    """Two nodes of eight cards, two tenants with eight each; b's jobs of one card are on both nodes (HiveD, OSDI'20,
-    section 2): a has its number of cards free and no node."""
+    """Two nodes of eight cards, two tenants with eight each; b's jobs of one card are on both nodes (HiveD,
+    OSDI'20, section 2): a has its number of cards free and no node."""
     numbers = queues(queue("a", gpus=8), queue("b", gpus=8))
     run = [running(job(f"b{place}", "b", gang(1)), **{f"n{place % 2}": 1}) for place in range(8)]
 

@@ -41,8 +41,9 @@ CELLS = queues(queue("a", cells=[(8, 1), (2, 1)]), queue("b", cells=[(4, 1), (1,
 def test_a_job_that_fits_in_its_queues_free_cells_starts_within_the_grace_period(seed):
     """Sharing safety, against every possible way to place it (HiveD, OSDI'20, section 3).
 
-    After each event, for the first job that waits in each queue with cells: if any placement of its actors in the
-    free cells exists, it has started or its room is being vacated, and it starts within one grace period.
+    After each event, for the first job that waits in each queue with cells: if any placement of its actors
+    in the free cells exists, it has started or its room is being vacated, and it starts within one grace
+    period.
     """
     jobs = trace(seed, 120, "abc")
     simulation = Simulation(CELLS, nodes(3), jobs, SchedulingConfig(grace_s=GRACE))
@@ -90,8 +91,9 @@ def test_a_job_that_fits_in_its_queues_free_cells_starts_within_the_grace_period
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_queue_within_its_guarantee_waits_no_longer_than_in_its_own_cluster_and_the_grace_period(seed):
-    """Its own cluster is its cells, first come first served, where a job holds its room for the grace period before
-    it starts; jobs have one size of cells, so that no order of ends can leave holes that another would not."""
+    """Its own cluster is its cells, first come first served, where a job holds its room for the grace
+    period before it starts; jobs have one size of cells, so that no order of ends can leave holes that
+    another would not."""
     config = queues(queue("a", cells=[(4, 3)]), queue("b", cells=[(4, 2)]), queue("c", gpus=4))
     jobs = [
         replace(each, sizes=(gang(1, cards=4),)) if each.queue in "ab" else each
