@@ -65,8 +65,9 @@ def bench(options: BenchOptions) -> list[Bar]:
     records = outcome.records.values()
     log.print(
         f"{seconds:.1f} s of the processor for {outcome.num_decisions} decisions about {len(jobs)} jobs; "
-        f"{sum(record.num_stops for record in records)} stops, {sum(record.num_shrinks for record in records)} "
-        f"shrinks, {sum(record.num_grows for record in records)} grows",
+        f"{sum(record.num_stops for record in records)} stops, "
+        f"{sum(record.num_shrinks for record in records)} shrinks, "
+        f"{sum(record.num_grows for record in records)} grows",
         highlight=False,
     )
     mean, plain_mean = sum(waits) / len(waits), _mean_wait(plain)
@@ -116,7 +117,7 @@ def _guarantee(config: QueuesConfig, nodes: list[Node], jobs: list[Job], outcome
                 num_late += 1
                 worst = min(worst, at_most / waited_s)
         log.print(
-            f"{queue.name}: of {len(own) - len(refused)} jobs that fit in its cells, {num_late} waited longer",
+            f"{queue.name}: of {len(own) - len(refused)} jobs that fit its cells, {num_late} waited longer",
             highlight=False,
         )
     return worst

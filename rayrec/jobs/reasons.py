@@ -136,8 +136,8 @@ def why_beyond_quota(state: ClusterState, job: Job) -> str:
         if amount > most:
             return (
                 f"it asks for {amount / UNITS:g} {name} at least, and queue {job.queue!r} may use "
-                f"{most / UNITS:g} at most, all that it can borrow included; ask for less, or raise its quota or "
-                "borrowing limit"
+                f"{most / UNITS:g} at most, all that it can borrow included; ask for less, or raise its "
+                "quota or borrowing limit"
             )
     raise AssertionError("one of them does not fit")
 
