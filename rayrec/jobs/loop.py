@@ -80,8 +80,8 @@ class QueueRunConfig(Config):
     """Time that a training that has to leave has for its snapshot; then it is stopped at its last one."""
     fast_s: float = Field(default=300.0, ge=0)
     """An attempt that failed sooner has failed fast, and the next one reclaims nothing for a while."""
-    python: str = sys.executable
-    """Interpreter that has rayrec, by its path on the cluster."""
+    python: str | None = None
+    """Interpreter that has rayrec, by its path on the cluster; None: the path of the queue's own."""
     scheduling: SchedulingConfig = SchedulingConfig()
 
 
@@ -247,7 +247,9 @@ class QueueLoop:
         if entry.job.kind == "service" and self._scale is not None:
             self._scale(entry, _num_replicas(entry, attempt.size))  # before it has any
         owner = f"{self._ledger.path.resolve()} on {socket.gethostname()}"
-        submission = submission_of(attempt, entry.running, entry.command, owner, self._settings.python)
+        submission = submission_of(
+            attempt, entry.running, entry.command, owner, self._settings.python or sys.executable
+        )
         try:
             self._runner.submit(submission)
         except InputError as error:
