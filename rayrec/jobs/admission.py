@@ -82,7 +82,7 @@ class SchedulingConfig(Config):
     failure_pause_s: float = Field(default=600.0, gt=0)
     """Time for which a job that failed fast takes no room from others; doubled with each failure in a row."""
     most_failure_pause_s: float = Field(default=24 * 3600.0, gt=0)
-    max_candidates: int = Field(default=64, ge=1)
+    max_candidates: int = Field(default=16, ge=1)
     """Jobs behind blocked ones, and running ones that would grow, that are looked at in one go."""
 
 
@@ -228,7 +228,7 @@ class Scheduler:
         """Start, reserve, reclaim and grow what can be, in this order."""
         decisions: list[Decision] = []
         self._start_planned(now, decisions)
-        self._secure(decisions)
+        self._secure(now, decisions)
         self._put_first_who_waited(now)
         self._kept.refresh(now)
         self._admit_first_ones(now, decisions)
@@ -350,20 +350,23 @@ class Scheduler:
 
     def _admit(self, entry: Entry, now: float, decisions: list[Decision], is_behind: bool = False) -> bool:
         """Give a waiting job its room, at once or as soon as others have left it."""
+        if is_behind and self.state.guarantees.has(entry.job.queue):
+            return self._try_to_admit(entry, now, decisions, is_behind)  # it gets no cells
         with self.state.set_aside(entry.job):
             return self._try_to_admit(entry, now, decisions, is_behind)
 
     def _try_to_admit(self, entry: Entry, now: float, decisions: list[Decision], is_behind: bool) -> bool:
         state, job = self.state, entry.job
         early = job.not_before is not None and now < job.not_before
-        may_reclaim = not is_behind or not state.guarantees.has(job.queue)
+        may_reclaim = not is_behind or not state.guarantees
         penalty = self._penalty(entry)
         if now < penalty:
             may_reclaim = False
         free_NR = state.free_and_left()
         for number, size in enumerate(job.sizes):
             amounts = state.counted(job.queue, size)
-            within = state.is_within(job, size)
+            # What passes in a queue with cells gets none of them.
+            within = not (is_behind and state.guarantees.has(job.queue)) and state.is_within(job, size)
             if not early and self._may_fit(entry, number, free_NR) and state.tree.fits(job.queue, amounts):
                 ends_at = entry.waiting.ends_at(now, number)
                 kept = self._kept.kept_for_others(entry, within, ends_at)
@@ -585,7 +588,7 @@ class Scheduler:
             first_of = self._entries[keys[0][2]].job
             sizes = range(len(first_of.sizes))
             if all(self._no_room.get((shape, number)) == state.num_releases for number in sizes) and (
-                state.guarantees.has(line.queue)
+                state.guarantees
                 or all(
                     self._no_reclaim.get((line.queue, shape, number, first_of.priority)) == state.num_releases
                     for number in sizes
@@ -601,7 +604,7 @@ class Scheduler:
                 ):
                     yield entry
 
-    def _secure(self, decisions: list[Decision]) -> None:
+    def _secure(self, now: float, decisions: list[Decision]) -> None:
         """Into a guarantee that has become free, who runs outside of it and comes before all who wait."""
         state = self.state
         if not state.guarantees:
@@ -613,6 +616,9 @@ class Scheduler:
                 if keys and keys[0] < run.job.order:
                     state.softened.add(queue)  # it may come when those who wait do not any more
                     break
+                if now < run.tried_at + self.settings.grace_s:
+                    continue  # what keeps cells from where it is changes slowly
+                run.tried_at = now
                 if state.firm_up(run) and run.running.cells:
                     running = run.running
                     reason = f"is within the guarantee of queue {queue!r} now"
@@ -621,7 +627,7 @@ class Scheduler:
     def _settle(self, now: float, decisions: list[Decision]) -> None:
         """Where nobody waits: larger, who is below what it wished for."""
         state, settings = self.state, self.settings
-        self._secure(decisions)
+        self._secure(now, decisions)
         waits_for_cards = any(line.keys for line in self._lines.values())
         if waits_for_cards or self._planned:
             return

@@ -70,6 +70,9 @@ class Guarantees:
         self._versions = itertools.count(1)
         self._version = dict.fromkeys((queue.name for queue in config.queues), 0)
         """By queue: what was chosen of its cells before may not be there in another one."""
+        self._num_promises = 0
+        self._promisable_NR = np.zeros_like(room.total_NR)
+        self._promisable_at = (-1, -1)
         self._at: dict[int, dict[tuple[str, int], _BoundCell]] = {}
         """By node, the cells that are bound to it."""
         self.firm_NR = np.zeros_like(room.total_NR)
@@ -485,6 +488,8 @@ class Guarantees:
 
     def cover(self, queue: str, size: Size, placed: Placed) -> Placed | None:
         """Free cells of its queue, brought to where a job runs outside of them; None: they cannot be."""
+        if self.choose(queue, size, None) is None:
+            return None
         room, left_NR = self._rooms[queue], self.left[queue].copy()
         on_node: dict[int, list[tuple[str, int, Int64Array]]] = {}
         for group in size.groups:
@@ -520,21 +525,33 @@ class Guarantees:
     ) -> _BoundCell | None:
         """A cell for a node that takes at least the first actor: the smallest that takes all of them."""
         all_R = sum(asked, start=0 * asked[0])
-        able = [
-            cell
-            for cell in self._cells[queue]
-            if cell.node is not None and (left_NR[cell.place] >= asked[0]).all()
-        ]
+        able_N = (left_NR >= asked[0]).all(axis=1)
+        enough_N = (left_NR >= all_R).all(axis=1)
+        size_N = left_NR.sum(axis=1)
+        cells = [self._cells[queue][place] for place in np.flatnonzero(able_N)]
 
         def preference(cell: _BoundCell) -> tuple[bool, bool, int, int]:
-            enough = bool((left_NR[cell.place] >= all_R).all())
-            size = int(left_NR[cell.place].sum())
+            enough, size = bool(enough_N[cell.place]), int(size_N[cell.place])
             return not enough, cell.node != there, size if enough else -size, cell.place
 
-        able.sort(key=preference)
-        return next((cell for cell in able if cell.node == there or self._move(cell, there)), None)
+        cells = sorted((cell for cell in cells if cell.node is not None), key=preference)
+        return next((cell for cell in cells if cell.node == there or self._move(cell, there)), None)
 
     # What is promised without cells
+
+    def promisable(self) -> Int64Array:
+        """[N, R] what could at most be promised on each node, were all unused cells elsewhere."""
+        if self._promisable_at != self._num_changes():
+            promisable_NR = self.slack_NR
+            for place, cells in self._at.items():
+                for cell in cells.values():
+                    if not cell.num_users and not cell.is_tied:
+                        promisable_NR[place] += cell.amounts_R
+            self._promisable_NR, self._promisable_at = promisable_NR, self._num_changes()
+        return self._promisable_NR
+
+    def _num_changes(self) -> tuple[int, int]:
+        return max(self._version.values(), default=0), self._num_promises
 
     def promise(self, held: Mapping[int, Int64Array]) -> bool:
         """Set room apart for good, for a job in the guarantee of numbers or one that may not be stopped.
@@ -558,6 +575,7 @@ class Guarantees:
                 self._move_away(cell, held)
         if not fits_in(held, self.slack_NR):
             return False
+        self._num_promises += 1
         apart(self.firm_NR, held, 1)
         return True
 
@@ -572,6 +590,7 @@ class Guarantees:
 
     def unpromise(self, held: Mapping[int, Int64Array]) -> None:
         if self:
+            self._num_promises += 1
             apart(self.firm_NR, held)
 
 

@@ -15,6 +15,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rayrec.jobs.job import Job, Placed, Plan, Waiting
 from rayrec.jobs.quota import ReclaimRight
 from rayrec.jobs.room import apart, fits_in
@@ -121,7 +123,10 @@ class _Search:
         placed = self._fit()
         if placed is not None:
             return placed
-        for step in self._candidates():
+        steps = self._candidates()
+        if not self._would_fit(steps):
+            return None
+        for step in steps:
             if self._is_valid(step):
                 self._take(step.run, step.number)
                 self._taken.append(step)
@@ -129,6 +134,16 @@ class _Search:
                     return placed
         self._undo()
         return None
+
+    def _would_fit(self, steps: Sequence[_Step]) -> bool:
+        """Whether there were room, had all of them given all that they can be asked for."""
+        state, job = self._state, self._job
+        left_NR = self._left_NR.copy()
+        for run in {step.run.job.id: step.run for step in steps}.values():
+            apart(left_NR, run.held, 1)
+        if state.guarantees and not state.guarantees.has(job.queue):
+            left_NR = np.minimum(left_NR, state.guarantees.promisable())
+        return state.room.place(self._size, job.within, left_NR) is not None
 
     def _in_own_cells(self) -> tuple[Placed, Placed | None] | None:
         """As in a cluster of its queue's own, with each cell on the node where the least is lost."""

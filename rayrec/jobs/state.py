@@ -43,6 +43,8 @@ class Run:
     firm: int | None = None
     """The size at which it is in its queue's guarantee, or may not be asked for less; None: at no size."""
     since: float = 0.0
+    tried_at: float = -math.inf
+    """When it was last tried to bring it into its queue's guarantee."""
 
     @property
     def job(self) -> Job:
@@ -82,6 +84,8 @@ class ClusterState:
         self._promised: dict[str, Counter[str]] = {queue.name: Counter() for queue in config.queues}
         """By queue, what of its nominal quota is set apart without cells."""
         self._of_queue: dict[str, dict[str, Run]] = {queue.name: {} for queue in config.queues}
+        self._own: dict[tuple[str, int, float], bool] = {}
+        self._own_at = -1
         self.below_wish: dict[str, None] = {}
         """Jobs that have not their first size, in a fixed order."""
         self.softened = {queue.name for queue in config.queues}
@@ -445,7 +449,14 @@ class ClusterState:
 
     def may_take_own(self, job: Job) -> bool:
         """Whether some job of its own queue may have to make room for it."""
-        return any(self.may_take(job, run) for run in self._of_queue[job.queue].values())
+        if self.config.queue(job.queue).preemption.within_queue == "Never":
+            return False
+        key = (job.queue, job.priority, job.submitted_at)
+        if self._own_at != self.num_changes:
+            self._own, self._own_at = {}, self.num_changes
+        if key not in self._own:
+            self._own[key] = any(self.may_take(job, run) for run in self._of_queue[job.queue].values())
+        return self._own[key]
 
     def may_take(self, job: Job, run: Run) -> bool:
         """Whether their queue's policy lets a job have the room of another one of that queue."""
