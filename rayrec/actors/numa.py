@@ -87,7 +87,7 @@ def socket_of_gpu(environment: Mapping[str, str] = os.environ, sys: Path = SYS) 
         bus = _bus_of_gpu(visible)
         number = int((sys / "bus" / "pci" / "devices" / bus / "numa_node").read_text())
     except Exception as error:  # of a driver that is not there, too
-        logger.debug("the socket of GPU %s is not known: %s", visible, error)
+        logger.debug("the socket of card %s is not known: %s", visible, error)
         return None
     return number if number >= 0 else None
 

@@ -17,6 +17,7 @@ from rayrec.cli.app import app
 from rayrec.cli.nodes import AddressOption, FolderOption
 from rayrec.platform.console import Answer, command, out
 from rayrec.platform.console import log as console
+from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def _look_here(with_burn_in: bool) -> list[NodeHealth]:
     if with_burn_in:
         from rayrec.platform.health.burn_in import burn_in, compare_burn_ins
 
-        measured = burn_in("cpu", tempfile.gettempdir())
+        measured = burn_in(HOST.kind, tempfile.gettempdir())
         findings += compare_burn_ins({f"the CPUs of {name}": measured})[f"the CPUs of {name}"]
     return [NodeHealth(Node(name, name, {}, {}, {}, name), tuple(findings))]
 

@@ -13,6 +13,15 @@ PACKAGE = Path(rayrec.__file__).parent
 DEVICE_LAYER = [PACKAGE / "platform" / name for name in ("devices.py", "device_diagnosis.py", "mps.py")]
 """What the devices are, and why one of them is not there. Triton kernels, which are CUDA's by nature, are
 chosen by the list of backends that the layer keeps, and name no device either."""
+OTHERS_WORDS = [
+    *(PACKAGE / "platform" / "health" / f"{name}.py" for name in ("burn_in", "counters", "kernel_log")),
+    *(PACKAGE / "platform" / "health" / f"{name}.py" for name in ("npu_smi", "xids")),
+    PACKAGE / "pipelines" / "health" / "sweep.py",
+    PACKAGE / "jobs" / "kubernetes.py",
+    PACKAGE / "jobs" / "runner.py",
+    PACKAGE / "cli" / "jobs.py",
+]
+"""What reads the words of drivers, and writes those of Kubernetes, of Ray's jobs and of a command's options."""
 NAMES = ("cuda", "npu", "hccl", "nccl", "gloo", "num_gpus", *devices.ACCELERATOR_RESOURCES)
 DEVICE_NAMES = re.compile(rf"(?<![a-zA-Z])({'|'.join(NAMES)})(?![a-zA-Z])")
 """Of a device, its collective, and what Ray calls it."""
@@ -119,7 +128,7 @@ def test_the_search_for_device_names_finds_them():
 def test_only_the_device_layer_knows_devices_by_name():
     names_by_file = {path: names_in_code(path.read_text()) for path in PACKAGE.rglob("*.py")}
     named = {str(path.relative_to(PACKAGE)): names for path, names in names_by_file.items() if names}
-    layer = {str(path.relative_to(PACKAGE)) for path in DEVICE_LAYER}
+    layer = {str(path.relative_to(PACKAGE)) for path in [*DEVICE_LAYER, *OTHERS_WORDS]}
 
     assert {file: names for file, names in named.items() if file not in layer} == {}
     assert named.keys() >= layer
