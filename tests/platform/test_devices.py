@@ -21,7 +21,7 @@ OTHERS_WORDS = [
     PACKAGE / "jobs" / "runner.py",
     PACKAGE / "cli" / "jobs.py",
 ]
-"""What reads the words of drivers, and writes those of Kubernetes, of Ray's jobs and of a command's options."""
+"""What reads the words of drivers, or writes those of Kubernetes, of Ray's jobs and of a command."""
 NAMES = ("cuda", "npu", "hccl", "nccl", "gloo", "num_gpus", *devices.ACCELERATOR_RESOURCES)
 DEVICE_NAMES = re.compile(rf"(?<![a-zA-Z])({'|'.join(NAMES)})(?![a-zA-Z])")
 """Of a device, its collective, and what Ray calls it."""
