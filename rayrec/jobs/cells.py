@@ -524,7 +524,7 @@ class Guarantees:
         self, queue: str, there: int, asked: Sequence[Int64Array], left_NR: Int64Array
     ) -> _BoundCell | None:
         """A cell for a node that takes at least the first actor: the smallest that takes all of them."""
-        all_R = sum(asked, start=0 * asked[0])
+        all_R: Int64Array = np.sum(asked, axis=0)
         able_N = (left_NR >= asked[0]).all(axis=1)
         enough_N = (left_NR >= all_R).all(axis=1)
         size_N = left_NR.sum(axis=1)
