@@ -526,12 +526,12 @@ class Guarantees:
         """A cell for a node that takes at least the first actor: the smallest that takes all of them."""
         all_R: Int64Array = np.sum(asked, axis=0)
         able_N = (left_NR >= asked[0]).all(axis=1)
-        enough_N = (left_NR >= all_R).all(axis=1)
-        size_N = left_NR.sum(axis=1)
+        enough_places = np.all(left_NR >= all_R, axis=1).tolist()
+        sizes = left_NR.sum(axis=1).tolist()
         cells = [self._cells[queue][place] for place in np.flatnonzero(able_N)]
 
         def preference(cell: _BoundCell) -> tuple[bool, bool, int, int]:
-            enough, size = bool(enough_N[cell.place]), int(size_N[cell.place])
+            enough, size = enough_places[cell.place], sizes[cell.place]
             return not enough, cell.node != there, size if enough else -size, cell.place
 
         cells = sorted((cell for cell in cells if cell.node is not None), key=preference)
