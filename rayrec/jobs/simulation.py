@@ -101,15 +101,18 @@ class Simulation:
         settings: SchedulingConfig | None = None,
         lasts: dict[str, float] | None = None,
         keeps_decisions: bool = False,
+        look_s: float = 0.0,
     ) -> None:
         """
         Args:
+            look_s: time between two looks, at which all is seen that happened since; 0: at once.
             lasts: by job, how long it takes at its first size, where that is not what it expects.
         """
         self.settings = settings or SchedulingConfig()
         self.scheduler = Scheduler(config, nodes, self.settings)
         self.outcome = Outcome({job.id: Record(job) for job in jobs})
         self._keeps = keeps_decisions
+        self._look_s = look_s
         self._lives: dict[str, _Life] = {}
         self._events: list[tuple[float, int, int, str, int]] = []
         self._number = 0
@@ -136,14 +139,17 @@ class Simulation:
         """One time after the other at which something happens, after it was decided about."""
         while self._events:
             now = self._events[0][0]
+            if self._look_s:
+                now = math.ceil(now / self._look_s) * self._look_s
             while self._events and self._events[0][0] <= now:
-                _, kind, _, job_id, version = heapq.heappop(self._events)
-                self._happens(kind, job_id, version, now)
+                time, kind, _, job_id, version = heapq.heappop(self._events)
+                self._happens(kind, job_id, version, now, time)
             for decision in self.scheduler.decide(now):
                 self._do(decision, now)
             yield now
 
-    def _happens(self, kind: int, job_id: str, version: int, now: float) -> None:
+    def _happens(self, kind: int, job_id: str, version: int, now: float, time: float) -> None:
+        """It happened at `time`, and is seen now."""
         life = self._lives[job_id]
         record = life.record
         if kind == _ARRIVES:
@@ -152,8 +158,8 @@ class Simulation:
                 self.outcome.refused.append(job_id)
                 self._keep(refusal, now)
         elif kind == _ENDS and version == life.version:
-            self._use(life, None, now)
-            record.ended_at = now
+            self._use(life, None, time)
+            record.ended_at = time
             self.scheduler.ended(job_id)
         elif kind == _GIVES_BACK and version == life.version:
             run = self.scheduler.state.runs[job_id]
