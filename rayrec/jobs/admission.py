@@ -183,6 +183,11 @@ class Scheduler:
         ]
 
     @property
+    def planned(self) -> list[Waiting]:
+        """Those of them whose room is about to be given back."""
+        return [entry.waiting for entry in self._planned.values()]
+
+    @property
     def running(self) -> list[Running]:
         return [run.running for run in self.state.runs.values() if not run.is_planned]
 
@@ -666,6 +671,18 @@ class Scheduler:
     def _may_grow(self, run: Run, now: float) -> bool:
         since = run.running.started_at if run.running.changed_at is None else run.running.changed_at
         return now >= since + self.settings.grow_pause_s * 2.0 ** min(run.running.num_shrunk, 30)
+
+    def held_up(self, queue: str) -> Job | None:
+        """The first job that waits for a queue's guarantee, if it fits in what is free of it: not after `decide`.
+
+        Where a job was told to wait for a time, or takes nothing from others for a while, that is why.
+        """
+        keys = self._lines[queue, False].keys
+        if not keys:
+            return None
+        job = self._entries[keys[0][2]].job
+        with self.state.set_aside(job):
+            return job if self.state.is_within(job, job.sizes[0]) else None
 
     @property
     def next_change_at(self) -> float | None:
