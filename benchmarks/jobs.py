@@ -97,8 +97,12 @@ def bench(options: BenchOptions) -> list[Bar]:
 
 
 def _run(config: QueuesConfig, nodes: list[Node], jobs: list[Job]) -> tuple[float, float, Outcome]:
-    """Processor seconds without the checks; the longest time for which a guaranteed job, for which there was room
-    in its queue's cells, had not started; and what became of the jobs."""
+    """Run the trace.
+
+    Returns:
+        Processor seconds without the checks; the longest time for which a job with room in its queue's cells had
+        not started; and what became of the jobs.
+    """
     with_cells = [queue.name for queue in config.queues if queue.cells]
     since: dict[str, float] = {}
     seconds, began = 0.0, time.process_time()
@@ -128,7 +132,7 @@ def _run(config: QueuesConfig, nodes: list[Node], jobs: list[Job]) -> tuple[floa
 def _against_own_clusters(
     config: QueuesConfig, nodes: list[Node], jobs: list[Job], outcome: Outcome
 ) -> float:
-    """Of the queue that gains least: the mean wait in its own cluster, with the grace period, over that here."""
+    """Of the queue that gains least: the mean wait in its own cluster over that here."""
     ratios: list[float] = []
     for queue in config.queues:
         if not queue.cells:
@@ -141,8 +145,8 @@ def _against_own_clusters(
         ratios.append(sum(alone_s) / sum(here_s))
         num_late = sum(here > there for here, there in zip(here_s, alone_s, strict=True))
         log.print(
-            f"{queue.name}: {len(fitting)} jobs fit its cells; mean wait {sum(here_s) / len(here_s):.0f} s, in a "
-            f"cluster of its own {sum(alone_s) / len(alone_s):.0f} s; {num_late} waited longer",
+            f"{queue.name}: {len(fitting)} jobs fit its cells; mean wait {sum(here_s) / len(here_s):.0f} s, "
+            f"in a cluster of its own {sum(alone_s) / len(alone_s):.0f} s; {num_late} waited longer",
             highlight=False,
         )
     return min(ratios)

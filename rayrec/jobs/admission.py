@@ -64,6 +64,8 @@ from rayrec.platform.errors import InputError
 
 SHAPES_TRIED = 2
 """Waiting jobs of one shape that are looked at behind a blocked one, since only their times differ."""
+TRIED_AGAIN = 5
+"""Grace periods until it is tried again to bring cells to where a job runs."""
 MOST_REMEMBERED = 4096
 """Attempts in vain that are not repeated while nothing changes."""
 
@@ -621,10 +623,12 @@ class Scheduler:
                 if keys and keys[0] < run.job.order:
                     state.softened.add(queue)  # it may come when those who wait do not any more
                     break
-                if now < run.tried_at + self.settings.grace_s:
+                if now < run.tried_at + TRIED_AGAIN * self.settings.grace_s:
                     continue  # what keeps cells from where it is changes slowly
                 run.tried_at = now
-                if state.firm_up(run) and run.running.cells:
+                with state.set_aside(run.job):
+                    is_in = state.firm_up(run)
+                if is_in and run.running.cells:
                     running = run.running
                     reason = f"is within the guarantee of queue {queue!r} now"
                     decisions.append(Grow(run.job.id, reason, running.size, running.placed, running.cells))
@@ -673,9 +677,9 @@ class Scheduler:
         return now >= since + self.settings.grow_pause_s * 2.0 ** min(run.running.num_shrunk, 30)
 
     def held_up(self, queue: str) -> Job | None:
-        """The first job that waits for a queue's guarantee, if it fits in what is free of it: not after `decide`.
+        """The first job that waits for a queue's guarantee, if it fits in what is free of it.
 
-        Where a job was told to wait for a time, or takes nothing from others for a while, that is why.
+        After `decide` there is none, but for jobs that have to wait for a time, or that failed fast.
         """
         keys = self._lines[queue, False].keys
         if not keys:

@@ -73,6 +73,8 @@ class Guarantees:
         self._num_promises = 0
         self._promisable_NR = np.zeros_like(room.total_NR)
         self._promisable_at = (-1, -1)
+        self._lent: dict[str, tuple[tuple[object, ...], Int64Array, int, list[tuple[Size, str | None]]]] = {}
+        """By queue, what was last set aside: for what, what is left then, and its version."""
         self._at: dict[int, dict[tuple[str, int], _BoundCell]] = {}
         """By node, the cells that are bound to it."""
         self.firm_NR = np.zeros_like(room.total_NR)
@@ -424,20 +426,25 @@ class Guarantees:
     def lent(self, queue: str, sizes: Sequence[tuple[Size, str | None]]) -> Iterator[None]:
         """Inside the block, free cells are set aside for those of these sizes that find some, in their
         order."""
-        version, given = self._version[queue], list[tuple[Size, Placed]]()
-        for size, within in sizes:
-            if (chosen := self.choose(queue, size, within)) is not None:
-                self.lend(queue, size, chosen, back=True)
-                given.append((size, chosen))
-        inside = self._version[queue]
+        version, before_NR = self._version[queue], self.left[queue]
+        key = version, tuple((id(size), within) for size, within in sizes)
+        known = self._lent.get(queue)
+        if known is None or known[0] != key:
+            self.left[queue] = before_NR.copy()
+            for size, within in sizes:
+                if (chosen := self.choose(queue, size, within)) is not None:
+                    self.lend(queue, size, chosen, back=True)
+            known = self._lent[queue] = key, self.left[queue].copy(), next(self._versions), list(sizes)
+        after_NR, inside = known[1], known[2]
+        self.left[queue], self._version[queue] = after_NR.copy(), inside
         try:
             yield
         finally:
-            unchanged = self._version[queue] == inside
-            for size, chosen in given:
-                self.lend(queue, size, chosen, back=False)
-            if unchanged:
-                self._version[queue] = version
+            if self._version[queue] == inside:
+                self.left[queue], self._version[queue] = before_NR, version
+            else:  # something was given inside
+                self.left[queue] = self.left[queue] + before_NR - after_NR
+                self._version[queue] = next(self._versions)
 
     def is_left(self, queue: str, size: Size, chosen: Placed) -> bool:
         """Whether these cells are free."""

@@ -120,6 +120,11 @@ class _Search:
 
     def _in_order(self) -> tuple[Placed, Placed | None] | None:
         """Take from one after the other, wherever they are, until the job fits."""
+        state, job = self._state, self._job
+        if state.guarantees and not state.guarantees.has(job.queue):
+            most_NR = np.minimum(state.room.total_NR, state.guarantees.promisable())
+            if state.room.place(self._size, job.within, most_NR) is None:
+                return None
         placed = self._fit()
         if placed is not None:
             return placed

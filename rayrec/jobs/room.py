@@ -35,6 +35,8 @@ class Gang:
     counts: tuple[int, ...]
     all_R: Int64Array
     """Of all actors together."""
+    all_asked: Int64Array
+    """Which resources that are."""
     may_GN: BoolArray
     """By labels, and by what is asked for at all."""
     may_all_N: BoolArray
@@ -63,6 +65,9 @@ class Room:
         self._cpu = self.columns[HOST.ray_resource]
         self.has_cards_N = self.total_NR[:, self._cards].sum(axis=1) > 0
         self._gangs: dict[tuple[object, ...], Gang | None] = {}
+        self._known: dict[tuple[int, str | None], tuple[Size, Gang | None]] = {}
+        self._vectors: dict[int, tuple[ActorGroup, Int64Array]] = {}
+        """By their ids, what is not computed again; they are kept beside it, so that no other gets the id."""
         self._asked_labels: set[str] = set()
         self._domains: dict[str, list[BoolArray]] = {}
 
@@ -87,16 +92,20 @@ class Room:
         if node.labels is not before:
             if any(node.labels.get(name) != before.get(name) for name in self._asked_labels):
                 self._gangs.clear()
+                self._known.clear()
             for name in [name for name in self._domains if node.labels.get(name) != before.get(name)]:
                 del self._domains[name]
         self.nodes[place] = node
 
     def gang(self, size: Size, within: str | None) -> Gang | None:
         """None if some actor asks for what no node has any of."""
-        key = (*size.key, within)
-        if key not in self._gangs:
-            self._gangs[key] = self._gang(size, within)
-        return self._gangs[key]
+        known = self._known.get((id(size), within))
+        if known is None or known[0] is not size:
+            key = (*size.key, within)
+            if key not in self._gangs:
+                self._gangs[key] = self._gang(size, within)
+            known = self._known[id(size), within] = size, self._gangs[key]
+        return known[1]
 
     def _gang(self, size: Size, within: str | None) -> Gang | None:
         groups = size.groups
@@ -117,13 +126,15 @@ class Room:
         )
         strictly = any(group.strategy == "STRICT_SPREAD" and group.count > 1 for group in groups)
         idles = bool((cards_G == 0).any()) and not self.has_cards_N.all() and bool((cards_G > 0).any())
+        all_R = (asked_GR * np.array(counts)[:, None]).sum(axis=0)
         return Gang(
             size,
             within,
             asked_GR,
             tuple((np.flatnonzero(asked_R), asked_R[asked_R > 0]) for asked_R in asked_GR),
             counts,
-            (asked_GR * np.array(counts)[:, None]).sum(axis=0),
+            all_R,
+            np.flatnonzero(all_R),
             may_GN,
             may_GN.all(axis=0),
             max(range(len(groups)), key=lambda place: (cards_G[place], asked_GR[place, self._cpu])),
@@ -152,9 +163,14 @@ class Room:
 
     def may_fit(self, gang: Gang, left_NR: Int64Array) -> bool:
         """By counts alone; True does not say that it does."""
-        if (np.maximum(left_NR, 0).sum(axis=0) < gang.all_R).any():
-            return False
-        return self._counts_fit(gang, [self.rooms(gang, group, left_NR) for group in range(len(gang.counts))])
+        return self._rooms_if_enough(gang, left_NR) is not None
+
+    def _rooms_if_enough(self, gang: Gang, left_NR: Int64Array) -> list[Int64Array] | None:
+        """[G][N] how many actors of each group fit on each node; None: not enough of them."""
+        if len(gang.counts) > 1 and (np.maximum(left_NR, 0).sum(axis=0) < gang.all_R).any():
+            return None
+        rooms_GN = [self.rooms(gang, group, left_NR) for group in range(len(gang.counts))]
+        return rooms_GN if self._counts_fit(gang, rooms_GN) else None
 
     def _counts_fit(self, gang: Gang, rooms_GN: Sequence[Int64Array]) -> bool:
         for group, rooms_N in zip(gang.size.groups, rooms_GN, strict=True):
@@ -175,10 +191,17 @@ class Room:
             left_NR: what may be used of each node, in units.
         """
         gang = self.gang(size, within)
-        if gang is None or not self.may_fit(gang, left_NR):
+        if gang is None:
+            return None
+        if within is None and gang.on_one_node:
+            placed = self._on_one_node(gang, left_NR, self.usable_N)
+            if placed is not None:
+                return placed
+        rooms_GN = self._rooms_if_enough(gang, left_NR)
+        if rooms_GN is None:
             return None
         if within is None:
-            return self._place_on(gang, left_NR, self.usable_N)
+            return self._on_several(gang, left_NR, rooms_GN)
         # The domain with the least room that is enough, so that a larger one stays for others.
         domains = sorted(
             self.domains(within),
@@ -187,22 +210,23 @@ class Room:
             ),
         )
         for nodes_N in domains:
-            if (placed := self._place_on(gang, left_NR, nodes_N & self.usable_N)) is not None:
+            placed = self._on_one_node(gang, left_NR, nodes_N) if gang.on_one_node else None
+            if placed is None:
+                rooms = [np.where(nodes_N, rooms_N, 0) for rooms_N in rooms_GN]
+                placed = self._on_several(gang, left_NR, rooms) if self._counts_fit(gang, rooms) else None
+            if placed is not None:
                 return placed
         return None
 
-    def _place_on(self, gang: Gang, left_NR: Int64Array, nodes_N: BoolArray) -> Placed | None:
-        if gang.on_one_node:
-            asked = np.flatnonzero(gang.all_R)
-            able_N = (left_NR[:, asked] >= gang.all_R[asked]).all(axis=1) & gang.may_all_N & nodes_N
-            if able_N.any():
-                node = self.nodes[self._tightest(gang, np.flatnonzero(able_N), left_NR)].id
-                return {group.stage: (node,) * group.count for group in gang.size.groups}
-        rooms_GN = [
-            np.where(nodes_N, self.rooms(gang, group, left_NR), 0) for group in range(len(gang.counts))
-        ]
-        if not self._counts_fit(gang, rooms_GN):
+    def _on_one_node(self, gang: Gang, left_NR: Int64Array, nodes_N: BoolArray) -> Placed | None:
+        able_N = (left_NR[:, gang.all_asked] >= gang.all_R[gang.all_asked]).all(axis=1)
+        able = np.flatnonzero(able_N & gang.may_all_N & nodes_N)
+        if not len(able):
             return None
+        node = self.nodes[self._tightest(gang, able, left_NR)].id
+        return {group.stage: (node,) * group.count for group in gang.size.groups}
+
+    def _on_several(self, gang: Gang, left_NR: Int64Array, rooms_GN: Sequence[Int64Array]) -> Placed | None:
         if (packed := self._packed(gang, rooms_GN, left_NR)) is not None:
             return packed
         for places in self._choices(gang, rooms_GN, left_NR):
@@ -280,10 +304,16 @@ class Room:
         """What actors hold of each node that is still there: the first members of every group."""
         held: dict[int, Int64Array] = {}
         for group in groups:
-            asked_R = self.vector(group.resources)
+            known = self._vectors.get(id(group))
+            if known is None or known[0] is not group:
+                known = self._vectors[id(group)] = group, self.vector(group.resources)
+            counts: dict[str, int] = {}
             for node in placed.get(group.stage, ())[: group.count]:
+                counts[node] = counts.get(node, 0) + 1
+            for node, count in counts.items():
                 if (place := self.index.get(node)) is not None:
-                    held[place] = held[place] + asked_R if place in held else asked_R.copy()
+                    amounts_R = known[1] * count
+                    held[place] = held[place] + amounts_R if place in held else amounts_R
         return held
 
 

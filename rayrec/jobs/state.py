@@ -86,6 +86,7 @@ class ClusterState:
         self._of_queue: dict[str, dict[str, Run]] = {queue.name: {} for queue in config.queues}
         self._own: dict[tuple[str, int, float], bool] = {}
         self._own_at = -1
+        self._lowest: dict[str, float] = {}
         self.below_wish: dict[str, None] = {}
         """Jobs that have not their first size, in a fixed order."""
         self.softened = {queue.name for queue in config.queues}
@@ -190,9 +191,11 @@ class ClusterState:
 
     def firm_place(self, job: Job, size: Size, free_NR: Int64Array) -> Placed | None:
         """Room that the cells of no queue need; where there are no cells, any room."""
-        placed = self.room.place(size, job.within, free_NR)
-        if not self.guarantees or placed is None:
-            return placed
+        if not self.guarantees:
+            return self.room.place(size, job.within, free_NR)
+        placed = self.room.place(size, job.within, np.minimum(free_NR, self.guarantees.promisable()))
+        if placed is None:
+            return None
         held = self.room.held(size.groups, placed)
         if self.guarantees.promise(held):
             self.guarantees.unpromise(held)
@@ -454,6 +457,15 @@ class ClusterState:
         key = (job.queue, job.priority, job.submitted_at)
         if self._own_at != self.num_changes:
             self._own, self._own_at = {}, self.num_changes
+            self._lowest = {
+                name: min((run.job.priority for run in runs.values()), default=math.inf)
+                for name, runs in self._of_queue.items()
+            }
+        lowest = self._lowest[job.queue]
+        if lowest > job.priority or (
+            lowest == job.priority and self.config.queue(job.queue).preemption.within_queue == "LowerPriority"
+        ):
+            return False
         if key not in self._own:
             self._own[key] = any(self.may_take(job, run) for run in self._of_queue[job.queue].values())
         return self._own[key]
