@@ -100,8 +100,8 @@ def _run(config: QueuesConfig, nodes: list[Node], jobs: list[Job]) -> tuple[floa
     """Run the trace.
 
     Returns:
-        Processor seconds without the checks; the longest time for which a job with room in its queue's cells had
-        not started; and what became of the jobs.
+        Processor seconds without the checks; the longest time for which a job with room in its queue's cells
+        had not started; and what became of the jobs.
     """
     with_cells = [queue.name for queue in config.queues if queue.cells]
     since: dict[str, float] = {}

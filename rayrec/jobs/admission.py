@@ -84,7 +84,7 @@ class SchedulingConfig(Config):
     failure_pause_s: float = Field(default=600.0, gt=0)
     """Time for which a job that failed fast takes no room from others; doubled with each failure in a row."""
     most_failure_pause_s: float = Field(default=24 * 3600.0, gt=0)
-    max_candidates: int = Field(default=16, ge=1)
+    max_candidates: int = Field(default=8, ge=1)
     """Jobs behind blocked ones, and running ones that would grow, that are looked at in one go."""
 
 
@@ -122,15 +122,16 @@ class Scheduler:
         self._impossible: dict[int, str | None] = {}
         """By shape, why no cluster of these nodes could run it."""
         self._checked: dict[tuple[str, int], bool | str] = {}
-        self._failed: dict[tuple[str, bool], tuple[int, int]] = {}
+        self._failed: dict[tuple[str, bool], tuple[int, ...]] = {}
         """By job and whether it was behind, at which generation it was last tried in vain."""
         self._no_room: dict[tuple[int, int], int] = {}
         """By shape and size, at which number of releases there was no room for it."""
         self._room: dict[tuple[int, int], int] = {}
         """By shape and size, at which number of releases there was room for it by counts."""
-        self._no_reclaim: dict[tuple[str, int, int, int], int] = {}
-        """By queue, shape, size and priority, at which number of releases nothing could be taken for it."""
-        self._no_plan: dict[tuple[object, ...], tuple[int, int]] = {}
+        self._no_reclaim: dict[tuple[str, int, int, int], tuple[tuple[int, int], float]] = {}
+        """By queue, shape, size and priority, at which number of releases and when nothing could be taken."""
+        self._now = 0.0
+        self._no_plan: dict[tuple[object, ...], tuple[int, ...]] = {}
         settings = self.settings
         self._kept = Reservations(self.state, settings.grace_s, settings.max_passes, settings.max_wait_s)
         self._by_age: list[tuple[float, str]] = []
@@ -234,6 +235,7 @@ class Scheduler:
     def decide(self, now: float) -> list[Decision]:
         """Start, reserve, reclaim and grow what can be, in this order."""
         decisions: list[Decision] = []
+        self._now = now
         self._start_planned(now, decisions)
         self._secure(now, decisions)
         self._put_first_who_waited(now)
@@ -272,6 +274,10 @@ class Scheduler:
     def _generation(self) -> tuple[int, int]:
         """What did not fit fits no better until this changes: nothing was given back since."""
         return self.state.num_releases, self._kept.num_remade
+
+    def _tried_at(self, entry: Entry) -> tuple[int, ...]:
+        """What a job was tried in vain with: it is not tried again before some of it changes."""
+        return *self._generation, self.state.guarantees.version(entry.job.queue)
 
     def _put_first_who_waited(self, now: float) -> None:
         while self._by_age and self._by_age[0][0] <= now - self.settings.max_wait_s:
@@ -349,7 +355,7 @@ class Scheduler:
             if entry.job.not_before is not None and now < entry.job.not_before - self.settings.grace_s:
                 self._kept.block(entry, now)
                 continue
-            if self._failed.get((entry.job.id, False)) == self._generation:
+            if self._failed.get((entry.job.id, False)) == self._tried_at(entry):
                 self._kept.block(entry, now)
                 return None
             return entry
@@ -381,11 +387,11 @@ class Scheduler:
                 # Jobs of one queue and shape that have to leave the same room fit or do not fit alike.
                 alike = (job.queue, entry.shape, number, may_be_firm, *(known.entry.job.id for known in kept))
                 plan = None
-                if self._no_plan.get(alike) != self._generation:
+                if self._no_plan.get(alike) != self._tried_at(entry):
                     plan = self._free_plan(entry, number, may_be_firm, free_NR, kept, now)
                     if len(self._no_plan) > MOST_REMEMBERED:
                         self._no_plan.clear()
-                    self._no_plan[alike] = self._generation
+                    self._no_plan[alike] = self._tried_at(entry)
                 if plan is None and not kept and not may_be_firm and job.may_stop:
                     self._no_room[entry.shape, number] = state.num_releases
                 if plan is not None:
@@ -398,9 +404,9 @@ class Scheduler:
                 if found is not None and self._leaves_reservations(entry, found, within, now):
                     self._reclaim(entry, found, now, decisions)
                     return True
-                self._no_reclaim[job.queue, entry.shape, number, job.priority] = state.num_releases
+                self._no_reclaim[self._reclaim_key(entry, number)] = self._reclaim_state(job.queue), now
         if now >= penalty and not early:
-            self._failed[job.id, is_behind] = self._generation
+            self._failed[job.id, is_behind] = self._tried_at(entry)
         return False
 
     def _leaves_reservations(self, entry: Entry, found: Found, within: bool, now: float) -> bool:
@@ -443,10 +449,27 @@ class Scheduler:
         self._no_room[key] = state.num_releases
         return False
 
+    def _reclaim_key(self, entry: Entry, number: int) -> tuple[str, int, int, int]:
+        return entry.job.queue, entry.shape, number, entry.job.priority
+
+    def _reclaim_state(self, queue: str) -> tuple[int, int]:
+        return self.state.num_releases, self.state.guarantees.version(queue)
+
+    def _took_nothing(self, key: tuple[str, int, int, int]) -> bool:
+        """Whether it was looked in vain for who could give back, and it would be again.
+
+        Where the guarantee is a number, it may be in vain for long, and is not tried whenever a job ends.
+        """
+        known = self._no_reclaim.get(key)
+        if known is None:
+            return False
+        pause_s = 0.0 if self.state.guarantees.has(key[0]) else self.settings.grace_s / 2
+        return known[0] == self._reclaim_state(key[0]) or self._now < known[1] + pause_s
+
     def _may_reclaim(self, entry: Entry, number: int) -> bool:
-        """Whether others may have to give room back for one size; not yet, whether that is enough."""
+        """Whether others may have to give room back for one size; not, whether that is enough."""
         state, job = self.state, entry.job
-        if self._no_reclaim.get((job.queue, entry.shape, number, job.priority)) == state.num_releases:
+        if self._took_nothing(self._reclaim_key(entry, number)):
             return False
         size = job.sizes[number]
         if not state.is_within(job, size):
@@ -596,17 +619,14 @@ class Scheduler:
             sizes = range(len(first_of.sizes))
             if all(self._no_room.get((shape, number)) == state.num_releases for number in sizes) and (
                 state.guarantees
-                or all(
-                    self._no_reclaim.get((line.queue, shape, number, first_of.priority)) == state.num_releases
-                    for number in sizes
-                )
+                or all(self._took_nothing((line.queue, shape, number, first_of.priority)) for number in sizes)
             ):
                 continue
             for key in keys[: SHAPES_TRIED + 1]:
                 entry = self._entries[key[2]]
                 if (
                     key != first
-                    and self._failed.get((key[2], True)) != self._generation
+                    and self._failed.get((key[2], True)) != self._tried_at(entry)
                     and (entry.job.not_before is None or now >= entry.job.not_before)
                 ):
                     yield entry

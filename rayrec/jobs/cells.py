@@ -99,6 +99,10 @@ class Guarantees:
     def __bool__(self) -> bool:
         return bool(self._cells)
 
+    def version(self, queue: str) -> int:
+        """Another one whenever what is free of a queue's cells, or where they are, has changed."""
+        return self._version[queue]
+
     def has(self, queue: str) -> bool:
         return queue in self._cells
 

@@ -165,18 +165,14 @@ class _Search:
         reserved: dict[int, Int64Array] = {}
         with guarantees.held_still() as hold:
             for cell_id, need_R in guarantees.needs(job.queue, self._size, chosen):
-                ways = [
-                    (_cost(way), place, node, way)
-                    for place, node in enumerate(guarantees.spots(job.queue, cell_id, job.within))
-                    if (way := self._clear(node, need_R, there.get(node, ()))) is not None
-                ]
-                for _, _, node, way in sorted(ways, key=lambda each: each[:2]):  # noqa: B007
-                    if guarantees.bring(job.queue, cell_id, node):
-                        break
-                else:
+                found = self._cheapest(
+                    guarantees.spots(job.queue, cell_id, job.within), cell_id, need_R, there
+                )
+                if found is None:
                     self._put_back(reserved)
                     self._undo()
                     return None
+                node, way = found
                 for step in way:
                     self._take(step.run, step.number)
                     self._taken.append(step)
@@ -194,6 +190,24 @@ class _Search:
         if state.tree.fits(job.queue, self._amounts) and guarantees.labels_fit(self._size, placed):
             return placed, chosen
         self._undo()
+        return None
+
+    def _cheapest(
+        self, spots: Sequence[int], cell_id: str, need_R: Int64Array, there: Mapping[int, Sequence[_Step]]
+    ) -> tuple[int, list[_Step]] | None:
+        """The node that a cell is brought to, and what is asked for there; None: there is none."""
+        guarantees, queue = self._state.guarantees, self._job.queue
+        ways: list[tuple[tuple[object, ...], int, int, list[_Step]]] = []
+        for place, node in enumerate(spots):
+            way = self._clear(node, need_R, there.get(node, ()))
+            if way is None:
+                continue
+            if not way and guarantees.bring(queue, cell_id, node):
+                return node, way
+            ways.append((_cost(way), place, node, way))
+        for _, _, node, way in sorted(ways, key=lambda each: each[:2]):
+            if way and guarantees.bring(queue, cell_id, node):
+                return node, way
         return None
 
     def _put_back(self, reserved: Mapping[int, Int64Array]) -> None:

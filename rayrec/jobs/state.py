@@ -45,10 +45,10 @@ class Run:
     since: float = 0.0
     tried_at: float = -math.inf
     """When it was last tried to bring it into its queue's guarantee."""
+    job: Job = field(init=False)
 
-    @property
-    def job(self) -> Job:
-        return self.running.job
+    def __post_init__(self) -> None:
+        self.job = self.running.job
 
     @property
     def number(self) -> int | None:
@@ -84,9 +84,8 @@ class ClusterState:
         self._promised: dict[str, Counter[str]] = {queue.name: Counter() for queue in config.queues}
         """By queue, what of its nominal quota is set apart without cells."""
         self._of_queue: dict[str, dict[str, Run]] = {queue.name: {} for queue in config.queues}
-        self._own: dict[tuple[str, int, float], bool] = {}
-        self._own_at = -1
-        self._lowest: dict[str, float] = {}
+        self._priorities: dict[str, Counter[int]] = {queue.name: Counter() for queue in config.queues}
+        self._outside: dict[str, list[Run]] = {}
         self.below_wish: dict[str, None] = {}
         """Jobs that have not their first size, in a fixed order."""
         self.softened = {queue.name for queue in config.queues}
@@ -145,6 +144,7 @@ class ClusterState:
             firm = firm_number(job, cells)
             if firm is not None and self.guarantees.pin(job.queue, job.sizes[firm], running.placed, cells):
                 run.firm = firm
+                self._outside.pop(job.queue, None)
             else:
                 run.running = replace(
                     running, cells=None, step=None if step is None else replace(step, cells=None)
@@ -224,6 +224,7 @@ class ClusterState:
         held = self.room.held(job.sizes[firm].groups, run.running.placed)
         if self.guarantees.promise(held):
             run.promised, run.firm = held, firm
+            self._outside.pop(job.queue, None)
             if not has_cells:
                 promised.update(amounts)
 
@@ -329,6 +330,7 @@ class ClusterState:
         self.tree.add(job.queue, amounts)
         if plan.cells:
             run.firm = plan.size if plan.firm_size is None else plan.firm_size
+            self._outside.pop(job.queue, None)
             self.guarantees.hold(job.queue, job.sizes[run.firm], plan.cells)
         else:
             self._promise(run)
@@ -383,6 +385,7 @@ class ClusterState:
             if not self.guarantees.has(run.job.queue):
                 self._promised[run.job.queue].subtract(self.counted(run.job.queue, run.job.sizes[run.firm]))
         run.firm, run.promised = None, {}
+        self._outside.pop(run.job.queue, None)
         run.running = replace(run.running, cells=None)
 
     def _keep(self, run: Run, kept: Held) -> None:
@@ -422,8 +425,10 @@ class ClusterState:
 
     def runs_outside(self, queue: str) -> list[Run]:
         """Jobs of a queue that run on borrowed terms, in its order."""
-        outside = [run for run in self._of_queue[queue].values() if run.firm is None]
-        return sorted(outside, key=lambda run: run.job.order)
+        if queue not in self._outside:
+            outside = [run for run in self._of_queue[queue].values() if run.firm is None]
+            self._outside[queue] = sorted(outside, key=lambda run: run.job.order)
+        return self._outside[queue]
 
     @contextmanager
     def set_aside(self, job: Job) -> Iterator[None]:
@@ -454,21 +459,11 @@ class ClusterState:
         """Whether some job of its own queue may have to make room for it."""
         if self.config.queue(job.queue).preemption.within_queue == "Never":
             return False
-        key = (job.queue, job.priority, job.submitted_at)
-        if self._own_at != self.num_changes:
-            self._own, self._own_at = {}, self.num_changes
-            self._lowest = {
-                name: min((run.job.priority for run in runs.values()), default=math.inf)
-                for name, runs in self._of_queue.items()
-            }
-        lowest = self._lowest[job.queue]
-        if lowest > job.priority or (
-            lowest == job.priority and self.config.queue(job.queue).preemption.within_queue == "LowerPriority"
-        ):
+        priorities, newer = self._priorities[job.queue], self.config.queue(job.queue).preemption.within_queue
+        lowest = min(priorities, default=job.priority)
+        if lowest > job.priority or (lowest == job.priority and newer == "LowerPriority"):
             return False
-        if key not in self._own:
-            self._own[key] = any(self.may_take(job, run) for run in self._of_queue[job.queue].values())
-        return self._own[key]
+        return any(self.may_take(job, run) for run in self._of_queue[job.queue].values())
 
     def may_take(self, job: Job, run: Run) -> bool:
         """Whether their queue's policy lets a job have the room of another one of that queue."""
@@ -480,7 +475,10 @@ class ClusterState:
         return policy == "LowerOrNewerEqualPriority" and other.submitted_at > job.submitted_at
 
     def _note_size(self, run: Run) -> None:
-        self._of_queue[run.job.queue][run.job.id] = run
+        if run.job.id not in self._of_queue[run.job.queue]:
+            self._of_queue[run.job.queue][run.job.id] = run
+            self._priorities[run.job.queue][run.job.priority] += 1
+            self._outside.pop(run.job.queue, None)
         if run.running.size:
             self.below_wish[run.job.id] = None
         else:
@@ -488,6 +486,11 @@ class ClusterState:
 
     def _forget(self, run: Run) -> None:
         del self.runs[run.job.id], self._of_queue[run.job.queue][run.job.id]
+        self._outside.pop(run.job.queue, None)
+        priorities = self._priorities[run.job.queue]
+        priorities[run.job.priority] -= 1
+        if not priorities[run.job.priority]:
+            del priorities[run.job.priority]
         self.below_wish.pop(run.job.id, None)
 
     def end(self, run: Run) -> None:
@@ -516,6 +519,7 @@ class ClusterState:
             if cells is not None:
                 self.guarantees.hold(job.queue, job.sizes[number], cells)
                 run.firm, run.running = number, replace(run.running, cells=cells)
+                self._outside.pop(job.queue, None)
         else:
             self._promise(run)
         return run.firm is not None
