@@ -247,29 +247,56 @@ class Guarantees:
             self.left[cell.queue][cell.place] = left_R
 
     def _move(self, cell: _BoundCell, place: int) -> bool:
-        """Bind an unused cell elsewhere, changing places with one that is in the way."""
-        if cell.node == place:
+        """Bind an unused cell elsewhere; unused ones that are in the way change places with it.
+
+        As buddies do: a cell of eight cards and eight of one change places, whosever they are; and a cell of
+        one goes where one of eight is unused, if others beside it go there, too.
+        """
+        here = cell.node
+        if here == place:
             return True
-        if cell.num_users or cell.is_tied or cell.node is None or not self._may_be_on(cell, place):
+        if cell.num_users or cell.is_tied or here is None or not self._may_be_on(cell, place):
             return False
-        slack_R, own_R = self._slack(place), self._slack(cell.node)
-        if (slack_R >= cell.amounts_R).all():
+        there_R = self._slack(place) - cell.amounts_R
+        if (there_R >= 0).all():
             self._rebind([(cell, place)])
             return True
-        for other in self._at.get(place, {}).values():
-            if (
-                not other.num_users
-                and not other.is_tied
-                and self._may_be_on(other, cell.node)
-                and (slack_R + other.amounts_R >= cell.amounts_R).all()
-                and (own_R + cell.amounts_R >= other.amounts_R).all()
-            ):
-                self._rebind([(cell, place), (other, cell.node)])
-                return True
-        return False
+        here_R = self._slack(here) + cell.amounts_R
+        moves = [(cell, place)]
+        # One that is large enough alone, else from the largest down.
+        for other in self._movable(place, here, -there_R):
+            if (there_R >= 0).all():
+                break
+            there_R, here_R = there_R + other.amounts_R, here_R - other.amounts_R
+            moves.append((other, here))
+        if not (there_R >= 0).all():
+            return False
+        for other in self._movable(here, place, -here_R):
+            if (here_R >= 0).all():
+                break
+            if other is not cell and (there_R >= other.amounts_R).all():
+                there_R, here_R = there_R - other.amounts_R, here_R + other.amounts_R
+                moves.append((other, place))
+        if not (here_R >= 0).all():
+            return False
+        self._rebind(moves)
+        return True
+
+    def _movable(self, place: int, to: int, missing_R: Int64Array) -> list[_BoundCell]:
+        """Unused cells of a node that may be on another: one that is enough, or all, large ones first."""
+        cells = [
+            (int(cell.amounts_R.sum()), cell)
+            for cell in self._at.get(place, {}).values()
+            if not cell.num_users and not cell.is_tied and self._may_be_on(cell, to)
+        ]
+        cells.sort(key=lambda each: (-each[0], each[1].queue, each[1].place))
+        enough = [each for each in cells if (each[1].amounts_R >= missing_R).all()]
+        return [cell for _, cell in (enough[-1:] or cells)]
 
     def _may_be_on(self, cell: _BoundCell, place: int) -> bool:
-        return bool(self._room.usable_N[place]) and cell.cell.group("cell").may_be_on(self._room.nodes[place])
+        if not self._room.usable_N[place]:
+            return False
+        return not cell.cell.labels or cell.cell.group("cell").may_be_on(self._room.nodes[place])
 
     def _all(self) -> Iterable[_BoundCell]:
         for cells in self._cells.values():
