@@ -423,7 +423,7 @@ class Scheduler:
                 continue
             spare_NR = known.spare_NR.copy()
             for run, number in found.steps:
-                apart(spare_NR, run.held, 1)
+                apart(spare_NR, run.kept, 1)
                 if number is not None:
                     apart(spare_NR, state.room.held(run.job.sizes[number].groups, run.running.placed))
             if not fits_in(held, spare_NR):
@@ -473,6 +473,8 @@ class Scheduler:
             return False
         size = job.sizes[number]
         if not state.is_within(job, size):
+            if entry.line.borrows and state.guarantees:
+                return False  # room that is only borrowed is waited for
             policy = state.config.queue(job.queue).preemption
             return state.may_take_own(job) or (entry.line.borrows and policy.borrow_within_cohort != "Never")
         guarantees = state.guarantees

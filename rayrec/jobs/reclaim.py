@@ -145,7 +145,7 @@ class _Search:
         state, job = self._state, self._job
         left_NR = self._left_NR.copy()
         for run in {step.run.job.id: step.run for step in steps}.values():
-            apart(left_NR, run.held, 1)
+            apart(left_NR, run.kept, 1)
         if state.guarantees and not state.guarantees.has(job.queue):
             left_NR = np.minimum(left_NR, state.guarantees.promisable())
         return state.room.place(self._size, job.within, left_NR) is not None
@@ -160,7 +160,7 @@ class _Search:
         steps = self._candidates()
         there: dict[int, list[_Step]] = {}
         for step in steps:
-            for node in step.run.held:
+            for node in step.run.kept:
                 there.setdefault(node, []).append(step)
         reserved: dict[int, Int64Array] = {}
         with guarantees.held_still() as hold:
@@ -242,7 +242,9 @@ class _Search:
         gang = state.room.gang(self._size, job.within)
         if gang is None or not state.room.may_fit(gang, self._left_NR):
             return None
-        if state.guarantees.has(job.queue) and state.is_within(job, self._size):
+        if state.guarantees and not state.is_within(job, self._size):
+            return None  # it would have planned room that somebody is guaranteed, and could not give it back
+        if state.guarantees.has(job.queue):
             return state.guarantees.place(job.queue, self._size, job.within, self._left_NR)
         placed = state.firm_place(job, self._size, self._left_NR)
         return None if placed is None else (placed, None)
@@ -300,7 +302,7 @@ class _Search:
         steps: list[_Step] = []
         for run in state.runs.values():
             other = run.job
-            if run.running.step is not None or run.is_planned:
+            if run.number is None or run.is_planned:
                 continue
             if asks_cards and not any(name in ACCELERATOR_RESOURCES for name in other.sizes[0].amounts):
                 continue
@@ -313,7 +315,7 @@ class _Search:
                 policy.reclaim_within_cohort == "LowerPriority" and other.priority >= job.priority
             ):
                 continue
-            elif state.guarantees and (borrows or run.firm == run.running.size):
+            elif state.guarantees and (borrows or run.firm == run.number):
                 continue  # what is in a guarantee stays, whatever its queue's sums are
             elif state.guarantees.has(job.queue):
                 right = None
@@ -352,7 +354,7 @@ def _cost(way: Sequence[_Step]) -> tuple[object, ...]:
 
 
 def _steps(run: Run, right: ReclaimRight | None, is_own: bool, is_borrowed: bool) -> list[_Step]:
-    """All that a job can be asked for, from the least loss on."""
+    """All that a job can be asked for, from the least loss on; also beyond what it is just doing."""
     job, running = run.job, run.running
     lost = running.lost_s * job.sizes[running.size].weight
     firm = None if is_own else run.firm
@@ -360,7 +362,7 @@ def _steps(run: Run, right: ReclaimRight | None, is_own: bool, is_borrowed: bool
     shrunk_lost = 0.0 if job.kind == "service" else lost
     steps = [
         _Step(run, number, shrunk_lost, right, is_borrowed)
-        for number in range(running.size + 1, last + 1)
+        for number in range((run.number or 0) + 1, last + 1)
         if job.sizes[number].amounts != job.sizes[running.size].amounts
     ]
     if job.may_stop and firm is None:
@@ -380,8 +382,8 @@ def _kept(state: ClusterState, run: Run, number: int | None) -> Mapping[int, Int
     """What a job has at a size: the first members of every stage."""
     if number is None:
         return {}
-    if number == run.running.size:
-        return run.held
+    if number == run.number:
+        return run.kept
     return state.room.held(run.job.sizes[number].groups, run.running.placed)
 
 

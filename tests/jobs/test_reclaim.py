@@ -3,7 +3,7 @@
 
 from dataclasses import replace
 
-from rayrec.jobs.job import Reserve, Running, Shrink, Start, Stop, Wait, Waiting
+from rayrec.jobs.job import Reserve, Running, Shrink, Start, Step, Stop, Wait, Waiting
 from rayrec.jobs.reclaim import penalty_until
 from tests.helpers.jobs import gang, job, node, nodes, queue, queues, smaller
 from tests.jobs.test_admission import deciding, running
@@ -181,7 +181,7 @@ def test_a_service_is_made_smaller_and_never_stopped():
 def test_a_job_that_is_told_something_is_not_told_another_thing():
     run = [running(job("own", "b", gang(8)), n0=8), running(job("more", "b", gang(8)), 5.0, n1=8)]
     first = deciding(TWO, nodes(2), run, [job("j", "a", gang(4), at=9.0)], 10.0)
-    step = replace(run[1], step=__import__("rayrec.jobs.job", fromlist=["Step"]).Step(None, {}, "j"))
+    step = replace(run[1], step=Step(None, {}, "j"))
 
     again = deciding(
         TWO,
@@ -304,3 +304,16 @@ def test_what_may_not_be_stopped_is_never_on_somebodys_cell():
 
     assert isinstance(found["j"], Start)
     assert found["j"].cells is not None
+
+
+def test_a_job_that_is_shrinking_may_be_told_to_stop():
+    """It is not waited for: who is guaranteed the room gets it one grace period after it is asked for."""
+    wish = gang(8)
+    elastic = job("elastic", "b", (wish, smaller(wish, 4)))
+    shrinking = replace(running(elastic, n0=8), step=Step(1, {"trainer": ("n0",) * 4}, "first"))
+    config = queues(queue("a", cells=[(8, 1)]), queue("b", gpus=0))
+
+    found = deciding(config, nodes(1), [shrinking], [job("j", "a", gang(1, cards=8), at=1.0)], 2.0)
+
+    assert stopped(found) == {"elastic"}
+    assert isinstance(found["j"], Reserve)
