@@ -1,6 +1,6 @@
 """Binds an actor's process to one socket, before it allocates tables or weights.
 
-    /sys/devices/system/node ─► sockets ─► the GPU's, else the one with the fewest actors ─► CPUs, memory
+    /sys/devices/system/node ─► sockets ─► its card's, else the one with the fewest actors ─► CPUs, memory
 
 Memory is where it was touched first, and a server that reads its tables across sockets reads them slower, for
 as long as it runs. So the order matters: bind, then allocate (sglang's issue 22989 is about the reverse).
@@ -17,11 +17,12 @@ import itertools
 import logging
 import os
 import platform
-import re
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from rayrec.platform.devices import socket_of_card
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Bound:
     has_memory: bool
     """Memory is preferred there; else the kernel did not let us, and it is where it is touched first."""
     seat: int | None = None
-    """Descriptor of a lock that is held as long as the process lives; None: its GPU has said where."""
+    """Descriptor of a lock that is held as long as the process lives; None: its card has said where."""
 
 
 def read_sockets(allowed: Collection[int], sys: Path = SYS) -> list[Socket]:
@@ -76,39 +77,6 @@ def _numbers(text: str) -> frozenset[int]:
         first, _, last = part.partition("-")
         found |= set(range(int(first), int(last or first) + 1))
     return frozenset(found)
-
-
-def socket_of_gpu(environment: Mapping[str, str] = os.environ, sys: Path = SYS) -> int | None:
-    """Number of the socket that the first visible NVIDIA GPU is at; None: there is none, or nobody knows."""
-    visible = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
-    if not visible or visible == "-1":
-        return None
-    try:
-        bus = _bus_of_gpu(visible)
-        number = int((sys / "bus" / "pci" / "devices" / bus / "numa_node").read_text())
-    except Exception as error:  # of a driver that is not there, too
-        logger.debug("the socket of card %s is not known: %s", visible, error)
-        return None
-    return number if number >= 0 else None
-
-
-def _bus_of_gpu(visible: str) -> str:
-    """Address on the PCI bus, as /sys writes it."""
-    import pynvml
-
-    pynvml.nvmlInit()
-    try:
-        by_id = pynvml.nvmlDeviceGetHandleByUUID, pynvml.nvmlDeviceGetHandleByIndex
-        gpu = by_id[0](visible) if not visible.isdigit() else by_id[1](int(visible))
-        bus = pynvml.nvmlDeviceGetPciInfo(gpu).busId
-    finally:
-        pynvml.nvmlShutdown()
-    return pci_address(bus.decode() if isinstance(bus, bytes) else bus)
-
-
-def pci_address(bus: str) -> str:
-    """NVML's `00000000:3B:00.0` as /sys has it, `0000:3b:00.0`."""
-    return re.sub(r"^0000(?=[0-9a-f]{4}:)", "", bus.lower())
 
 
 def take_seat(sockets: Sequence[Socket], folder: Path) -> tuple[Socket, int]:
@@ -166,12 +134,12 @@ def use_cpus(cpus: Collection[int]) -> None:
 def bind(
     sys: Path = SYS,
     seats: Path | None = None,
-    gpu_socket: Callable[[], int | None] = socket_of_gpu,
+    card_socket: Callable[[], int | None] = socket_of_card,
     allowed: Collection[int] | None = None,
     set_cpus: Callable[[Collection[int]], None] = use_cpus,
     set_memory: Callable[[int], None] = prefer_memory,
 ) -> Bound | None:
-    """Bind this process to the socket of its GPU, or to the one with the fewest processes that are bound.
+    """Bind this process to the socket of its card, or to the one with the fewest processes that are bound.
 
     To be called before anything large is allocated, on the thread that allocates it.
 
@@ -188,7 +156,7 @@ def bind(
     if len(sockets) < 2:
         return None
     by_number = {socket.id: socket for socket in sockets}
-    chosen, seat = by_number.get(-1 if (number := gpu_socket()) is None else number), None
+    chosen, seat = by_number.get(-1 if (number := card_socket()) is None else number), None
     if chosen is None:
         shared = Path(tempfile.gettempdir()) / f"rayrec-numa-{os.getuid()}" if seats is None else seats
         chosen, seat = take_seat(sockets, shared)

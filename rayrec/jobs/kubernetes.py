@@ -227,7 +227,7 @@ def _object(version: str, kind: str, name: str, spec: Manifest, namespace: str |
 
 
 def _cards(queues: QueuesConfig) -> set[str]:
-    """Kinds of accelerators that anybody has: whoever shares a cohort with them may borrow them."""
+    """Kinds of accelerators that anybody has: queues that share a cohort with them may borrow them."""
     named = [name for queue in queues.queues for name in queue.all_quotas]
     named += [name for cohort in queues.cohorts for name in cohort.quotas]
     return set(named) & ACCELERATOR_RESOURCES

@@ -98,7 +98,7 @@ class Reservations:
         if job.id not in self.blocked:
             self.blocked[job.id] = entry
         if self._has_cells(entry):
-            return  # whoever is there will leave
+            return  # jobs that are there will leave
         is_closed = self._is_closed(entry, now)
         is_timed = job.not_before is not None and now < job.not_before
         known = self._reservations.get(job.id)

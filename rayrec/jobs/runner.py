@@ -133,7 +133,7 @@ class RayRunner:
     def __init__(self, dashboard: Callable[[], str]) -> None:
         """
         Args:
-            dashboard: URL of the head's dashboard, which a new head has anew.
+            dashboard: URL of the head's dashboard, of which a new head has another.
         """
         self._dashboard = dashboard
         self._client: tuple[str, JobSubmissionClient] | None = None

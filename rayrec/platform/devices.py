@@ -11,9 +11,13 @@ only name a device, such as feature workers, do not need.
 from __future__ import annotations
 
 import importlib
+import logging
+import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayrec.platform.device_diagnosis import CUDA_VISIBLE, NPU_VISIBLE, why_no_cuda, why_no_npu
@@ -21,6 +25,8 @@ from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
     import torch
+
+logger = logging.getLogger(__name__)
 
 HOST_COLLECTIVE_BACKEND = "gloo"
 """Backend of `torch.distributed` for arrays in host memory, whatever the device."""
@@ -279,3 +285,40 @@ def claimed_resources(options: Mapping[str, Any]) -> dict[str, float]:
     claimed = {key: options[name] for key, name in _RAY_OPTIONS.items() if name in options}
     claimed.pop(HOST.ray_resource, None)
     return {**options.get("resources", {}), **claimed}
+
+
+def socket_of_card(environment: Mapping[str, str] = os.environ, sys: Path = Path("/sys")) -> int | None:
+    """Number of the NUMA node that the first visible NVIDIA GPU is at; None: there is none, or nobody knows.
+
+    Args:
+        sys: where the kernel tells of devices.
+    """
+    visible = environment.get(CUDA_VISIBLE, "").split(",")[0].strip()
+    if not visible or visible == "-1":
+        return None
+    try:
+        number = int((sys / "bus" / "pci" / "devices" / _bus_of_gpu(visible) / "numa_node").read_text())
+    except Exception as error:  # of a driver that is not there, too
+        logger.debug("the socket of card %s is not known: %s", visible, error)
+        return None
+    return number if number >= 0 else None
+
+
+def _bus_of_gpu(visible: str) -> str:
+    """Address on the PCI bus, as /sys writes it."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        handle_of = (
+            pynvml.nvmlDeviceGetHandleByIndex if visible.isdigit() else pynvml.nvmlDeviceGetHandleByUUID
+        )
+        bus = pynvml.nvmlDeviceGetPciInfo(handle_of(int(visible) if visible.isdigit() else visible)).busId
+    finally:
+        pynvml.nvmlShutdown()
+    return pci_address(bus.decode() if isinstance(bus, bytes) else bus)
+
+
+def pci_address(bus: str) -> str:
+    """NVML's `00000000:3B:00.0` as /sys has it, `0000:3b:00.0`."""
+    return re.sub(r"^0000(?=[0-9a-f]{4}:)", "", bus.lower())

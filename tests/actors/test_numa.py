@@ -8,10 +8,12 @@ import threading
 import pytest
 
 from rayrec.actors import numa
-from rayrec.actors.numa import Bound, Socket, bind, pci_address, read_sockets, socket_of_gpu, take_seat
+from rayrec.actors.numa import Bound, Socket, bind, read_sockets, take_seat
 from rayrec.actors.spawning import ActorRole
 from rayrec.actors.stage_actor import StageActor
 from rayrec.pipelines.config.placement import PlacementConfig
+from rayrec.platform import devices
+from rayrec.platform.devices import pci_address, socket_of_card
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import StageClock
 
@@ -95,11 +97,11 @@ def test_the_seat_of_a_process_that_has_ended_is_free_again(two_sockets, tmp_pat
 
 
 def test_a_trainer_is_where_its_gpu_is(two_sockets, tmp_path, monkeypatch):
-    monkeypatch.setattr(numa, "_bus_of_gpu", lambda visible: {"2": "0000:3b:00.0"}[visible])
-    assert socket_of_gpu({"CUDA_VISIBLE_DEVICES": "2,3"}, two_sockets) == 1
+    monkeypatch.setattr(devices, "_bus_of_gpu", lambda visible: {"2": "0000:3b:00.0"}[visible])
+    assert socket_of_card({"CUDA_VISIBLE_DEVICES": "2,3"}, two_sockets) == 1
     kernel = Kernel()
     assert bound(two_sockets, tmp_path / "seats", kernel, gpu=1) == Bound(SECOND, True, None)
-    assert bound(two_sockets, tmp_path / "seats", kernel, gpu=1).socket == SECOND  # whoever else is there
+    assert bound(two_sockets, tmp_path / "seats", kernel, gpu=1).socket == SECOND  # others are there already
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "7"])
@@ -107,8 +109,8 @@ def test_a_gpu_that_nobody_knows_is_on_no_socket(two_sockets, monkeypatch, visib
     def bus(name):
         raise RuntimeError("NVML Shared Library Not Found")
 
-    monkeypatch.setattr(numa, "_bus_of_gpu", bus)
-    assert socket_of_gpu({"CUDA_VISIBLE_DEVICES": visible}, two_sockets) is None
+    monkeypatch.setattr(devices, "_bus_of_gpu", bus)
+    assert socket_of_card({"CUDA_VISIBLE_DEVICES": visible}, two_sockets) is None
 
 
 def test_a_gpu_on_a_socket_without_our_cpus_is_as_good_as_none(two_sockets, tmp_path):

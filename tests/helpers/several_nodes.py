@@ -85,7 +85,7 @@ class Nodes:
         """Let a node that has the most room leave as soon as nobody is there, and somebody be there.
 
         Returns:
-            Whoever holds it; to be kept.
+            The actor that holds it; to be kept.
         """
         on_node = NodeAffinitySchedulingStrategy(node_id, soft=False)
         guest = ray.remote(num_cpus=1)(Guest).options(scheduling_strategy=on_node).remote()

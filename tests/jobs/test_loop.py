@@ -264,7 +264,7 @@ def test_a_head_that_has_forgotten_its_jobs_is_given_them_again(story):
     assert "lost: its head is a new one" in " ".join(each.reason for each in story.ledger.noted("first"))
 
 
-def test_a_job_whose_node_is_gone_is_placed_anew(story):
+def test_a_job_whose_node_is_gone_is_placed_again(story):
     story.add(program("first", "team-a", 2))
     story.passes(3)
     lost = story.world.processes["first-1"].submission.node
@@ -285,7 +285,7 @@ def test_a_program_that_fails_with_its_node_is_started_on_another(story):
     assert story.world.history == ["first-1", "first-2"]
 
 
-def test_room_that_was_planned_on_a_node_that_is_gone_is_planned_anew(story):
+def test_room_that_was_planned_on_a_node_that_is_gone_is_planned_again(story):
     story.world.work |= {"first": 400.0}
     story.add(training("first", "team-b", 4, 2))
     story.passes(5)
@@ -409,7 +409,7 @@ def play(story: Story, loses_head: bool, on_tick: Callable[[], None] = lambda: N
         except KilledError:
             story.ledger.close()
             story.start()
-            # Whoever comes before the next process of the queue may be first: what was begun has to be known.
+            # A rival may come before the next process of the queue: what was begun has to be known.
             story.add(program("rival", "team-a", 1, at=world.now, priority=9))
         world.sleep(2.0)
 

@@ -236,7 +236,7 @@ def test_most_of_what_first_come_first_served_would_use_is_used():
 
 
 def test_from_a_ledger_at_every_tick_nobody_is_lost_or_given_a_card_twice():
-    """The queue process is built anew from what it wrote down, at every tick, as after a crash."""
+    """The queue process is built again from what it wrote down, at every tick, as after a crash."""
     config, members = CELLS, nodes(3)
     settings = SchedulingConfig(grace_s=GRACE, grow_pause_s=30.0)
     wish = gang(4)

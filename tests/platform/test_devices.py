@@ -14,9 +14,11 @@ DEVICE_LAYER = [PACKAGE / "platform" / name for name in ("devices.py", "device_d
 """What the devices are, and why one of them is not there. Triton kernels, which are CUDA's by nature, are
 chosen by the list of backends that the layer keeps, and name no device either."""
 OTHERS_WORDS = [
-    *(PACKAGE / "platform" / "health" / f"{name}.py" for name in ("burn_in", "counters", "kernel_log")),
-    *(PACKAGE / "platform" / "health" / f"{name}.py" for name in ("npu_smi", "xids")),
-    PACKAGE / "pipelines" / "health" / "sweep.py",
+    *(
+        PACKAGE / "platform" / "health" / f"{name}.py"
+        for name in ("counters", "kernel_log", "npu_smi", "xids")
+    ),
+    PACKAGE / "platform" / "health" / "burn_in.py",  # a line of /proc
     PACKAGE / "jobs" / "kubernetes.py",
     PACKAGE / "jobs" / "runner.py",
     PACKAGE / "cli" / "jobs.py",

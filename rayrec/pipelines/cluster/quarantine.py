@@ -6,7 +6,7 @@
 
 `ray drain-node` has no way back and ends a node with its last actor, so it is only for what leaves for good.
 A wrong rule could isolate a whole cluster, so a breaker holds at a bound. What it has held is not kept to be
-done later, when it may be wrong (NVSentinel's issue 450): the next look judges anew. An entry is one session
+done later, when it may be wrong (NVSentinel's issue 450): the next look judges again. An entry is one session
 of a node, so that the recovery from an old fault does not end the quarantine for a new one (its issue 1451).
 """
 

@@ -127,7 +127,7 @@ class ServiceLimits:
         return None if state is None or self._clock() - state.at > FRESH_S else state
 
     def forget(self, application: str = APPLICATION, deployment: str = DEPLOYMENT) -> None:
-        """The service has ended: what it was left is no matter of the next one, which is told anew."""
+        """The service has ended: the next one is told its own limit."""
         for kind in ("limit", "state"):
             self._path(application, deployment, kind).unlink(missing_ok=True)
 

@@ -16,7 +16,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -24,7 +24,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayrec.pipelines.cluster.placement import Node
 from rayrec.pipelines.health.node_health import Look, NodeHealth, judge_looks
 from rayrec.pipelines.health.pairs import PairResult, judge_pairs, rounds
-from rayrec.platform.devices import HOST_COLLECTIVE_BACKEND
+from rayrec.platform.devices import HOST, HOST_COLLECTIVE_BACKEND, device_named, ray_options
 from rayrec.platform.health.counters import Card, CardKind, Counters, read_counters
 from rayrec.platform.health.findings import AS_NUMBER, Finding
 from rayrec.platform.health.verdict import Limits, Seen
@@ -41,7 +41,7 @@ BURN_IN_S = 180.0
 PAIR_S = 60.0
 PAIR_BYTES = 8 * 2**20
 PAIR_REPEATS = 5
-CARDS: Mapping[CardKind, str] = {"cuda": "GPU", "npu": "NPU"}
+CARDS: Mapping[CardKind, str] = {kind: device_named(kind).ray_resource for kind in get_args(CardKind)}
 """Ray's names of cards."""
 
 
@@ -168,7 +168,7 @@ def burn_in_nodes(nodes: Sequence[Node], looks: Mapping[str, Look]) -> dict[str,
                 cards = [card for card in _cards_of(looks.get(node.id)) if card.kind == kind]
                 for number in range(free):
                     place = f"{kind} card {number} of {node.name}"
-                    options = {**pinned(node), **_one_card(resource)}
+                    options = {**pinned(node), **ray_options({resource: 1})}
                     tasks[_of_card().options(**options).remote(kind, resource, cards)] = place
                     owners[place] = node.id
         results |= {place: result for place, result, _ in _answers(tasks, BURN_IN_S)}
@@ -185,10 +185,6 @@ def _cards_of(look: Look | None) -> tuple[Card, ...]:
     return () if look is None else look.counters.cards
 
 
-def _one_card(resource: str) -> dict[str, Any]:
-    return {"num_gpus": 1} if resource == "GPU" else {"resources": {resource: 1}}
-
-
 def _of_cpus() -> Any:
     def measure() -> BurnIn:
         import tempfile
@@ -198,7 +194,7 @@ def _of_cpus() -> Any:
         from rayrec.platform.health.burn_in import burn_in
 
         torch.set_num_threads(os.cpu_count() or 1)
-        return burn_in("cpu", tempfile.gettempdir())
+        return burn_in(HOST.kind, tempfile.gettempdir())
 
     return ray.remote(max_retries=0, max_calls=1)(measure)
 

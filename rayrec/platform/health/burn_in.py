@@ -1,8 +1,8 @@
 """What a device really does: its rate of products, of copies and of the disk, and whether it computes right.
 
 Nothing here has a limit from a data sheet: what a device reaches is compared with what its peers do, and a
-fixed computation has to give the same bits every time, and on every device of its kind. Whoever works on the
-device meanwhile would be measured too, so that a busy one is unknown.
+fixed computation has to give the same bits every time, and on every device of its kind. Others that work
+on the device meanwhile would be measured too, so that a busy one is unknown.
 
 Source of the parts: NVSentinel's and DCGM's preflight checks, and SuperBench (ATC '24), which validates nodes
 by comparing the same short benchmarks between them. That a test's own load must not count against the next
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from rayrec.platform.devices import get_device
+from rayrec.platform.devices import HOST, get_device
 from rayrec.platform.health.counters import Card
 from rayrec.platform.health.findings import Finding, Verdict
 
@@ -37,7 +37,7 @@ DISK_BYTES = 64 * 2**20
 REPEATS = 5
 """Of each measurement; the best counts, since other work can only lower it."""
 COPY_REPEATS = 30
-"""A copy takes a hundredth of a second, and is disturbed by whoever uses the same memory."""
+"""A copy takes a hundredth of a second, and is disturbed by others that use the same memory."""
 CHECKSUM_SIZE, CHECKSUM_ROUNDS, CHECKSUM_REPEATS = 384, 6, 3
 LOAD_WINDOW_S = 0.2
 MOST_BUSY = 0.25
@@ -166,7 +166,7 @@ def fixed_checksum(device: torch.device) -> str:
 
 def kind_of(device: torch.device) -> str:
     """What decides about bits and rates: the model, the build of torch, and how many threads."""
-    if device.type == "cpu":
+    if device.type == HOST.kind:
         return f"{_cpu_model()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     return f"{torch.get_device_module(device.type).get_device_name(device)}, torch {torch.__version__}"
 
@@ -213,7 +213,7 @@ def why_busy(load: float | None, card: Card | None = None) -> str | None:
 
 
 def burn_in(
-    device: str = "cpu",
+    device: str = HOST.kind,
     folder: str | Path | None = None,
     card: Card | None = None,
     load: Callable[[], float | None] = cpu_load,
@@ -237,13 +237,13 @@ def burn_in(
     if (busy := why_busy(load(), card)) is not None:
         return BurnIn(device, kind, busy)
     times, own_s = _cpu_times(text("/proc/stat")), time.process_time()
-    dtype = torch.float32 if here.type == "cpu" else torch.bfloat16
+    dtype = torch.float32 if here.type == HOST.kind else torch.bfloat16
     rate = max(matrix_rate(here, dtype) for _ in range(REPEATS))
     checksums = tuple(fixed_checksum(here) for _ in range(CHECKSUM_REPEATS))
     written, read = (0.0, 0.0) if folder is None else disk_rates(folder)
     copied = copy_rate(here)
     others = _others_share(times, _cpu_times(text("/proc/stat")), time.process_time() - own_s)
-    if here.type == "cpu" and others is not None and others > MOST_OTHERS:
+    if here.type == HOST.kind and others is not None and others > MOST_OTHERS:
         return BurnIn(device, kind, f"others took {others:.0%} of the CPUs meanwhile")
     seconds = time.perf_counter() - began
     return BurnIn(device, kind, None, rate, copied, written, read, checksums, seconds)

@@ -460,7 +460,7 @@ def _of_network(counters: Counters, previous: Counters | None, limits: Limits) -
 
 
 def _since(link: Link, before: Link | None) -> Link:
-    """What came since; all of it where the interface began anew."""
+    """What came since; all of it where the interface began again."""
     if before is None or before.packets > link.packets:
         return link
     return Link(

@@ -73,6 +73,10 @@ class _Entry:
     decision: Decision | None
     """What was decided by value; None where nothing is."""
 
+    @property
+    def is_refused(self) -> bool:
+        return self.decision is not None and self.decision.is_refused
+
 
 class AdmissionControl:
     """Answers requests, or refuses them."""
@@ -118,20 +122,22 @@ class AdmissionControl:
         return info
 
     def check_room(self, info: RequestInfo) -> None:
-        """Refuse what `begin_all` would refuse whatever the body says; takes nothing. Room that is found is
-        noted, and `begin_all` looks for it again only where others were admitted meanwhile.
+        """Refuse what `begin_all` would refuse whatever the body says, and where room is short requests of
+        least value; takes nothing. Room that is found is noted, and `begin_all` looks for it again only where
+        others were admitted meanwhile.
 
         Raises:
             CallerLimitError, ServiceLimitError, TooManyWaitingError, DeadlineError: as `begin_all`.
         """
-        if self._allocator is not None:  # first: else whoever comes last is refused, whatever it is worth
+        # By value first: else those that come last are refused, whatever they are worth. A request that finds
+        # a cached answer needs no room.
+        if self._allocator is not None and info.value is not None and self._cache is None:
             draw = random.getrandbits(64)
             info.room_by_value = self._allocator.room_for(info.value, draw, self._room_taken(info))
             if info.room_by_value == "none":
                 self._refuse_by_value()
         with self._counting_refusals(1):
             info.room = self._admissions.check(info.caller)
-            # A request that finds a cached answer waits for nothing.
             if self._cache is None:
                 self._batcher.check_room(self._left_s(info))
 
@@ -206,8 +212,6 @@ class AdmissionControl:
         with self._counting_refusals(len(requests)):
             room = self._admissions.check(caller, count, info.room)
         decisions = self._decisions(requests, info, pinned, request_id)
-        if any(decision is not None and decision.is_refused for decision in decisions):
-            self._refuse_by_value(count)
         return self._submitted(requests, info, pinned, decisions, costs, room)
 
     def _room_taken(self, info: RequestInfo) -> float:
@@ -234,6 +238,8 @@ class AdmissionControl:
         """Admit requests whose actions are decided, and hand them to the batcher."""
         caller, count = info.caller, sum(costs)
         entries = self._entries(requests, pinned, decisions)
+        if any(each.kept is None and each.is_refused for each in entries):
+            self._refuse_by_value(count)
         # Before any is submitted: an idle model computes the first at once, whatever becomes of the others.
         self._check_waiting(sum(entry.kept is None for entry in entries))
         slots = iter(self._admissions.admit_all(caller, count, room))
@@ -286,7 +292,8 @@ class AdmissionControl:
             return [None] * len(requests)
         id_bits = random.getrandbits(64) if request_id is None else text_bits(request_id)
         # A message is admitted as a whole.
-        room_taken = self._room_taken(info) if len(requests) == 1 else 0.0
+        may_refuse = info.room_by_value is None and len(requests) == 1
+        room_taken = self._room_taken(info) if may_refuse else 0.0
         return [
             allocator.decide(
                 Facts(

@@ -107,7 +107,7 @@ class Decision:
 
     @property
     def is_refused(self) -> bool:
-        """There is little room left, and the request is not worth what it costs."""
+        """There is little room left, and others are worth more."""
         return self.reason == "no_room"
 
     @property

@@ -328,7 +328,7 @@ def test_replays_and_link_errors_count_by_the_minute():
 
     assert wrong(judge(counters(600.0, 1_050.0, 50_500.0), before)) == set()
     assert wrong(judge(counters(600.0, 1_200.0, 52_000.0), before)) == {"pcie-replays", "nvlink-errors"}
-    # A driver that was loaded anew counts from 0.
+    # A driver that was loaded again counts from 0.
     assert wrong(judge(counters(600.0, 3.0, 0.0), before)) == set()
 
 

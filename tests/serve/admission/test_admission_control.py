@@ -542,6 +542,25 @@ def test_the_last_room_is_for_requests_that_are_worth_most(start):
     assert (model.admission.status.refused, model.admission.status.in_flight) == (1, 0)
 
 
+def test_a_kept_answer_needs_no_room(start):
+    model = start(make_allocator(), degrade=degrade(step("cached_answer", ALWAYS)))
+
+    async def scenario() -> list[str]:
+        for value in range(1, 50):
+            await model.ask(worth(str(1000 * value)), history=["brazil"], k=2)
+        tasks = await model.occupy(MAX_WAITING)
+        poor = model.info(worth("1"))
+        model.admission.check_room(poor)
+        kept = await model.admission.begin(RecommendRequest(history=["brazil"], k=2), poor)
+        with pytest.raises(ServiceLimitError, match="other requests are worth more"):
+            await model.ask(worth("1"), history=["brazil"], k=3)
+        model.free()
+        await asyncio.gather(*tasks)
+        return kept.degraded
+
+    assert run(scenario()) == ["cached_answer"]
+
+
 def test_rows_of_a_message_are_not_refused_for_their_value(start):
     model = start(make_allocator())
 
