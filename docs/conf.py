@@ -1,7 +1,8 @@
 """Settings of the documentation site, which `make docs` builds strictly and without a network.
 
 The sources are the repository's own Markdown files, README and ARCHITECTURE among them, so every link works
-both on the site and on a code host. Pages stay plain Markdown: the navigation is the table below.
+both on the site and on a code host. Pages stay plain Markdown: the navigation is the table below and the links of
+the index pages.
 
 Sphinx with MyST and Furo: all have releases of the last twelve months, broken links and anchors are
 errors, and neither the build nor the search on the built site needs a network.
@@ -19,6 +20,15 @@ from sphinx.application import Sphinx
 
 from rayrec import __version__
 
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def _linked(folder: str) -> list[str]:
+    """The pages of a folder, in the order in which its index first links to them."""
+    text = (ROOT / folder / "index.md").read_text(encoding="utf-8")
+    return [f"{folder}/{name}" for name in dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md[)#]", text))]
+
+
 NAVIGATION: dict[str, dict[str, list[str]]] = {
     "docs/index": {
         "Start": ["README", "docs/tutorials/index", "docs/guides/index"],
@@ -26,52 +36,14 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
         "Understand": ["ARCHITECTURE", "docs/explanation/index", "docs/coming-from/index"],
         "Take part": ["CONTRIBUTING", "SECURITY"],
     },
-    "docs/tutorials/index": {
-        "": [
-            "docs/tutorials/log-to-recommendations",
-            "docs/tutorials/ctr-model",
-            "docs/tutorials/reinforcement-learning",
-            "docs/tutorials/serving-and-online-learning",
-            "docs/tutorials/cluster",
-        ]
-    },
-    "docs/guides/index": {
-        "": [
-            "docs/guides/prepare-data",
-            "docs/guides/neighbors",
-            "docs/guides/near-line",
-            "docs/guides/semantic-ids",
-            "docs/guides/training-recipes",
-            "docs/guides/size-tables",
-            "docs/guides/judge-another-policy",
-            "docs/guides/snapshots-and-recovery",
-            "docs/guides/call-the-service",
-            "docs/guides/operate-a-service",
-            "docs/guides/compute-by-value",
-            "docs/guides/add-*",
-        ]
+    **{
+        f"docs/{folder}/index": {"": _linked(f"docs/{folder}")}
+        for folder in ("tutorials", "guides", "explanation", "benchmarks", "coming-from")
     },
     "docs/reference/index": {"": ["docs/reference/*"]},
-    "docs/explanation/index": {
-        "": [
-            "docs/explanation/samples",
-            "docs/explanation/graph",
-            "docs/explanation/embeddings",
-            "docs/explanation/models",
-            "docs/explanation/pipelines",
-            "docs/explanation/rl",
-            "docs/explanation/serve",
-            "docs/explanation/jobs",
-            "docs/explanation/health",
-            "docs/explanation/platform",
-            "docs/explanation/failures",
-        ]
-    },
-    "docs/benchmarks/index": {"": ["docs/benchmarks/*"]},
-    "docs/coming-from/index": {"": ["docs/coming-from/*"]},
     "docs/guides/operate-a-service": {"": ["docs/operations/README"]},
 }
-"""Page -> caption -> the pages below it."""
+"""Page -> caption -> the pages below it. The build fails where an index does not link to a page of its folder."""
 
 project = "RayRec"
 author = "the RayRec authors"

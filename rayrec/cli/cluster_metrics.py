@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.app import queue_app
-from rayrec.cli.jobs import LedgerOption
 from rayrec.cli.nodes import FolderOption
+from rayrec.cli.queues import LedgerOption
 from rayrec.platform.console import Answer, command
 from rayrec.platform.console import log as console
 from rayrec.platform.errors import InputError

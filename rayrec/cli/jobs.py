@@ -1,4 +1,4 @@
-"""`queue`, `submit`, `jobs`: a cluster that several teams share."""
+"""`submit`, `jobs`: what a team runs on a cluster that it shares."""
 
 from __future__ import annotations
 
@@ -11,293 +11,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from rayrec.cli.app import app, queue_app
+from rayrec.cli.app import app
+from rayrec.cli.queues import LedgerOption, named_count, open_ledger
 from rayrec.platform.console import Answer, command, out, print_rows
-from rayrec.platform.console import log as console
 from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
     from rayrec.jobs.job import Size
-    from rayrec.jobs.ledger import JobEntry, Ledger
     from rayrec.pipelines.cluster.placement import ActorGroup
-
-LedgerOption = Annotated[
-    Path | None,
-    typer.Option(
-        help="File with queues and jobs, on a disk of this machine \\[RAYREC_LEDGER or ~/.rayrec/jobs.db]."
-    ),
-]
-AddressOption = Annotated[
-    str | None, typer.Option(help="Ray cluster: host:port \\[RAY_ADDRESS, or the one on this machine].")
-]
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 OWN_RETRIES = 3
 UNITS_OF_TIME = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-CELL = re.compile(r"(?:(?P<count>\d+)x)?(?P<resources>[^@]+?)(?:@(?P<within>[\w./-]+))?")
-
-
-def _ledger(option: Path | None) -> Ledger:
-    from rayrec.jobs.ledger import Ledger, ledger_path
-
-    return Ledger(ledger_path(option))
-
-
-# Queues
-
-
-@command(queue_app, "add")
-def add_command(
-    name: Annotated[str, typer.Argument(help="Lower-case letters, digits and '-'.")],
-    cards: Annotated[
-        float | None, typer.Option(min=0, help="Accelerators that it is guaranteed, of the cluster's kind.")
-    ] = None,
-    resource: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=COUNT", help="Guarantee of another resource (CPU=64); may be repeated."),
-    ] = None,
-    cell: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[Nx]NAME=COUNT,…[@LABEL]",
-            help="Guarantee in shapes: `2xGPU=8,CPU=64@rack` is two nodes of one rack; may be repeated.",
-        ),
-    ] = None,
-    borrow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[NAME=]COUNT", help="The most that it borrows beyond that \\[what is unused]."),
-    ] = None,
-    lend: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[NAME=]COUNT", help="The most of it that others may borrow \\[all]."),
-    ] = None,
-    cohort: Annotated[
-        str | None, typer.Option(help="Queues that lend each other what they do not use.")
-    ] = None,
-    cohort_parent: Annotated[
-        str | None, typer.Option(help="Cohort that this queue's cohort is part of.")
-    ] = None,
-    weight: Annotated[float, typer.Option(min=0, help="Of its fair share of what is borrowed.")] = 1.0,
-    reclaim: Annotated[
-        str, typer.Option(help="From whom it takes back what it lent: Any, LowerPriority or Never.")
-    ] = "Any",
-    ledger: LedgerOption = None,
-) -> Answer:
-    """Add a queue, or change one."""
-    from rayrec.jobs.overview import check_queues
-    from rayrec.jobs.queues import CohortConfig, QueueConfig, QueuesConfig
-
-    opened = _ledger(ledger)
-    with opened.change():
-        known = opened.queues()
-        values = _queue_values(name, opened, cards, resource, cell, borrow, lend)
-        values |= {"cohort": cohort, "weight": weight, "preemption": {"reclaim_within_cohort": reclaim}}
-        queue = QueueConfig.parse(values, source=f"queue {name}")
-        cohorts = {each.name: each for each in known.cohorts}
-        if cohort_parent is not None:
-            if cohort is None:
-                raise InputError("--cohort-parent says what the cohort is part of; name it with --cohort")
-            cohorts[cohort] = CohortConfig.parse({"name": cohort, "parent": cohort_parent}, source=cohort)
-        queues = {each.name: each for each in known.queues} | {name: queue}
-        config = QueuesConfig.parse(
-            {
-                "queues": [each.model_dump(exclude_unset=True) for each in queues.values()],
-                "cohorts": [each.model_dump(exclude_unset=True) for each in cohorts.values()],
-            },
-            source=f"queue {name}",
-        )
-        check_queues(opened, config)
-        opened.put_queue(queue)
-        for each in cohorts.values():
-            opened.put_cohort(each)
-    quota = {each: quota.nominal for each, quota in queue.all_quotas.items()}
-    print_rows(
-        f"Queue {name}: {'changed' if name in {each.name for each in known.queues} else 'added'}",
-        [("guaranteed", _amounts(quota)), ("cohort", cohort or "none: it neither borrows nor lends")],
-    )
-    return {"queue": name, "quota": quota, "cohort": cohort}
-
-
-def _queue_values(
-    name: str,
-    ledger: Ledger,
-    cards: float | None,
-    resource: list[str] | None,
-    cell: list[str] | None,
-    borrow: list[str] | None,
-    lend: list[str] | None,
-) -> dict[str, Any]:
-    quotas: dict[str, dict[str, float]] = {}
-    cells = [_cell(text) for text in cell or ()]
-    if cards is not None:
-        quotas[_kind_of_cards(ledger)] = {"nominal": cards}
-    for text in resource or ():
-        quotas.setdefault(_named_count("--resource", text)[0], {})["nominal"] = _named_count(
-            "--resource", text
-        )[1]
-    for option, key, texts in (("--borrow", "borrowing_limit", borrow), ("--lend", "lending_limit", lend)):
-        for text in texts or ():
-            which, count = (
-                _named_count(option, text) if "=" in text else (_kind_of_cards(ledger), _number(option, text))
-            )
-            quotas.setdefault(which, {})[key] = count
-    if not quotas and not cells:
-        raise InputError(f"queue {name}: say what it is guaranteed: --cards, --resource or --cell")
-    return {"name": name, "quotas": quotas, "cells": cells}
-
-
-def _kind_of_cards(ledger: Ledger) -> str:
-    """The cluster's kind of accelerator, GPU where that is not known."""
-    from rayrec.platform.devices import ACCELERATOR_RESOURCES
-
-    there = {name for node in ledger.nodes() or () for name in node.total if node.total[name] > 0}
-    kinds = sorted(there & ACCELERATOR_RESOURCES)
-    if len(kinds) > 1:
-        raise InputError(
-            f"the cluster has {' and '.join(kinds)}; name one of them, as in --resource {kinds[0]}=8"
-        )
-    return kinds[0] if kinds else "GPU"
-
-
-def _cell(text: str) -> dict[str, Any]:
-    found = CELL.fullmatch(text)
-    if found is None:
-        raise InputError(
-            f"--cell {text}: expected [Nx]NAME=COUNT,NAME=COUNT[@LABEL], as in 2xGPU=8,CPU=64@rack"
-        )
-    resources = dict(_named_count("--cell", part) for part in found["resources"].split(","))
-    return {"resources": resources, "count": int(found["count"] or 1), "within": found["within"]}
-
-
-def _named_count(option: str, text: str) -> tuple[str, float]:
-    name, sign, count = text.partition("=")
-    if not sign or not name.strip():
-        raise InputError(f"{option} {text}: expected NAME=COUNT, as in GPU=8")
-    return name.strip(), _number(option, count)
-
-
-def _number(option: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{option} {text}: expected a number") from None
-
-
-def _amounts(amounts: dict[str, float]) -> str:
-    return ", ".join(f"{count:g} {name}" for name, count in sorted(amounts.items())) or "nothing"
-
-
-@command(queue_app, "list")
-def list_command(ledger: LedgerOption = None) -> Answer:
-    """List queues: what each has and uses, and who waits, for what, why, and when it would start."""
-    import time
-
-    from rayrec.jobs.overview import queue_list
-
-    opened = _ledger(ledger)
-    listed, now = queue_list(opened), time.time()
-    table = Table("queue", "cohort", "used", "running", "waiting", title="Queues", title_justify="left")
-    for queue in listed:
-        table.add_row(
-            queue["name"],
-            queue["cohort"] or "",
-            escape(queue["use"]),
-            escape(", ".join(queue["running"])),
-            str(len(queue["waiting"])),
-        )
-    out.print(table)
-    waits = Table("job", "queue", "priority", "starts", "why it waits", title="Waiting", title_justify="left")
-    for queue in listed:
-        for each in queue["waiting"]:
-            waits.add_row(
-                each["id"],
-                queue["name"],
-                str(each["priority"]),
-                _when(each["starts_at"], now),
-                escape(each["reason"]),
-            )
-    if waits.row_count:
-        out.print(waits)
-    seen = opened.seen_at()
-    if seen is None or now - seen > 60.0:
-        since = "has never run" if seen is None else f"was last here {_span(now - seen)} ago"
-        console.print(f"the queue's process {since}; start it with `rayrec queue run`", style="yellow")
-    return {"queues": listed, "seen_at": seen}
-
-
-def _when(at: float | None, now: float) -> str:
-    return "not known" if at is None else f"in {_span(max(0.0, at - now))}"
-
-
-def _span(seconds: float) -> str:
-    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("m", 60.0)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-@command(queue_app, "remove")
-def remove_command(
-    name: Annotated[str, typer.Argument(help="Queue without jobs.")], ledger: LedgerOption = None
-) -> Answer:
-    """Remove a queue that no job uses."""
-    opened = _ledger(ledger)
-    with opened.change():
-        opened.remove_queue(name)
-    print_rows(f"Queue {name}", [("removed", "its jobs that are over stay in the ledger")])
-    return {"queue": name, "removed": True}
-
-
-@command(queue_app, "run")
-def run_command(
-    address: AddressOption = None,
-    settings: Annotated[
-        Path | None, typer.Option(help="YAML file with settings of the queue's process.")
-    ] = None,
-    moved: Annotated[
-        bool, typer.Option("--moved", help="The ledger's cluster has a new head at a new address.")
-    ] = False,
-    ledger: LedgerOption = None,
-) -> Answer:
-    """Start, shrink and stop jobs as the ledger says, until this process is ended; jobs go on without it."""
-    import os
-
-    from rayrec.jobs.kubernetes import check_alone
-    from rayrec.jobs.ledger import Ledger, ledger_path
-    from rayrec.jobs.loop import QueueLoop, QueueRunConfig, alone
-    from rayrec.jobs.runner import RayRunner
-    from rayrec.jobs.trainings import RunFolders
-    from rayrec.jobs.watcher import ClusterWatcher
-    from rayrec.pipelines.cluster.nodes import cluster_folder
-    from rayrec.pipelines.cluster.service_limits import ServiceLimits
-
-    config = QueueRunConfig() if settings is None else QueueRunConfig.load(settings)
-    path = ledger_path(ledger)
-    opened = Ledger(path)
-    limits = ServiceLimits(cluster_folder())
-
-    def scale(entry: JobEntry, num_replicas: int) -> bool:
-        return limits.allow(num_replicas, f"queue {entry.job.queue} leaves it so many")
-
-    watcher = ClusterWatcher(address or os.environ.get("RAY_ADDRESS") or None)
-    with alone(path):
-        try:
-            QueueLoop(
-                opened,
-                watcher.look,
-                RayRunner(watcher.dashboard),
-                RunFolders(config.snapshot_s),
-                config,
-                scale=scale,
-                has_moved=moved,
-                check_alone=check_alone,
-            ).run()
-        finally:
-            watcher.close()
-    return {"ledger": str(path)}
-
-
-# Jobs
 
 
 @command(app, "submit")
@@ -363,7 +88,7 @@ def submit_command(
     from rayrec.jobs.ledger import Command
     from rayrec.jobs.overview import check_job, job_summary
 
-    opened = _ledger(ledger)
+    opened = open_ledger(ledger)
     where = str(Path(working_dir or ".").resolve()) if "://" not in (working_dir or "") else str(working_dir)
     environment = dict(_variable(text) for text in env or ())
     job_sizes: tuple[Size, ...]
@@ -504,7 +229,7 @@ def _group(stage: str, count: int, asked: dict[str, float]) -> ActorGroup:
 
 
 def _asked(gpus: float, resource: list[str] | None) -> dict[str, float]:
-    asked = dict(_named_count("--resource", text) for text in resource or ())
+    asked = dict(named_count("--resource", text) for text in resource or ())
     return asked | ({"GPU": gpus} if gpus else {})
 
 
@@ -566,7 +291,7 @@ def jobs_command(
     from rayrec.jobs.ledger import JobState
     from rayrec.jobs.overview import job_details, job_summary
 
-    opened, now = _ledger(ledger), time.time()
+    opened, now = open_ledger(ledger), time.time()
     if stop is not None:
         if job_id not in (None, stop):
             raise InputError(f"--stop {stop}: name one job, not {job_id} beside it")

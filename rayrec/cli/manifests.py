@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayrec.cli.app import app, queue_app
-from rayrec.cli.jobs import LedgerOption
+from rayrec.cli.queues import LedgerOption
 from rayrec.cli.serving import serve_config
 from rayrec.platform.console import Answer, command, print_rows
 from rayrec.platform.errors import InputError

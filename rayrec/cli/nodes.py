@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayrec.cli.app import app
-from rayrec.cli.jobs import LedgerOption
+from rayrec.cli.queues import AddressOption, LedgerOption
 from rayrec.platform.console import Answer, command, out
 from rayrec.platform.console import log as console
 from rayrec.platform.errors import InputError
@@ -25,9 +25,6 @@ FolderOption = Annotated[
     typer.Option(
         "--folder", help="What is known of the cluster besides Ray \\[RAYREC_CLUSTER_FOLDER or ~/.rayrec]."
     ),
-]
-AddressOption = Annotated[
-    str | None, typer.Option(help="Ray cluster: host:port \\[RAY_ADDRESS, or the one on this machine].")
 ]
 
 

@@ -21,7 +21,7 @@ OTHERS_WORDS = [
     PACKAGE / "platform" / "health" / "burn_in.py",  # a line of /proc
     PACKAGE / "jobs" / "kubernetes.py",
     PACKAGE / "jobs" / "runner.py",
-    PACKAGE / "cli" / "jobs.py",
+    *(PACKAGE / "cli" / f"{name}.py" for name in ("jobs", "queues")),
 ]
 """What reads the words of drivers, or writes those of Kubernetes, of Ray's jobs and of a command."""
 NAMES = ("cuda", "npu", "hccl", "nccl", "gloo", "num_gpus", *devices.ACCELERATOR_RESOURCES)
