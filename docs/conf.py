@@ -1,8 +1,8 @@
 """Settings of the documentation site, which `make docs` builds strictly and without a network.
 
 The sources are the repository's own Markdown files, README and ARCHITECTURE among them, so every link works
-both on the site and on a code host. Pages stay plain Markdown: the navigation is the table below and the links of
-the index pages.
+both on the site and on a code host. Pages stay plain Markdown: the navigation is the table below and the
+links of the index pages.
 
 Sphinx with MyST and Furo: all have releases of the last twelve months, broken links and anchors are
 errors, and neither the build nor the search on the built site needs a network.
@@ -43,7 +43,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
     "docs/reference/index": {"": ["docs/reference/*"]},
     "docs/guides/operate-a-service": {"": ["docs/operations/README"]},
 }
-"""Page -> caption -> the pages below it. The build fails where an index does not link to a page of its folder."""
+"""Page -> caption -> the pages below it. The build fails where an index omits a page of its folder."""
 
 project = "RayRec"
 author = "the RayRec authors"
