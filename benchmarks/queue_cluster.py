@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from rayrec.jobs.ledger import JobEntry, JobState, Ledger
+from rayrec.pipelines.cluster.nodes import FOLDER_VARIABLE
 from rayrec.platform.checkout import CHECKOUT
 
 ENDS_S = 20.0
@@ -69,7 +70,8 @@ class QueueCluster:
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         checkout = str(CHECKOUT)
-        return kept | {"RAY_TMPDIR": self._temporary, "PYTHONPATH": checkout}
+        own = {"RAY_TMPDIR": self._temporary, FOLDER_VARIABLE: str(self.folder)}
+        return kept | own | {"PYTHONPATH": checkout}
 
     def start_queue(self) -> None:
         command = [sys.executable, "-m", "rayrec", "queue", "run", "--address", self.address]
