@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 OWN_RETRIES = 3
+MOST = 1e6
+"""CPUs or GPUs of one program."""
 UNITS_OF_TIME = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -50,8 +52,8 @@ def submit_command(
     not_before: Annotated[
         str | None, typer.Option(metavar="TIME", help="Reserve room for then: 2026-12-01T08:00, or +2h.")
     ] = None,
-    cpus: Annotated[float | None, typer.Option(min=0, help="CPUs of the program \\[1].")] = None,
-    gpus: Annotated[float, typer.Option(min=0, help="GPUs of the program.")] = 0.0,
+    cpus: Annotated[float | None, typer.Option(min=0, max=MOST, help="CPUs of the program \\[1].")] = None,
+    gpus: Annotated[float, typer.Option(min=0, max=MOST, help="GPUs of the program.")] = 0.0,
     resource: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=COUNT", help="Other resources of the program, as Ray names them."),
@@ -86,7 +88,7 @@ def submit_command(
 
     from rayrec.jobs.job import Job
     from rayrec.jobs.ledger import Command
-    from rayrec.jobs.overview import check_job, job_summary
+    from rayrec.jobs.overview import check_job, check_only_service, job_summary
 
     opened = open_ledger(ledger)
     where = str(Path(working_dir or ".").resolve()) if "://" not in (working_dir or "") else str(working_dir)
@@ -112,6 +114,10 @@ def submit_command(
             f"--id {name}: expected at most 80 letters, digits, '.', '_' and '-', a letter or digit first"
         )
     now = time.time()
+    known = opened.find(name)
+    start = None if not_before is None else _time("--not-before", not_before, now)
+    if known is not None and not_before is not None and not_before.startswith("+"):
+        start = known.job.not_before  # counted from when it was submitted first
     job = Job(
         id=name,
         queue=queue,
@@ -122,13 +128,15 @@ def submit_command(
         expected_s=None if expected is None else _seconds("--expected", expected),
         may_stop=stoppable,
         within=within,
-        not_before=None if not_before is None else _time("--not-before", not_before, now),
+        not_before=start,
     )
     times = retries if retries is not None else 0 if kind == "other" else OWN_RETRIES
     command = Command(tuple(kept), environment, where, is_rayrec, holds, run, times)
     with opened.change():
         if opened.find(name) is None:
             check_job(opened.queues(), opened.nodes(), job)
+            if kind == "service":
+                check_only_service(opened)
         entry = opened.add(job, command)
     summary = job_summary(entry)
     print_rows(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,33 +66,44 @@ def add_command(
         typer.Option(metavar="[NAME=]COUNT", help="The most of it that others may borrow \\[all]."),
     ] = None,
     cohort: Annotated[
-        str | None, typer.Option(help="Queues that lend each other what they do not use.")
+        str | None, typer.Option(help="Queues that lend each other what they do not use; '' is none.")
     ] = None,
     cohort_parent: Annotated[
         str | None, typer.Option(help="Cohort that this queue's cohort is part of.")
     ] = None,
-    weight: Annotated[float, typer.Option(min=0, help="Of its fair share of what is borrowed.")] = 1.0,
+    weight: Annotated[
+        float | None, typer.Option(min=0, help="Of its fair share of what is borrowed \\[1].")
+    ] = None,
     reclaim: Annotated[
-        str, typer.Option(help="From whom it takes back what it lent: Any, LowerPriority or Never.")
-    ] = "Any",
+        str | None,
+        typer.Option(help="From whom it takes back what it lent: Any, LowerPriority or Never \\[Any]."),
+    ] = None,
     ledger: LedgerOption = None,
 ) -> Answer:
-    """Add a queue, or change one."""
+    """Add a queue, or change what is said of one; the rest of it stays."""
     from rayrec.jobs.overview import check_queues
     from rayrec.jobs.queues import CohortConfig, QueueConfig, QueuesConfig
 
     opened = open_ledger(ledger)
     with opened.change():
         known = opened.queues()
-        values = _queue_values(name, opened, cards, resource, cell, borrow, lend)
-        values |= {"cohort": cohort, "weight": weight, "preemption": {"reclaim_within_cohort": reclaim}}
-        queue = QueueConfig.parse(values, source=f"queue {name}")
+        queues = {each.name: each for each in known.queues}
+        is_new = name not in queues
+        values: dict[str, Any] = {"name": name} if is_new else queues[name].model_dump(exclude_unset=True)
+        _say_guarantee(values, opened, cards, resource, cell, borrow, lend)
+        if cohort is not None:
+            values["cohort"] = cohort or None
+        if weight is not None:
+            values["weight"] = weight
+        if reclaim is not None:
+            values["preemption"] = {**values.get("preemption", {}), "reclaim_within_cohort": reclaim}
+        queue = queues[name] = QueueConfig.parse(values, source=f"queue {name}")
         cohorts = {each.name: each for each in known.cohorts}
         if cohort_parent is not None:
-            if cohort is None:
+            if queue.cohort is None:
                 raise InputError("--cohort-parent says what the cohort is part of; name it with --cohort")
-            cohorts[cohort] = CohortConfig.parse({"name": cohort, "parent": cohort_parent}, source=cohort)
-        queues = {each.name: each for each in known.queues} | {name: queue}
+            said = {"name": queue.cohort, "parent": cohort_parent}
+            cohorts[queue.cohort] = CohortConfig.parse(said, source=f"cohort {queue.cohort}")
         config = QueuesConfig.parse(
             {
                 "queues": [each.model_dump(exclude_unset=True) for each in queues.values()],
@@ -104,25 +117,27 @@ def add_command(
             opened.put_cohort(each)
     quota = {each: quota.nominal for each, quota in queue.all_quotas.items()}
     print_rows(
-        f"Queue {name}: {'changed' if name in {each.name for each in known.queues} else 'added'}",
-        [("guaranteed", _amounts(quota)), ("cohort", cohort or "none: it neither borrows nor lends")],
+        f"Queue {name}: {'added' if is_new else 'changed'}",
+        [("guaranteed", _amounts(quota)), ("cohort", queue.cohort or "none: it neither borrows nor lends")],
     )
-    return {"queue": name, "quota": quota, "cohort": cohort}
+    return {"queue": name, "quota": quota, "cohort": queue.cohort}
 
 
-def _queue_values(
-    name: str,
+def _say_guarantee(
+    values: dict[str, Any],
     ledger: Ledger,
     cards: float | None,
     resource: list[str] | None,
     cell: list[str] | None,
     borrow: list[str] | None,
     lend: list[str] | None,
-) -> dict[str, Any]:
-    quotas: dict[str, dict[str, float]] = {}
-    cells = [_cell(text) for text in cell or ()]
+) -> None:
+    """Write into a queue's settings what the options say of its guarantee."""
+    quotas: dict[str, dict[str, float]] = values.setdefault("quotas", {})
+    if cell:
+        values["cells"] = [_cell(text) for text in cell]
     if cards is not None:
-        quotas[_kind_of_cards(ledger)] = {"nominal": cards}
+        quotas.setdefault(_kind_of_cards(ledger), {})["nominal"] = cards
     for text in resource or ():
         quotas.setdefault(named_count("--resource", text)[0], {})["nominal"] = named_count(
             "--resource", text
@@ -133,9 +148,8 @@ def _queue_values(
                 named_count(option, text) if "=" in text else (_kind_of_cards(ledger), _number(option, text))
             )
             quotas.setdefault(which, {})[key] = count
-    if not quotas and not cells:
-        raise InputError(f"queue {name}: say what it is guaranteed: --cards, --resource or --cell")
-    return {"name": name, "quotas": quotas, "cells": cells}
+    if not quotas and not values.get("cells"):
+        raise InputError(f"queue {values['name']}: say what it is guaranteed: --cards, --resource or --cell")
 
 
 def _kind_of_cards(ledger: Ledger) -> str:
@@ -170,9 +184,12 @@ def named_count(option: str, text: str) -> tuple[str, float]:
 
 def _number(option: str, text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise InputError(f"{option} {text}: expected a number") from None
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise InputError(f"{option} {text}: expected a number, 0 or more")
+    return number
 
 
 def _amounts(amounts: dict[str, float]) -> str:
@@ -214,7 +231,10 @@ def list_command(ledger: LedgerOption = None) -> Answer:
     if seen is None or now - seen > 60.0:
         since = "has never run" if seen is None else f"was last here {_span(now - seen)} ago"
         console.print(f"the queue's process {since}; start it with `rayrec queue run`", style="yellow")
-    return {"queues": listed, "seen_at": seen}
+    lacking = opened.lacking()
+    for each in lacking:
+        console.print(f"a guarantee cannot be kept now: {each}", style="yellow", markup=False)
+    return {"queues": listed, "seen_at": seen, "lacking": lacking}
 
 
 def _when(at: float | None, now: float) -> str:
@@ -233,9 +253,12 @@ def remove_command(
     name: Annotated[str, typer.Argument(help="Queue without jobs.")], ledger: LedgerOption = None
 ) -> Answer:
     """Remove a queue that no job uses."""
+    from rayrec.jobs.overview import check_queues
+
     opened = open_ledger(ledger)
     with opened.change():
         opened.remove_queue(name)
+        check_queues(opened, opened.queues())  # others may use what they borrow of it
     print_rows(f"Queue {name}", [("removed", "its jobs that are over stay in the ledger")])
     return {"queue": name, "removed": True}
 
@@ -248,6 +271,9 @@ def run_command(
     ] = None,
     moved: Annotated[
         bool, typer.Option("--moved", help="The ledger's cluster has a new head at a new address.")
+    ] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="The queue of another ledger does not run here any more.")
     ] = False,
     ledger: LedgerOption = None,
 ) -> Answer:
@@ -271,7 +297,11 @@ def run_command(
     def scale(entry: JobEntry, num_replicas: int) -> bool:
         return limits.allow(num_replicas, f"queue {entry.job.queue} leaves it so many")
 
-    watcher = ClusterWatcher(address or os.environ.get("RAY_ADDRESS") or None)
+    def replica_nodes(entry: JobEntry) -> Sequence[str]:
+        state = limits.state()
+        return () if state is None else state.nodes
+
+    watcher = ClusterWatcher(address or os.environ.get("RAY_ADDRESS") or None, opened.owner, take_over)
     with alone(path):
         try:
             QueueLoop(
@@ -283,6 +313,7 @@ def run_command(
                 scale=scale,
                 has_moved=moved,
                 check_alone=check_alone,
+                replica_nodes=replica_nodes,
             ).run()
         finally:
             watcher.close()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -46,6 +46,7 @@ from rayrec.jobs.lines import Entry, Line, Reservation, Reservations
 from rayrec.jobs.queues import QueuesConfig
 from rayrec.jobs.quota import Candidate
 from rayrec.jobs.reasons import (
+    Lack,
     amounts_in_words,
     expected_starts,
     names_of,
@@ -656,11 +657,10 @@ class Scheduler:
                     decisions.append(Grow(run.job.id, reason, running.size, running.placed, running.cells))
 
     def _settle(self, now: float, decisions: list[Decision]) -> None:
-        """Where nobody waits: larger, who is below what it wished for."""
+        """Larger, who is below what it wished for, where nobody waits for that."""
         state, settings = self.state, self.settings
         self._secure(now, decisions)
-        waits_for_cards = any(line.keys for line in self._lines.values())
-        if waits_for_cards or self._planned:
+        if self._planned:
             return
         small = [
             run
@@ -670,7 +670,7 @@ class Scheduler:
             and self._may_grow(run, now)
         ]
         small.sort(key=lambda run: run.job.order)
-        free_NR = state.free_and_left()
+        free_NR = self._kept.spare(state.free_and_left())
         for run in small[: settings.max_candidates]:
             job, running = run.job, run.running
             for number in range(running.size):
@@ -678,7 +678,8 @@ class Scheduler:
                     name: amount - run.amounts.get(name, 0)
                     for name, amount in state.counted(job.queue, job.sizes[number]).items()
                 }
-                if not state.tree.fits(job.queue, more):
+                more = {name: amount for name, amount in more.items() if amount > 0}
+                if not state.tree.fits(job.queue, more) or self._is_wanted(job.queue, more, now):
                     continue
                 placed = state.extended(job, running.size, number, running.placed, free_NR)
                 if placed is None:
@@ -688,11 +689,31 @@ class Scheduler:
                     faster = job.sizes[number].speed / job.sizes[running.size].speed
                     ends_at = now + max(0.0, running.ends_at - now) / faster
                 state.grow(run, number, placed, now, ends_at)
-                free_NR = state.free_and_left()
+                free_NR = self._kept.spare(state.free_and_left())
                 which = f"size {number + 1} of {len(job.sizes)}"
-                reason = f"goes on as {which}: there is room, and nobody waits for it"
+                reason = f"goes on as {which}: there is room, and nobody else is to have it"
                 decisions.append(Grow(job.id, reason, number, placed, run.running.cells))
                 break
+
+    def _is_wanted(self, queue: str, more: Mapping[str, int], now: float) -> bool:
+        """Whether somebody waits, and not for a time, for what a job of a queue would have in addition.
+
+        Others than its own queue are not asked where that is within its guarantee, and those that have no
+        quota whoever gives back want nothing now.
+        """
+        tree = self.state.tree
+        is_own = not tree.borrows(queue, more)
+        for line in self._lines.values():
+            if is_own and line.queue != queue:
+                continue
+            for keys in line.shapes.values():
+                job = self._entries[keys[-1][2]].job
+                if job.not_before is not None and now < job.not_before:
+                    continue  # and so are all of this shape: those with a time are the first of their line
+                amounts = self.state.counted(job.queue, job.sizes[-1])
+                if not more.keys().isdisjoint(amounts) and tree.could_fit_beside(job.queue, amounts):
+                    return True
+        return False
 
     def _may_grow(self, run: Run, now: float) -> bool:
         since = run.running.started_at if run.running.changed_at is None else run.running.changed_at
@@ -710,17 +731,6 @@ class Scheduler:
         with self.state.set_aside(job):
             return job if self.state.is_within(job, job.sizes[0]) else None
 
-    @property
-    def next_change_at(self) -> float | None:
-        """When `decide` may say something new although nothing happens: a reservation's time."""
-        times = [
-            entry.job.not_before - grace
-            for entry in (*self._entries.values(), *self._planned.values())
-            if entry.job.not_before is not None
-            for grace in (0.0, self.settings.grace_s)
-        ]
-        return min(times, default=None)
-
     # What is said of those who wait
 
     def waits(self, now: float, num_expected: int = 200) -> list[Wait]:
@@ -730,6 +740,7 @@ class Scheduler:
             num_expected: of how many jobs the time of their start is computed.
         """
         expected = expected_starts(self.state, self._entries.values(), now, num_expected)
+        lack = Lack(self.state)
         found: list[Wait] = []
         for entry in self._planned.values():
             run = self.state.runs[entry.job.id]
@@ -745,7 +756,8 @@ class Scheduler:
             for place, key in enumerate(line.keys):
                 entry = self._entries[key[2]]
                 kept = self._kept.next_time(entry)
-                reason = why_waits(self.state, entry, place, self._penalty(entry), kept, now)
+                penalty = self._penalty(entry)
+                reason = why_waits(self.state, entry, lack.of(entry), place, penalty, kept, now)
                 found.append(Wait(entry.job.id, reason, expected.get(entry.job.id), entry.num_passed))
         return found
 
@@ -767,14 +779,23 @@ def decide(
         InputError: a job's queue is unknown, or its sizes are no way down.
     """
     scheduler = Scheduler(config, nodes, settings, running, waiting)
-    refused: list[Decision] = []
+    hopeless: list[Decision] = []
     for each in sorted(waiting, key=lambda each: each.job.order):
+        # It was possible when it was submitted: nodes come back, and so does what they have.
         if (refusal := scheduler.submit(each)) is not None:
-            refused.append(refusal)
+            reason = f"could not run on the nodes that there are: {refusal.reason}"
+            hopeless.append(Wait(each.job.id, reason, None, each.num_passed))
     decisions = scheduler.decide(now)
     reserved = {each.job_id for each in decisions if isinstance(each, Reserve)}
     waits = [each for each in scheduler.waits(now) if each.job_id not in reserved]
-    return [*refused, *decisions, *waits]
+    return [*hopeless, *decisions, *waits]
+
+
+def lacking_cells(
+    config: QueuesConfig, nodes: Sequence[Node], running: Sequence[Running]
+) -> list[str]:
+    """Sentences on guaranteed cells for which no node is left, since some are gone or quarantined."""
+    return ClusterState(config, nodes, running).lacking_cells
 
 
 def check_change(config: QueuesConfig, nodes: Sequence[Node], running: Sequence[Running]) -> None:

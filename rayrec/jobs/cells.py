@@ -90,6 +90,8 @@ class Guarantees:
             if cells:
                 self._cells[queue.name] = cells
         self._chosen: dict[tuple[str, int, str | None], tuple[int, Size, Placed | None]] = {}
+        self._holds: dict[tuple[str, int] | None, tuple[Size, bool]] = {}
+        """By queue and id of the size, which is kept beside it, whether all cells together hold it."""
         self._rooms = {
             name: Room([_as_node(cell, None) for cell in cells]) for name, cells in self._cells.items()
         }
@@ -306,10 +308,22 @@ class Guarantees:
 
     def could_hold(self, queue: str, size: Size, within: str | None) -> bool:
         """Whether a size fits in the cells while no job is in them."""
-        room = self._rooms[queue]
+        # Where all cells are bound, and nothing depends on labels, it does not matter where.
+        room, cells = self._rooms[queue], self._cells[queue]
+        key = None
+        if within is None and not any(group.labels for group in size.groups):
+            if all(cell.node is not None for cell in cells):
+                key = queue, id(size)
+        if key in self._holds and self._holds[key][0] is size:
+            return self._holds[key][1]
         left_NR = room.total_NR.copy()
-        left_NR[[cell.node is None for cell in self._cells[queue]]] = 0
-        return room.place(size, within, left_NR) is not None
+        left_NR[[cell.node is None for cell in cells]] = 0
+        can = room.place(size, within, left_NR) is not None
+        if key is not None:
+            if len(self._holds) > MOST_REMEMBERED:
+                self._holds.clear()
+            self._holds[key] = size, can
+        return can
 
     def choose(self, queue: str, size: Size, within: str | None) -> Placed | None:
         """Free cells of the queue for every actor: where the job would be in a cluster of the queue's own."""

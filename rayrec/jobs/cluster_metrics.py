@@ -82,9 +82,10 @@ class ClusterMetrics(Collector):
             since = min((each["submitted_at"] for each in queue["waiting"]), default=now)
             oldest.add_metric([queue["name"]], max(0.0, now - since))
         states = _labeled("jobs", "Jobs in the ledger", "state")
-        for state, count in Counter(entry.state.value for entry in ledger.jobs()).items():
+        for state, count in ledger.num_jobs().items():
             states.add_metric([state], count)
         yield from (quota, used, running, waiting, oldest, states)
+        yield _gauge("queue_cells_lacking", "Guarantees for which no node is left", len(ledger.lacking()))
 
     def _of_nodes(self) -> Iterator[GaugeMetricFamily]:
         now, quarantine = self._clock(), Quarantine(self._folder)

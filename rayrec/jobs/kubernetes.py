@@ -14,6 +14,7 @@ Fields are those of the published schemas of Kueue 0.20 and KubeRay 1.7, against
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -27,7 +28,7 @@ from pydantic import Field, field_validator
 from rayrec.jobs.job import Job
 from rayrec.jobs.ledger import Command
 from rayrec.jobs.queues import NAME, QueueConfig, QueuesConfig, ResourceQuota
-from rayrec.jobs.runner import TRAINERS
+from rayrec.jobs.runner import arguments_of
 from rayrec.pipelines.cluster.placement import ActorGroup, Node
 from rayrec.platform.config import Config
 from rayrec.platform.devices import ACCELERATOR_RESOURCES, HOST
@@ -50,8 +51,8 @@ UNCOUNTED = "1000000"
 PODS = "cpu", "memory"
 MOST_GROUPS = 17
 """Groups of workers, in one workload of Kueue."""
-MOST_OF_NAME = 43
-"""Characters of a job's id in its name; KubeRay takes 47, and one may be put before it."""
+MOST_OF_NAME, DIGITS = 43, 8
+"""Characters of a job's name, of which KubeRay takes 47, and of the hash of an id that was changed for it."""
 VOLUME = "shared"
 QUANTITY = r"^\d+(\.\d+)?([kMGTPE]i?)?$"
 
@@ -146,7 +147,7 @@ def job_manifests(job: Job, command: Command, settings: KubernetesConfig) -> lis
     }
     if command.env:
         spec["runtimeEnvYAML"] = yaml.safe_dump({"env_vars": dict(command.env)})
-    return [_priority(job), _queued(_object(KUBERAY, "RayJob", _name(job.id), spec, settings.namespace), job)]
+    return [_priority(job), _queued(_object(KUBERAY, "RayJob", job_name(job.id), spec, settings.namespace), job)]
 
 
 def service_manifests(job: Job, arguments: Mapping[str, Any], settings: KubernetesConfig) -> list[Manifest]:
@@ -167,7 +168,7 @@ def service_manifests(job: Job, arguments: Mapping[str, Any], settings: Kubernet
         "serveConfigV2": yaml.safe_dump({"http_options": http, "applications": [application]}),
         "rayClusterConfig": _cluster(job, settings),
     }
-    service = _object(KUBERAY, "RayService", _name(job.id), spec, settings.namespace)
+    service = _object(KUBERAY, "RayService", job_name(job.id), spec, settings.namespace)
     return [_priority(job), _queued(service, job)]
 
 
@@ -286,12 +287,16 @@ def _quantity(count: float) -> str:
     return f"{count:.3f}".rstrip("0").rstrip(".")
 
 
-def _name(job_id: str) -> str:
-    """Of an object of Kubernetes, short enough for what KubeRay makes of it."""
-    name = re.sub(r"[^a-z0-9-]+", "-", job_id.lower()).strip("-")[:MOST_OF_NAME].strip("-")
+def job_name(job_id: str) -> str:
+    """Of an object of Kubernetes, short enough for what KubeRay makes of it, and different for each job."""
+    name = re.sub(r"[^a-z0-9-]+", "-", job_id.lower()).strip("-")
     if not name:
         raise InputError(f"job {job_id!r}: no name of Kubernetes can be made of its id; submit it with --id")
-    return name if name[0].isalpha() else f"job-{name}"
+    name = name if name[0].isalpha() else f"job-{name}"
+    if name == job_id and len(name) <= MOST_OF_NAME:
+        return name
+    digest = hashlib.sha256(job_id.encode()).hexdigest()[:DIGITS]
+    return f"{name[: MOST_OF_NAME - DIGITS - 1].strip('-')}-{digest}"
 
 
 def _priority_name(priority: int) -> str:
@@ -314,14 +319,7 @@ def _queued(manifest: Manifest, job: Job) -> Manifest:
 
 
 def _entrypoint(job: Job, command: Command, settings: KubernetesConfig) -> str:
-    argv = list(command.argv)
-    if job.kind == "train":
-        assert command.run is not None, "a training has a folder"
-        num_trainers = job.sizes[0].counts()["trainer"]
-        argv += ["--set", f"{TRAINERS}={num_trainers}", "--run", command.run, "--resume-if-begun"]
-    if command.is_rayrec:
-        argv = [settings.python, "-m", "rayrec", *argv]
-    line = shlex.join(argv)
+    line = shlex.join(arguments_of(job, command, job.sizes[0], settings.python))
     if command.working_dir is None:
         return line
     if "://" in command.working_dir:

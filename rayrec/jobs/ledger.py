@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,8 +93,6 @@ class JobState(StrEnum):
     failed = "failed"
     stopped = "stopped"
     """By its user."""
-    refused = "refused"
-    """It could never run."""
 
     @property
     def is_over(self) -> bool:
@@ -227,6 +226,10 @@ class Ledger:
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
             self._prepare()
         except (sqlite3.DatabaseError, OSError) as error:
+            if "locked" in str(error):
+                raise InputError(
+                    f"{path}: another process has been writing it for {BUSY_S:.0f} s; try again"
+                ) from error
             raise InputError(
                 f"{path}: not a ledger of the queue ({error}); name another with --ledger or "
                 f"{LEDGER_VARIABLE}"
@@ -240,18 +243,27 @@ class Ledger:
         # A decision that is acted upon has to be on disk, also if the power is cut.
         self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
-        with self.change():
-            tables = {row["name"] for row in self._db.execute("SELECT name FROM sqlite_master")}
-            if "about" not in tables:
-                for statement in TABLES.split(";"):
-                    self._db.execute(statement)
-                self._put("schema", str(SCHEMA))
+        if not self._has_tables():  # who only reads waits for nobody who writes
+            with self.change():
+                if not self._has_tables():
+                    for statement in TABLES.split(";"):
+                        self._db.execute(statement)
+                    self._put("schema", str(SCHEMA))
         found = int(self.about("schema") or 0)
         if found != SCHEMA:
             raise InputError(
                 f"{self.path}: a ledger of schema {found}, and this version of rayrec reads schema {SCHEMA}; "
                 "use the version that made it, or name another with --ledger"
             )
+
+    def _has_tables(self) -> bool:
+        found = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone()
+        return found is not None
+
+    @property
+    def owner(self) -> str:
+        """By what name a Ray cluster knows this ledger."""
+        return f"{self.path.resolve()} on {socket.gethostname()}"
 
     def close(self) -> None:
         self._db.close()
@@ -315,6 +327,14 @@ class Ledger:
         """The nodes as they are seen now, for commands that do not join the cluster."""
         self._put("nodes", _NODES.dump_json(tuple(nodes)).decode())
         self._put("nodes_at", str(now))
+
+    def keep_lacking(self, sentences: Sequence[str]) -> None:
+        """Guaranteed cells that find no node now."""
+        self._put("lacking", json.dumps(list(sentences)))
+
+    def lacking(self) -> list[str]:
+        """As the queue found them last."""
+        return [str(each) for each in json.loads(self.about("lacking") or "[]")]
 
     def nodes(self) -> tuple[Node, ...] | None:
         """As the queue saw them last; None if it has not run."""
@@ -416,6 +436,25 @@ class Ledger:
             f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY submitted_at, id", wanted
         )
         return [self._entry(row) for row in rows]
+
+    def num_jobs(self) -> dict[str, int]:
+        """By state, all jobs that are kept."""
+        rows = self._db.execute("SELECT state, COUNT(*) AS count FROM jobs GROUP BY state")
+        return {row["state"]: row["count"] for row in rows}
+
+    def prune(self, before: float) -> int:
+        """Forget jobs that ended before a time, with their attempts and decisions.
+
+        Returns:
+            How many.
+        """
+        old = [row["id"] for row in self._db.execute("SELECT id FROM jobs WHERE ended_at < ?", (before,))]
+        for job_id in old:
+            for table in ("decisions", "attempts"):
+                self._db.execute(f"DELETE FROM {table} WHERE job = ?", (job_id,))
+            self._db.execute("DELETE FROM jobs WHERE id = ?", (job_id,))
+            self._jobs.pop(job_id, None)
+        return len(old)
 
     def _entry(self, row: sqlite3.Row) -> JobEntry:
         known = self._jobs.get(row["id"])

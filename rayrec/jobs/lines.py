@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import bisect
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rayrec.jobs.job import Job, Placed, Waiting
-from rayrec.jobs.room import apart
+from rayrec.jobs.room import Gang, apart
 from rayrec.jobs.state import ClusterState, Run
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import ACCELERATOR_RESOURCES
@@ -75,6 +78,39 @@ class Reservation:
     num_releases: int
 
 
+class _Later:
+    """What is left when the first of those who run have ended."""
+
+    def __init__(self, state: ClusterState, groups: Sequence[Sequence[Run]], by_quota: bool) -> None:
+        """
+        Args:
+            groups: of jobs that end at one time, in order.
+            by_quota: quotas are looked at; there is enough of them now, else.
+        """
+        self._state, self._groups, self._by_quota = state, groups, by_quota
+        self.left_NR = state.left_NR.copy()
+        self._num_gone = 0
+
+    def go_to(self, num_gone: int) -> None:
+        """So many groups have ended. The state's quotas are as then, until it is 0 again."""
+        tree = self._state.tree
+        is_back = num_gone < self._num_gone
+        first, last = sorted((num_gone, self._num_gone))
+        for group in self._groups[first:last]:
+            for run in group:
+                apart(self.left_NR, run.kept, -1 if is_back else 1)
+                if self._by_quota:
+                    (tree.add if is_back else tree.remove)(run.job.queue, run.amounts)
+        self._num_gone = num_gone
+
+    def may_fit(self, job: Job, amounts: Mapping[str, int], gang: Gang) -> bool:
+        """By counts alone."""
+        state = self._state
+        return (not self._by_quota or state.tree.fits(job.queue, amounts)) and state.room.may_fit(
+            gang, self.left_NR
+        )
+
+
 class Reservations:
     """Who is blocked, and what is kept for them."""
 
@@ -102,7 +138,12 @@ class Reservations:
         is_closed = self._is_closed(entry, now)
         is_timed = job.not_before is not None and now < job.not_before
         known = self._reservations.get(job.id)
-        others = [each for each in self._reservations.values() if not each.is_closed and each is not known]
+        others = [
+            each
+            for each in self._reservations.values()
+            # One for a time is there whoever is blocked.
+            if not each.is_closed and each is not known and each.entry.job.not_before is None
+        ]
         if known is None and others and not is_closed and not is_timed:
             return
         if known is None or known.is_closed != is_closed or (known.time <= now and self._is_old(known, now)):
@@ -130,34 +171,33 @@ class Reservations:
         amounts = state.counted(job.queue, size)
         gang = state.room.gang(size, job.within)
         assert gang is not None, "it was checked"
-        ends = sorted(
-            ((math.inf if run.running.ends_at is None else max(now, run.running.ends_at)), number, run)
-            for number, run in enumerate(state.runs.values())
-        )
-        left_NR, time, gone = state.left_NR.copy(), now, list[Run]()
+        ends: dict[float, list[Run]] = {}
+        for run in state.runs.values():
+            at = math.inf if run.running.ends_at is None else max(now, run.running.ends_at)
+            ends.setdefault(at, []).append(run)
+        times = sorted(ends)
         least = now if job.not_before is None else max(now, job.not_before)
+        later = _Later(state, [ends[time] for time in times], not state.tree.fits(job.queue, amounts))
         placed: Placed | None = None
-        by_quota = not state.tree.fits(job.queue, amounts)
         try:
-            for place in range(len(ends) + 1):
-                following = ends[place][0] if place < len(ends) else math.inf
-                # All that end at one time are gone together.
-                if (
-                    (max(time, least) < following or place == len(ends))
-                    and (not by_quota or state.tree.fits(job.queue, amounts))
-                    and state.room.may_fit(gang, left_NR)
-                    and (placed := state.room.place(size, job.within, left_NR)) is not None
-                ):
+            # All that end at one time are gone together. Counts only rise with that, so the first time at
+            # which they are enough is found by halves; which nodes are free may rule it out still.
+            first, last = bisect.bisect_right(times, least), len(times)
+            while first < last:
+                later.go_to(middle := (first + last) // 2)
+                if later.may_fit(job, amounts, gang):
+                    last = middle
+                else:
+                    first = middle + 1
+            for place in range(first, len(times) + 1):
+                later.go_to(place)
+                if later.may_fit(job, amounts, gang):
+                    placed = state.room.place(size, job.within, later.left_NR)
+                if placed is not None:
                     break
-                if place < len(ends):
-                    time, _, run = ends[place]
-                    apart(left_NR, run.kept, 1)
-                    if by_quota:
-                        state.tree.remove(run.job.queue, run.amounts)
-                        gone.append(run)
+            time, left_NR = (times[place - 1] if place else now), later.left_NR.copy()
         finally:
-            for run in gone:
-                state.tree.add(run.job.queue, run.amounts)
+            later.go_to(0)
         self.drop(job.id)
         if placed is not None:
             apart(left_NR, state.room.held(size.groups, placed))
@@ -183,6 +223,12 @@ class Reservations:
             if known.is_closed or ends_at is None or ends_at > known.time:
                 kept.append(known)
         return kept
+
+    def spare(self, free_NR: Int64Array) -> Int64Array:
+        """What of room is left by all that is kept."""
+        for known in self._reservations.values():
+            free_NR = np.minimum(free_NR, known.spare_NR)
+        return free_NR
 
     def refresh(self, now: float) -> None:
         """Reservations of before what was given back since, once in a while."""

@@ -32,12 +32,11 @@ from pathlib import Path
 
 from pydantic import Field
 
-from rayrec.jobs.admission import SchedulingConfig, decide
+from rayrec.jobs.admission import SchedulingConfig, decide, lacking_cells
 from rayrec.jobs.job import (
     Decision,
     Grow,
     Placed,
-    Refuse,
     Reserve,
     Running,
     Shrink,
@@ -62,11 +61,16 @@ KEEP_NODES_S = 10.0
 """Between two writes of the nodes for other commands."""
 MEMORY = {"memory", "object_store_memory"}
 """Resources that Ray counts in bytes, and jobs do not ask for."""
+DAY_S = 86_400.0
+SILENT_ATTEMPTS = 3
+"""In a row, of which the head does not say how they stand: then it is down."""
 SHOWN_CHARACTERS = 300
 """Of what a failed attempt said last."""
 
 Scale = Callable[[JobEntry, int], bool]
 """Tell the controller of a running service how many replicas it may have; whether it has no more."""
+ReplicaNodes = Callable[[JobEntry], Sequence[str]]
+"""Of every replica of a service that exists; none if that is not known."""
 Look = Callable[[Sequence[Awaited]], View]
 
 
@@ -82,6 +86,8 @@ class QueueRunConfig(Config):
     """An attempt that failed sooner has failed fast, and the next one reclaims nothing for a while."""
     python: str | None = None
     """Interpreter that has rayrec, by its path on the cluster; None: the path of the queue's own."""
+    keep_days: float = Field(default=90.0, gt=0)
+    """After so long, a job that is over is forgotten; its id may come again where Ray has forgotten it, too."""
     scheduling: SchedulingConfig = SchedulingConfig()
 
 
@@ -92,6 +98,7 @@ def alone(ledger: Path) -> Iterator[None]:
     Raises:
         InputError: one does; says which.
     """
+    ledger = ledger.resolve()  # by whatever name it is known
     # Never deleted: another process may be about to lock the file that would be gone.
     with open(ledger.with_name(ledger.name + ".lock"), "a+") as lock:
         try:
@@ -123,6 +130,7 @@ class QueueLoop:
         sleep: Callable[[float], None] = time.sleep,
         has_moved: bool = False,
         check_alone: Callable[[Sequence[Node]], None] = lambda nodes: None,
+        replica_nodes: ReplicaNodes = lambda entry: (),
     ) -> None:
         """
         Args:
@@ -134,10 +142,15 @@ class QueueLoop:
         self._settings = settings or QueueRunConfig()
         self._scale, self._now, self._sleep = scale, now, sleep
         self._has_moved, self._check_alone = has_moved, check_alone
+        self._replica_nodes = replica_nodes
         self._said: str | None = None
         self._cluster: ClusterId | None = None
         """That this process has seen last."""
         self._nodes_kept_at = self._decided_at = float("-inf")
+        self._troubles: dict[str, str] = {}
+        """By submission, what Ray said last instead of an answer."""
+        self._last_seen: float | None = None
+        """When the cluster was seen before this look."""
         self._decided_on: object = None
         """State of the ledger and of the nodes after the last decision."""
 
@@ -150,7 +163,8 @@ class QueueLoop:
         while not is_over():
             began = self._now()
             self.tick()
-            self._sleep(max(0.0, self._settings.tick_s - (self._now() - began)))
+            left_s = self._settings.tick_s - (self._now() - began)
+            self._sleep(min(max(0.0, left_s), self._settings.tick_s))  # the clock may be put back meanwhile
 
     def tick(self) -> bool:
         """Look once, and do what follows.
@@ -177,13 +191,10 @@ class QueueLoop:
         return True
 
     def _tick(self) -> None:
+        self._last_seen = self._ledger.seen_at()
         attempts = self._ledger.attempts()
         # Reports come before the look: who was over by then has no actors that come later.
-        reports = {
-            each.submission: self._runner.report(each.submission)
-            for each in attempts
-            if each.phase is not Phase.starting
-        }
+        reports = self._reports([each for each in attempts if each.phase is not Phase.starting])
         awaited = [
             Awaited(submission, report.ray_job)
             for submission, report in reports.items()
@@ -192,13 +203,57 @@ class QueueLoop:
         view = self._look(awaited)
         self._check_cluster(view)
         for attempt in attempts:
-            self._follow(attempt, reports.get(attempt.submission), view)
-        if self._now() >= self._decided_at + self._settings.decide_s or self._decided_on != self._seen(view):
+            if attempt.phase is Phase.starting or attempt.submission in reports:
+                with self._apart(attempt):
+                    self._follow(attempt, reports.get(attempt.submission), view)
+        if self._is_due(self._decided_at, self._settings.decide_s) or self._decided_on != self._seen(view):
             self._decide(view)
             self._decided_at, self._decided_on = self._now(), self._seen(view)
         for attempt in self._ledger.attempts():
             if attempt.phase is Phase.starting:
-                self._submit(attempt, view)
+                with self._apart(attempt):
+                    self._submit(attempt, view)
+
+    def _is_due(self, last: float, every_s: float) -> bool:
+        """Whether something is done again; also after the clock was put back."""
+        return not last <= self._now() < last + every_s
+
+    def _reports(self, attempts: Sequence[Attempt]) -> dict[str, Report | None]:
+        """How attempts stand, without those of which Ray does not answer.
+
+        Raises:
+            HeadDownError: it does not answer at all.
+        """
+        reports: dict[str, Report | None] = {}
+        in_vain = 0
+        for each in attempts:
+            try:
+                with self._apart(each, stays_silent=False):
+                    reports[each.submission] = self._runner.report(each.submission)
+                in_vain = 0
+            except HeadDownError:
+                in_vain += 1
+                if in_vain == SILENT_ATTEMPTS:
+                    raise
+        return reports
+
+    @contextmanager
+    def _apart(self, attempt: Attempt, stays_silent: bool = True) -> Iterator[None]:
+        """What Ray does not do for one attempt inside the block holds up no other one.
+
+        Args:
+            stays_silent: it is told in the log alone, and tried again at the next look.
+        """
+        try:
+            yield
+        except HeadDownError as error:
+            if self._troubles.get(attempt.submission) != str(error):
+                logger.warning("%s: %s; it is tried again", attempt.submission, error)
+                self._troubles[attempt.submission] = str(error)
+            if not stays_silent:
+                raise
+        else:
+            self._troubles.pop(attempt.submission, None)
 
     def _seen(self, view: View) -> object:
         """What is decided by, but for the time. How much memory is free changes all the time."""
@@ -210,6 +265,11 @@ class QueueLoop:
 
     def _check_cluster(self, view: View) -> None:
         now = self._now()
+        if view.owner not in ("", self._ledger.owner):
+            raise InputError(
+                f"the queue of another ledger ({view.owner}) has this Ray cluster, and two would give the "
+                "same cards away twice; submit to that one, or use --take-over if it does not run any more"
+            )
         if self._cluster != view.cluster:
             self._check_alone(view.nodes)
             self._cluster = view.cluster
@@ -217,9 +277,13 @@ class QueueLoop:
             with self._ledger.change():
                 self._ledger.bind(view.cluster, self._has_moved)
             self._has_moved = False
-        if now >= self._nodes_kept_at + KEEP_NODES_S:
+        if self._is_due(self._nodes_kept_at, KEEP_NODES_S):
+            running = [each.running for each in self._ledger.jobs(JobState.running) if each.running]
+            lacking = lacking_cells(self._ledger.queues(), view.nodes, running)
             with self._ledger.change():
+                self._ledger.keep_lacking(lacking)
                 self._ledger.keep_nodes(view.nodes, now)
+                self._ledger.prune(now - self._settings.keep_days * DAY_S)
             self._nodes_kept_at = now
 
     # Following attempts
@@ -246,7 +310,7 @@ class QueueLoop:
         assert entry.running is not None, "it has an attempt"
         if entry.job.kind == "service" and self._scale is not None:
             self._scale(entry, _num_replicas(entry, attempt.size))  # before it has any
-        owner = f"{self._ledger.path.resolve()} on {socket.gethostname()}"
+        owner = f"{self._ledger.owner}, of {entry.job.submitted_at}"  # ids that are forgotten may come again
         submission = submission_of(
             attempt, entry.running, entry.command, owner, self._settings.python or sys.executable
         )
@@ -273,6 +337,8 @@ class QueueLoop:
         elif wanted is None:
             why = entry.reason
         elif wanted == attempt.size:
+            if entry.job.kind == "service" and self._scale is not None:
+                self._scale(entry, _num_replicas(entry, wanted))  # others may have changed it
             return
         elif entry.job.kind == "service" and self._scale is not None:
             self._scaled(attempt, entry, wanted)
@@ -301,6 +367,10 @@ class QueueLoop:
         assert attempt.asked_at is not None
         answer = self._trainings.ask_snapshot(attempt.submission, Path(entry.command.run))
         now = self._now()
+        if now < attempt.asked_at:  # the clock was put back
+            with self._ledger.change():
+                self._ledger.put_attempt(replace(attempt, asked_at=now))
+            return
         if answer is None and now < attempt.asked_at + self._settings.snapshot_s:
             return
         lost_s = self._lost_s(attempt, entry)
@@ -345,6 +415,9 @@ class QueueLoop:
                 self._finish(entry, JobState.stopped, "stopped through Ray, and not by the queue")
             elif _gone(running, view):
                 self._wait_again(entry, f"attempt {attempt.number} went with a node that is gone")
+            elif report.never_ran:
+                said = _last_line(report.message)
+                self._wait_again(entry, f"attempt {attempt.number} had no process of Ray's: {said}")
             else:
                 self._failed(attempt, entry, report)
 
@@ -363,14 +436,21 @@ class QueueLoop:
             if entry.is_cancelled:
                 self._finish(entry, JobState.stopped, "stopped by its user")
             else:
-                self._wait_again(entry, f"attempt {attempt.number} is lost: {why}")
+                # It worked until the cluster was seen last, and what it did since its snapshot is lost.
+                at = self._now() if self._last_seen is None else min(self._now(), self._last_seen)
+                lost_s = 0.0 if entry.running is None else entry.running.lost_s
+                self._wait_again(entry, f"attempt {attempt.number} is lost: {why}", at - lost_s)
 
     def _failed(self, attempt: Attempt, entry: JobEntry, report: Report) -> None:
         """A failure of its own: tried again a few times, unless no try can succeed."""
         assert entry.waiting is not None
         now = self._now()
         is_fast = now < attempt.began_at + self._settings.fast_s
-        num_failures = entry.num_failures + 1 if is_fast else 1
+        # A training that dies before its first snapshot comes no further, however long that takes.
+        is_further = not is_fast
+        if entry.job.kind == "train" and self._lost_s(attempt, entry) >= now - attempt.began_at:
+            is_further = False
+        num_failures = 1 if is_further else entry.num_failures + 1
         said = _last_line(report.message)
         is_wrong = entry.command.is_rayrec and report.exit_code == WRONG_INPUT
         if is_wrong or num_failures > entry.command.retries:
@@ -379,7 +459,7 @@ class QueueLoop:
             return
         waiting = replace(
             entry.waiting,
-            num_fast_failures=entry.waiting.num_fast_failures + 1 if is_fast else 0,
+            num_fast_failures=0 if is_further else entry.waiting.num_fast_failures + 1,
             failed_at=now,
         )
         self._wait_again(
@@ -387,13 +467,18 @@ class QueueLoop:
             f"attempt {attempt.number} failed, and is tried again: {said}",
         )
 
-    def _wait_again(self, entry: JobEntry, reason: str) -> None:
+    def _wait_again(self, entry: JobEntry, reason: str, worked_until: float | None = None) -> None:
+        """
+        Args:
+            worked_until: None: until now.
+        """
         running, waiting, now = entry.running, entry.waiting, self._now()
         assert running is not None
         assert waiting is not None
         left_s = waiting.left_s
         if entry.job.kind == "train" and running.ends_at is not None:
-            left_s = max(0.0, running.ends_at - now) * entry.job.sizes[running.size].speed
+            until = now if worked_until is None else worked_until
+            left_s = max(0.0, running.ends_at - until) * entry.job.sizes[running.size].speed
         waiting = replace(waiting, plan=None, left_s=left_s)
         self._ledger.update(
             replace(
@@ -457,11 +542,16 @@ class QueueLoop:
                     entries[job_id] = replace(entries[job_id], running=running)
                     self._ledger.update(entries[job_id])
             usable = {node.id for node in view.nodes if node.is_usable}
+            steps = [each.running.step for each in entries.values() if each.running is not None]
+            leave_for = {step.for_job for step in steps if step is not None}
             for each in entries.values():
-                plan = None if each.waiting is None else each.waiting.plan
-                if plan is not None and not usable.issuperset(_nodes(plan.placed)):
-                    assert each.waiting is not None
-                    # Of a node that comes back, others may have been given the room by then.
+                if each.waiting is None or (plan := each.waiting.plan) is None:
+                    continue
+                since = max(plan.since, each.job.not_before or 0.0)
+                is_late = now > since + 2 * self._settings.scheduling.grace_s and each.id not in leave_for
+                # Of a node that comes back, others may have been given the room by then; and where all have
+                # left who were asked to, somebody has it who does not ask the queue.
+                if is_late or not usable.issuperset(_nodes(plan.placed)):
                     entries[each.id] = replace(each, waiting=replace(each.waiting, plan=None))
                     self._ledger.update(entries[each.id])
             decisions = decide(
@@ -497,6 +587,8 @@ class QueueLoop:
             left_s = self._trainings.left_s(attempt.submission, Path(entry.command.run), now)
             if left_s is not None:
                 ends_at = now + left_s
+        if entry.job.kind == "service":
+            running = _where_it_is(running, self._replica_nodes(entry))
         return replace(running, lost_s=lost_s, ends_at=ends_at)
 
     def _applied(self, entry: JobEntry, decision: Decision, view: View, now: float) -> JobEntry:
@@ -523,8 +615,6 @@ class QueueLoop:
                     reason=reason,
                     starts_at=starts_at,
                 )
-            case Refuse(reason=reason):
-                return replace(entry, state=JobState.refused, running=None, reason=reason, ended_at=now)
             case Shrink(reason=reason, size=size, placed=placed, cells=cells, for_job=for_job):
                 assert running is not None
                 return replace(
@@ -548,6 +638,14 @@ class QueueLoop:
                     reason=reason,
                 )
         raise AssertionError(f"an unknown decision: {decision}")
+
+
+def _where_it_is(running: Running, nodes: Sequence[str]) -> Running:
+    """A service on the nodes that Ray Serve has chosen, which does not ask the queue."""
+    ((stage, members),) = running.placed.items()
+    if running.step is not None or len(nodes) != len(members) or sorted(nodes) == sorted(members):
+        return running
+    return replace(running, placed={stage: tuple(nodes)}, cells=None)
 
 
 def _num_replicas(entry: JobEntry, size: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rayrec.jobs.admission import Scheduler, check_change
@@ -24,7 +25,8 @@ def check_queues(ledger: Ledger, config: QueuesConfig) -> None:
         InputError: a quota below what runs, or guarantees that cannot all be had at once.
     """
     running = [each.running for each in ledger.jobs(JobState.running) if each.running is not None]
-    nodes = ledger.nodes()
+    # A quarantined node comes back; what is guaranteed on it is no less for that.
+    nodes = [replace(node, quarantined=None) for node in ledger.nodes() or ()]
     if nodes:
         check_change(config, nodes, running)
         return
@@ -50,6 +52,20 @@ def check_job(config: QueuesConfig, nodes: Sequence[Node] | None, job: Job) -> N
     refusal = Scheduler(config, nodes).submit(Waiting(job))
     if refusal is not None:
         raise InputError(f"job {job.id} could never run: {refusal.reason}")
+
+
+def check_only_service(ledger: Ledger) -> None:
+    """Refuse a service beside another one: `rayrec serve` has one application on a Ray cluster.
+
+    Raises:
+        InputError: one waits or runs.
+    """
+    for each in ledger.jobs(JobState.waiting, JobState.running):
+        if each.job.kind == "service":
+            raise InputError(
+                f"job {each.id} is a service, and a Ray cluster has one; stop it first (rayrec jobs --stop "
+                f"{each.id}), or let it end"
+            )
 
 
 def queue_list(ledger: Ledger) -> list[dict[str, Any]]:

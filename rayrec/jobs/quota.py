@@ -236,10 +236,6 @@ class QuotaTree:
     def usage(self, queue: str) -> dict[str, int]:
         return dict(self._queues[queue].usage)
 
-    def cohort_usage(self, cohort: str) -> dict[str, int]:
-        """What a cohort's queues use beyond what they keep for themselves."""
-        return dict(self._cohorts[cohort].usage)
-
     def nominal(self, queue: str) -> dict[str, int]:
         return dict(self._queues[queue].subtree)
 
@@ -265,6 +261,13 @@ class QuotaTree:
         entry = self._queues[queue]
         return all(
             name in entry.quotas and amount <= entry.potential(name) for name, amount in amounts.items()
+        )
+
+    def could_fit_beside(self, queue: str, amounts: Amounts) -> bool:
+        """Whether there would be, beside what the queue itself uses, if nobody else used anything."""
+        entry = self._queues[queue]
+        return all(
+            amount + entry.usage.get(name, 0) <= entry.potential(name) for name, amount in amounts.items()
         )
 
     def borrows(self, queue: str, amounts: Amounts | None = None) -> bool:
@@ -296,15 +299,6 @@ class QuotaTree:
             yield
         finally:
             self.remove(queue, amounts)
-
-    @contextmanager
-    def with_less(self, queue: str, amounts: Amounts) -> Iterator[None]:
-        """Inside the block, the queue uses `amounts` less."""
-        self.remove(queue, amounts)
-        try:
-            yield
-        finally:
-            self.add(queue, amounts)
 
     def share(self, queue: str) -> FairShare:
         return self._queues[queue].share()

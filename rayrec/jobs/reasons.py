@@ -17,9 +17,28 @@ SHOWN_NODES = 3
 """That a reason lists."""
 
 
+class Lack:
+    """What is missing on the nodes, of room that is free now, for jobs of each shape."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._nodes = state.free_nodes()
+        self._known: dict[int, str | None] = {}
+
+    def of(self, entry: Entry) -> str | None:
+        """None: the least size of the job has room."""
+        if entry.shape not in self._known:
+            try:
+                assign(entry.job.sizes[-1].groups, self._nodes)
+                self._known[entry.shape] = None
+            except NoNodeError as error:
+                self._known[entry.shape] = str(error)
+        return self._known[entry.shape]
+
+
 def why_waits(
     state: ClusterState,
     entry: Entry,
+    lack: str | None,
     place: int,
     penalty: float,
     kept: tuple[str, float] | None,
@@ -28,6 +47,7 @@ def why_waits(
     """For what a job waits, and why.
 
     Args:
+        lack: what is missing on the nodes for its least size.
         place: how many of its queue are before it.
         penalty: until when it takes no room from others.
         kept: a job for which room is kept, and when it has it.
@@ -51,13 +71,11 @@ def why_waits(
             for name in missing
         )
         return f"asks for {which}; waits until jobs of its cohort end or give back what they borrow{ahead}"
-    try:
-        assign(size.groups, state.free_nodes())
-    except NoNodeError as error:
+    if lack is not None:
         whose = ""
         if state.guarantees.has(job.queue) and not entry.line.borrows:
             whose = "; the cells of its queue are in use by its own jobs"
-        return f"{error}; waits until other jobs end{whose}{ahead}"
+        return f"{lack}; waits until other jobs end{whose}{ahead}"
     if job.within and state.room.place(size, job.within, state.free_and_left()) is None:
         return f"there is not room for all of its actors with one value of {job.within!r}{ahead}"
     if kept is not None:
@@ -81,10 +99,14 @@ def why_planned(state: ClusterState, run: Run) -> str:
 
 
 def expected_starts(state: ClusterState, entries: Iterable[Entry], now: float, most: int) -> dict[str, float]:
-    """If all jobs end as expected and start in order; without those behind one of which it is not known."""
-    left_NR = state.left_NR.copy()
+    """If all jobs end as expected and start in order; without those of which it is not known.
+
+    A queue of which the first job has no known start says nothing of those behind it.
+    """
+    tree, queues = state.tree, [queue.name for queue in state.config.queues]
+    usage = {name: tree.usage(name) for name in queues}
     ends = sorted(
-        (max(now, run.running.ends_at), number, run.kept)
+        (max(now, run.running.ends_at), number, run.kept, run.job.queue, run.amounts)
         for number, run in enumerate(state.runs.values())
         if run.running.ends_at is not None and not run.is_planned
     )
@@ -95,31 +117,48 @@ def expected_starts(state: ClusterState, entries: Iterable[Entry], now: float, m
             entry.key if math.isinf(entry.key[0]) else entry.job.order,
         ),
     )
+    left_NR, time, number = state.left_NR.copy(), now, len(state.runs)
     expected: dict[str, float] = {}
-    time, number = now, len(state.runs)
-    for entry in order[:most]:
-        job = entry.job
-        size = job.sizes[-1]
-        gang = state.room.gang(size, job.within)
-        assert gang is not None
-        time = max(time, job.not_before or time)
-        placed: Placed | None = None
-        while True:
-            while ends and ends[0][0] <= time:
-                apart(left_NR, ends.pop(0)[2], 1)
-            if state.room.may_fit(gang, left_NR):
-                placed = state.room.place(size, job.within, left_NR)
-            if placed is not None or not ends:
-                break
-            time = ends[0][0]
-        if placed is None:
-            break
-        expected[job.id] = time
-        held = state.room.held(size.groups, placed)
-        apart(left_NR, held)
-        if (ends_at := entry.waiting.ends_at(time, len(job.sizes) - 1)) is not None:
-            number += 1
-            bisect.insort(ends, (ends_at, number, held), key=lambda end: end[:2])
+    unknown: set[str] = set()
+    try:
+        for entry in order[:most]:
+            job = entry.job
+            if job.queue in unknown:
+                continue
+            size = job.sizes[-1]
+            amounts = state.counted(job.queue, size)
+            gang = state.room.gang(size, job.within)
+            assert gang is not None
+            placed: Placed | None = None
+            at, later_NR, gone = max(time, job.not_before or time), left_NR.copy(), 0
+            while True:
+                while gone < len(ends) and ends[gone][0] <= at:
+                    apart(later_NR, ends[gone][2], 1)
+                    tree.remove(*ends[gone][3:])
+                    gone += 1
+                if tree.fits(job.queue, amounts) and state.room.may_fit(gang, later_NR):
+                    placed = state.room.place(size, job.within, later_NR)
+                if placed is not None or gone == len(ends):
+                    break
+                at = ends[gone][0]
+            if placed is None:
+                for *_, queue, given in ends[:gone]:
+                    tree.add(queue, given)
+                unknown.add(job.queue)
+                continue
+            del ends[:gone]
+            expected[job.id] = time = at
+            held = state.room.held(size.groups, placed)
+            left_NR = later_NR
+            apart(left_NR, held)
+            tree.add(job.queue, amounts)
+            if (ends_at := entry.waiting.ends_at(time, len(job.sizes) - 1)) is not None:
+                number += 1
+                bisect.insort(ends, (ends_at, number, held, job.queue, amounts), key=lambda end: end[:2])
+    finally:
+        for name in queues:
+            tree.remove(name, tree.usage(name))
+            tree.add(name, usage[name])
     return expected
 
 

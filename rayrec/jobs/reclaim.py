@@ -95,8 +95,8 @@ class _Search:
 
     def find(self) -> Found | None:
         state, job = self._state, self._job
-        in_cells = state.guarantees.has(job.queue) and state.is_within(job, self._size)
         self._is_within = state.is_within(job, self._size)
+        in_cells = self._is_within and state.guarantees.has(job.queue)
         try:
             placed = self._in_own_cells() if in_cells else None
             if placed is None and (not in_cells or state.may_take_own(job)):
@@ -143,12 +143,17 @@ class _Search:
     def _would_fit(self, steps: Sequence[_Step]) -> bool:
         """Whether there were room, had all of them given all that they can be asked for."""
         state, job = self._state, self._job
-        left_NR = self._left_NR.copy()
-        for run in {step.run.job.id: step.run for step in steps}.values():
-            apart(left_NR, run.kept, 1)
+        left_NR = self._left_with(steps)
         if state.guarantees and not state.guarantees.has(job.queue):
             left_NR = np.minimum(left_NR, state.guarantees.promisable())
         return state.room.place(self._size, job.within, left_NR) is not None
+
+    def _left_with(self, steps: Sequence[_Step]) -> Int64Array:
+        """[N, R] what would be left, had all of them given all that they have."""
+        left_NR = self._left_NR.copy()
+        for run in {step.run.job.id: step.run for step in steps}.values():
+            apart(left_NR, run.kept, 1)
+        return left_NR
 
     def _in_own_cells(self) -> tuple[Placed, Placed | None] | None:
         """As in a cluster of its queue's own, with each cell on the node where the least is lost."""
@@ -162,12 +167,12 @@ class _Search:
         for step in steps:
             for node in step.run.kept:
                 there.setdefault(node, []).append(step)
+        most_NR = self._left_with(steps)
         reserved: dict[int, Int64Array] = {}
         with guarantees.held_still() as hold:
             for cell_id, need_R in guarantees.needs(job.queue, self._size, chosen):
-                found = self._cheapest(
-                    guarantees.spots(job.queue, cell_id, job.within), cell_id, need_R, there
-                )
+                spots = guarantees.spots(job.queue, cell_id, job.within)
+                found = self._cheapest(spots, cell_id, need_R, there, most_NR)
                 if found is None:
                     self._put_back(reserved)
                     self._undo()
@@ -177,6 +182,7 @@ class _Search:
                     self._take(step.run, step.number)
                     self._taken.append(step)
                 self._left_NR[node] -= need_R
+                most_NR[node] -= need_R
                 reserved[node] = reserved.get(node, 0) + need_R
                 hold(job.queue, cell_id)
         self._put_back(reserved)
@@ -193,20 +199,31 @@ class _Search:
         return None
 
     def _cheapest(
-        self, spots: Sequence[int], cell_id: str, need_R: Int64Array, there: Mapping[int, Sequence[_Step]]
+        self,
+        spots: Sequence[int],
+        cell_id: str,
+        need_R: Int64Array,
+        there: Mapping[int, Sequence[_Step]],
+        most_NR: Int64Array,
     ) -> tuple[int, list[_Step]] | None:
-        """The node that a cell is brought to, and what is asked for there; None: there is none."""
+        """The node that a cell is brought to, and what is asked for there; None: there is none.
+
+        Args:
+            there: by node, what could be asked for.
+            most_NR: what would be left, had all of that been given.
+        """
         guarantees, queue = self._state.guarantees, self._job.queue
+        is_free_N = (self._left_NR >= need_R).all(axis=1)
+        for node in spots:
+            if is_free_N[node] and guarantees.bring(queue, cell_id, node):
+                return node, []
         ways: list[tuple[tuple[object, ...], int, int, list[_Step]]] = []
+        could_be_N = (most_NR >= need_R).all(axis=1) & ~is_free_N
         for place, node in enumerate(spots):
-            way = self._clear(node, need_R, there.get(node, ()))
-            if way is None:
-                continue
-            if not way and guarantees.bring(queue, cell_id, node):
-                return node, way
-            ways.append((_cost(way), place, node, way))
+            if could_be_N[node] and (way := self._clear(node, need_R, there.get(node, ()))) is not None:
+                ways.append((_cost(way), place, node, way))
         for _, _, node, way in sorted(ways, key=lambda each: each[:2]):
-            if way and guarantees.bring(queue, cell_id, node):
+            if guarantees.bring(queue, cell_id, node):
                 return node, way
         return None
 
@@ -385,12 +402,3 @@ def _kept(state: ClusterState, run: Run, number: int | None) -> Mapping[int, Int
     if number == run.number:
         return run.kept
     return state.room.held(run.job.sizes[number].groups, run.running.placed)
-
-
-def in_words(found: Found, names: Sequence[str]) -> str:
-    """What others do for a job, by their names."""
-    stopped = [run.job.id for run, number in found.steps if number is None]
-    shrunk = [run.job.id for run, number in found.steps if number is not None]
-    parts = [f"{', '.join(shrunk)} goes on smaller"] if shrunk else []
-    parts += [f"{', '.join(stopped)} stops at a snapshot"] if stopped else []
-    return " and ".join(parts) or "others leave " + ", ".join(names)

@@ -44,6 +44,8 @@ class Gang:
     """The group that is hardest to place: most cards, then most CPUs."""
     is_mixed: bool
     """Some actors ask for no cards, and there are nodes without any, to which they go."""
+    alike: tuple[bytes, ...]
+    """Of each group, the same where another one's actors ask for the same, of the same nodes."""
     on_one_node: bool
     """No strategy spreads it, and it is not mixed."""
 
@@ -68,6 +70,9 @@ class Room:
         self._known: dict[tuple[int, str | None], tuple[Size, Gang | None]] = {}
         self._vectors: dict[int, tuple[ActorGroup, Int64Array]] = {}
         """By their ids, what is not computed again; they are kept beside it, so that no other gets the id."""
+        self._rooms_in: Int64Array | None = None
+        self._rooms_by_actor: dict[bytes, Int64Array] = {}
+        """What was found in the last array that does not change, for actors that are alike."""
         self._asked_labels: set[str] = set()
         self._domains: dict[str, list[BoolArray]] = {}
 
@@ -78,13 +83,6 @@ class Room:
             if name in self.columns:
                 asked[self.columns[name]] = units(amount)
         return asked
-
-    def in_words(self, amounts_R: Int64Array) -> str:
-        return ", ".join(
-            f"{amounts_R[place] / UNITS:g} {name}"
-            for name, place in self.columns.items()
-            if amounts_R[place] > 0
-        )
 
     def relabel(self, place: int, node: Node) -> None:
         """A cell is on another node now."""
@@ -139,6 +137,9 @@ class Room:
             may_GN.all(axis=0),
             max(range(len(groups)), key=lambda place: (cards_G[place], asked_GR[place, self._cpu])),
             idles,
+            tuple(
+                asked_R.tobytes() + may_N.tobytes() for asked_R, may_N in zip(asked_GR, may_GN, strict=True)
+            ),
             alone and not strictly and not idles,
         )
 
@@ -154,6 +155,16 @@ class Room:
 
     def rooms(self, gang: Gang, group: int, left_NR: Int64Array) -> Int64Array:
         """[N] how many actors of a group fit on each node."""
+        key = gang.alike[group]
+        if left_NR is not self._rooms_in:
+            if left_NR.flags.writeable:
+                return self._count_rooms(gang, group, left_NR)
+            self._rooms_in, self._rooms_by_actor = left_NR, {}
+        if key not in self._rooms_by_actor:
+            self._rooms_by_actor[key] = self._count_rooms(gang, group, left_NR)
+        return self._rooms_by_actor[key]
+
+    def _count_rooms(self, gang: Gang, group: int, left_NR: Int64Array) -> Int64Array:
         named, amounts = gang.asked[group]
         if not len(named):
             return np.where(gang.may_GN[group], ANYWHERE, 0)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayrec.jobs.job import Running
+from rayrec.jobs.job import Job, Running, Size
 from rayrec.jobs.ledger import Attempt, Command
 from rayrec.pipelines.cluster.placement import NODE_ID_LABEL
 from rayrec.platform.errors import InputError
@@ -25,9 +25,16 @@ LEDGER_KEY = "rayrec_ledger"
 """In what Ray keeps with a job: whose it is."""
 CALL_S, SUBMIT_S = 15.0, 120.0
 """Time in which the head answers; to a submission, which waits for its agent."""
+AGENT_REFUSES = "Request failed with status code 400"
+"""In the text of an answer 500: the head passes on that its agent refuses."""
 TERM_S = 30
 """Time between SIGTERM and SIGKILL; Ray's own is 3 s, and a training writes how it ended."""
 TRAINERS = "pipeline.num_trainers"
+NOT_ITS_OWN = frozenset(
+    f"JOB_SUPERVISOR_ACTOR_{what}"
+    for what in ("START_TIMEOUT", "START_FAILURE", "UNSCHEDULABLE", "UNKNOWN_FAILURE", "DIED")
+)
+"""Ray's types of failures of the process that it starts a command in."""
 
 
 class HeadDownError(Exception):
@@ -62,6 +69,8 @@ class Report:
     message: str = ""
     ray_job: str | None = None
     """Ray's id of its driver, by which its actors are known."""
+    never_ran: bool = False
+    """Ray had no process for it, or lost it: the command itself did not fail."""
 
     @property
     def is_over(self) -> bool:
@@ -88,6 +97,20 @@ class Runner(Protocol):
         """What its process wrote; empty if nothing is known of it."""
 
 
+def arguments_of(job: Job, command: Command, size: Size, python: str) -> list[str]:
+    """The program and its arguments, with what a size sets.
+
+    Args:
+        python: interpreter that has rayrec.
+    """
+    argv = list(command.argv)
+    if job.kind == "train":
+        assert command.run is not None, "a training has a folder"
+        num_trainers = size.counts()["trainer"]
+        argv += ["--set", f"{TRAINERS}={num_trainers}", "--run", command.run, "--resume-if-begun"]
+    return [python, "-m", "rayrec", *argv] if command.is_rayrec else argv
+
+
 def submission_of(
     attempt: Attempt, running: Running, command: Command, owner: str, python: str
 ) -> Submission:
@@ -101,15 +124,9 @@ def submission_of(
     from rayrec.pipelines.cluster.reservation import NODES_VARIABLE
 
     size = running.job.sizes[attempt.size]
-    argv = list(command.argv)
-    if running.job.kind == "train":
-        assert command.run is not None, "a training has a folder"
-        num_trainers = size.counts()["trainer"]
-        argv += ["--set", f"{TRAINERS}={num_trainers}", "--run", command.run, "--resume-if-begun"]
-    elif running.job.kind == "service":
+    argv = arguments_of(running.job, command, size, python)
+    if running.job.kind == "service":
         argv += ["--replicas", str(next(iter(size.counts().values())))]
-    if command.is_rayrec:
-        argv = [python, "-m", "rayrec", *argv]
     entrypoint = f"exec {shlex.join(argv)}"
     is_package = command.working_dir is not None and "://" in command.working_dir
     if command.working_dir is not None and not is_package:
@@ -169,22 +186,40 @@ class RayRunner:
                     metadata={LEDGER_KEY: submission.owner},
                     **{"entrypoint_num_cpus": 0, **options},
                 )
-        except _RefusedError as error:
-            details = self._details(submission.id)
-            if details is None:
-                raise InputError(f"Ray does not start it: {error.last_line}") from None
-            if (details.metadata or {}).get(LEDGER_KEY) != submission.owner:
-                raise InputError(
-                    f"Ray has a job {submission.id!r} that is not of this ledger; submit it again with "
-                    "another --id"
-                ) from None
+        except (TypeError, ValueError) as error:
+            raise InputError(f"Ray does not start it: {error}") from None
+        except (HeadDownError, _RefusedError) as error:
+            # Ray answers 500, and not 400, to an id that it has: the agent's own 400 is wrapped on the way.
+            if not self._has(submission):
+                if isinstance(error, HeadDownError) and AGENT_REFUSES not in str(error):
+                    raise
+                raise InputError(f"Ray does not start it: {_last_line(str(error.args[-1]))}") from None
+
+    def _has(self, submission: Submission) -> bool:
+        """Whether Ray has this attempt.
+
+        Raises:
+            InputError: it has another job of this id.
+        """
+        details = self._details(submission.id)
+        if details is not None and (details.metadata or {}).get(LEDGER_KEY) != submission.owner:
+            raise InputError(
+                f"Ray has a job {submission.id!r} that is not of this ledger; submit it again with "
+                "another --id"
+            ) from None
+        return details is not None
 
     def report(self, submission: str) -> Report | None:
         details = self._details(submission)
         if details is None:
             return None
+        error = getattr(details.error_type, "value", details.error_type)
         return Report(
-            details.status.value, details.driver_exit_code, details.message or "", details.job_id or None
+            details.status.value,
+            details.driver_exit_code,
+            details.message or "",
+            details.job_id or None,
+            error in NOT_ITS_OWN,
         )
 
     def _details(self, submission: str) -> Any:
@@ -243,8 +278,13 @@ class _RefusedError(Exception):
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
         self.code = code
-        lines = [line for line in text.strip().splitlines() if line.strip(" '\".")]
-        self.last_line = lines[-1].strip() if lines else f"status {code}"
+        self.last_line = _last_line(text) or f"status {code}"
+
+
+def _last_line(text: str) -> str:
+    """Of a traceback, without what is wrapped around it."""
+    lines = [line for line in text.splitlines() if line.strip(" '\".")]
+    return lines[-1].strip() if lines else ""
 
 
 def _status_code(text: str) -> int | None:

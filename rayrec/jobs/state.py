@@ -186,6 +186,7 @@ class ClusterState:
         """[N, R] what a job can have at once; not to be changed."""
         if self._least_at != self.num_changes:
             self._least_NR = np.minimum(self.free_NR - self.planned_NR, self.left_NR)
+            self._least_NR.flags.writeable = False
             self._least_at = self.num_changes
         return self._least_NR
 

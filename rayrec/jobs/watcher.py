@@ -26,6 +26,8 @@ from rayrec.pipelines.cluster.placement import Node
 
 JOIN_S, LOOK_S, PROBE_S = 60.0, 20.0, 2.0
 """Time in which a child joins, answers, and in which the head's port takes a connection."""
+OWNER_KEY, NAMESPACE = b"owner", b"rayrec_queue"
+"""In Ray's key-value store: whose cluster it is."""
 PAUSE_S = (1.0, 30.0)
 """First and longest time between two tries to join."""
 
@@ -48,17 +50,28 @@ class View:
     """By submission that was asked about, its actors that are not gone."""
     dashboard: str
     """URL of the head's HTTP side."""
+    owner: str = ""
+    """Ledger whose queue was here first; empty where nobody has asked."""
 
 
 class ClusterWatcher:
     """Looks at a cluster for as long as there is one."""
 
-    def __init__(self, address: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        address: str | None,
+        owner: str = "",
+        takes_over: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """
         Args:
             address: `host:port` of the head; None: as `ray.init` finds it.
+            owner: the ledger of the queue that looks, which claims the cluster.
+            takes_over: also where another one has claimed it.
         """
         self._address, self._clock = address, clock
+        self._owner, self._takes_over = owner, takes_over
         self._child: tuple[BaseProcess, Connection] | None = None
         self._url: str | None = None
         self._again_at, self._pause_s = float("-inf"), PAUSE_S[0]
@@ -102,7 +115,9 @@ class ClusterWatcher:
             raise HeadDownError(f"no Ray head answers at {self._address}")
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, self._address), daemon=True)
+        process = context.Process(
+            target=_serve, args=(theirs, self._address, self._owner, self._takes_over), daemon=True
+        )
         process.start()
         theirs.close()
         self._child = process, ours
@@ -143,7 +158,7 @@ def _takes_connections(address: str) -> bool:
     return True
 
 
-def _serve(pipe: Connection, address: str | None) -> None:
+def _serve(pipe: Connection, address: str | None, owner: str, takes_over: bool) -> None:
     """The child."""
     import logging
 
@@ -156,23 +171,38 @@ def _serve(pipe: Connection, address: str | None) -> None:
         if not url:
             pipe.send("its head has no dashboard, through which jobs are submitted; start it with one")
             return
+        claimed = _claim(owner, takes_over) if owner else ""
         pipe.send(None)
         while True:
-            pipe.send(_look(pipe.recv(), f"http://{url}"))
+            pipe.send(_look(pipe.recv(), f"http://{url}", claimed))
     except EOFError:
         return
     except Exception as error:
         pipe.send(f"{type(error).__name__}: {error}")
 
 
-def _look(awaited: tuple[Awaited, ...], url: str) -> View:
+def _claim(owner: str, takes_over: bool) -> str:
+    """Claim the cluster for a ledger, for as long as its head lives.
+
+    Returns:
+        The ledger whose it is.
+    """
+    # As Ray Serve does it; there is no public key-value store.
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+
+    _internal_kv_put(OWNER_KEY, owner.encode(), overwrite=takes_over, namespace=NAMESPACE)
+    found: bytes = _internal_kv_get(OWNER_KEY, namespace=NAMESPACE)
+    return found.decode()
+
+
+def _look(awaited: tuple[Awaited, ...], url: str, owner: str) -> View:
     import ray
 
     from rayrec.pipelines.cluster.nodes import cluster_nodes
 
     node: Any = ray._private.worker.global_worker.node
     cluster = ClusterId(node.gcs_address, node.cluster_id.hex())
-    return View(cluster, tuple(cluster_nodes()), _count_actors(awaited) if awaited else {}, url)
+    return View(cluster, tuple(cluster_nodes()), _count_actors(awaited) if awaited else {}, url, owner)
 
 
 def _count_actors(awaited: tuple[Awaited, ...]) -> dict[str, int]:

@@ -71,6 +71,7 @@ class Process:
     done_s: float = 0.0
     """Card-seconds of this attempt, beyond what it began with."""
     exit_code: int | None = None
+    never_ran: bool = False
 
     @property
     def job_id(self) -> str:
@@ -101,6 +102,8 @@ class FakeCluster:
         """By job, all card-seconds that were spent on it."""
         self.asked: dict[str, float] = {}
         self.writes_snapshots = True
+        self.silent: set[str] = set()
+        """Submissions of which the head does not say how they stand."""
         self.failures_left: Counter[str] = Counter()
         """By job, attempts that fail before one goes well."""
 
@@ -206,10 +209,14 @@ class FakeCluster:
     def report(self, submission: str) -> Report | None:
         self.kills()
         self._answers()
+        if submission in self.silent:
+            raise HeadDownError(f"{submission}: status 500")
         process = self.processes.get(submission)
         if process is None:
             return None
-        return Report(process.state, process.exit_code, "it said\nthe last line", submission)
+        return Report(
+            process.state, process.exit_code, "it said\nthe last line", submission, process.never_ran
+        )
 
     def stop(self, submission: str) -> None:
         self.kills()

@@ -280,9 +280,12 @@ def test_a_node_that_is_not_to_be_used_gets_nothing():
 
 
 def refused(config, members, a_job):
+    refusal = Scheduler(config, members).submit(Waiting(a_job))
+    assert isinstance(refusal, Refuse)
     found = deciding(config, members, wait=[a_job])[a_job.id]
-    assert isinstance(found, Refuse), found
-    return found.reason
+    assert isinstance(found, Wait), "nodes may come back"
+    assert found.reason == f"could not run on the nodes that there are: {refusal.reason}"
+    return refusal.reason
 
 
 def test_an_unknown_queue_is_refused():
@@ -363,8 +366,48 @@ def test_a_shrunk_job_grows_again_when_nobody_waits_and_not_at_once():
     assert grown.size == 0
     assert grown.placed["trainer"][:2] == ("n0", "n0")
     assert len(grown.placed["trainer"]) == 8
-    waits = deciding(ONE, [node("n0")], [small], [job("k", size=gang(16, cards=0, cpus=4))], now=1400.0)
-    assert not isinstance(waits.get("j"), Grow), "somebody waits"
+    waits = deciding(ONE, nodes(2), [small], [job("k", size=gang(15))], now=1400.0)
+    assert not isinstance(waits.get("j"), Grow), "somebody of its queue waits for cards"
+
+
+def test_a_job_grows_although_others_wait_who_could_not_have_that():
+    wish = gang(8)
+    small = replace(
+        running(job("j", "a", (wish, smaller(wish, 2)), lasts=1e6), n0=2), changed_at=0.0, ends_at=1e6
+    )
+
+    def grows(config, waits, *run, members=1):
+        return isinstance(deciding(config, nodes(members), [small, *run], [waits], now=1e5).get("j"), Grow)
+
+    lends = queues(queue("a", gpus=4), queue("b", gpus=4))
+    assert not grows(lends, job("k", "b", gang(4)), running(job("r", "b", gang(1)), n0=1))
+    full = queues(queue("a", gpus=8), queue("b", gpus=2, borrow=0))
+    on_the_other = running(job("r", "b", gang(2)), n1=2)
+    assert grows(full, job("k", "b", gang(2)), on_the_other, members=2), "its queue has no more quota"
+    assert grows(queues(queue("a", gpus=8)), job("k", "a", gang(8, cards=0, cpus=16)))
+    assert grows(queues(queue("a", gpus=8)), job("k", "a", gang(1), not_before=2e6))
+
+
+def test_a_reservation_for_a_time_leaves_room_for_one_of_who_is_blocked():
+    """Without it, jobs that end late would pass the one that is blocked until it had been passed too often."""
+    later = job("later", size=gang(1), not_before=1e6)
+    run = [running(job("r", size=gang(6), lasts=100.0), n0=6)]
+    wait = [later, job("blocked", size=gang(8), at=1.0), job("long", size=gang(2), at=2.0, lasts=1e5)]
+    found = deciding(ONE, [node("n0")], run, wait, now=10.0)
+    assert isinstance(found["long"], Wait)
+    assert "would delay job blocked" in found["long"].reason
+
+
+def test_when_a_job_would_start_is_by_quota_too():
+    config = queues(queue("a", gpus=4, cohort=None), queue("b", gpus=4, cohort=None))
+    run = [running(job("r", "a", gang(4), lasts=500.0), n0=4)]
+    found = deciding(config, nodes(2), run, [job("j", "a", gang(2))], now=100.0)["j"]
+    assert found.starts_at == 500.0
+
+    never = [replace(run[0], ends_at=None)]
+    wait = [job("j", "a", gang(2)), job("k", "b", gang(8, cards=0, cpus=16), at=1.0)]
+    again = deciding(config, nodes(2), never, wait, now=100.0)
+    assert again["j"].starts_at is None
 
 
 def test_growing_stays_within_the_quota_and_the_rack():

@@ -102,10 +102,51 @@ def test_a_guarantee_may_be_given_in_shapes(path):
     assert queue.all_quotas["GPU"].nominal == 17
 
 
-def test_adding_a_queue_again_changes_it(team, path):
-    answer("queue", "add", "team-a", "--cards", "6")
+def test_adding_a_queue_again_changes_what_is_said_and_keeps_the_rest(path):
+    answer(
+        *("queue", "add", "team-a", "--cards", "8", "--resource", "CPU=64", "--cohort", "all"),
+        *("--borrow", "4", "--weight", "2", "--reclaim", "LowerPriority"),
+    )
+    assert answer("queue", "add", "team-a", "--cards", "6")["cohort"] == "all"
+    answer("queue", "add", "team-a", "--lend", "2")
     (queue,) = Ledger(path).queues().queues
-    assert (queue.quotas["GPU"].nominal, queue.cohort) == (6, None)
+    gpus = queue.quotas["GPU"]
+    assert (gpus.nominal, gpus.borrowing_limit, gpus.lending_limit) == (6, 4, 2)
+    assert queue.quotas["CPU"].nominal == 64
+    assert (queue.cohort, queue.weight) == ("all", 2)
+    assert queue.preemption.reclaim_within_cohort == "LowerPriority"
+    assert "there is no cohort to borrow from" in refused("queue", "add", "team-a", "--cohort", "")
+
+
+def test_a_queue_leaves_its_cohort(path):
+    answer("queue", "add", "team-a", "--cards", "6", "--cohort", "all")
+    assert answer("queue", "add", "team-a", "--cohort", "")["cohort"] is None
+
+
+def test_a_queue_from_which_others_borrow_stays(path):
+    for name in ("team-a", "team-b"):
+        answer("queue", "add", name, "--cards", "4", "--cohort", "all")
+    submit("--id", "a", "--gpus", "6", "--may-stop")
+    let_run(path, "a")
+    assert "its jobs hold 6 GPU" in refused("queue", "remove", "team-b")
+    assert len(Ledger(path).queues().queues) == 2
+
+
+def test_a_quarantined_node_holds_up_no_change_of_queues(path):
+    see_nodes(path, 4, 4)
+    answer("queue", "add", "team-a", "--cards", "8", "--cohort", "all")
+    ledger = Ledger(path)
+    with ledger.change():
+        nodes = ledger.nodes()
+        ledger.keep_nodes([replace(nodes[0], quarantined="a fan"), *nodes[1:]], time.time())
+    answer("queue", "add", "team-b", "--resource", "CPU=2", "--cohort", "all")
+
+
+def test_a_relative_time_may_be_said_again(team, path):
+    submit("--id", "a", "--not-before", "+2h")
+    first = Ledger(path).job("a").job.not_before
+    submit("--id", "a", "--not-before", "+2h")
+    assert Ledger(path).job("a").job.not_before == first
 
 
 def test_cards_are_those_that_the_cluster_has(path):
@@ -123,6 +164,8 @@ def test_cards_are_those_that_the_cluster_has(path):
         (["Team A", "--cards", "1"], "must be lower-case letters, digits and '-'"),
         (["a", "--resource", "GPU"], "--resource GPU: expected NAME=COUNT, as in GPU=8"),
         (["a", "--resource", "GPU=x"], "--resource x: expected a number"),
+        (["a", "--resource", "GPU=-3"], "--resource -3: expected a number, 0 or more"),
+        (["a", "--cell", "GPU=inf"], "--cell inf: expected a number, 0 or more"),
         (["a", "--cell", "@rack"], "--cell @rack: expected [Nx]NAME=COUNT"),
         (["a", "--cards", "1", "--borrow", "2"], "there is no cohort to borrow from or lend to"),
         (["a", "--cards", "1", "--cohort-parent", "b"], "--cohort-parent says what the cohort is part of"),
@@ -222,6 +265,15 @@ def test_a_service_is_queued_by_its_replicas(team, path):
     assert [size.counts() for size in found.job.sizes] == [{"replica": 4}, {"replica": 3}, {"replica": 2}]
     assert found.job.sizes[0].groups[0].resources == {"CPU": 2.0, "GPU": 1.0}
     assert (found.job.kind, found.job.may_stop) == ("service", False)
+
+
+def test_a_second_service_is_refused_while_there_is_one(team, path):
+    program = ("serve", "runs/x", "--replicas", "1")
+    submit("--id", "a", "--cpus", "2", program=program)
+    assert "job a is a service, and a Ray cluster has one" in submit_refused("--id", "b", program=program)
+    submit("--id", "a", "--cpus", "2", program=program)  # the same again
+    answer("jobs", "--stop", "a")
+    submit("--id", "b", program=program)
 
 
 def test_a_program_says_what_it_asks_for(team, path):

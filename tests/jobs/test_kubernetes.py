@@ -16,6 +16,7 @@ from rayrec.jobs.kubernetes import (
     KubernetesConfig,
     check_alone,
     job_manifests,
+    job_name,
     queue_manifests,
     service_manifests,
     write_manifests,
@@ -147,7 +148,7 @@ def test_a_training_is_a_gang_of_pods_that_goes_on_where_it_was():
     priority, job = job_manifests(training(priority=10), TRAIN, SETTINGS)
     assert (priority["metadata"]["name"], priority["value"]) == ("rayrec-10", 10)
     assert job["metadata"] == {
-        "name": "run-7",
+        "name": job_name("Run_7"),
         "namespace": "models",
         "labels": {
             "kueue.x-k8s.io/queue-name": "team-a",
@@ -420,6 +421,15 @@ def test_manifests_are_not_mixed_with_others(tmp_path):
 
 
 IN_A_POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "RAY_CLUSTER_NAME": "c"}
+
+
+def test_no_two_jobs_have_one_name():
+    long = "a-run-with-a-name-that-is-longer-than-kubernetes-takes"
+    ids = [f"{long}-0a1b2c", f"{long}-0a1b2d", "a.b", "a-b", "A-b", "1", "job-1"]
+    names = [job_name(each) for each in ids]
+    assert len(set(names)) == len(ids)
+    assert all(re.fullmatch(r"[a-z]([a-z0-9-]{0,41}[a-z0-9])?", each) for each in names)
+    assert job_name("a-b") == "a-b"
 
 
 def test_a_cluster_that_kueue_has_admitted_is_refused():

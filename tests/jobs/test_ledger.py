@@ -213,3 +213,25 @@ def test_where_the_ledger_is(tmp_path):
     assert ledger_path(tmp_path / "a.db", {"RAYREC_LEDGER": "/b.db"}) == tmp_path / "a.db"
     assert ledger_path(None, {"RAYREC_LEDGER": "/b.db"}) == Path("/b.db")
     assert ledger_path(None, {}) == Path.home() / ".rayrec" / "jobs.db"
+
+
+def test_it_is_read_while_somebody_writes(ledger):
+    with ledger.change():
+        ledger.add(JOB, COMMAND)
+    with ledger.change():
+        ledger.cancel("a-training", 9.0)
+        assert Ledger(ledger.path).job("a-training").state is JobState.waiting
+
+
+def test_jobs_that_ended_before_a_time_are_forgotten_with_all_that_belongs_to_them(ledger):
+    with ledger.change():
+        for name, ended_at in (("old", 10.0), ("new", 30.0), ("waits", None)):
+            entry = ledger.add(replace(JOB, id=name), COMMAND)
+            ledger.put_attempt(Attempt(name, 1, f"{name}-1", "cluster", 0, Phase.ended, 7.0))
+            if ended_at is not None:
+                ledger.update(replace(entry, state=JobState.succeeded, ended_at=ended_at))
+        assert ledger.prune(20.0) == 1
+    assert ledger.num_jobs() == {"succeeded": 1, "waiting": 1}
+    assert ledger.find("old") is None
+    assert ledger.attempts("old") == ledger.noted("old") == []
+    assert ledger.attempts("new") != []

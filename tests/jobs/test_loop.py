@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rayrec.jobs.admission import SchedulingConfig
 from rayrec.jobs.job import Job, Size
 from rayrec.jobs.ledger import ClusterId, Command, JobState, Ledger
 from rayrec.jobs.loop import QueueLoop, QueueRunConfig, alone
-from rayrec.jobs.queues import QueueConfig, ResourceQuota
+from rayrec.jobs.queues import Cell, QueueConfig, ResourceQuota
 from rayrec.pipelines.cluster.placement import ActorGroup, Node
 from rayrec.platform.errors import InputError
 from tests.jobs.fake_cluster import FakeCluster, KilledError, KilledLedger, Kills
@@ -301,14 +302,181 @@ def test_room_that_was_planned_on_a_node_that_is_gone_is_planned_again(story):
     assert story.states == {"first": "succeeded", "second": "succeeded"}
 
 
-def test_a_job_that_could_never_fit_is_refused_with_a_sentence(story):
+def test_a_job_for_which_nodes_are_missing_waits_for_them_with_a_sentence(story):
+    story.queues(queue("team-a", 4))
     story.add(program("first", "team-a", 3))
-    story.passes(1)
+    story.passes(3)
     entry = story.ledger.job("first")
-    assert entry.state is JobState.refused
+    assert entry.state is JobState.waiting
     assert entry.reason.startswith(
-        "--gpus: a command fits on no node of the Ray cluster (each asks for 3 GPU)"
+        "could not run on the nodes that there are: --gpus: a command fits on no node of the Ray cluster "
+        "(each asks for 3 GPU)"
     )
+    story.world.nodes["n2"] = node("n2", 4)
+    story.ends()
+    assert story.states == {"first": "succeeded"}
+
+
+def test_a_new_head_whose_nodes_are_not_back_loses_no_job(story):
+    story.world.work |= {"first": 100.0, "second": 30.0}
+    story.add(training("first", "team-a", 2, 2), program("second", "team-b", 2))
+    story.passes(5)
+    nodes, story.world.nodes = story.world.nodes, {"head": node("head", 0)}
+    story.world.lose_head()
+    story.world.new_head("second")
+    story.passes(10)
+    assert story.states == {"first": "waiting", "second": "waiting"}
+    story.world.nodes |= nodes
+    story.ends()
+    assert story.states == {"first": "succeeded", "second": "succeeded"}
+
+
+def test_what_ray_does_not_do_for_one_job_holds_up_no_other(story):
+    story.world.work |= {"first": 400.0}
+    story.add(program("first", "team-a", 2))
+    story.passes(3)
+    story.world.silent.add("first-1")
+    story.add(program("second", "team-b", 2, at=1_003.0))
+    story.passes(15)
+    assert story.states == {"first": "running", "second": "succeeded"}
+
+
+def test_an_attempt_for_which_ray_had_no_process_is_no_failure_of_its_own(story):
+    story.add(program("first", "team-a", 2))
+    story.passes(3)
+    process = story.world.processes["first-1"]
+    process.never_ran = True
+    story.world._end(process, "FAILED")
+    story.ends()
+    assert story.states == {"first": "succeeded"}
+    assert story.world.history == ["first-1", "first-2"]
+    assert story.ledger.job("first").num_failures == 0
+
+
+def test_a_training_that_comes_no_further_has_failed_however_long_each_attempt_takes(story):
+    story.world.work |= {"first": 1e6}
+    story.add(training("first", "team-a", 2, 2))
+    for number in range(1, 4):
+        story.passes(2 * SETTINGS.fast_s)
+        story.world._end(story.world.processes[f"first-{number}"], "FAILED", 1)
+    story.ends()
+    assert story.ledger.job("first").reason == "attempt 3 failed 3 times in a row: the last line"
+
+
+def test_a_training_that_came_further_has_not_failed_again_and_again(story):
+    story.world.work |= {"first": 1e6}
+    story.add(training("first", "team-a", 2, 2))
+    for number in range(1, 6):
+        story.passes(2 * SETTINGS.fast_s)
+        story.world.saved_at["first"] = story.world.now - 1.0
+        story.world._end(story.world.processes[f"first-{number}"], "FAILED", 1)
+        story.passes(10)
+    assert story.states == {"first": "running"}
+
+
+def test_time_without_a_head_is_no_time_of_work(story):
+    story.add(training("first", "team-a", 2, 2, expected_s=3600.0))
+    story.world.work |= {"first": 1e6}
+    story.passes(30)
+    story.world.cluster = None
+    story.passes(7200)
+    story.world.lose_head()
+    story.world.new_head("second")
+    story.loop.tick()
+    entry = story.ledger.job("first")
+    left_s = entry.waiting.left_s if entry.running is None else entry.running.ends_at - story.world.now
+    assert left_s == pytest.approx(3600.0, abs=60.0)
+
+
+def test_a_clock_that_is_put_back_stops_nobody_and_nothing(story):
+    slept: list[float] = []
+    story.loop._sleep = lambda seconds: (slept.append(seconds), story.world.sleep(seconds))
+    story.add(program("first", "team-a", 2))
+    look, back = story.loop._look, [True]
+
+    def look_and_put_back(awaited: Any = ()) -> Any:
+        if back and story.world.now > 1_003.0:
+            back.clear()
+            story.world.now -= 3600.0
+        return look(awaited)
+
+    story.loop._look = look_and_put_back
+    rounds = iter(range(60))
+    story.loop.run(lambda: story.is_over or next(rounds, None) is None)
+    assert story.states == {"first": "succeeded"}
+    assert max(slept) <= SETTINGS.tick_s
+
+
+def test_planned_room_that_somebody_else_has_taken_is_planned_again(story):
+    """Who does not ask the queue has taken the card that was given back."""
+    story.world.nodes["n2"] = node("n2", 2)
+    story.world.work |= {"first": 4000.0, "rest": 4000.0}
+    story.queues(queue("team-a", 2), queue("team-b", 4))
+    story.add(training("first", "team-b", 6, 4))
+    story.passes(5)
+    story.add(program("second", "team-a", 1, at=1_005.0))
+    story.passes(1)
+    plan = story.ledger.job("second").waiting.plan
+    (planned,) = plan.placed["command"]
+    look = story.loop._look
+
+    def with_another(awaited: Any = ()) -> Any:
+        view = look(awaited)
+        # Between two attempts of the first job, too, nothing is free.
+        left = 0.0 if story.world.now < 1_040.0 else 1.0
+        used = [
+            replace(each, free={**each.free, "GPU": min(left, max(0.0, each.free["GPU"] - 1))})
+            if each.id == planned
+            else each
+            for each in view.nodes
+        ]
+        return replace(view, nodes=tuple(used))
+
+    story.loop._look = with_another
+    story.passes(20)
+    assert story.ledger.job("second").waiting.plan is not None
+    story.passes(3 * SETTINGS.scheduling.grace_s)
+    assert story.states["second"] == "succeeded"
+
+
+def test_a_service_is_where_ray_serve_has_put_it(tmp_path):
+    story = Story(tmp_path, {"service": 1e9})
+    story.queues(queue("team-b", 4))
+    story.start(scale=lambda entry, replicas: True, replica_nodes=lambda entry: ("n1", "n0"))
+    job = Job("service", "team-b", sizes(2, 1, "replica"), 1_000.0, kind="service", may_stop=False)
+    story.add((job, Command(("serve", "runs/x"), is_rayrec=True)))
+    story.world._take_cards = lambda process: process.holds.update({"n0": 1, "n1": 1})  # type: ignore[method-assign]
+    story.passes(3)
+    assert set(story.ledger.job("service").running.placed["replica"]) == {"n0", "n1"}
+
+
+def test_guarantees_that_have_no_node_left_are_told(story):
+    with story.ledger.change():
+        story.ledger.put_queue(
+            QueueConfig(name="team-c", cells=(Cell(resources={"GPU": 2.0}, count=2),), cohort=None)
+        )
+    story.passes(1)
+    assert story.ledger.lacking() == []
+    del story.world.nodes["n1"]
+    story.passes(15)
+    (sentence,) = story.ledger.lacking()
+    assert "team-c" in sentence
+
+
+def test_jobs_that_are_long_over_are_forgotten(story):
+    story.add(program("first", "team-a", 2))
+    story.ends()
+    story.world.now += (SETTINGS.keep_days + 1) * 86_400
+    story.passes(1)
+    assert story.states == {}
+    assert story.noted("first") == []
+
+
+def test_the_queue_of_another_ledger_is_not_joined(story):
+    look = story.loop._look
+    story.loop._look = lambda awaited=(): replace(look(awaited), owner="/other/jobs.db on host")
+    with pytest.raises(InputError, match=r"the queue of another ledger \(/other/jobs.db on host\)"):
+        story.loop.tick()
 
 
 def test_a_ledger_of_another_cluster_is_refused(story):
@@ -328,6 +496,16 @@ def test_a_second_process_of_the_queue_is_told_which_one_runs_it(tmp_path):
     ):
         pass
     with alone(tmp_path / "jobs.db"):
+        pass
+
+
+def test_a_ledger_has_one_process_by_whatever_name_it_is_known(tmp_path):
+    (tmp_path / "link.db").symlink_to(tmp_path / "jobs.db")
+    with (
+        alone(tmp_path / "jobs.db"),
+        pytest.raises(InputError, match="another process runs this queue"),
+        alone(tmp_path / "link.db"),
+    ):
         pass
 
 
@@ -367,7 +545,8 @@ def test_a_service_is_scaled_without_another_attempt(tmp_path):
     story.add(program("second", "team-a", 2, at=1_003.0))
     story.passes(6)
 
-    assert told[:2] == [4, 2]  # said before it starts, too
+    assert told[0] == 4, "said before it starts, too"
+    assert set(told[told.index(2) :]) == {2}, "and said again, since others may change it"
     assert story.world.history == ["service-1", "second-1"]
     assert story.ledger.job("service").running.size == 2
 

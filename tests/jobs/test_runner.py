@@ -79,6 +79,14 @@ def test_a_program_whose_actors_ask_holds_nothing_itself():
     assert (told.resources, told.node) == ({}, None)
 
 
+def wrapped(last_line: str) -> tuple[int, str]:
+    """As Ray's head passes on that its agent refuses."""
+    return 500, (
+        "Traceback (most recent call last):\n  …\nRuntimeError: Request failed with status code 400: "
+        f"Traceback (most recent call last):\n  …\n{last_line}\n.\n"
+    )
+
+
 class Head:
     """Answers as Ray's head does, over HTTP."""
 
@@ -86,6 +94,7 @@ class Head:
         self.jobs: dict[str, dict[str, Any]] = {}
         self.refuses: tuple[int, str] | None = None
         self.stopped: list[str] = []
+        self.error_type: str | None = "JOB_ENTRYPOINT_COMMAND_ERROR"
         head = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -119,7 +128,7 @@ class Head:
         if method == "POST" and path == "/api/jobs/":
             name = body["submission_id"]
             if name in self.jobs:
-                return 400, f"Traceback …\nValueError: Job with submission_id {name} already exists. "
+                return wrapped(f"ValueError: Job with submission_id {name} already exists. ")
             self.jobs[name] = body
             return 200, json.dumps({"job_id": name, "submission_id": name})
         name = path.split("/")[3]
@@ -139,6 +148,7 @@ class Head:
             "message": "it broke",
             "metadata": self.jobs[name]["metadata"],
             "driver_exit_code": 2,
+            "error_type": self.error_type,
         }
         return 200, json.dumps(details)
 
@@ -194,17 +204,37 @@ def test_an_id_that_somebody_else_has_used_is_refused(head, runner):
         runner.submit(MINE)
 
 
-def test_what_ray_never_takes_is_refused_with_its_last_line(head, runner):
+@pytest.mark.parametrize(
+    "answered",
+    [
+        (400, "Traceback …\nValueError: a label selector that is none"),
+        wrapped("ValueError: a label selector that is none"),
+    ],
+)
+def test_what_ray_never_takes_is_refused_with_its_last_line(head, runner, answered):
     head.answer_before = head.answer
 
     def answer(method: str, path: str, body: dict[str, Any]) -> tuple[int, str]:
         if method == "POST":
-            return 400, "Traceback …\nValueError: a label selector that is none"
+            return answered
         return head.answer_before(method, path, body)
 
     head.answer = answer
     with pytest.raises(InputError, match="Ray does not start it: ValueError: a label selector that is none"):
         runner.submit(MINE)
+
+
+def test_a_package_that_ray_cannot_unpack_is_refused(head, runner):
+    with pytest.raises(InputError, match="Ray does not start it: .*code"):
+        runner.submit(Submission("job-1", "exec true", package="s3://bucket/code"))
+    assert head.jobs == {}
+
+
+def test_what_never_had_a_process_is_told_from_what_failed(head, runner):
+    runner.submit(MINE)
+    assert not runner.report("job-1").never_ran
+    head.error_type = "JOB_SUPERVISOR_ACTOR_START_TIMEOUT"
+    assert runner.report("job-1").never_ran
 
 
 def test_reports_say_how_an_attempt_stands(head, runner):

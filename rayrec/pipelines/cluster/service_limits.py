@@ -54,6 +54,8 @@ class ReplicaState:
     """That load, or the value of a device second, asks for."""
     maximum: int
     """In force: that of the service's settings, or a lower one that it was left."""
+    nodes: tuple[str, ...] = ()
+    """Ray's ids, of every replica's; which of them end is Ray Serve's choice."""
 
 
 class ServiceLimits:
@@ -121,7 +123,9 @@ class ServiceLimits:
         """What its controller said last; None where none has said anything for `FRESH_S`."""
         found = _read(self._path(application, deployment, "state"))
         try:
-            state = None if found is None else ReplicaState(**found)
+            state = (
+                None if found is None else ReplicaState(**{**found, "nodes": tuple(found.get("nodes", ()))})
+            )
         except TypeError:
             return None
         return None if state is None or self._clock() - state.at > FRESH_S else state

@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from rayrec.pipelines.cluster.service_limits import ReplicaState, ServiceLimits
@@ -87,6 +87,8 @@ class Deployed:
     """Address of the node of every replica, those that start and those that end included."""
     running: tuple[str, ...]
     """Ids of the replicas that answer."""
+    node_ids: tuple[str, ...] = ()
+    """Ray's, of the same replicas as `nodes`."""
 
 
 class Wish:
@@ -278,14 +280,20 @@ class ReplicaController:
                 )
                 logger.info("%s: %d replicas instead of %d, %s", name, target, each.target, why)
                 self._client.scale(self._application, name, target)
-            self._tell(name, ReplicaState(self._wall_clock(), len(each.nodes), target, wish, maximum))
+            self._tell(
+                name,
+                ReplicaState(self._wall_clock(), len(each.nodes), target, wish, maximum, each.node_ids),
+            )
 
     def _tell(self, name: str, state: ReplicaState) -> None:
         told_at, told = self._told.get(name, (-math.inf, None))
-        numbers = (state.num_replicas, state.target, state.wish, state.maximum)
-        known = None if told is None else (told.num_replicas, told.target, told.wish, told.maximum)
-        if numbers == known and self._clock() - told_at < TELL_EVERY_S:
+        if (
+            told is not None
+            and replace(told, at=state.at) == state
+            and self._clock() - told_at < TELL_EVERY_S
+        ):
             return
+        numbers = (state.num_replicas, state.target, state.wish, state.maximum)
         self._told[name] = self._clock(), state
         self._limits.report(state, self._application, name)
         self._publish(name, dict(zip(REPLICA_METRICS, map(float, numbers), strict=True)))

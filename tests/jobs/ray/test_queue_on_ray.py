@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.queue_cluster import QueueCluster, queue_cluster
+from rayrec.jobs.runner import RayRunner, Submission
+from rayrec.jobs.watcher import ClusterWatcher
+from rayrec.platform.errors import InputError
 from tests.cli.commands import answer, rayrec, refused
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -88,3 +92,26 @@ def test_a_program_runs_and_a_borrower_is_stopped_for_an_owner_and_goes_on(clust
     assert refused("queue", "run", "--ledger", cluster.ledger_path).startswith(
         f"rayrec: {cluster.ledger_path}: another process runs this queue (process "
     )
+
+
+def test_rays_head_is_given_an_attempt_twice_and_starts_it_once(cluster):
+    """A kill comes between Ray's answer and the note of it; Ray answers 500 to the second submission."""
+    log = cluster.folder / "once.log"
+    watcher = ClusterWatcher(cluster.address)
+    try:
+        runner = RayRunner(watcher.dashboard)
+        mine = Submission("once-1", f"echo began >> {log}", owner="a ledger")
+        runner.submit(mine)
+        runner.submit(mine)
+        with pytest.raises(InputError, match="Ray has a job 'once-1' that is not of this ledger"):
+            runner.submit(replace(mine, owner="another"))
+        cluster.wait_for(lambda: (found := runner.report("once-1")) is not None and found.is_over, 60.0)
+    finally:
+        watcher.close()
+    assert log.read_text() == "began\n"
+
+
+def test_a_cluster_belongs_to_the_ledger_whose_queue_was_there_first(cluster, tmp_path):
+    other = tmp_path / "other.db"
+    line = refused("queue", "run", "--ledger", other, "--address", cluster.address)
+    assert f"the queue of another ledger ({cluster.ledger_path.resolve()} on " in line
