@@ -25,6 +25,8 @@ _HOST_AND_PORT = re.compile(r"(ray://)?(?P<host>[^/:\[\]]+|\[[0-9a-fA-F:.]+\]):(
 ADDRESS_TRIES, ADDRESS_PATIENCE_S, ADDRESS_PAUSE_S = 3, 5.0, 2.0
 """Seconds to wait for a connection, and between two tries: a cluster may be coming up."""
 START_TRIES = 3
+NICENESS = "RAY_worker_niceness"
+"""Variable of Ray's setting."""
 TIMED_OUT = "timed out during startup"
 """In the message of Ray's exception for it, which has no class of its own."""
 
@@ -144,6 +146,21 @@ def _speaks_http2(connection: socket.socket) -> bool:
     return answer[3] == 4
 
 
+@contextmanager
+def _workers_as_others() -> Iterator[None]:
+    """Inside the block, workers of a cluster that starts get the time that others of this machine get, unless
+    the environment says otherwise. Ray's own niceness is 15, with which they wait for all that has to be done.
+    """
+    if NICENESS in os.environ:
+        yield
+        return
+    os.environ[NICENESS] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[NICENESS]
+
+
 def start_on_this_machine(**options: Any) -> None:
     """Start a Ray cluster on this machine, again if its node does not come up in time, and connect to it.
 
@@ -162,7 +179,8 @@ def start_on_this_machine(**options: Any) -> None:
     while True:
         try:
             # Never a cluster that happens to run on this machine.
-            ray.init(address="local", **options)
+            with _workers_as_others():
+                ray.init(address="local", **options)
             return
         except Exception as error:
             if options.get("include_dashboard") and "dashboard" in str(error).lower():

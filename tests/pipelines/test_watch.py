@@ -67,6 +67,14 @@ def test_what_is_there_is_not_waited_for(ray_cluster):
     assert set(watch_of({}).wait(refs)) <= set(refs)
 
 
+def test_of_many_that_are_there_ray_is_not_asked_one_by_one(ray_cluster, monkeypatch):
+    refs, asked, wait = [ray.put(number) for number in range(300)], [], ray.wait
+    monkeypatch.setattr("ray.wait", lambda refs, **options: (asked.append(1), wait(refs, **options))[1])
+
+    assert watch_of({}).get(refs) == list(range(300))
+    assert len(asked) < 30
+
+
 def test_a_process_that_gives_no_sign_of_life_is_named_before_those_that_wait_for_it(ray_cluster):
     pending = nothing()
     accounts = {

@@ -1,4 +1,5 @@
 import contextlib
+import os
 import signal
 import socket
 import threading
@@ -194,3 +195,25 @@ def test_the_handler_of_a_command_stays_where_ray_puts_its_own_below_it(monkeypa
     cluster._keep_handler(signal.SIGTERM, None)
 
     assert installed == [signal.default_int_handler]
+
+
+def test_workers_of_a_cluster_that_is_started_here_get_the_time_that_others_get(monkeypatch):
+    seen = []
+    monkeypatch.setattr("ray.init", lambda **options: seen.append(os.environ.get(cluster.NICENESS)))
+    monkeypatch.delenv(cluster.NICENESS, raising=False)
+    cluster.start_on_this_machine(num_cpus=3)
+    assert cluster.NICENESS not in os.environ, "clusters that are joined have their own"
+    monkeypatch.setenv(cluster.NICENESS, "10")
+    cluster.start_on_this_machine(num_cpus=3)
+    assert seen == ["0", "10"]
+
+
+@pytest.mark.ray
+def test_ray_reads_how_nice_workers_are_to_be(ray_cluster):
+    import ray
+
+    @ray.remote(num_cpus=0)
+    def niceness() -> int:
+        return os.nice(0)
+
+    assert ray.get(niceness.remote()) == os.nice(0)

@@ -32,7 +32,7 @@ class World:
     """A clock, and a device that works off what was chosen."""
 
     def __init__(self, **settings):
-        self.now, self.backlog_s, self.room_taken = 100.0, 0.0, 0.0
+        self.now, self.backlog_s = 100.0, 0.0
         config = AllocateConfig(**{"actions": ACTIONS, "curves": "curves.json", **settings})
         self.allocator = Allocator(
             config,
@@ -40,7 +40,6 @@ class World:
             lambda: COSTS,
             lambda: max(self.backlog_s - 0.05, 0.0),
             lambda: self.now,
-            room_taken=lambda: self.room_taken,
         )
 
     def ask(self, value=1.0, user="u", draw=2**63, model=MODEL, num_events=10, **facts):
@@ -377,8 +376,8 @@ def test_the_less_room_is_left_the_more_a_request_has_to_be_worth():
     world, random = World(explore=0.0, floor_every=0), np.random.default_rng(7)
     values, draws = random.pareto(1.16, 2000) + 1, random.integers(2**63, size=2000)
 
-    assert not crowded_out(world, 0.75, values, draws).any()
-    for taken, share in ((0.85, 0.4), (0.95, 0.8)):
+    assert not crowded_out(world, 0.8, values, draws).any()
+    for taken, share in ((0.85, 0.25), (0.95, 0.75)):
         refused = crowded_out(world, taken, values, draws)[600:]
         assert refused.mean() == pytest.approx(share, abs=0.05)
         assert values[600:][refused].max() < 1.5 * values[600:][~refused].min()
@@ -387,7 +386,7 @@ def test_the_less_room_is_left_the_more_a_request_has_to_be_worth():
 
 def test_of_requests_that_are_worth_the_same_as_many_are_refused():
     world, draws = World(explore=0.0, floor_every=0), np.random.default_rng(8).integers(2**63, size=1000)
-    refused = crowded_out(world, 0.85, np.ones(1000), 2 * draws.astype(object))
+    refused = crowded_out(world, 0.88, np.ones(1000), 2 * draws.astype(object))
     assert refused.mean() == pytest.approx(0.4, abs=0.05)
 
 
@@ -458,17 +457,37 @@ def test_users_who_are_forgotten_and_requests_of_nobody_have_their_turn_too(monk
     assert all(0 < floors[user] < 20 for user in [*(f"user {number}" for number in range(60)), None])
 
 
-def test_where_requests_take_more_than_the_cost_table_says_the_room_for_them_shows_it():
-    """Others than the model take the machine's time, and requests pile up though the load seems to be low."""
-    world, random = World(explore=0.0), np.random.default_rng(6)
-    world.run(5, 0.6, random)
-    assert world.allocator.price.value == 0.0
+def asked_for_a_second(world, random, room_taken, by_chance=0.0):
+    """(Values, which of them found no room) of 20 requests in each of ten ticks."""
+    values, refused = random.pareto(1.16, 200) + 1, []
+    for number, value in enumerate(values):
+        world.now += TICK_S / 20
+        if random.random() < by_chance:
+            world.allocator.left_to_chance()
+        refused.append(world.ask(value, draw=int(random.integers(2**63)), room_taken=room_taken).is_refused)
+        assert number < 200
+    return values, np.array(refused)
 
-    world.room_taken = 0.9
-    world.run(10, 0.6, random)
-    assert world.allocator.price.value > 0
-    assert world.allocator.price.load > 0.8
 
-    world.room_taken = 0.1
-    world.run(10, 0.6, random)
-    assert world.allocator.price.value == 0.0
+def test_those_of_least_value_make_room_while_others_are_refused_by_chance():
+    world, random = World(explore=0.0, floor_every=0), np.random.default_rng(6)
+    shares = [asked_for_a_second(world, random, 0.5, by_chance=0.6)[1].mean() for _ in range(6)]
+    assert shares[0] < 0.3
+    assert shares == sorted(shares)
+    values, refused = asked_for_a_second(world, random, 0.5, by_chance=0.3)
+    assert refused.mean() > 0.9
+    assert values[refused].max() < 2 * values[~refused].min()
+    assert world.allocator.price.value > 0, "less is computed before more is refused"
+
+    for _ in range(5):
+        _, refused = asked_for_a_second(world, random, 0.1)
+    assert not refused.any()
+
+
+def test_after_a_while_without_requests_nobody_is_refused():
+    world, random = World(explore=0.0, floor_every=0), np.random.default_rng(6)
+    for _ in range(5):
+        asked_for_a_second(world, random, 0.5, by_chance=0.6)
+    world.now += 30.0
+    world.allocator.tick()
+    assert not asked_for_a_second(world, random, 0.5)[1].any()

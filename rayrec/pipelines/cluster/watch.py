@@ -31,6 +31,8 @@ MISSED_HEARTBEATS = 2
 """After which a process may well be silent, and is waited for before others are blamed."""
 
 
+GATHER_S = 0.01
+"""In which objects that come one after the other are taken together; an error is heard of so much later."""
 ASK_EVERY_S = 5.0
 """While nothing comes, servers and trainers are asked whether they are there."""
 
@@ -113,6 +115,9 @@ class Watch:
         values: dict[Any, Any] = {}
         while waiting := [ref for ref in refs if ref not in values]:
             ready = self.wait(waiting, may_take_long)
+            if len(ready) < len(waiting):
+                # Those that come at about the same time together: Ray looks at all of them in every round.
+                ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=GATHER_S)
             values.update(zip(ready, ray.get(ready), strict=True))
         return [values[ref] for ref in refs]
 

@@ -101,6 +101,8 @@ class AdmissionControl:
         self._request_log, self._allocator = request_log, allocator
         self._config, self._service, self._batcher, self._timeout_s = config, service, batcher, timeout_s
         self._clock = clock
+        self._num_coming = 0
+        """Messages that were found to have room by their headers, and are not here yet."""
         self._admissions = Admissions(config.service, config.callers, clock)
         self._policy = DegradationPolicy(config.degrade.steps)
         self._cache: AnswerCache[RecommendAnswer] | None = None
@@ -140,6 +142,14 @@ class AdmissionControl:
             info.room = self._admissions.check(info.caller)
             if self._cache is None:
                 self._batcher.check_room(self._left_s(info))
+        info.is_coming = True
+        self._num_coming += 1
+
+    def here(self, info: RequestInfo) -> None:
+        """A message that was found to have room is here as a whole, or does not come any more; may be called
+        again."""
+        self._num_coming -= info.is_coming
+        info.is_coming = False
 
     def admit(self, info: RequestInfo) -> Callable[[], None]:
         """Admit what the batcher does not compute; what is returned has to be called when it is done.
@@ -207,6 +217,7 @@ class AdmissionControl:
         pinned: RecommendationService,
         request_id: str | None,
     ) -> tuple[list[_Entry], list[asyncio.Future[RecommendAnswer]]]:
+        self.here(info)
         caller, costs = info.caller, self._costs(requests, pinned)
         count = sum(costs)
         with self._counting_refusals(len(requests)):
@@ -219,8 +230,11 @@ class AdmissionControl:
         wait, whichever is more."""
         batcher, most = self._batcher, self._admissions.service.concurrency.most
         places = min(batcher.max_waiting, most or batcher.max_waiting)
-        waits_s = batcher.wait_s() * batcher.costs.at(batcher.costs.measured_width).caution
-        return max(batcher.in_flight / places, waits_s / max(self._left_s(info), 1e-3))
+        # Of many that come at once, all headers are read before the first body is.
+        num_coming = self._num_coming
+        waits_s = batcher.wait_s(num_coming) * batcher.costs.at(batcher.costs.measured_width).caution
+        taken = (batcher.in_flight + num_coming) / places
+        return max(taken, waits_s / max(self._left_s(info), 1e-3))
 
     def _refuse_by_value(self, count: int = 1) -> NoReturn:
         self._admissions.num_refused += count
@@ -271,7 +285,9 @@ class AdmissionControl:
                 if entry.decision is not None:
                     answered.add_done_callback(partial(self._note_answer, entry.decision, entry.request))
                 all_answered.append(answered)
-        except BaseException:
+        except BaseException as error:
+            if self._allocator is not None and isinstance(error, TooManyWaitingError | DeadlineError):
+                self._allocator.left_to_chance(len(requests))
             for future in submitted:
                 future.cancel()
             for release in releases[len(all_answered) :]:
@@ -328,7 +344,9 @@ class AdmissionControl:
             self._allocator.answered(decision, "cached_answer" in answer.degraded)
             items = [(item.item_id, item.score) for item in answer.items if item.source == "model"]
             self._allocator.learn(_user_of(request), items)
-        elif not isinstance(error, DeadlineError):
+        elif isinstance(error, DeadlineError):
+            self._allocator.left_to_chance()
+        else:
             self._allocator.took_nothing(decision)
 
     @contextmanager
@@ -339,6 +357,7 @@ class AdmissionControl:
         except (TooManyWaitingError, DeadlineError, ServiceLimitError):
             if self._allocator is not None:
                 self._allocator.refused(count)
+                self._allocator.left_to_chance(count)
             raise
 
     def _costs(self, requests: Sequence[RecommendRequest], pinned: RecommendationService) -> list[int]:

@@ -36,6 +36,8 @@ class RequestInfo:
     """Of its requests among those that wait for the model; lower ones come first."""
     room: Room | None = None
     """Of the limits, found before the body was read."""
+    is_coming: bool = False
+    """It was found to have room, and its body is not here yet."""
     value: str | None = None
     """What its header says that its requests are worth."""
     room_by_value: allocation.Room | None = None

@@ -26,7 +26,6 @@ def make_allocator(
     service: RecommendationService,
     batcher: Batcher[RecommendRequest, RecommendAnswer],
     max_batch: int,
-    most_in_flight: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Allocator:
     """Measure what the actions take, and read the curves and values.
@@ -34,7 +33,6 @@ def make_allocator(
     Args:
         service: that answers first; the costs of versions after it change as those of batches do.
         max_batch: size of the batches that actions are measured in.
-        most_in_flight: requests that are admitted at a time; None: as many as the batcher takes.
 
     Raises:
         InputError: a file cannot be read, or says of an action nothing, or of a value no number from 0 on.
@@ -54,8 +52,7 @@ def make_allocator(
         # A batch that is computed and one that waits for it are no backlog.
         return max(batcher.wait_s() - 2 * max_batch * batcher.costs.at(usual).least_s, 0.0)
 
-    room = min(batcher.max_waiting, most_in_flight or batcher.max_waiting)
-    return Allocator(config, curves, costs, backlog_s, clock, users, items, lambda: batcher.in_flight / room)
+    return Allocator(config, curves, costs, backlog_s, clock, users, items)
 
 
 def read_files(

@@ -137,8 +137,7 @@ def load_api(
     batcher = Batcher(compute, costs, config.max_waiting, on_batch=on_batch)
     allocator = None
     if (allocate := config.admission.allocate) is not None:
-        most_in_flight = config.admission.service.concurrency
-        allocator = make_allocator(allocate, first, batcher, costs.max_size, most_in_flight)
+        allocator = make_allocator(allocate, first, batcher, costs.max_size)
     on_close: list[Callable[[], None]] = [gc.unfreeze, partial(sys.setswitchinterval, switch_s)]
     if follower is None:
         _spare_collector()

@@ -17,8 +17,9 @@ time is always busy, and could take many more. While the load is below the budge
 0: then everybody gets full effort.
 
 Room for requests in flight may be what is short instead: reading and writing takes time, too, and a price
-of the device does not mend that. The less is left, the more a request has to be worth beside those of late to
-get some: what is refused when there is none is refused by chance.
+of the device does not mend that. While more than a part of it is taken, or requests find none at all, more and
+more of those that are worth least beside those of late are refused. What is refused is charged, so that less is
+computed for each before fewer are answered.
 
 Whatever is not known, a value, a curve, the time, leads to full effort and a counter. Degradation levels
 remain as the emergency brake.
@@ -56,15 +57,13 @@ LONGEST_GAP_S = 60.0
 """Without a request; nothing is concluded of a longer time, nor of one in which the clock went back."""
 BACKLOG_S = 2.0
 """Time in which what has piled up is to be worked off."""
-FULL, EMPTY = 0.75, 0.25
-"""Share of the room for requests in flight that is taken: above the one they take more than they are charged,
-and those of least value are refused; below the other they do not."""
+FULL = 0.8
+"""Share of the room for requests in flight, above which those of least value are refused at once."""
+ROOM_TAKEN, CROWDING = 0.8, 0.1
+"""Mean share of the room that may be taken, and how much more of the requests of least value are refused from
+tick to tick, for each 1 that it is above: in a burst, there has to be room for those of most value."""
 MOST_CROWDED_OUT = 0.95
 """Share of requests, those of least value, that is refused before there is no room at all."""
-DEARER, MOST_DEARER = 1.05, 2.0
-"""Times what they were charged, from tick to tick and at most: others than the model take the machine's time,
-too."""
-CHEAPER_IN_BETWEEN, CHEAPER = 0.999, 0.9
 LEAST_PRICE, MOST_PRICE = 0.05, 10.0
 """Times the mean value of a device second: a price below is none, and none is above."""
 MOST_OF_USUAL = 10.0
@@ -222,11 +221,9 @@ class Allocator:
         clock: Callable[[], float],
         values_of_users: Mapping[str, float] | None = None,
         values_of_items: Mapping[str, float] | None = None,
-        room_taken: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """
         Args:
-            room_taken: requests in flight as a share of those that there may be.
             costs: [A] device seconds of a request in a batch of the best size, as known now; of a near-line
                 answer, where it is missing.
             backlog_s: device seconds of what waits, beyond what a batch or two take.
@@ -243,9 +240,15 @@ class Allocator:
         # Metrics are read by other threads, and move the price as requests do.
         self._lock = threading.RLock()
         self.price = Price(config.busy)
-        self._room_taken, self._times_charged = room_taken, 1.0
         self._usual_value = config.value.default
         self._ranks = ValueRanks()
+        self._crowded_out = 0.0
+        """Share of requests, those of least value, that is refused now."""
+        self._rooms_taken: list[float] = []
+        """Since the last tick, as requests found it."""
+        self._num_by_chance = 0
+        """Since the last tick, requests that found no room or were not answered in time, whatever they are
+        worth."""
         self._ticked_at = clock()
         self._spent_s = self._worth = self._whole_s = 0.0
         """Since the last tick: device seconds of what was chosen, value that came, and device seconds that it
@@ -330,11 +333,10 @@ class Allocator:
     def _is_crowded_out(self, value: float, room_taken: float, draw: int) -> bool:
         """Whether a request is among those of least value, which are the more the less room is left."""
         self._ranks.add(value)
-        if room_taken <= FULL:
-            return False
+        self._rooms_taken.append(room_taken)
         # What is worth most is let through: whether there is any room is not said here.
-        least = min((room_taken - FULL) / (1 - FULL), MOST_CROWDED_OUT)
-        return self._ranks.of(value, draw / 2.0**64) < least
+        least = max(self._crowded_out, min((room_taken - FULL) / (1 - FULL), MOST_CROWDED_OUT))
+        return least > 0 and self._ranks.of(value, draw / 2.0**64) < least
 
     def _best(self, value: float, shares: Sequence[float], cost_scale: float) -> int:
         """The first of the best actions by value minus price."""
@@ -399,6 +401,12 @@ class Allocator:
             self._num_refused += count
             self._spent_s += count * self._usual_s
 
+    def left_to_chance(self, count: int = 1) -> None:
+        """Take down requests that found no room, or were not answered in time, whatever they are worth:
+        others that are worth less have to make it."""
+        with self._lock:
+            self._num_by_chance += count
+
     def tick(self) -> None:
         """Move the price by what has come since, if a tick is over."""
         with self._lock:
@@ -415,10 +423,10 @@ class Allocator:
             self.num_clock_jumps += passed_s < 0
             self.price.value = 0.0
         else:
-            self._times_charged = self._charged_from_now_on()
-            load = self._times_charged * self._spent_s / passed_s + self._backlog_s() / BACKLOG_S
+            load = self._spent_s / passed_s + self._backlog_s() / BACKLOG_S
             worth = self._worth / self._whole_s if self._whole_s and self._worth else None
             self.price.update(load, worth, passed_s / TICK_S)
+        self._crowd_out(min(abs(passed_s), LONGEST_GAP_S) / TICK_S)
         if self._num_decided:
             self._usual_s = self._spent_s / (self._num_decided + self._num_refused)
         self._spent_s = self._worth = self._whole_s = 0.0
@@ -428,15 +436,18 @@ class Allocator:
                 self._missing[action] *= FORGETTING
         self._costs = self._expected_costs()
 
+    def _crowd_out(self, num_ticks: float) -> None:
+        """Refuse more or fewer of the requests of least value."""
+        count = max(len(self._rooms_taken), 1)
+        taken = min(math.fsum(self._rooms_taken) / count, 1.0)
+        by_chance = min(self._num_by_chance / count, 1.0)
+        more = CROWDING * (taken + by_chance - ROOM_TAKEN) * num_ticks
+        self._crowded_out = min(max(self._crowded_out + more, 0.0), MOST_CROWDED_OUT)
+        self._rooms_taken.clear()
+        self._num_by_chance = 0
+
     def _expected_costs(self) -> list[float]:
         return [share * cost for share, cost in zip(self._missing, self._costs_of_now(), strict=True)]
-
-    def _charged_from_now_on(self) -> float:
-        """Times the seconds of the cost table that requests take, as far as the room for them shows it."""
-        taken, times = self._room_taken(), self._times_charged
-        if self._num_refused or taken > FULL:
-            return min(times * DEARER, MOST_DEARER)
-        return max(times * (CHEAPER if taken < EMPTY else CHEAPER_IN_BETWEEN), 1.0)
 
     def _is_floor(self, facts: Facts) -> bool:
         """Whether it is the user's turn to get everything.

@@ -10,12 +10,12 @@ other: requests for ten items would be refused as too late, and requests for 100
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
-
-from rayrec.platform.arrays import Float64Array, Int64Array
 
 _LEAST_OF_GUESS, _MOST_OF_GUESS = 1e-3, 2.0
 """Times what was guessed of a width, as which its first batch counts: it may have been stalled."""
@@ -46,6 +46,22 @@ class BatchCosts:
         self._overruns: deque[float] = deque(maxlen=self._NUM_OVERRUNS)
         """Times what was expected of them, what the last batches have taken."""
         self._caution = 1.0
+        self._table = self._made_table()
+
+    def _made_table(self) -> _Table:
+        """Replaced as a whole after each change: others read it, for every request that comes."""
+        sizes = np.arange(1, self.max_size + 1)
+        seconds = np.interp(sizes, self._sizes, self._seconds)
+        # Of equally good sizes the larger one, which leaves fewer waiting.
+        rates, best = (sizes / seconds).tolist(), [1]
+        for size in range(2, len(rates) + 1):
+            best.append(size if rates[size - 1] >= rates[best[-1] - 1] else best[-1])
+        return _Table([0.0, *seconds.tolist()], [1, *best], bool((np.diff(seconds) >= 0).all()))
+
+    @property
+    def table(self) -> list[float]:
+        """Of every size up to the largest, from 0 on; not to be changed."""
+        return self._table.seconds
 
     @property
     def seconds_by_size(self) -> dict[int, float]:
@@ -57,12 +73,9 @@ class BatchCosts:
         return int(self._sizes[-1])
 
     def of(self, size: int) -> float:
-        """Between sizes that were measured, on a straight line."""
-        return float(np.interp(size, self._sizes, self._seconds))
-
-    def of_sizes(self, sizes_N: Int64Array) -> Float64Array:
-        """[N] the same of several sizes."""
-        return np.interp(sizes_N, self._sizes, self._seconds)
+        """Between sizes that were measured, on a straight line; of more, that of the largest."""
+        seconds = self._table.seconds
+        return seconds[min(max(size, 1), len(seconds) - 1)]
 
     @property
     def least_s(self) -> float:
@@ -97,6 +110,7 @@ class BatchCosts:
         np.maximum(above, self._seconds[last], out=above)
         of_parts = self._PART_OF_PARTS * self._seconds[last] * self._sizes[last + 1 :] / self._sizes[last]
         above -= self._WEIGHT_OF_NEW * np.maximum(above - of_parts, 0.0)
+        self._table = self._made_table()
 
     def best_size(self, most: int, budget_s: float) -> int:
         """The size of most requests per second that is done within the budget; 1 where none is.
@@ -104,14 +118,22 @@ class BatchCosts:
         Args:
             most: requests that wait.
         """
-        sizes = np.arange(1, min(most, self.max_size) + 1)
-        seconds = np.interp(sizes, self._sizes, self._seconds)
-        in_time = seconds <= budget_s
-        if not in_time.any():
-            return 1
-        # Of equally good sizes the larger one, which leaves fewer waiting.
-        rates = np.where(in_time, sizes / seconds, 0.0)
-        return int(sizes[len(rates) - 1 - int(np.argmax(rates[::-1]))])
+        table = self._table
+        most = min(most, len(table.seconds) - 1)
+        if table.is_rising:
+            return table.best[min(most, bisect_right(table.seconds, budget_s) - 1)] if budget_s >= 0 else 1
+        in_time = [size for size in range(1, most + 1) if table.seconds[size] <= budget_s]
+        return max(in_time, key=lambda size: (size / table.seconds[size], size), default=1)
+
+
+class _Table(NamedTuple):
+    """Of each size, from 0 on."""
+
+    seconds: list[float]
+    best: list[int]
+    """The size of most requests per second, of those up to this one."""
+    is_rising: bool
+    """No batch takes less than a smaller one."""
 
 
 class CostsByWidth:
@@ -124,12 +146,20 @@ class CostsByWidth:
     def __init__(self, measured: BatchCosts) -> None:
         self.measured_width = measured.width
         self._seen = {measured.width: measured}
+        self._guessed: dict[int, BatchCosts] = {}
+        """Of widths that were not seen, until something else is seen."""
 
     def at(self, width: int) -> BatchCosts:
         """Of a width that was not seen: at most as many times those of the next narrower one as it is wider,
         and no more than those of the next wider one."""
         if (costs := self._seen.get(width)) is not None:
             return costs
+        guessed = self._guessed
+        if (costs := guessed.get(width)) is None:
+            costs = guessed[width] = self._guess(width)
+        return costs
+
+    def _guess(self, width: int) -> BatchCosts:
         seen = self._seen
         bounds: list[tuple[BatchCosts, float]] = []
         if narrower := [each for each in seen if 0 < each < width]:
@@ -142,8 +172,14 @@ class CostsByWidth:
         )
 
     def of(self, widths: Sequence[int]) -> float:
-        """Seconds of a batch, from the widths of its requests: those of one width take as long as alone."""
-        return sum(self.at(width).of(size) for width, size in Counter(widths).items())
+        """Seconds of a batch, from the widths of its requests: those of one width take as long as alone, and
+        all together no longer than if all were of the widest."""
+        counts = Counter(widths)
+        seconds = sum(self.at(width).of(size) for width, size in counts.items())
+        if len(counts) == 1:
+            return seconds
+        widest = self.at(max(counts))
+        return min(seconds, widest.of(len(widths))) if len(widths) <= widest.max_size else seconds
 
     def caution(self, widths: Iterable[int]) -> float:
         """Times what such a batch is expected to take, in which nearly all are done."""
@@ -161,29 +197,36 @@ class CostsByWidth:
             return self.at(widths[0]).best_size(len(widths), budget_s)
         costs_of = {width: self.at(width) for width in different}
         most = min(len(widths), *(costs.max_size for costs in costs_of.values()))
-        width_N = np.array(widths[:most])
-        seconds_N = np.zeros(most)
-        for width, costs in costs_of.items():
-            count_N = np.cumsum(width_N == width)
-            seconds_N += np.where(count_N, costs.of_sizes(count_N), 0.0)
-        sizes_N = np.arange(1, most + 1)
-        rate_N = np.where(seconds_N <= budget_s, sizes_N / seconds_N, 0.0)
-        return int(most - np.argmax(rate_N[::-1])) if rate_N.any() else 1
+        tables = {width: costs.table for width, costs in costs_of.items()}
+        counts = dict.fromkeys(different, 0)
+        of_parts, widest, best, best_rate = 0.0, widths[0], 1, 0.0
+        for size, width in enumerate(widths[:most], start=1):
+            table, count = tables[width], counts[width]
+            of_parts += table[count + 1] - table[count]
+            counts[width] = count + 1
+            widest = max(widest, width)
+            seconds = min(of_parts, tables[widest][size])
+            if seconds <= budget_s and size / seconds >= best_rate:
+                best, best_rate = size, size / seconds
+        return best
 
     def observe_batch(self, widths: Sequence[int], seconds: float) -> None:
         """Move the costs towards what a batch has just taken, of several widths each by its expected part."""
-        expected_s, sizes = self.of(widths), Counter(widths)
+        sizes = Counter(widths)
+        parts_s = {width: self.at(width).of(size) for width, size in sizes.items()}
+        expected_s = sum(parts_s.values())
         for width, size in sizes.items():
-            part = self.at(width).of(size) / expected_s if len(sizes) > 1 else 1.0
-            self.observe(width, size, part * seconds)
+            self.observe(width, size, seconds if len(sizes) == 1 else parts_s[width] / expected_s * seconds)
 
     def observe(self, width: int, size: int, seconds: float) -> None:
         """Move the costs of a width towards what a batch of it has just taken."""
         if (costs := self._seen.get(width)) is not None:
             costs.observe(size, seconds)
+            self._guessed = {}
             return
         # Replaced as a whole: others read it.
         self._seen = self._seen | {width: _first_seen(self.at(width), size, seconds)}
+        self._guessed = {}
 
 
 def _first_seen(guessed: BatchCosts, size: int, seconds: float) -> BatchCosts:

@@ -99,12 +99,17 @@ class Batcher(Generic[Request, Answer]):
         with self._changed:  # between the two, a batch that is just being taken would be in neither
             return len(self._waiting) + self._num_computing
 
-    def wait_s(self) -> float:
+    def wait_s(self, num_coming: int = 0) -> float:
         """Seconds, by what batches take, until all that is in flight is answered, if what is of one width
-        were one group."""
+        were one group.
+
+        Args:
+            num_coming: requests that are about to be submitted.
+        """
         with self._changed:
             in_flight = Counter(each.width for each in self._waiting)
             in_flight += self._widths_computing
+        in_flight[self.costs.measured_width] += num_coming
         seconds = 0.0
         for width, num_requests in in_flight.items():
             costs = self.costs.at(width)
@@ -263,7 +268,9 @@ class Batcher(Generic[Request, Answer]):
     def _makes_late(self, new: _Waiting[Request, Answer], now: float) -> bool:
         """Whether the new one, or one that is in time without it, would be too late with it."""
         # Both queues are simulated: requests that are late without the new one are no reason to refuse it.
-        late = self._late(sorted([*self._waiting, new]), now)
+        waiting = self._waiting.copy()
+        insort(waiting, new)
+        late = self._late(waiting, now)
         return bool(late) and (new.number in late or not late <= self._late(self._waiting, now))
 
     def _late(self, waiting: list[_Waiting[Request, Answer]], now: float) -> set[int]:

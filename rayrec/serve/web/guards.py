@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.limits import CallerLimitError, RefusedError
-from rayrec.serve.admission.request_info import address_of, attach_info
+from rayrec.serve.admission.request_info import RequestInfo, address_of, attach_info
 from rayrec.serve.engine.batching import DeadlineError, TooManyWaitingError
 from rayrec.serve.events.request_log import REQUEST_ID
 from rayrec.serve.wire.deadlines import NO_TIME_HEADER, HeaderError
@@ -137,14 +137,19 @@ class LoadShedding:
         self._app, self._admission = app, admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["method"] == "POST":
-            refusal = self._refusal(scope)
-            if refusal is not None:
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        found = self._let_in(scope)
+        if isinstance(found, JSONResponse):
+            await found(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._admission.here(found)
 
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
+    def _let_in(self, scope: Scope) -> RequestInfo | JSONResponse:
         """The answer to a request that is not let in; one that is has its `RequestInfo` from now on."""
         http, path = HTTPConnection(scope), scope["path"]
         try:
@@ -156,7 +161,7 @@ class LoadShedding:
         except HeaderError as error:
             return error_response(path, status_of_bad_request(path), str(error))
         attach_info(scope, info)
-        return None
+        return info
 
 
 def overload_answer(path: str, error: Exception) -> JSONResponse:
