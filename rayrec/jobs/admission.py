@@ -791,9 +791,7 @@ def decide(
     return [*hopeless, *decisions, *waits]
 
 
-def lacking_cells(
-    config: QueuesConfig, nodes: Sequence[Node], running: Sequence[Running]
-) -> list[str]:
+def lacking_cells(config: QueuesConfig, nodes: Sequence[Node], running: Sequence[Running]) -> list[str]:
     """Sentences on guaranteed cells for which no node is left, since some are gone or quarantined."""
     return ClusterState(config, nodes, running).lacking_cells
 

@@ -147,7 +147,10 @@ def job_manifests(job: Job, command: Command, settings: KubernetesConfig) -> lis
     }
     if command.env:
         spec["runtimeEnvYAML"] = yaml.safe_dump({"env_vars": dict(command.env)})
-    return [_priority(job), _queued(_object(KUBERAY, "RayJob", job_name(job.id), spec, settings.namespace), job)]
+    return [
+        _priority(job),
+        _queued(_object(KUBERAY, "RayJob", job_name(job.id), spec, settings.namespace), job),
+    ]
 
 
 def service_manifests(job: Job, arguments: Mapping[str, Any], settings: KubernetesConfig) -> list[Manifest]:

@@ -31,6 +31,8 @@ def test_split_gives_every_id_to_the_shard_of_its_bucket_in_order(ids, num_shard
     buckets = (mix64(ids_M) % np.uint64(NUM_BUCKETS)).tolist()
     assert bucket_of(ids_M).tolist() == buckets
     for shard, positions in enumerate(parts):
+        if not len(positions):  # of as many shards as there are buckets, nearly all
+            continue
         assert positions.tolist() == sorted(positions.tolist())
         assert all(buckets[m] in shard_map.buckets(shard) for m in positions)
         assert (shard_map.shard_of(ids_M[positions]) == shard).all()

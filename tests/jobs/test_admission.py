@@ -389,7 +389,7 @@ def test_a_job_grows_although_others_wait_who_could_not_have_that():
 
 
 def test_a_reservation_for_a_time_leaves_room_for_one_of_who_is_blocked():
-    """Without it, jobs that end late would pass the one that is blocked until it had been passed too often."""
+    """Without it, jobs that end late would pass the blocked one until it had been passed too often."""
     later = job("later", size=gang(1), not_before=1e6)
     run = [running(job("r", size=gang(6), lasts=100.0), n0=6)]
     wait = [later, job("blocked", size=gang(8), at=1.0), job("long", size=gang(2), at=2.0, lasts=1e5)]

@@ -225,7 +225,7 @@ def test_what_ray_never_takes_is_refused_with_its_last_line(head, runner, answer
 
 
 def test_a_package_that_ray_cannot_unpack_is_refused(head, runner):
-    with pytest.raises(InputError, match="Ray does not start it: .*code"):
+    with pytest.raises(InputError, match=r"Ray does not start it: .*code"):
         runner.submit(Submission("job-1", "exec true", package="s3://bucket/code"))
     assert head.jobs == {}
 

@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import rayrec
 
 ROOT = Path(rayrec.__file__).parents[1]
@@ -42,6 +44,7 @@ def python(site: Path, *arguments: str | Path) -> "subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.slow
 def test_the_packages_of_the_guides_train_evaluate_recommend_score_and_tokenize(tmp_path):
     (site := tmp_path / "site").mkdir()
     for kind in KINDS:

@@ -170,10 +170,10 @@ def test_a_stand_in_asks_for_every_weight_and_changes_nothing(name):
     "name",
     [
         "sasrec",
-        "hstu, dense",
-        "light_decoder",
-        pytest.param("encoder_decoder", marks=pytest.mark.slow),
-        "encoder_decoder, instructed",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("hstu, dense", "light_decoder", "encoder_decoder", "encoder_decoder, instructed")
+        ),
     ],
 )
 def test_compiled_parts_train_as_the_others_do_and_rank_without(name):

@@ -283,7 +283,9 @@ def test_exact_prefetch_ends_with_the_bits_of_sync(run_pipeline: RunPipeline):
 
 
 @pytest.mark.parametrize(
-    ("settings", "num_trainers"), [(GENERATIVE, 1), (FORGETFUL, 2)], ids=["generative", "forgetful"]
+    ("settings", "num_trainers"),
+    [(GENERATIVE, 1), pytest.param(FORGETFUL, 2, marks=pytest.mark.slow)],
+    ids=["generative", "forgetful"],
 )
 def test_rows_that_trainers_hold_end_with_the_bits_of_the_servers(
     settings: dict[str, Any], num_trainers: int, run_pipeline: RunPipeline

@@ -70,6 +70,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.slow
 def test_packages_of_the_guides_add_a_reward_and_a_policy_loss(tmp_path):
     site = tmp_path / "site"
     for package in PACKAGES.values():

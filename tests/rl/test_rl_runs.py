@@ -130,6 +130,7 @@ def test_asynchronous_rollouts_are_not_older_than_their_bound(supervised, tmp_pa
 
 
 @on_ray
+@pytest.mark.slow
 def test_a_killed_rollout_worker_loses_no_prompt_and_doubles_none(supervised, tmp_path):
     """Each is killed while the next batch is with it: what comes out is what comes out in one process."""
     config = config_of(supervised, placement=placed(kind="disaggregated", rollouts=2, max_policy_lag=1))

@@ -578,6 +578,7 @@ def test_beauty_has_the_published_counts_and_forgets_the_order_within_a_day(tmp_
     assert abs(np.mean(ranks[tied] > ranks[tied - 1]) - 0.5) < 0.01
 
 
+@pytest.mark.slow
 def test_deskdrop_needs_two_decisions(tmp_path):
     source = real_data("deskdrop")
     with pytest.raises(InputError, match=r"allow duplicates .* allow short-users "):

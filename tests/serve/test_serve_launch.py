@@ -100,6 +100,7 @@ def test_the_service_answers_like_the_model_and_leaves_nothing_behind(run, free_
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.slow
 def test_a_serve_that_runs_is_joined_and_left_as_it_was(run, free_port, caplog):
     """Whose other application sends calls of a session to one replica, as ours do."""
 

@@ -225,6 +225,7 @@ def test_after_each_failure_a_background_replay_waits_twice_as_long(finished):
     assert pauses[-1] == LONGEST_PAUSE_S + 30.0
 
 
+@pytest.mark.slow
 def test_a_background_replay_that_hangs_does_not_keep_its_process(finished):
     program = (
         "import sys, time; from rayrec.pipelines.health.replay import BackgroundReplay; "

@@ -179,6 +179,7 @@ def test_policies_are_distributions():
     assert logged_frequencies(log, log).tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
 
 
+@pytest.mark.slow
 def test_the_open_bandit_dataset_is_read_and_estimated():
     folder = real_data("open-bandit")
     logs = {name: read_log(folder / name / "all") for name in ("bts", "random")}
@@ -192,6 +193,7 @@ def test_the_open_bandit_dataset_is_read_and_estimated():
     assert earned.low < estimated.high
 
 
+@pytest.mark.slow
 def test_the_command_shows_every_estimate():
     folder = real_data("open-bandit") / "bts" / "all"
     result = CliRunner().invoke(app, ["off-policy", str(folder), "--resamples", "100", "--json"])

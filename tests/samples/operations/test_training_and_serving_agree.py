@@ -111,6 +111,7 @@ def test_every_operation_has_an_example():
     assert [operation["op"] for operation in EXAMPLES] == list(OPERATIONS.names())
 
 
+@pytest.mark.slow
 def test_the_examples_run_one_after_the_other():
     features = program(SCHEMA, *EXAMPLES)
     row = {
