@@ -87,7 +87,7 @@ class QueueRunConfig(Config):
     python: str | None = None
     """Interpreter that has rayrec, by its path on the cluster; None: the path of the queue's own."""
     keep_days: float = Field(default=90.0, gt=0)
-    """After so long, a job that is over is forgotten; its id may come again where Ray has forgotten it, too."""
+    """After so long, a job that is over is forgotten. Its id may come again once Ray has forgotten it."""
     scheduling: SchedulingConfig = SchedulingConfig()
 
 

@@ -149,7 +149,7 @@ def _speaks_http2(connection: socket.socket) -> bool:
 @contextmanager
 def _workers_as_others() -> Iterator[None]:
     """Inside the block, workers of a cluster that starts get the time that others of this machine get, unless
-    the environment says otherwise. Ray's own niceness is 15, with which they wait for all that has to be done.
+    the environment says otherwise. Ray's own niceness is 15, with which they wait for all else.
     """
     if NICENESS in os.environ:
         yield

@@ -17,9 +17,9 @@ time is always busy, and could take many more. While the load is below the budge
 0: then everybody gets full effort.
 
 Room for requests in flight may be what is short instead: reading and writing takes time, too, and a price
-of the device does not mend that. While more than a part of it is taken, or requests find none at all, more and
-more of those that are worth least beside those of late are refused. What is refused is charged, so that less is
-computed for each before fewer are answered.
+of the device does not mend that. While more than a part of it is taken, or requests find none at all, more
+and more of those that are worth least beside those of late are refused. What is refused is charged, so that
+less is computed for each before fewer are answered.
 
 Whatever is not known, a value, a curve, the time, leads to full effort and a counter. Degradation levels
 remain as the emergency brake.
