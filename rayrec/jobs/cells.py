@@ -90,7 +90,7 @@ class Guarantees:
             if cells:
                 self._cells[queue.name] = cells
         self._chosen: dict[tuple[str, int, str | None], tuple[int, Size, Placed | None]] = {}
-        self._holds: dict[tuple[str, int] | None, tuple[Size, bool]] = {}
+        self._holds: dict[tuple[str, int], tuple[Size, bool]] = {}
         """By queue and id of the size, which is kept beside it, whether all cells together hold it."""
         self._rooms = {
             name: Room([_as_node(cell, None) for cell in cells]) for name, cells in self._cells.items()
@@ -311,11 +311,11 @@ class Guarantees:
         # Where all cells are bound, and nothing depends on labels, it does not matter where.
         room, cells = self._rooms[queue], self._cells[queue]
         key = None
-        if within is None and not any(group.labels for group in size.groups):
-            if all(cell.node is not None for cell in cells):
-                key = queue, id(size)
-        if key in self._holds and self._holds[key][0] is size:
-            return self._holds[key][1]
+        is_labeled = within is not None or any(group.labels for group in size.groups)
+        if not is_labeled and all(cell.node is not None for cell in cells):
+            key = queue, id(size)
+            if (known := self._holds.get(key)) is not None and known[0] is size:
+                return known[1]
         left_NR = room.total_NR.copy()
         left_NR[[cell.node is None for cell in cells]] = 0
         can = room.place(size, within, left_NR) is not None
