@@ -21,7 +21,7 @@ from rayrec.jobs.job import Job, Placed, Plan, Waiting
 from rayrec.jobs.quota import ReclaimRight
 from rayrec.jobs.room import apart, fits_in
 from rayrec.jobs.state import ClusterState, Run
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.devices import ACCELERATOR_RESOURCES
 
 
@@ -213,12 +213,12 @@ class _Search:
             most_NR: what would be left, had all of that been given.
         """
         guarantees, queue = self._state.guarantees, self._job.queue
-        is_free_N = (self._left_NR >= need_R).all(axis=1)
+        is_free_N: BoolArray = np.all(self._left_NR >= need_R, axis=1)
         for node in spots:
             if is_free_N[node] and guarantees.bring(queue, cell_id, node):
                 return node, []
         ways: list[tuple[tuple[object, ...], int, int, list[_Step]]] = []
-        could_be_N = (most_NR >= need_R).all(axis=1) & ~is_free_N
+        could_be_N: BoolArray = np.all(most_NR >= need_R, axis=1) & ~is_free_N
         for place, node in enumerate(spots):
             if could_be_N[node] and (way := self._clear(node, need_R, there.get(node, ()))) is not None:
                 ways.append((_cost(way), place, node, way))
