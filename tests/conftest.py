@@ -64,8 +64,9 @@ def _tables_on_disk_lie_in_temporary_folders() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _same_draws_in_any_order_of_tests() -> None:
+def _same_draws_and_threads_in_any_order_of_tests() -> None:
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # what was tested may have set its own
 
 
 @pytest.fixture(scope="session")

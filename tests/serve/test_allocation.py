@@ -402,7 +402,7 @@ def test_room_is_decided_once_and_what_is_refused_takes_nothing_but_raises_the_p
     assert not world.ask(1.0, room_taken=0.9, room="value").is_refused
     assert world.allocator.metrics()["allocation_decisions_no_room_total"] == 1
     for _ in range(20):
-        for _ in range(10):
+        for _ in range(30):
             world.ask(1.0, room_taken=0.9)
         world.now += 2 * TICK_S
     assert world.allocator.price_now > 0

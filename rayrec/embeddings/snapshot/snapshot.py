@@ -303,6 +303,10 @@ class _TableFile:
     since: int | None
     buckets: range
 
+    def has_any_of(self, wanted_B: BoolArray) -> bool:
+        """Whether it may have rows of some buckets; what has none of a server's is not opened for it."""
+        return bool(wanted_B[self.buckets.start : self.buckets.stop].any())
+
 
 class _TableChain:
     """One table's files of snapshots that follow each other.
@@ -358,12 +362,12 @@ class _TableChain:
                 if file.content == "rows" and file.since is None:
                     counting_B[file.buckets.start : file.buckets.stop] = False
             for file in files:
-                if file.content == "removed":
+                if file.content == "removed" and file.has_any_of(counting_B):
                     for columns in _batches(file.path, counting_B):
                         nothing = replace(self._nothing, since=file.since)
                         yield replace(nothing, removed_X=columns["id"].to_numpy())
             for file in files:
-                if file.content == "rows":
+                if file.content == "rows" and file.has_any_of(counting_B):
                     for columns in _batches(file.path, counting_B):
                         yield replace(_rows(columns), since=file.since)
 
@@ -386,7 +390,10 @@ class _TableChain:
         self, files: Sequence[_TableFile], content: str, wanted_B: BoolArray
     ) -> list[pa.RecordBatch]:
         return [
-            columns for file in files if file.content == content for columns in _batches(file.path, wanted_B)
+            columns
+            for file in files
+            if file.content == content and file.has_any_of(wanted_B)
+            for columns in _batches(file.path, wanted_B)
         ]
 
 

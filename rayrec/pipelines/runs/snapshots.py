@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.read_plan import ReadPosition
 
 FORMAT_VERSION = 3
+VERIFYING_THREADS = 8
 _READ_VERSIONS = (2, 3)
 """Those of version 2 have all files of a growing folder in their manifest."""
 MANIFEST = "manifest.json"
@@ -268,13 +270,16 @@ def _verified_manifest(path: Path, only: Collection[str] | None = None) -> dict[
         only: files to verify; None is all.
     """
     manifest = _manifest(path)
-    for name, expected in manifest["checksums"].items():
-        if only is not None and name not in only:
-            continue
+
+    def verify(name: str) -> None:
         if not (path / name).is_file():
             raise InputError(f"{path / name}: missing from the snapshot")
-        if checksum_file(path / name) != expected:
+        if checksum_file(path / name) != manifest["checksums"][name]:
             raise InputError(f"{path / name}: its checksum differs from the manifest's: the file was changed")
+
+    # Reading and hashing give the interpreter's lock away; of several errors, the first file's is raised.
+    with ThreadPoolExecutor(VERIFYING_THREADS) as pool:
+        list(pool.map(verify, (name for name in manifest["checksums"] if only is None or name in only)))
     for name in (WEIGHTS, OPTIMIZER, CURSOR, *manifest["sparse_files"]):
         if name not in manifest["checksums"]:
             raise InputError(f"{path / MANIFEST}: has no checksum of {name}; the file was changed")

@@ -62,6 +62,8 @@ FULL = 0.8
 ROOM_TAKEN, CROWDING = 0.8, 0.1
 """Mean share of the room that may be taken, and how much more of the requests of least value are refused from
 tick to tick, for each 1 that it is above: in a burst, there has to be room for those of most value."""
+MOST_TICKS = 10.0
+"""For which a request's word on the room counts."""
 MOST_CROWDED_OUT = 0.95
 """Share of requests, those of least value, that is refused before there is no room at all."""
 LEAST_PRICE, MOST_PRICE = 0.05, 10.0
@@ -441,7 +443,8 @@ class Allocator:
         count = max(len(self._rooms_taken), 1)
         taken = min(math.fsum(self._rooms_taken) / count, 1.0)
         by_chance = min(self._num_by_chance / count, 1.0)
-        more = CROWDING * (taken + by_chance - ROOM_TAKEN) * num_ticks
+        # Of a long time without requests, what was seen before it says nothing.
+        more = CROWDING * ((taken + by_chance) * min(num_ticks, MOST_TICKS) - ROOM_TAKEN * num_ticks)
         self._crowded_out = min(max(self._crowded_out + more, 0.0), MOST_CROWDED_OUT)
         self._rooms_taken.clear()
         self._num_by_chance = 0

@@ -127,5 +127,5 @@ def _deployed(details: Mapping[str, Any]) -> Deployed:
         int(details["target_num_replicas"]),
         tuple(str(each.get("node_ip")) for each in replicas),
         tuple(str(each["replica_id"]) for each in replicas if each.get("state") == "RUNNING"),
-        tuple(str(each.get("node_id")) for each in replicas),
+        tuple(str(each["node_id"]) for each in replicas if each.get("node_id")),
     )
