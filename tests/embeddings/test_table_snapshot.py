@@ -66,6 +66,22 @@ def test_any_number_of_shards_loads_what_any_number_saved(tmp_path, num_saved, n
             assert_same(restored.export(table.name), expected[shard].export(table.name))
 
 
+def test_a_shard_reads_rows_of_no_file_that_has_none_of_its_own(tmp_path, monkeypatch):
+    files = save(grown_shards(4), tmp_path)
+    opened, real = [], pq.ParquetFile
+
+    class Counted(real):
+        def __init__(self, path, **options):
+            opened.append(path)
+            super().__init__(path, **options)
+
+    monkeypatch.setattr(snapshot.pq, "ParquetFile", Counted)
+    restored = EmbeddingShard(TABLES, 1, 1)
+    restored.restore(load_tables(files, TABLES, ShardMap(4), 1))
+    assert len(opened) == len(set(opened)) == len(files) // 4
+    assert len(restored.export("items").ids_M) > 0
+
+
 def assert_same(first: TableRows, second: TableRows) -> None:
     for name, values in vars(first).items():
         if isinstance(values, np.ndarray):
