@@ -61,7 +61,7 @@ KILLS, KILL_WITHIN_S = 50, 14.0
 PROGRAMS, PROGRAM_S = 40, (1.0, 8.0)
 STARTS_S, ENDS_S = 240.0, 900.0
 NODES = [{"num_cpus": 2, "resources": {"card": 1} if has_one else {}} for has_one in (1, 1, 0, 0)]
-SETTINGS = "{snapshot_s: 45}"
+SETTINGS = "{snapshot_s: 45, scheduling: {grow_pause_s: 10}}"
 EPOCHS = 3
 K, CLIENTS, SERVICE_S, MOST_FAILED = 10, 4, 150.0, 0.001
 """Items of an answer, clients, the time for which they ask, and the share of requests that may fail."""

@@ -82,6 +82,7 @@ class Mortal(GraphShard):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_shard_that_dies_reads_its_part_again(store, ray_cluster, monkeypatch):
     monkeypatch.setattr("rayrec.actors.graph_shard.GraphShard", Mortal)
     host = RayHost("graph-test")

@@ -88,6 +88,7 @@ def test_any_number_of_servers_loads_what_two_saved_and_goes_on_alike(tmp_path, 
         assert rows(after)[name].tobytes() == expected_MD.tobytes()
 
 
+@pytest.mark.slow
 def test_servers_go_on_from_a_snapshot_and_its_increment(tmp_path):
     before, after = servers(2), servers(3)
     chain = []

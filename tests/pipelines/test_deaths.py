@@ -41,6 +41,7 @@ def dies_late(ray_cluster, monkeypatch) -> Iterator[Any]:
     ray.kill(actor)
 
 
+@pytest.mark.slow
 def test_while_a_node_takes_no_connection_rays_word_is_waited_for(dies_late, monkeypatch):
     monkeypatch.setattr(deaths, "_a_node_is_gone", lambda: True)
 

@@ -93,6 +93,7 @@ def test_columns_that_are_kept_are_there_in_all_splits_as_times_and_texts(data):
         assert schema.field("item_key").type == pa.string()
 
 
+@pytest.mark.slow
 def test_the_model_reads_counts_of_what_was_before_each_row_in_training_and_after_it(folder, data, tmp_path):
     assembly = assemble(config(folder, data))
     rows = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(0))

@@ -299,6 +299,7 @@ def test_rows_that_trainers_hold_end_with_the_bits_of_the_servers(
         assert cached.stages["sparse_rows_evicted"] > 0
 
 
+@pytest.mark.slow
 def test_a_disk_below_the_tables_changes_no_bit(run_pipeline: RunPipeline):
     tables = GENERATIVE["sparse"]["tables"]
     on_disk = {

@@ -146,6 +146,7 @@ def test_stateless_stages_that_die_are_replaced_and_lost_state_is_that_of_the_la
     assert RunFolder.open(run).state["state"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_run_that_loses_state_before_its_first_snapshot_goes_back_to_its_beginning(alone, data, tmp_path):
     run = tmp_path / "run"
 

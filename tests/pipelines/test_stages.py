@@ -99,7 +99,8 @@ def test_an_actor_that_dies_in_a_running_pipeline_is_named(ray_cluster, assembly
     assert held() == []
 
 
-@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "exact_prefetch"])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["sync", "exact_prefetch"])
 def test_every_stages_seconds_add_up_to_those_of_training(ray_cluster, assembly_of, mode):
     training_s = 0.0
     with running_stages("times", assembly_of(mode=mode)) as stages:

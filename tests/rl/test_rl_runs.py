@@ -158,6 +158,7 @@ def test_a_killed_rollout_worker_loses_no_prompt_and_doubles_none(supervised, tm
 LEARNS_TWICE = {"learning_rate": 0.003, "updates_per_batch": 2}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_continues_to_the_same_bits(supervised, tmp_path):
     """With all that could be lost: batches ahead of the learner, moments of rewards, an optimizer's."""
     changes = {"learner": LEARNS_TWICE, "placement": placed(kind="async", max_staleness=5)}

@@ -35,6 +35,8 @@ from tests.helpers.ranking import prepared_clicks, ranker_run
 from tests.helpers.runs import make_run
 from tests.models.keras.programs import needs_tensorflow
 
+# Each program takes a C++ compiler many seconds, and all of them are made before the first test.
+pytestmark = pytest.mark.slow
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler"
 )

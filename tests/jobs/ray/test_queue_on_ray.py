@@ -50,6 +50,7 @@ def submit(cluster: QueueCluster, name: str, team: str, *more: str, ready: Path)
     return log
 
 
+@pytest.mark.slow
 def test_a_program_runs_and_a_borrower_is_stopped_for_an_owner_and_goes_on(cluster):
     ready, never = cluster.folder / "ready", cluster.folder / "later"
     ready.touch()
