@@ -360,6 +360,9 @@ def _print_job(details: dict[str, Any]) -> None:
         )
     if attempts.row_count:
         out.print(attempts)
+        out.print(
+            "what an attempt wrote: ray job logs with its name as Ray's job", highlight=False, soft_wrap=True
+        )
     decisions = Table("when", "what", "why")
     for each in details["decisions"]:
         decisions.add_row(when(each["at"]), each["kind"], escape(each["reason"]))

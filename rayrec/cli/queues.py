@@ -19,6 +19,7 @@ from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
     from rayrec.jobs.ledger import JobEntry, Ledger
+    from rayrec.jobs.queues import QueueConfig
 
 LedgerOption = Annotated[
     Path | None,
@@ -111,16 +112,28 @@ def add_command(
             },
             source=f"queue {name}",
         )
-        check_queues(opened, config)
+        check_queues(opened, config, known)
         opened.put_queue(queue)
         for each in cohorts.values():
             opened.put_cohort(each)
     quota = {each: quota.nominal for each, quota in queue.all_quotas.items()}
     print_rows(
         f"Queue {name}: {'added' if is_new else 'changed'}",
-        [("guaranteed", _amounts(quota)), ("cohort", queue.cohort or "none: it neither borrows nor lends")],
+        [
+            ("guaranteed", _amounts(quota)),
+            ("cohort", queue.cohort or "none: it neither borrows nor lends"),
+            ("borrows at most", _limits(queue, "borrowing_limit")),
+            ("lends at most", _limits(queue, "lending_limit")),
+            ("weight", f"{queue.weight:g}"),
+            ("takes back from", queue.preemption.reclaim_within_cohort),
+        ],
     )
     return {"queue": name, "quota": quota, "cohort": queue.cohort}
+
+
+def _limits(queue: QueueConfig, which: str) -> str:
+    given = {name: getattr(quota, which) for name, quota in queue.all_quotas.items()}
+    return _amounts({name: most for name, most in given.items() if most is not None}, "what there is")
 
 
 def _say_guarantee(
@@ -192,8 +205,8 @@ def _number(option: str, text: str) -> float:
     return number
 
 
-def _amounts(amounts: dict[str, float]) -> str:
-    return ", ".join(f"{count:g} {name}" for name, count in sorted(amounts.items())) or "nothing"
+def _amounts(amounts: dict[str, float], if_none: str = "nothing") -> str:
+    return ", ".join(f"{count:g} {name}" for name, count in sorted(amounts.items())) or if_none
 
 
 @command(queue_app, "list")
@@ -257,8 +270,9 @@ def remove_command(
 
     opened = open_ledger(ledger)
     with opened.change():
+        known = opened.queues()
         opened.remove_queue(name)
-        check_queues(opened, opened.queues())  # others may use what they borrow of it
+        check_queues(opened, opened.queues(), known)  # others may use what they borrow of it
     print_rows(f"Queue {name}", [("removed", "its jobs that are over stay in the ledger")])
     return {"queue": name, "removed": True}
 
@@ -303,6 +317,7 @@ def run_command(
 
     watcher = ClusterWatcher(address or os.environ.get("RAY_ADDRESS") or None, opened.owner, take_over)
     with alone(path):
+        console.print(f"the queue of {path} runs; what it decides is in `rayrec jobs ID`", highlight=False)
         try:
             QueueLoop(
                 opened,

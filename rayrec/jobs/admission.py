@@ -256,7 +256,9 @@ class Scheduler:
             ends_at = entry.waiting.ends_at(now, run.running.size)
             self.state.arrive(run, now, ends_at)
             del self._planned[job_id]
-            decisions.append(self._start(run, "the room that was given back for it is free", ends_at))
+            is_timed = entry.job.not_before is not None
+            why = "its time has come" if is_timed else "the room that was given back for it is free"
+            decisions.append(self._start(run, why, ends_at))
 
     def _start(self, run: Run, why: str, ends_at: float | None) -> Start:
         running = run.running
@@ -572,7 +574,8 @@ class Scheduler:
             else:
                 why = f"queue {job.queue!r} is guaranteed this room, for job {job.id}"
             if number is None:
-                decisions.append(Stop(run.job.id, f"stops at a snapshot: {why}", job.id))
+                how = "stops at a snapshot" if run.job.kind == "train" else "stops"
+                decisions.append(Stop(run.job.id, f"{how}: {why}", job.id))
             else:
                 reason = f"goes on as size {number + 1} of {len(run.job.sizes)}: {why}"
                 decisions.append(Shrink(run.job.id, reason, number, step.placed, step.cells, job.id))
@@ -586,7 +589,7 @@ class Scheduler:
             decisions.append(self._start(run, f"within the guarantee of queue {job.queue!r}", ends_at))
             return
         self._planned[job.id] = entry
-        decisions.append(Reserve(job.id, why_planned(self.state, run), found.plan))
+        decisions.append(Reserve(job.id, why_planned(self.state, run, now), found.plan))
 
     def _take_out(self, entry: Entry) -> None:
         job = entry.job
@@ -747,8 +750,8 @@ class Scheduler:
             found.append(
                 Wait(
                     entry.job.id,
-                    why_planned(self.state, run),
-                    now + self.settings.grace_s,
+                    why_planned(self.state, run, now),
+                    max(now + self.settings.grace_s, entry.job.not_before or now),
                     entry.num_passed,
                 )
             )
@@ -796,14 +799,22 @@ def lacking_cells(config: QueuesConfig, nodes: Sequence[Node], running: Sequence
     return ClusterState(config, nodes, running).lacking_cells
 
 
-def check_change(config: QueuesConfig, nodes: Sequence[Node], running: Sequence[Running]) -> None:
+def check_change(
+    config: QueuesConfig,
+    nodes: Sequence[Node],
+    running: Sequence[Running],
+    before: QueuesConfig | None = None,
+) -> None:
     """Refuse settings of queues that what runs does not agree with.
+
+    Args:
+        before: settings that these change; None: there were none.
 
     Raises:
         InputError: guarantees that cannot all be had at once, a queue that is gone and has jobs, or a quota
             below what runs.
     """
-    check_guarantees(config, nodes)
+    check_guarantees(config, nodes, before)
     for each in running:
         config.queue(each.job.queue)
     ClusterState(config, nodes, running).tree.check_holds()

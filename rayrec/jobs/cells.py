@@ -646,14 +646,27 @@ class Guarantees:
             apart(self.firm_NR, held)
 
 
-def check_guarantees(config: QueuesConfig, nodes: Sequence[Node]) -> None:
+def check_guarantees(config: QueuesConfig, nodes: Sequence[Node], before: QueuesConfig | None = None) -> None:
     """Refuse guarantees that cannot all be had at once.
+
+    Args:
+        before: settings that these change; what they lack already may stay, so that it can be mended step by
+            step.
 
     Raises:
         InputError: names the queue and the cells that find no node, or the resource of which more is
             guaranteed than there is.
     """
     room = Room(nodes)
+    lacked = {} if before is None else {name: more for name, (more, _) in _lacks(before, room).items()}
+    for name, (more, sentence) in _lacks(config, room).items():
+        if more > lacked.get(name, 0.0):
+            raise InputError(sentence)
+
+
+def _lacks(config: QueuesConfig, room: Room) -> dict[str, tuple[float, str]]:
+    """By resource, how much more is guaranteed than there is; and of "cells", how many kinds find no node."""
+    found: dict[str, tuple[float, str]] = {}
     members = (*config.queues, *config.cohorts)
     names = {name for queue in config.queues for name in queue.all_quotas}
     names |= {name for cohort in config.cohorts for name in cohort.quotas}
@@ -668,12 +681,15 @@ def check_guarantees(config: QueuesConfig, nodes: Sequence[Node]) -> None:
         there = room.total_NR[:, room.columns[name]].sum() / UNITS if name in room.columns else 0.0
         if sum(promised.values()) > there:
             each = ", ".join(f"{key} {count:g}" for key, count in sorted(promised.items()))
-            raise InputError(
+            found[name] = (
+                sum(promised.values()) - there,
                 f"queues are guaranteed {sum(promised.values()):g} {name} together ({each}), and the "
-                f"usable nodes have {there:g}; lower a nominal quota, or join more nodes"
+                f"usable nodes have {there:g}; lower a nominal quota, or join more nodes",
             )
     if lacking := Guarantees(config, room).bind_rest():
-        raise InputError(f"{lacking[0]}; make the cells smaller or fewer, or join more nodes")
+        sentence = f"{lacking[0]}; make the cells smaller or fewer, or join more nodes"
+        found["cells"] = float(len(lacking)), sentence
+    return found
 
 
 def _cell_id(cell: _BoundCell) -> str:

@@ -64,6 +64,7 @@ MEMORY = {"memory", "object_store_memory"}
 DAY_S = 86_400.0
 SILENT_ATTEMPTS = 3
 """In a row, of which the head does not say how they stand: then it is down."""
+RAYS_LINE = "Running entrypoint for job"
 SHOWN_CHARACTERS = 300
 """Of what a failed attempt said last."""
 
@@ -406,7 +407,8 @@ class QueueLoop:
             elif had_to_leave and not entry.is_cancelled:
                 wanted = running.size if running.step is None else running.step.size
                 if wanted is None or _gone(running, view):
-                    self._wait_again(entry, "gave its room back, and waits to go on")
+                    then = "go on" if entry.job.kind == "train" else "start again"
+                    self._wait_again(entry, f"gave its room back, and waits to {then}")
                 else:
                     self._go_on(attempt, entry, wanted)
             elif entry.is_cancelled:
@@ -452,10 +454,11 @@ class QueueLoop:
             is_further = False
         num_failures = 1 if is_further else entry.num_failures + 1
         said = _last_line(report.message)
+        code = "" if report.exit_code is None else f" with exit code {report.exit_code}"
         is_wrong = entry.command.is_rayrec and report.exit_code == WRONG_INPUT
         if is_wrong or num_failures > entry.command.retries:
             times = "" if is_wrong or num_failures == 1 else f" {num_failures} times in a row"
-            self._finish(entry, JobState.failed, f"attempt {attempt.number} failed{times}: {said}")
+            self._finish(entry, JobState.failed, f"attempt {attempt.number} failed{times}{code}: {said}")
             return
         waiting = replace(
             entry.waiting,
@@ -464,7 +467,7 @@ class QueueLoop:
         )
         self._wait_again(
             replace(entry, waiting=waiting, num_failures=num_failures),
-            f"attempt {attempt.number} failed, and is tried again: {said}",
+            f"attempt {attempt.number} failed{code}, and is tried again: {said}",
         )
 
     def _wait_again(self, entry: JobEntry, reason: str, worked_until: float | None = None) -> None:
@@ -673,5 +676,6 @@ def _ends_at(running: Running, size: int, now: float) -> float | None:
 def _last_line(text: str) -> str:
     """Of what a process wrote, without colors."""
     plain = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    # Ray's own line comes into the file after what the process has written.
+    lines = [line.strip() for line in plain.splitlines() if line.strip() and RAYS_LINE not in line]
     return lines[-1][-SHOWN_CHARACTERS:] if lines else "it said nothing"

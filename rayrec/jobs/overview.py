@@ -16,10 +16,11 @@ from rayrec.pipelines.cluster.placement import Node
 from rayrec.platform.errors import InputError
 
 
-def check_queues(ledger: Ledger, config: QueuesConfig) -> None:
+def check_queues(ledger: Ledger, config: QueuesConfig, before: QueuesConfig) -> None:
     """Refuse settings of queues that what runs does not agree with, or that the nodes cannot guarantee.
 
-    Nodes are those that the queue saw last; before it has run, only quotas are compared.
+    Nodes are those that the queue saw last; before it has run, only quotas are compared. What was guaranteed
+    in vain before may stay so.
 
     Raises:
         InputError: a quota below what runs, or guarantees that cannot all be had at once.
@@ -28,7 +29,7 @@ def check_queues(ledger: Ledger, config: QueuesConfig) -> None:
     # A quarantined node comes back; what is guaranteed on it is no less for that.
     nodes = [replace(node, quarantined=None) for node in ledger.nodes() or ()]
     if nodes:
-        check_change(config, nodes, running)
+        check_change(config, nodes, running, before)
         return
     tree = QuotaTree(config)
     for each in running:

@@ -22,6 +22,8 @@ class Lack:
 
     def __init__(self, state: ClusterState) -> None:
         self._nodes = state.free_nodes()
+        num_out = len(state.room.nodes) - len(self._nodes)
+        self._beside = f" beside {num_out} draining or quarantined nodes" if num_out else ""
         self._known: dict[int, str | None] = {}
 
     def of(self, entry: Entry) -> str | None:
@@ -31,7 +33,7 @@ class Lack:
                 assign(entry.job.sizes[-1].groups, self._nodes)
                 self._known[entry.shape] = None
             except NoNodeError as error:
-                self._known[entry.shape] = str(error)
+                self._known[entry.shape] = f"{error}{self._beside}"
         return self._known[entry.shape]
 
 
@@ -85,14 +87,16 @@ def why_waits(
     return f"is looked at again when the next job ends{ahead}"
 
 
-def why_planned(state: ClusterState, run: Run) -> str:
-    """Who has to leave before a planned job starts."""
+def why_planned(state: ClusterState, run: Run, now: float) -> str:
+    """Who has to leave before a planned job starts, or when its time comes."""
     names = names_of(run.running.placed, state)
     leaving = sorted(
         other.job.id
         for other in state.runs.values()
         if other.running.step is not None and set(other.held) & set(run.kept)
     )
+    if not leaving and run.job.not_before is not None and now < run.job.not_before:
+        return f"has its room on {names}, and starts at its time, in {run.job.not_before - now:.0f} s"
     who = f"{', '.join(leaving[:SHOWN_NODES])}" if leaving else "those who are there"
     more = f" and {len(leaving) - SHOWN_NODES} more" if len(leaving) > SHOWN_NODES else ""
     return f"has its room on {names}, and waits until {who}{more} have given it back"

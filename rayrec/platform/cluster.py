@@ -84,7 +84,8 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
     except ConnectionError as error:
         raise InputError(
             f"cluster.address or RAY_ADDRESS: no Ray cluster answers at {address!r}; start one with "
-            "'ray start --head', or leave the address out to start one for this run"
+            "'ray start --head', set RAY_AUTH_MODE=token if it wants a token, or leave the address out to "
+            "start one for this run"
         ) from error
     try:
         _keep_handler(signal.SIGTERM, on_sigterm)

@@ -215,7 +215,11 @@ class FakeCluster:
         if process is None:
             return None
         return Report(
-            process.state, process.exit_code, "it said\nthe last line", submission, process.never_ran
+            process.state,
+            process.exit_code,
+            f"it said\nthe last line\nRunning entrypoint for job {submission}: x",
+            submission,
+            process.never_ran,
         )
 
     def stop(self, submission: str) -> None:

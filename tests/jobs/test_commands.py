@@ -142,6 +142,17 @@ def test_a_quarantined_node_holds_up_no_change_of_queues(path):
     answer("queue", "add", "team-b", "--resource", "CPU=2", "--cohort", "all")
 
 
+def test_guarantees_that_the_nodes_do_not_have_are_mended_one_after_the_other(path):
+    for name in ("team-a", "team-b"):
+        answer("queue", "add", name, "--cards", "8", "--cohort", "all")
+    see_nodes(path, 4, 4)
+    assert "guaranteed 20 GPU together" in refused("queue", "add", "team-c", "--cards", "4")
+    answer("queue", "add", "team-c", "--resource", "CPU=1")
+    answer("queue", "add", "team-a", "--cards", "6")
+    assert "guaranteed 15 GPU together" in refused("queue", "add", "team-a", "--cards", "7")
+    answer("queue", "add", "team-b", "--cards", "2")
+
+
 def test_a_relative_time_may_be_said_again(team, path):
     submit("--id", "a", "--not-before", "+2h")
     first = Ledger(path).job("a").job.not_before

@@ -211,7 +211,7 @@ def test_a_job_that_fails_too_often_has_failed_and_says_its_last_line(story):
     assert story.world.history == ["first-1", "first-2"]
     entry = story.ledger.job("first")
     assert entry.state is JobState.failed
-    assert entry.reason == "attempt 2 failed 2 times in a row: the last line"
+    assert entry.reason == "attempt 2 failed 2 times in a row with exit code 1: the last line"
 
 
 def test_wrong_input_of_rayrec_is_not_tried_again(story):
@@ -360,7 +360,9 @@ def test_a_training_that_comes_no_further_has_failed_however_long_each_attempt_t
         story.passes(2 * SETTINGS.fast_s)
         story.world._end(story.world.processes[f"first-{number}"], "FAILED", 1)
     story.ends()
-    assert story.ledger.job("first").reason == "attempt 3 failed 3 times in a row: the last line"
+    assert story.ledger.job("first").reason == (
+        "attempt 3 failed 3 times in a row with exit code 1: the last line"
+    )
 
 
 def test_a_training_that_came_further_has_not_failed_again_and_again(story):
