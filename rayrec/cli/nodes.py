@@ -41,7 +41,7 @@ def nodes_command(
         bool, typer.Option("--leave", help="With --quarantine, let trainings leave it at a snapshot, too.")
     ] = False,
     reason: Annotated[str, typer.Option(help="Why, with --quarantine or --lift.")] = "by an operator",
-    lift: Annotated[str | None, typer.Option(metavar="SESSION", help="End a quarantine.")] = None,
+    lift: Annotated[str | None, typer.Option(metavar="SESSION|NODE", help="End a quarantine.")] = None,
     page: Annotated[bool, typer.Option("--page", help="Serve a page that shows all of it.")] = False,
     host: Annotated[str, typer.Option(help="Where the page is served.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Where the page is served.")] = 8266,

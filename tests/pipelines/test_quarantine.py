@@ -51,6 +51,17 @@ def test_a_node_is_out_until_its_session_is_lifted(quarantine):
         quarantine.lift(session.id)
 
 
+def test_a_session_is_lifted_by_the_start_of_its_nodes_id(quarantine):
+    quarantine.add(node("a1"), "hot", "suspect", nodes=nodes_of(1))
+    quarantine.add(node("b1"), "hot", "suspect", nodes=nodes_of(1))
+    quarantine.add(node("b1"), "xid 48", "bad", nodes=nodes_of(1))
+    assert quarantine.lift("a").node_id == "a1"
+    with pytest.raises(InputError, match="several nodes are quarantined as 'b'"):
+        quarantine.lift("b")
+    with pytest.raises(InputError, match="no node is quarantined as ''"):
+        quarantine.lift("")
+
+
 def test_the_recovery_from_an_old_fault_leaves_the_quarantine_for_a_new_one(quarantine):
     old = quarantine.add(node("a"), "hot", "suspect", nodes=nodes_of(1))
     quarantine.add(node("a"), "xid 48", "bad", nodes=nodes_of(1))

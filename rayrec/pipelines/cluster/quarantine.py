@@ -159,20 +159,26 @@ class Quarantine:
         ]
         return len({node.id, *matching(counted, nodes)}) <= most
 
-    def lift(self, session_id: str, why: str = "") -> Session:
+    def lift(self, which: str, why: str = "") -> Session:
         """End one session; others of the same node stay.
 
+        Args:
+            which: its id, or the start of the id of a node that has one session.
+
         Raises:
-            InputError: there is no such session.
+            InputError: there is no such session, or the node has several.
         """
         with self._changing() as (sessions, _):
-            for position, each in enumerate(sessions):
-                if each.id == session_id and each.lifted_at is None:
-                    ended = replace(each, lifted_at=self._clock(), lifted_why=why)
-                    sessions[position] = ended
-                    return ended
+            held = [place for place, each in enumerate(sessions) if each.lifted_at is None]
+            named = [place for place in held if sessions[place].id == which]
+            named = named or [place for place in held if which and sessions[place].node_id.startswith(which)]
+            if len(named) == 1:
+                ended = replace(sessions[named[0]], lifted_at=self._clock(), lifted_why=why)
+                sessions[named[0]] = ended
+                return ended
         there = ", ".join(each.id for each in self.sessions()) or "none"
-        raise InputError(f"no node is quarantined as {session_id!r}; there are: {there}")
+        how = "several nodes are" if len(named) > 1 else "no node is"
+        raise InputError(f"{how} quarantined as {which!r}; there are: {there}")
 
     def sessions(self) -> list[Session]:
         """Those that hold now, the oldest first."""
