@@ -9,7 +9,10 @@ teams share one cohort. Six have cells, and their jobs one size each, so that wh
 would do is known; of the others', half of the large ones can run with half of their trainers, or have to be
 in one rack. Bars:
 
-* `jobs-time`: 10 s over the processor's seconds of all decisions.
+* `jobs-time`: 10 s over the processor's seconds of all decisions, by a `Scheduler` that is told what happens.
+* `jobs-decision`: the time between two looks over the processor's seconds of the longest decision as
+  `rayrec queue run` takes it: with `decide`, which builds the state anew from all that runs and waits. One in
+  500 looks is measured.
 * `jobs-guarantee`: the grace period over the longest time for which a job of a queue with cells, the first of
   its queue and with room in the cells that its queue has free, had not started.
 * `jobs-own-cluster`: for each queue with cells, the mean wait in a cluster of its own with the grace period
@@ -31,7 +34,7 @@ import random
 import time
 
 from benchmarks.harness import Bar, BenchOptions
-from rayrec.jobs.admission import SchedulingConfig
+from rayrec.jobs.admission import SchedulingConfig, decide
 from rayrec.jobs.cells import check_guarantees
 from rayrec.jobs.job import Job, Size
 from rayrec.jobs.queues import Cell, QueueConfig, QueuesConfig, ResourceQuota
@@ -64,7 +67,7 @@ CHECKED_EVERY = 500
 def bench(options: BenchOptions) -> list[Bar]:
     nodes, config, jobs = cluster(), queues(), trace(random.Random(SEED))
     check_guarantees(config, nodes)
-    seconds, vacating_s, outcome = _run(config, nodes, jobs)
+    seconds, decision_s, vacating_s, outcome = _run(config, nodes, jobs)
     plain = first_come_first_served(nodes, jobs)
     until = jobs[-1].submitted_at
     waits = [record.waited_s for record in outcome.records.values()]
@@ -89,6 +92,7 @@ def bench(options: BenchOptions) -> list[Bar]:
     share_alone = _against_own_clusters(config, nodes, jobs, outcome)
     return [
         Bar.once("jobs-time", LIMIT_S / seconds, "10 s", 1.0),
+        Bar.once("jobs-decision", LOOK_S / decision_s, "the time between two looks", 1.0),
         Bar.once("jobs-guarantee", GRACE_S / vacating_s, "the grace period", 1.0),
         Bar.once("jobs-own-cluster", share_alone, "clusters of their own", 1.0),
         Bar.once("jobs-starvation", bound_s / max(waits), "the bound on waiting", 1.0),
@@ -96,21 +100,29 @@ def bench(options: BenchOptions) -> list[Bar]:
     ]
 
 
-def _run(config: QueuesConfig, nodes: list[Node], jobs: list[Job]) -> tuple[float, float, Outcome]:
+def _run(config: QueuesConfig, nodes: list[Node], jobs: list[Job]) -> tuple[float, float, float, Outcome]:
     """Run the trace.
 
     Returns:
-        Processor seconds without the checks; the longest time for which a job with room in its queue's cells
-        had not started; and what became of the jobs.
+        Processor seconds without the checks, and of the longest decision from nothing; the longest time for
+        which a job with room in its queue's cells had not started; and what became of the jobs.
     """
     with_cells = [queue.name for queue in config.queues if queue.cells]
     since: dict[str, float] = {}
-    seconds, began = 0.0, time.process_time()
+    seconds, decision_s, began = 0.0, 0.0, time.process_time()
     simulation = Simulation(config, nodes, jobs, SETTINGS, look_s=LOOK_S)
     for number, now in enumerate(simulation.steps()):
         seconds += time.process_time() - began
         if number % CHECKED_EVERY == 0:
             check_no_card_twice(simulation.scheduler)
+            running, waiting = simulation.scheduler.running, simulation.scheduler.waiting
+            decided_at = time.process_time()
+            decide(config, nodes, running, waiting, now, SETTINGS)
+            if (took_s := time.process_time() - decided_at) > decision_s:
+                decision_s = took_s
+                log.print(
+                    f"{len(running)} run, {len(waiting)} wait: decided in {took_s:.2f} s", highlight=False
+                )
         for name in with_cells:
             if (job := simulation.scheduler.held_up(name)) is not None:
                 since.setdefault(job.id, now)
@@ -126,7 +138,7 @@ def _run(config: QueuesConfig, nodes: list[Node], jobs: list[Job]) -> tuple[floa
         outcome.records[name].job.submitted_at + outcome.records[name].waited_s - at
         for name, at in since.items()
     ]
-    return seconds, max(vacating) + LOOK_S, outcome
+    return seconds, decision_s, max(vacating) + LOOK_S, outcome
 
 
 def _against_own_clusters(

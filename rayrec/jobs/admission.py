@@ -701,8 +701,8 @@ class Scheduler:
     def _is_wanted(self, queue: str, more: Mapping[str, int], now: float) -> bool:
         """Whether somebody waits, and not for a time, for what a job of a queue would have in addition.
 
-        Others than its own queue are not asked where that is within its guarantee, and those that have no
-        quota whoever gives back want nothing now.
+        Others than its own queue are not asked where that is within its guarantee, nor are those that would
+        have no quota for it even if all others gave back.
         """
         tree = self.state.tree
         is_own = not tree.borrows(queue, more)

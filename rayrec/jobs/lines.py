@@ -141,7 +141,7 @@ class Reservations:
         others = [
             each
             for each in self._reservations.values()
-            # One for a time is there whoever is blocked.
+            # One for a time is no reason against one for a job that is blocked now.
             if not each.is_closed and each is not known and each.entry.job.not_before is None
         ]
         if known is None and others and not is_closed and not is_timed:

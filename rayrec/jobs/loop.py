@@ -64,6 +64,8 @@ MEMORY = {"memory", "object_store_memory"}
 DAY_S = 86_400.0
 SILENT_ATTEMPTS = 3
 """In a row, of which the head does not say how they stand: then it is down."""
+NO_PROCESS, MOST_WITHOUT_PROCESS = "no process", 10
+"""What became of an attempt for which Ray had none; and how many in a row are tried."""
 RAYS_LINE = "Running entrypoint for job"
 SHOWN_CHARACTERS = 300
 """Of what a failed attempt said last."""
@@ -418,8 +420,7 @@ class QueueLoop:
             elif _gone(running, view):
                 self._wait_again(entry, f"attempt {attempt.number} went with a node that is gone")
             elif report.never_ran:
-                said = _last_line(report.message)
-                self._wait_again(entry, f"attempt {attempt.number} had no process of Ray's: {said}")
+                self._without_process(attempt, entry, report)
             else:
                 self._failed(attempt, entry, report)
 
@@ -442,6 +443,17 @@ class QueueLoop:
                 at = self._now() if self._last_seen is None else min(self._now(), self._last_seen)
                 lost_s = 0.0 if entry.running is None else entry.running.lost_s
                 self._wait_again(entry, f"attempt {attempt.number} is lost: {why}", at - lost_s)
+
+    def _without_process(self, attempt: Attempt, entry: JobEntry, report: Report) -> None:
+        """No failure of its own: it is tried again, but not for ever."""
+        self._end(attempt, NO_PROCESS)
+        said = _last_line(report.message)
+        last = [each.outcome for each in self._ledger.attempts(entry.id)][-MOST_WITHOUT_PROCESS:]
+        if last == [NO_PROCESS] * MOST_WITHOUT_PROCESS:
+            reason = f"Ray had no process for its last {MOST_WITHOUT_PROCESS} attempts: {said}"
+            self._finish(entry, JobState.failed, reason)
+        else:
+            self._wait_again(entry, f"attempt {attempt.number} had no process of Ray's: {said}")
 
     def _failed(self, attempt: Attempt, entry: JobEntry, report: Report) -> None:
         """A failure of its own: tried again a few times, unless no try can succeed."""

@@ -353,6 +353,18 @@ def test_an_attempt_for_which_ray_had_no_process_is_no_failure_of_its_own(story)
     assert story.ledger.job("first").num_failures == 0
 
 
+def test_a_job_for_which_ray_never_has_a_process_is_not_tried_for_ever(story):
+    story.add(program("first", "team-a", 2))
+    while story.states["first"] != "failed":
+        story.passes(3)
+        for process in story.world.processes.values():
+            if not process.is_over:
+                process.never_ran = True
+                story.world._end(process, "FAILED")
+        assert len(story.world.history) <= 10
+    assert story.ledger.job("first").reason.startswith("Ray had no process for its last 10 attempts")
+
+
 def test_a_training_that_comes_no_further_has_failed_however_long_each_attempt_takes(story):
     story.world.work |= {"first": 1e6}
     story.add(training("first", "team-a", 2, 2))
