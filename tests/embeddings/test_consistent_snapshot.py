@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from rayrec.embeddings.base.layout import STEP_WORD
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import (
     AdamConfig,
@@ -39,8 +40,9 @@ from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES
 from rayrec.embeddings.storage.disk import record_log, tiered_rows
 from rayrec.embeddings.storage.disk.page_reads import ALIGNMENT
 from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
+from rayrec.embeddings.storage.index import IdMap
 from rayrec.embeddings.storage.row_storage import MemoryRows
-from rayrec.embeddings.table import table as table_module
+from rayrec.embeddings.table import ids_since
 from rayrec.embeddings.table.table import TableRows
 from tests.embeddings.dictionary_oracle import DictionaryTable
 from tests.helpers.examples import examples
@@ -265,16 +267,15 @@ snapshots = st.tuples(
 )
 
 
-@pytest.mark.parametrize("given_up", [2, 1000])
+@pytest.mark.parametrize("known", [2, 1000])
 @pytest.mark.parametrize("name", CONFIGS)
 @examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=batches(30), num_shards=st.integers(1, 3), plan=st.lists(snapshots, min_size=1, max_size=5))
 def test_a_snapshot_and_its_increments_are_a_whole_snapshot(
-    tmp_path_factory, monkeypatch, name, given_up, steps, num_shards, plan
+    tmp_path_factory, monkeypatch, name, known, steps, num_shards, plan
 ):
-    """Also where too many rows were given up for a shard to know which."""
-    monkeypatch.setattr(table_module, "_LEAST_GIVEN_UP", given_up)
-    monkeypatch.setattr(table_module, "_GIVEN_UP_SHARE", 10**6)
+    """Also where too many rows were changed or given up for a shard to know which."""
+    monkeypatch.setattr(ids_since, "_LEAST_IDS", known)
     check_chain(Run(CONFIGS[name], num_shards, steps), tmp_path_factory.mktemp("chain"), plan)
 
 
@@ -362,6 +363,44 @@ def test_rows_that_trainers_bring_back_after_the_step_are_in_its_cut():
 
     rows = [part for part in shard.export_snapshot("items", 0) if 7 in part.ids_M]
     assert rows[0].weights_MD[rows[0].ids_M == 7].tolist() == [[4, 5, 6]]
+
+
+def increment(shard: EmbeddingShard, step: int, since: int | None) -> dict[int, int]:
+    """Step by id of what has changed since an earlier snapshot."""
+    shard.begin_snapshot(step)
+    found = steps_by_id(shard.export_snapshot("items", step, since))
+    shard.release(step)
+    return found
+
+
+def test_rows_that_trainers_bring_back_are_in_the_next_increment():
+    shard = shard_of()
+    increment(shard, 0, None)
+    for step in (1, 2):  # the second time a later step has stamped the record already
+        (records_MW, _) = shard.fetch({"items": ids(7)})["items"]
+        records_MW = records_MW.copy()
+        records_MW[:, STEP_WORD] = step
+        shard.apply(UpdateTag(0, step, 0), {}, {"items": (ids(7), records_MW)})
+    assert increment(shard, 2, 0) == {7: 2}
+    commit(shard, 3, 7, 8)
+    assert increment(shard, 3, 2) == {7: 3, 8: 3}
+
+
+def test_an_increment_looks_at_what_has_changed_and_not_at_the_table(monkeypatch):
+    monkeypatch.setattr(ids_since, "_LEAST_IDS", 4)
+    shard = shard_of()
+    increment(shard, 0, None)
+    scanned = []
+    ids_from = IdMap.ids_from
+    monkeypatch.setattr(IdMap, "ids_from", lambda *args: scanned.append(args[0]) or ids_from(*args))
+    commit(shard, 1, 7, 8)
+    commit(shard, 2, 8, 99)
+    assert increment(shard, 2, 0) == {7: 1, 8: 2, 99: 2}
+    rows = shard._tables["items"]._rows
+    assert rows.ids not in scanned
+    commit(shard, 3, *range(10))  # too many to be remembered
+    assert increment(shard, 3, 2) == dict.fromkeys(range(10), 3)
+    assert rows.ids in scanned
 
 
 def test_only_what_was_brought_back_before_it_was_read_is_in_a_cut():

@@ -48,17 +48,19 @@ def apply_rows(
     step: int,
     rates: Rates,
     seed_hash: np.uint64,
+    before_M: Int32Array,
 ) -> int:
     """Change the rows in place by the equation `kind` and stamp them with the step.
 
     Args:
         ids_M, seed_hash: what the rounding of 16-bit weights is keyed by.
+        before_M: is given the stamp that each row had.
 
     Returns:
         How many rows had that stamp already: a row given twice, or a step applied twice.
     """
     if kind == _ROWWISE_ADAGRAD and layout.kind == FLOAT32:
-        return _apply_rowwise_adagrad(rows, layout, rows_M, grads_MD, step, rates)
+        return _apply_rowwise_adagrad(rows, layout, rows_M, grads_MD, step, rates, before_M)
     first_state, first_stamp = layout.weight_words, layout.weight_words + layout.state_size
     wide_D = np.empty(layout.dim, dtype=np.float32)
     repeated = 0
@@ -76,7 +78,8 @@ def apply_rows(
             apply_row(kind, wide_D, state_S, grads_MD[m], rates)
             step_hash = extend64(extend64(seed_hash, np.uint64(ids_M[m])), np.uint64(step))
             store_weights(layout.kind, words, wide_D, step_hash)
-        repeated += _stamp(words[first_stamp:], step)
+        before_M[m] = _stamp(words[first_stamp:], step)
+        repeated += before_M[m] == step
     return repeated
 
 
@@ -88,6 +91,7 @@ def _apply_rowwise_adagrad(
     grads_MD: Float32Array,
     step: int,
     rates: Rates,
+    before_M: Int32Array,
 ) -> int:
     """`apply_rows` of what most tables are: a loop without choices is a fifth faster."""
     first_state, first_stamp = layout.weight_words, layout.weight_words + layout.state_size
@@ -100,7 +104,8 @@ def _apply_rowwise_adagrad(
         words = carray(int32_at(address), rows.words)
         rowwise_adagrad.update_row(values[: layout.dim], values[first_state:first_stamp], grads_MD[m], rates)
         # Last: whole lanes of weights are read up to here, and would wait for what was just written.
-        repeated += _stamp(words[first_stamp:], step)
+        before_M[m] = _stamp(words[first_stamp:], step)
+        repeated += before_M[m] == step
     return repeated
 
 
@@ -124,9 +129,9 @@ def apply_row(
 
 
 @njit(nogil=True, cache=True, forceinline=True)
-def _stamp(stamps: Int32Array, step: int) -> bool:
-    """Record the step and count the update; true if the row had this step's stamp already."""
-    seen = stamps[0] == step
+def _stamp(stamps: Int32Array, step: int) -> np.int32:
+    """Record the step and count the update; returns the step that the row had."""
+    before = stamps[0]
     stamps[0] = step
     stamps[1] += 1
-    return seen
+    return before

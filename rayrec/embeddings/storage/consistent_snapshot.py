@@ -174,19 +174,28 @@ class ConsistentSnapshot:
         self._pass(NUM_BUCKETS)
 
     def parts(
-        self, lock: Callable[[], AbstractContextManager[object]], after_step: int | None = None
+        self,
+        lock: Callable[[], AbstractContextManager[object]],
+        after_step: int | None = None,
+        changed_K: Int64Array | None = None,
     ) -> Iterator[SnapshotRecords]:
         """Everything, in the order of buckets, in parts of whole ones; steps may go on in between.
 
         Args:
             lock: holds the lock.
             after_step: only records that a step after this one has changed.
+            changed_K: distinct ids in the order of buckets that have all of these among them; None to look
+                at every id.
 
         Raises:
             Exception: what `end` was given.
         """
-        for buckets in self._lists(lock):
-            ids_K, ends_B = self._list_ids(lock, buckets)
+        for buckets in self._lists(lock) if changed_K is None else (range(NUM_BUCKETS),):
+            if changed_K is None:
+                ids_K, ends_B = self._list_ids(lock, buckets)
+            else:
+                ids_K = changed_K
+                ends_B = np.cumsum(np.bincount(bucket_of(ids_K), minlength=NUM_BUCKETS))
             first, bucket = 0, buckets.start
             while bucket < buckets.stop:
                 # As many whole buckets as fit, and at least the next one.

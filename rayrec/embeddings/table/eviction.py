@@ -17,7 +17,7 @@ from rayrec.embeddings.base.layout import NEVER
 from rayrec.embeddings.base.routing import bucket_of
 from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
-from rayrec.embeddings.storage.index import MISSING, IdMap, ordered_by_bucket
+from rayrec.embeddings.storage.index import MISSING, IdMap
 from rayrec.embeddings.storage.row_storage import RowReading, Wanted
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.hashing import mix64
@@ -169,49 +169,3 @@ class Tombstones:
             self._newest = int(evicted.steps_V.max())
             self._steps = self._steps or IdMap(len(evicted))
             self._steps.assign(evicted.ids_V, evicted.steps_V.astype(np.int64))
-
-
-class GivenUp:
-    """Ids whose rows commits have given up after some step, for snapshots of what has changed since.
-
-    Tombstones will not do: they are forgotten, by their age and when an id has a row again. Not thread-safe.
-    """
-
-    def __init__(self) -> None:
-        self._since: int | None = None
-        self._evictions: list[tuple[int, Int64Array]] = []
-        self._num_ids = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return 8 * self._num_ids
-
-    def begin(self, step: int) -> None:
-        """What later steps give up has to be known from now on, unless what earlier ones did is known too."""
-        if self._since is None:
-            self._since = step
-
-    def add(self, ids_V: Int64Array, step: int, most_ids: int) -> None:
-        """Remember what a step gave up; nothing at all if that makes more than so many ids."""
-        if self._since is None:
-            return
-        self._evictions.append((step, ids_V))
-        self._num_ids += len(ids_V)
-        if self._num_ids > most_ids:
-            self._since, self._evictions, self._num_ids = None, [], 0
-
-    def knows(self, since: int) -> bool:
-        """Whether everything is known that steps after this one gave up."""
-        return self._since is not None and self._since <= since
-
-    def forget(self, step: int) -> None:
-        """Nobody will ask for what steps until this one gave up."""
-        if self.knows(step):
-            self._since = step
-            self._evictions = [(of_step, ids_V) for of_step, ids_V in self._evictions if of_step > step]
-            self._num_ids = sum(len(ids_V) for _, ids_V in self._evictions)
-
-    def between(self, since: int, step: int) -> Int64Array:
-        """Distinct ids that steps after the one and until the other gave up, in the order of buckets."""
-        found = [ids_V for of_step, ids_V in self._evictions if since < of_step <= step]
-        return ordered_by_bucket(np.concatenate([np.empty(0, dtype=np.int64), *found]))[0]

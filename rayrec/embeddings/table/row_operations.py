@@ -82,13 +82,18 @@ class RowOperations:
 
     def apply(
         self, records: RecordAccess, rows_M: Int64Array, ids_M: Int64Array, grads_MD: Float32Array, step: int
-    ) -> None:
-        """Let the optimizer change distinct rows in place, and stamp them with the step."""
+    ) -> Int32Array:
+        """Let the optimizer change distinct rows in place, and stamp them with the step.
+
+        Returns:
+            [M] step that changed each row last before this one; `NEVER` for a new row.
+        """
         if not 0 <= step < 2**31:
             raise ValueError(f"table {self._name!r}: step must be from 0 to 2**31 - 1, got {step}")
         rows_M, ids_M = kernel_input(rows_M, np.int64), kernel_input(ids_M, np.int64)
         grads_MD = kernel_input(grads_MD, np.float32)
         rates = self._optimizer.rates(step)
+        before_M = np.empty(len(rows_M), dtype=np.int32)
 
         def apply_part(first: int, last: int) -> int:
             return apply_rows(
@@ -101,10 +106,12 @@ class RowOperations:
                 step,
                 rates,
                 self._seed_hash,
+                before_M[first:last],
             )
 
         repeated = sum(in_parts(self._num_threads, len(rows_M), apply_part))
         assert not repeated, f"{repeated} rows of {self._name!r} were given step {step} twice"
+        return before_M
 
     def new_records(self, ids_M: Int64Array) -> Int32Array:
         """[M, W] records of rows that no step has changed."""

@@ -10,6 +10,7 @@ Axes: M ids of one call, D numbers of a row, S numbers of its optimizer state, W
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -27,7 +28,8 @@ from rayrec.embeddings.storage.index import MISSING
 from rayrec.embeddings.storage.records import RecordAccess, RecordArray
 from rayrec.embeddings.storage.row_storage import MemoryRows, RowStorage, SnapshotSource
 from rayrec.embeddings.table.admission import Sighted, SightingCounters
-from rayrec.embeddings.table.eviction import Evicted, GivenUp, Tombstones, choose_victims
+from rayrec.embeddings.table.eviction import Evicted, Tombstones, choose_victims
+from rayrec.embeddings.table.ids_since import IdsSince
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
@@ -35,9 +37,10 @@ from rayrec.platform.compiled import kernel_input
 _EVICTING = 120
 """Bytes per row: tombstones of all (27 to 54), free rows (16), choosing, an eighth at a time (15), and what
 the allocator keeps meanwhile: 92 in all were measured, and 117 once."""
-_LEAST_GIVEN_UP, _GIVEN_UP_SHARE = 65_536, 4
-"""Most ids of which is known that their rows were given up: so many, or a quarter of the rows. A snapshot of
-what has changed since is not worth it beyond."""
+_GIVEN_UP_SHARE, _CHANGED_SHARE = 4, 16
+"""Ids are known whose rows were given up, up to a quarter of the rows: a snapshot of what has changed since is
+not worth it beyond. And those whose rows have changed, up to a sixteenth: to find an id takes several times
+longer than to pass by it in a look at all rows, and they take memory all the time."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class EmbeddingTable:
         self._num_created = self._num_evicted = self._num_not_admitted = 0
         self._snapshot: TableSnapshot | None = None
         self._last_snapshot_step: int | None = None
-        self._given_up = GivenUp()
+        self._given_up, self._changed = IdsSince(_GIVEN_UP_SHARE), IdsSince(_CHANGED_SHARE)
 
     @property
     def num_rows(self) -> int:
@@ -222,6 +225,10 @@ class EmbeddingTable:
             rows_M = self._rows.find(ids_M[piece])
             assert not np.any(rows_M == MISSING), f"{self.config.name!r}: a record came back to no row"
             self._keep(ids_M[piece], self._rows.records, rows_M)
+            if self._changed.is_on and len(rows_M):
+                before_M = self._ops.stamps(self._rows.records, rows_M)[:, 0]
+                newest = int(records_MW[piece, STEP_WORD].max())
+                self._note_changes(ids_M[piece], before_M, newest)
             self._rows.records.write(rows_M, 0, records_MW[piece])
 
     def apply(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
@@ -304,7 +311,7 @@ class EmbeddingTable:
             self._keep(ids_M[victims_M], records, rows_M[victims_M])
         ids_V = np.concatenate([np.empty(0, dtype=np.int64), *found])
         self._tombstones.add(ids_V, step)
-        self._given_up.add(ids_V, step, max(_LEAST_GIVEN_UP, self.num_rows // _GIVEN_UP_SHARE))
+        self._given_up.add(ids_V, step, self.num_rows)
         self._rows.remove(ids_V)
         self._num_evicted += len(ids_V)
 
@@ -378,13 +385,14 @@ class EmbeddingTable:
             snapshot_of(self._tombstones, self._tombstones.num_bytes),
         )
         self._sightings.snapshot, self._tombstones.snapshot = self._snapshot.sighted, self._snapshot.evicted
-        self._given_up.begin(step)
+        self.begin_changes(step)
         self._last_snapshot_step = step
         return self._snapshot
 
     def begin_changes(self, step: int) -> None:
         """Let a later snapshot say what has changed since this step, which was committed last."""
         self._given_up.begin(step)
+        self._changed.begin(step)
 
     def end_snapshot(self) -> None:
         """What changes from now on need not be kept."""
@@ -403,20 +411,23 @@ class EmbeddingTable:
         with lock():
             if since is not None and not self._given_up.knows(since):
                 since = None
-            removed_X = np.empty(0, np.int64)
+            removed_X, changed_K = np.empty(0, np.int64), None
             if since is not None:
                 removed_X = self._given_up.between(since, snapshot.step)
+                if self._changed.knows(since):
+                    changed_K = self._changed.between(since, sys.maxsize)
             # If this snapshot fails, the next is since the same step as this one, or the one before.
             needed = snapshot.step_before if since is None else since
             if needed is not None:
                 self._given_up.forget(needed)
+                self._changed.forget(needed)
         nothing = replace(self._no_rows(), since=since)
         yield replace(nothing, removed_X=removed_X)
         for part in snapshot.evicted.parts(lock):
             yield replace(nothing, evicted=Evicted.of(part))
         for part in snapshot.sighted.parts(lock):
             yield replace(nothing, sighted=Sighted.of(part))
-        for ids_K, records_KW in snapshot.rows.parts(lock, since):
+        for ids_K, records_KW in snapshot.rows.parts(lock, since, changed_K):
             yield replace(nothing, **self._unpacked(ids_K, records_KW))
 
     def _unpacked(self, ids_K: Int64Array, records_KW: Int32Array) -> dict[str, Any]:
@@ -520,7 +531,17 @@ class EmbeddingTable:
                 self._num_not_admitted += len(missing) - len(new)
                 has_row_M = rows_M != MISSING
                 ids_M, rows_M, grads_MD = ids_M[has_row_M], rows_M[has_row_M], grads_MD[has_row_M]
-        self._ops.apply(self._rows.records, rows_M, ids_M, grads_MD, step)
+        before_M = self._ops.apply(self._rows.records, rows_M, ids_M, grads_MD, step)
+        if self._changed.is_on:
+            self._note_changes(ids_M, before_M, step)
+
+    def _note_changes(self, ids_M: Int64Array, before_M: Int32Array, step: int) -> None:
+        """Remember those of the ids that have not changed since the last snapshot began, until this step.
+
+        Args:
+            before_M: step of the change before.
+        """
+        self._changed.add(ids_M[before_M <= self._changed.newest], step, self.num_rows)
 
     def _create(self, ids_M: Int64Array) -> Int64Array:
         """[M] rows of ids that have none yet."""
