@@ -62,6 +62,7 @@ BENCHES: dict[str, Bench] = {
     "serve-services": partial(_run, "serve_services", "bench"),
     "spine": partial(_run, "spine", "bench"),
     "snapshot": partial(_run, "snapshot", "bench"),
+    "scale": partial(_run, "scale", "bench"),
     "sparse": partial(_run, "sparse", "bench"),
     "stores": partial(_run, "stores", "bench"),
     "transport": partial(_run, "transport", "bench"),

@@ -38,6 +38,7 @@ from rayrec.embeddings.storage.consistent_snapshot import max_buffer_bytes, most
 from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES
 from rayrec.embeddings.storage.index import grouping_bytes, index_bytes
 from rayrec.embeddings.storage.row_storage import BUCKET_PARTS, SCANNED_ROWS
+from rayrec.embeddings.table.age_calendar import LISTED_BYTES, calendar_of
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.platform.arrays import Int64Array
 
@@ -97,7 +98,8 @@ class TablePlan:
     """Last step and count of every row."""
     index_bytes: int
     waiting_bytes: int
-    """Counters of ids that wait for admission, and memory of evicted ones: at most one of each per id."""
+    """Counters of ids that wait for admission, memory of evicted ones, and when to look at rows:
+    at most one of each per id."""
     loading_bytes: int
     """What is read of a snapshot at once."""
     buffer_bytes: int
@@ -444,4 +446,5 @@ def _waiting_bytes(config: TableConfig, num_ids: int, num_rows: int) -> int:
     num_free = num_waiting + (0 if config.eviction is None else num_rows)
     counters = index_bytes(num_waiting) + _SIGHTING * positions
     tombstones = index_bytes(num_evicted) if num_evicted else 0
-    return counters + tombstones + _FREE_LIST_ROOM * _FREE_ROW * num_free
+    ages = 0 if calendar_of(config.eviction) is None else LISTED_BYTES * num_rows
+    return counters + tombstones + ages + _FREE_LIST_ROOM * _FREE_ROW * num_free

@@ -75,8 +75,8 @@ class EvictionConfig(Config):
 class DiskConfig(Config):
     """A table that is larger than its memory: the rows used least lately lie on disk. No value changes.
 
-    Eviction by age reads all of them in order, some million rows a second; eviction by capacity and snapshots
-    read them in the order of buckets, one by one, some hundred thousand a second.
+    Eviction by capacity and snapshots read all of them in the order of buckets, one by one, some hundred
+    thousand rows a second; eviction by age reads those that may be too old.
     """
 
     memory: ByteSize

@@ -64,6 +64,7 @@ def test_a_table_is_a_dictionary_of_rows(config, steps, seed):
             loaded = EmbeddingTable(config)
             loaded.load([table.export()])
             table = loaded
+        assert table._ages is None or len(table._ages) == table.num_rows  # every id once
     assert everything(table) == expected.everything()
     sighted = table.export().sighted
     found = zip(sighted.ids_K.tolist(), sighted.counts_K.tolist(), sighted.steps_K.tolist(), strict=True)

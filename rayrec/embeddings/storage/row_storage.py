@@ -148,8 +148,8 @@ class RowStorage(SnapshotSource, Protocol):
         """
         ...
 
-    def scan(self) -> Iterator[RowsPart]:
-        """All rows as `parts`, in the order in which they are read fastest, without regard to buckets."""
+    def look(self, ids_M: Int64Array) -> Iterator[RowsPart]:
+        """Rows of those of these ids that have one, as `parts`, in no order."""
         ...
 
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
@@ -226,11 +226,10 @@ class MemoryRows:
         self.records.reserve(self._index.rows_after(num_new))
         self._index.reserve(num_new)
 
-    def scan(self) -> Iterator[RowsPart]:
-        ids_M, rows_M = self._index.items()
-        for first in range(0, max(1, len(ids_M)), SCANNED_ROWS):
-            part = slice(first, first + SCANNED_ROWS)
-            yield RowsPart(ids_M[part], self.records, rows_M[part])
+    def look(self, ids_M: Int64Array) -> Iterator[RowsPart]:
+        rows_M = self.find(ids_M)
+        has_row_M = rows_M != MISSING
+        yield RowsPart(ids_M[has_row_M], self.records, rows_M[has_row_M])
 
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
         if not ordered:

@@ -26,8 +26,9 @@ from rayrec.embeddings.storage.consistent_snapshot import ConsistentSnapshot, Wa
 from rayrec.embeddings.storage.disk.tiered_rows import Fetch, TieredRows
 from rayrec.embeddings.storage.index import MISSING
 from rayrec.embeddings.storage.records import RecordAccess, RecordArray
-from rayrec.embeddings.storage.row_storage import MemoryRows, RowStorage, SnapshotSource
+from rayrec.embeddings.storage.row_storage import MemoryRows, RowsPart, RowStorage, SnapshotSource
 from rayrec.embeddings.table.admission import Sighted, SightingCounters
+from rayrec.embeddings.table.age_calendar import LISTED_BYTES, AgeCalendar, calendar_of
 from rayrec.embeddings.table.eviction import Evicted, Tombstones, choose_victims
 from rayrec.embeddings.table.ids_since import IdsSince
 from rayrec.embeddings.table.row_operations import RowOperations
@@ -38,9 +39,9 @@ _EVICTING = 120
 """Bytes per row: tombstones of all (27 to 54), free rows (16), choosing, an eighth at a time (15), and what
 the allocator keeps meanwhile: 92 in all were measured, and 117 once."""
 _GIVEN_UP_SHARE, _CHANGED_SHARE = 4, 16
-"""Ids are known whose rows were given up, up to a quarter of the rows: a snapshot of what has changed since is
-not worth it beyond. And those whose rows have changed, up to a sixteenth: to find an id takes several times
-longer than to pass by it in a look at all rows, and they take memory all the time."""
+"""Ids are known whose rows were given up, up to a quarter of the rows: a snapshot of what has changed since
+is not worth it beyond. And those whose rows have changed, up to a sixteenth: to find an id takes several
+times longer than to pass by it in a look at all rows, and they take memory all the time."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ class EmbeddingTable:
         self._ops = RowOperations(config, num_threads)
         self._sightings = SightingCounters(config.admission)
         self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
-        self._rows: RowStorage = self._empty_rows()
+        self._ages: AgeCalendar | None = calendar_of(config.eviction)
+        self._rows: RowStorage = self._empty_rows(self._ages)
         self._num_created = self._num_evicted = self._num_not_admitted = 0
         self._snapshot: TableSnapshot | None = None
         self._last_snapshot_step: int | None = None
@@ -127,7 +129,7 @@ class EmbeddingTable:
     @property
     def num_bytes(self) -> int:
         """Memory of the rows that were in use at once, of the index, and of what waits for admission."""
-        return self._rows.num_bytes + _waiting_bytes(self._sightings, self._tombstones)
+        return self._rows.num_bytes + _waiting_bytes(self._sightings, self._tombstones, self._ages)
 
     @property
     def disk_bytes(self) -> int:
@@ -262,9 +264,11 @@ class EmbeddingTable:
 
     def bytes_after(self, num_more: int) -> int:
         """Most that `num_bytes` is, and takes on the way, when so many more ids have rows."""
-        waiting = _waiting_bytes(self._sightings, self._tombstones)
+        waiting = _waiting_bytes(self._sightings, self._tombstones, self._ages)
         if self.config.admission.min_sightings > 1:
             waiting += self._sightings.growth_bytes(num_more)
+        if self._ages is not None:
+            waiting += LISTED_BYTES * num_more
         return self._rows.bytes_after(num_more) + waiting
 
     def reserve(self, ids_M: Int64Array, num_written: int = 0) -> None:
@@ -298,22 +302,43 @@ class EmbeddingTable:
         """Give up the rows that the config wants given up when this step commits."""
         self._sightings.forget(step)
         self._tombstones.forget_all_old(step)
-        if self.config.eviction is None or not self.config.eviction.is_due(step):
+        eviction = self.config.eviction
+        if eviction is None:
+            return
+        if not eviction.is_due(step):
+            self._look_ahead(step)
             return
         found = []
-        eviction = self.config.eviction
-        by_bucket = eviction.max_rows_per_bucket is not None
         # In parts: to choose takes 113 bytes for each row that is looked at.
-        for ids_M, records, rows_M in self._rows.parts(ordered=False) if by_bucket else self._rows.scan():
+        for ids_M, records, rows_M in self._rows_to_evict_from(step):
             stamps_M2 = self._ops.stamps(records, rows_M)
             victims_M = choose_victims(eviction, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step)
             found.append(ids_M[victims_M])
             self._keep(ids_M[victims_M], records, rows_M[victims_M])
+            if self._ages is not None:
+                self._ages.add(ids_M[~victims_M], stamps_M2[~victims_M, 0])
         ids_V = np.concatenate([np.empty(0, dtype=np.int64), *found])
         self._tombstones.add(ids_V, step)
         self._given_up.add(ids_V, step, self.num_rows)
         self._rows.remove(ids_V)
         self._num_evicted += len(ids_V)
+
+    def _rows_to_evict_from(self, step: int) -> Iterator[RowsPart]:
+        """Rows among which all victims of a step are, in parts."""
+        if self._ages is None:
+            yield from self._rows.parts(ordered=False)
+            return
+        for ids_K in self._ages.take(step):
+            yield from self._rows.look(ids_K)
+
+    def _look_ahead(self, step: int) -> None:
+        """Look at some of the rows that may be too old soon, rather than at all of them in one step."""
+        # Not where rows may be on disk: those that go would be read twice.
+        if self._ages is None or not self._rows.stay:
+            return
+        for some_K in self._ages.ahead(step):
+            for ids_K, records, rows_K in self._rows.look(some_K):
+                self._ages.add_ahead(ids_K, self._ops.stamps(records, rows_K)[:, 0], step)
 
     def fetchable(self, ids_M: Int64Array) -> list[Int64Array]:
         """Those of the ids whose rows are on disk, in parts that may be fetched one after the other."""
@@ -457,19 +482,27 @@ class EmbeddingTable:
         """
         if self.num_rows:
             raise ValueError(f"table {self.config.name!r} has {self.num_rows} rows; load into an empty one")
-        filled = self._empty_rows()
+        ages = calendar_of(self.config.eviction)
+        filled = self._empty_rows(ages)
         sighted: list[Sighted] = []
         evicted: list[Evicted] = []
+        removed = [np.empty(0, np.int64)]
         for part in parts:
             self._check_part(part)
             if len(part.removed_X):
                 filled.remove(part.removed_X)
+                removed.append(part.removed_X)
             filled.reserve(len(part.ids_M), len(part.ids_M))
             for piece in filled.pieces(len(part.ids_M)):
-                self._load_piece(filled, part, piece)
+                new = self._load_piece(filled, part, piece)
+                if ages is not None:
+                    ids_M, steps_M = part.ids_M[piece][new], part.steps_M[piece][new]
+                    # An id that was removed is still in its list, which is an earlier one.
+                    is_listed_M = np.isin(ids_M, np.concatenate(removed))
+                    ages.add(ids_M[~is_listed_M], steps_M[~is_listed_M])
             sighted.append(part.sighted)
             evicted.append(part.evicted)
-        self._rows = filled
+        self._rows, self._ages = filled, ages
         self._sightings.load(Sighted.joined(sighted))
         self._tombstones.load(Evicted.joined(evicted))
 
@@ -484,7 +517,8 @@ class EmbeddingTable:
                 f"{expected}, found {found}"
             )
 
-    def _load_piece(self, filled: RowStorage, rows: TableRows, piece: slice) -> None:
+    def _load_piece(self, filled: RowStorage, rows: TableRows, piece: slice) -> slice | Int64Array:
+        """Put rows in; returns which of the piece had none before."""
         ids_M, num_before = rows.ids_M[piece], len(filled)
         rows_M = filled.find(ids_M)
         is_there_M = rows_M != MISSING
@@ -500,6 +534,7 @@ class EmbeddingTable:
         self._ops.set_state(filled.records, rows_M, rows.state_MS[piece])
         stamps_M2 = np.column_stack((rows.steps_M[piece], rows.counts_M[piece]))
         self._ops.set_stamps(filled.records, rows_M, stamps_M2)
+        return new
 
     def _check_ids(self, ids_M: Int64Array) -> None:
         if ids_M.ndim != 1 or ids_M.dtype != np.int64:
@@ -508,11 +543,11 @@ class EmbeddingTable:
                 f"got {ids_M.dtype} of shape {ids_M.shape}"
             )
 
-    def _empty_rows(self) -> RowStorage:
+    def _empty_rows(self, ages: AgeCalendar | None) -> RowStorage:
         if self.config.disk is None:
             return MemoryRows(self._ops.num_words, self._num_threads)
         # Not a method of this table: the two would keep each other, and the disk's space, until a collection.
-        beside = partial(_waiting_bytes, self._sightings, self._tombstones)
+        beside = partial(_waiting_bytes, self._sightings, self._tombstones, ages)
         return TieredRows(self.config.name, self._ops.num_words, self.config.disk, beside)
 
     def _keep(self, ids_M: Int64Array, records: RecordAccess, rows_M: Int64Array) -> None:
@@ -527,6 +562,8 @@ class EmbeddingTable:
             admitted_M = self._sightings.admit(ids_M[missing], step)
             new = missing[admitted_M]
             rows_M[new] = self._create(ids_M[new])
+            if self._ages is not None:
+                self._ages.add(ids_M[new], np.full(len(new), step, dtype=np.int32))
             if len(new) < len(missing):
                 self._num_not_admitted += len(missing) - len(new)
                 has_row_M = rows_M != MISSING
@@ -553,8 +590,8 @@ class EmbeddingTable:
         return rows_M
 
 
-def _waiting_bytes(sightings: SightingCounters, tombstones: Tombstones) -> int:
-    return sightings.num_bytes + tombstones.num_bytes
+def _waiting_bytes(sightings: SightingCounters, tombstones: Tombstones, ages: AgeCalendar | None) -> int:
+    return sightings.num_bytes + tombstones.num_bytes + (0 if ages is None else ages.num_bytes)
 
 
 def joined(parts: Sequence[TableRows]) -> TableRows:

@@ -27,7 +27,6 @@ import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -184,11 +183,6 @@ class RecordLog:
                 raise
             self._free(kernel_input(old_K, np.int64))
             return Moved(words_KW, new_K)
-
-    def addresses(self) -> Iterator[Int64Array]:
-        """Where all records are, segment by segment: so every page is read once. None may move meanwhile."""
-        for segment in np.flatnonzero(self._num_live_G).tolist():
-            yield self._live(segment)
 
     def pin(self) -> int:
         """Until `unpin`, no address of now is given out again, so that what was written there stays."""

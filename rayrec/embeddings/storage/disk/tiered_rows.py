@@ -211,20 +211,15 @@ class TieredRows:
         self._log.reserve(2 * num_changed)
         self._fit()
 
-    def scan(self) -> Iterator[RowsPart]:
+    def look(self, ids_M: Int64Array) -> Iterator[RowsPart]:
         self._let_go()
-        in_memory_R = np.flatnonzero(self._use_R[: self._num_rows] != _FREE)
-        for first in range(0, len(in_memory_R), self._copied_rows):
-            rows_M = in_memory_R[first : first + self._copied_rows]
-            yield RowsPart(self._ids_R[rows_M], self.records, rows_M)
         copies = Records(self._words)
-        copies.reserve(self._copied_rows)
-        for of_segment in self._log.addresses():
-            for first in range(0, len(of_segment), self._copied_rows):
-                words_MW = self._log.read(of_segment[first : first + self._copied_rows])
-                rows_M = np.arange(len(words_MW))
-                copies.write(rows_M, 0, words_MW[:, : self._words])
-                yield RowsPart(self._ids_in(words_MW), copies, rows_M)
+        copies.reserve(min(len(ids_M), self._copied_rows))
+        for first in range(0, len(ids_M), self._copied_rows):
+            ids_K = ids_M[first : first + self._copied_rows]
+            ids_K = ids_K[self.present(ids_K)]
+            self._copy(ids_K, copies)
+            yield RowsPart(ids_K, copies, np.arange(len(ids_K)))
 
     def parts(self, ordered: bool) -> Iterator[RowsPart]:
         self._let_go()

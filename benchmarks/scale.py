@@ -1,0 +1,139 @@
+"""What changes of a large table cost: the change, or the table.
+
+One server's part of a table in this process, called as its actor calls it. Bars:
+
+* `scale-increment`: 0.05 s over the processor's seconds of an increment of 1,000 changed rows out of 10
+  million, files included.
+* `scale-eviction`: the time of a step over that of one which gives up rows by their age, of 20 million rows.
+  Each step creates 50,000 rows, changes 50,000 others of the last 200 steps, and gives up those that no step
+  has changed for 400 steps, which are as many as are created once the table is full.
+* `scale-eviction-seldom`: the same for the mean of 50 steps, when rows are given up once in them.
+
+`RAYREC_BENCH_ROWS` sets the number of rows of the increment's table; twice as many have ages.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import Bar, BenchOptions, interleaved
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import EvictionConfig, TableConfig
+from rayrec.embeddings.shard.contributions import UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.snapshot.snapshot import write_table
+from rayrec.platform.console import log
+
+NUM_ROWS, DIM = 10_000_000, 64
+CHANGED, INCREMENT_S = 1_000, 0.05
+AGES_DIM, MAX_AGE, SELDOM = 32, 400, 50
+LOAD_ROWS = 100_000
+"""Rows that are created at once."""
+EVICTION = 1.5
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    num_rows = options.rows or NUM_ROWS
+    return [
+        _increment_bar(num_rows, options.pairs),
+        _eviction_bar(num_rows, options.pairs, every=1),
+        _eviction_bar(num_rows, options.pairs, every=SELDOM),
+    ]
+
+
+class Table:
+    """A table on one server, one step after the other."""
+
+    def __init__(self, config: TableConfig) -> None:
+        self.config = config
+        self.shard = EmbeddingShard([config], 0, 1, wait_timeout_s=600.0)
+        self.step = -1
+
+    def apply(self, ids_M: np.ndarray) -> float:
+        """Change rows of distinct ids; returns the processor's seconds."""
+        grads_MD = np.full((len(ids_M), self.config.dim), 1e-3, np.float32)
+        self.step += 1
+        with _processor() as seconds:
+            self.shard.apply(UpdateTag(0, self.step, 0), {self.config.name: (ids_M, grads_MD)})
+        return seconds()
+
+    def snapshot(self, folder: Path, since: int | None) -> float:
+        """Write what has changed since a step; returns the processor's seconds."""
+        self.shard.begin_snapshot(self.step)
+        with _processor() as seconds:
+            parts = self.shard.export_snapshot(self.config.name, self.step, since)
+            write_table(folder, self.config, ShardMap(1), 0, self.step, parts)
+        self.shard.release(self.step)
+        return seconds()
+
+
+def _increment_bar(num_rows: int, repeats: int) -> Bar:
+    table = Table(TableConfig(name="items", dim=DIM))
+    for first in range(0, num_rows, LOAD_ROWS):
+        table.apply(np.arange(first, min(first + LOAD_ROWS, num_rows)))
+    since, times = table.step, list[float]()
+    # The first one says from when on changes have to be known.
+    table.shard.begin_snapshot(since)
+    for _ in table.shard.export_snapshot(table.config.name, since):
+        pass
+    table.shard.release(since)
+    for number in range(1 + repeats):  # kernels are compiled by the first
+        table.apply(np.arange(CHANGED) * (num_rows // CHANGED) + number)
+        with tempfile.TemporaryDirectory() as folder:
+            times.append(table.snapshot(Path(folder), since))
+        since = table.step
+    del times[0]
+    log.print(f"increments of {CHANGED:,} of {num_rows:,} rows: median {statistics.median(times):.3f} s")
+    return Bar.of(
+        "scale-increment", [INCREMENT_S / time_s for time_s in times], f"{INCREMENT_S:g} s of processor", 1.0
+    )
+
+
+class _Ages:
+    """A table that creates and changes as many rows at every step, and one that also gives them up."""
+
+    def __init__(self, num_rows: int, every: int) -> None:
+        eviction = EvictionConfig(max_age_steps=MAX_AGE, every_steps=every)
+        self.new = num_rows // MAX_AGE
+        self.tables = {
+            name: Table(TableConfig(name=name, dim=AGES_DIM, eviction=config))
+            for name, config in (("stay", None), ("go", eviction))
+        }
+        self._random = {name: np.random.default_rng(33) for name in self.tables}
+        for _ in range(MAX_AGE + every):
+            for name in self.tables:
+                self.apply(name)
+
+    def apply(self, name: str) -> float:
+        table = self.tables[name]
+        next_id = self.new * (table.step + 1)
+        first = max(0, next_id - self.new * MAX_AGE // 2)
+        named = [np.arange(next_id, next_id + self.new)]
+        if next_id:
+            named.append(np.unique(self._random[name].integers(first, next_id, self.new)))
+        return table.apply(np.concatenate(named))
+
+    def rate(self, name: str, num_steps: int) -> float:
+        return num_steps / sum(self.apply(name) for _ in range(num_steps))
+
+
+def _eviction_bar(num_rows: int, repeats: int, every: int) -> Bar:
+    ages = _Ages(2 * num_rows, every)
+    ratios = interleaved(lambda: ages.rate("go", every), lambda: ages.rate("stay", every), repeats)
+    held = ages.tables["go"].shard.stats().num_rows["go"]
+    log.print(f"eviction at every {every}. step, {held:,} rows: {statistics.median(ratios):.2f} of the rate")
+    name = "scale-eviction" if every == 1 else "scale-eviction-seldom"
+    return Bar.of(name, ratios, "a step without eviction", 1 / EVICTION)
+
+
+@contextmanager
+def _processor() -> Iterator[Callable[[], float]]:
+    started = time.process_time()
+    yield lambda: time.process_time() - started

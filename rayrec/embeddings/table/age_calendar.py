@@ -1,0 +1,152 @@
+"""When rows are given up for their age, without a look at all of them.
+
+    created at step t ──► list of the first step at which a row that t changed last is too old
+    a step looks at its list only: a row that has changed since goes to the list of its last change, the
+    others are given up
+
+An id is in one list, no later than that of its row's last change, so no row that is too old is missed. A
+change moves nothing: a row is looked at once in the steps that it may live, and not at every eviction.
+
+Axes: M ids of one call, K ids of a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rayrec.embeddings.config import EvictionConfig
+from rayrec.platform.arrays import Int32Array, Int64Array
+
+_SAMPLE = 65_536
+"""Ids that are looked at ahead before it is said that most of them are old."""
+LISTED_BYTES = 8
+"""Memory of an id."""
+_LEAST_BLOCK, _MOST_BLOCK = 64, 65_536
+"""Ids of a block: twice as many as those before it, within these."""
+
+
+class _IdList:
+    """Ids in blocks, taken out from the last block on."""
+
+    def __init__(self) -> None:
+        self._blocks: list[Int64Array] = []
+        self._num_last = 0
+        """Ids in the last block."""
+        self._num_ids = 0
+
+    def __len__(self) -> int:
+        return self._num_ids
+
+    def add(self, ids_M: Int64Array) -> None:
+        while len(ids_M):
+            if not self._blocks or self._num_last == len(self._blocks[-1]):
+                size = min(max(self._num_ids, len(ids_M), _LEAST_BLOCK), _MOST_BLOCK)
+                self._blocks.append(np.empty(size, dtype=np.int64))
+                self._num_last = 0
+            block = self._blocks[-1]
+            some = ids_M[: len(block) - self._num_last]
+            block[self._num_last : self._num_last + len(some)] = some
+            self._num_last += len(some)
+            self._num_ids += len(some)
+            ids_M = ids_M[len(some) :]
+
+    def take(self, most: int = _MOST_BLOCK) -> Int64Array:
+        """[K] ids out of the last block, so many at most; there must be some."""
+        left = max(0, self._num_last - most)
+        ids_K = self._blocks[-1][left : self._num_last].copy()
+        self._num_ids -= len(ids_K)
+        self._num_last = left
+        if not left:
+            self._blocks.pop()
+            self._num_last = len(self._blocks[-1]) if self._blocks else 0
+        return ids_K
+
+
+class AgeCalendar:
+    """Ids of all rows of a table by the step at which to look at them. Not thread-safe."""
+
+    def __init__(self, max_age_steps: int, every_steps: int) -> None:
+        self._max_age, self._every = max_age_steps, every_steps
+        self._lists: dict[int, _IdList] = {}
+        self._looked_at = _IdList()
+        """Of the list that is due next, those that are known to have an old record."""
+        self._num_moved = 0
+        """Of that list, those that were looked at and have a newer one."""
+
+    def __len__(self) -> int:
+        """Ids in all lists."""
+        return len(self._looked_at) + sum(len(ids) for ids in self._lists.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return LISTED_BYTES * len(self)
+
+    def add(self, ids_M: Int64Array, steps_M: Int32Array) -> None:
+        """Put ids that are in no list into those of their rows' last changes."""
+        dues_M = self._due(steps_M.astype(np.int64))
+        if not len(ids_M):
+            return
+        if (dues_M == dues_M[0]).all():
+            self._list(int(dues_M[0])).add(ids_M)
+            return
+        order_M = np.argsort(dues_M, kind="stable")
+        ids_M, dues_M = ids_M[order_M], dues_M[order_M]
+        starts = np.flatnonzero(np.diff(dues_M, prepend=dues_M[0] - 1))
+        for start, end in zip(starts, [*starts[1:], len(ids_M)], strict=True):
+            self._list(int(dues_M[start])).add(ids_M[start:end])
+
+    def ahead(self, step: int) -> Iterator[Int64Array]:
+        """A share of the ids that are due next, so that their step finds fewer; `add_ahead` must follow.
+
+        Args:
+            step: that is committed; the shares of the steps until the next eviction are all ids.
+        """
+        due = self._next(step)
+        ids, wanted = self._lists.get(due), 0
+        # Where most rows go, they would be looked at twice for nothing.
+        if ids is not None and len(self._looked_at) <= max(_SAMPLE, self._num_moved):
+            wanted = -(-len(ids) // (due - step + 1))
+        while ids is not None and len(ids) and wanted > 0:
+            ids_K = ids.take(wanted)
+            wanted -= len(ids_K)
+            yield ids_K
+
+    def add_ahead(self, ids_K: Int64Array, steps_K: Int32Array, step: int) -> None:
+        """Put back those ids of a share that have rows."""
+        is_old_K = self._due(steps_K.astype(np.int64)) <= self._next(step)
+        self._looked_at.add(ids_K[is_old_K])
+        self._num_moved += int(np.count_nonzero(~is_old_K))
+        self.add(ids_K[~is_old_K], steps_K[~is_old_K])
+
+    def take(self, step: int) -> Iterator[Int64Array]:
+        """Ids in parts, among them those of all rows that are too old when this step commits.
+
+        `add` those whose rows stay.
+        """
+        for due in sorted(due for due in self._lists if due <= step):
+            ids = self._lists.pop(due)
+            while len(ids):
+                yield ids.take()
+        ids, self._looked_at, self._num_moved = self._looked_at, _IdList(), 0
+        while len(ids):
+            yield ids.take()
+
+    def _list(self, due: int) -> _IdList:
+        return self._lists.setdefault(due, _IdList())
+
+    def _due(self, steps_M: Int64Array) -> Int64Array:
+        """[M] first step at whose commit rows that these steps have changed last are too old."""
+        return -(-(steps_M + self._max_age + 2) // self._every) * self._every - 1
+
+    def _next(self, step: int) -> int:
+        """First step from this one on at which rows are given up."""
+        return -(-(step + 1) // self._every) * self._every - 1
+
+
+def calendar_of(eviction: EvictionConfig | None) -> AgeCalendar | None:
+    """The calendar of a table without rows; none where age alone does not say which rows go."""
+    if eviction is None or eviction.max_age_steps is None or eviction.max_rows_per_bucket is not None:
+        return None
+    return AgeCalendar(eviction.max_age_steps, eviction.every_steps)
