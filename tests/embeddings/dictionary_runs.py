@@ -72,13 +72,13 @@ class Run:
 
 
 @st.composite
-def runs(draw) -> Run:
+def runs(draw, most_trainers: int = 3) -> Run:
     tables = tuple(
         draw(TABLES).model_copy(update={"name": f"table{n}"}) for n in range(draw(st.integers(1, 2)))
     )
     pool = draw(st.sampled_from([MANY, SPREAD]))
     some = st.lists(st.sampled_from(pool), max_size=8, unique=True)
-    num_trainers = draw(st.integers(1, 3))
+    num_trainers = draw(st.integers(1, most_trainers))
     batches_by_source: list[list[dict[str, Ids]]] = [[] for _ in range(num_trainers)]
     for _ in range(draw(st.integers(1, 9))):
         read = {table.name: [draw(some) for _ in range(num_trainers)] for table in tables}

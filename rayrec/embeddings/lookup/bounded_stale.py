@@ -84,7 +84,8 @@ class BoundedStale:
         everything = {name: np.arange(len(ids_M)) for name, ids_M in ids.items()}
         # What is acknowledged here is committed only when the other trainers have sent theirs.
         after_step = step - 1 - self._max_staleness
-        self._asked[step] = ids, self._client.request(ids, everything, after_step)
+        tag = self._link.lookup_tag(step)
+        self._asked[step] = ids, self._client.request(ids, everything, after_step, tag)
         self._num_in_training += 1
         self.stats.max_staleness = max(self.stats.max_staleness, staleness)
         num_ids = sum(map(len, ids.values()))

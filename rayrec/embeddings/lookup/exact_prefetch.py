@@ -167,7 +167,8 @@ class ExactPrefetch(PrefetchingLookups[_OverlappingBatch]):
     def _request(
         self, batch: _OverlappingBatch, positions: Mapping[str, Int64Array], after_step: int
     ) -> None:
-        replies = self._client.request(ids_by_table(batch.lookups), positions, after_step)
+        ids, tag = ids_by_table(batch.lookups), self._link.lookup_tag(batch.step)
+        replies = self._client.request(ids, positions, after_step, tag)
         self._expect(batch, replies, positions, is_late=after_step == batch.step - 1)
 
     def _expect(

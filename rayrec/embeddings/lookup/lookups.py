@@ -58,6 +58,8 @@ class TrainerLink:
     incarnation: int = 0
     """Of the servers, under which its updates are sent."""
     clock: Callable[[], float] = time.perf_counter
+    is_in_group: bool = False
+    """Whether the calls go to a `GroupCaller`, as if that were the only shard."""
 
     def client(self) -> ShardClient:
         return ShardClient(self.tables, self.shard_map, self.transport)
@@ -65,6 +67,10 @@ class TrainerLink:
     def tag(self, step: int) -> UpdateTag:
         """Of the trainer's contribution to a step."""
         return UpdateTag(self.incarnation, step, self.rank)
+
+    def lookup_tag(self, step: int) -> UpdateTag | None:
+        """Of a lookup for a step's batch; None where nobody waits for it."""
+        return self.tag(step) if self.is_in_group else None
 
 
 @dataclass
@@ -176,7 +182,7 @@ class SyncLookups:
         ids = ids_by_table(lookups)
         everything = {name: np.arange(len(ids_M)) for name, ids_M in ids.items()}
         rows = self._client.empty_rows(ids)
-        pending = self._client.request(ids, everything, after_step=step - 1)
+        pending = self._client.request(ids, everything, after_step=step - 1, tag=self._link.lookup_tag(step))
         started = self._clock()
         pending.write_to(rows)
         self.stats.rows_wait_s += self._clock() - started

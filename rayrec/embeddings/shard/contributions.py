@@ -14,7 +14,7 @@ Axes: M distinct ids of one table, D numbers of a row, K records, W words of a r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -59,10 +59,16 @@ class Contribution(NamedTuple):
 
 
 class StepContributions:
-    """What has arrived of one step."""
+    """What has arrived of one step.
 
-    def __init__(self, num_trainers: int) -> None:
+    Args:
+        group_size: trainers whose gradients are summed before those of other groups are added, as where a
+            group calls the shards together. The rank says which group a trainer is in.
+    """
+
+    def __init__(self, num_trainers: int, group_size: int = 1) -> None:
         self._num_trainers = num_trainers
+        self._group_size = group_size
         self._parts: dict[tuple[int, Part], Contribution] = {}
         self.is_begun = False
         """Whether the heads are in the rows already."""
@@ -104,7 +110,7 @@ class StepContributions:
 
     def heads(self) -> dict[str, tuple[Int64Array, Float32Array]]:
         """Gradients by table, summed over the trainers in their order."""
-        return _summed([self._parts[rank, Part.HEAD].update for rank in range(self._num_trainers)])
+        return self._summed([self._parts[rank, Part.HEAD].update for rank in range(self._num_trainers)])
 
     def begin(self) -> None:
         """The heads are in the rows: what is left is the rest."""
@@ -115,7 +121,7 @@ class StepContributions:
 
     def left(self) -> dict[str, tuple[Int64Array, Float32Array]]:
         """With everything there: gradients by table of what is not in the rows, summed over the trainers."""
-        return _summed([self._of(rank) for rank in range(self._num_trainers)])
+        return self._summed([self._of(rank) for rank in range(self._num_trainers)])
 
     def dirty(self) -> list[DirtyRows]:
         """In the order of the trainers."""
@@ -124,6 +130,12 @@ class StepContributions:
             for (_, part), contribution in sorted(self._parts.items(), key=lambda item: item[0])
             if part is not Part.HEAD
         ]
+
+    def _summed(self, updates: list[SparseUpdate]) -> dict[str, tuple[Int64Array, Float32Array]]:
+        if self._group_size == 1:
+            return summed(updates)
+        starts = range(0, len(updates), self._group_size)
+        return summed([summed(updates[first : first + self._group_size]) for first in starts])
 
     def _is_complete(self, rank: int) -> bool:
         return (rank, Part.WHOLE) in self._parts or (
@@ -147,7 +159,7 @@ class StepContributions:
         return joined
 
 
-def _summed(updates: list[SparseUpdate]) -> dict[str, tuple[Int64Array, Float32Array]]:
+def summed(updates: Sequence[SparseUpdate]) -> dict[str, tuple[Int64Array, Float32Array]]:
     """Gradients by table and id, added up in the order of the trainers."""
     if len(updates) == 1:
         return dict(updates[0])

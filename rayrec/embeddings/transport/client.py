@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from rayrec.embeddings.base.compiled import LANES, copy_lanes
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.shard.contributions import DirtyRows, Part, UpdateTag
-from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply
+from rayrec.embeddings.shard.contributions import DirtyRows, Part, SparseUpdate, UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest
 from rayrec.embeddings.table.row_operations import first_not_finite
 from rayrec.embeddings.transport.protocol import (
     ApplyCall,
@@ -175,14 +175,21 @@ class ShardClient:
         }
 
     def request(
-        self, ids: Mapping[str, Int64Array], positions: Mapping[str, Int64Array], after_step: int | None
+        self,
+        ids: Mapping[str, Int64Array],
+        positions: Mapping[str, Int64Array],
+        after_step: int | None,
+        tag: UpdateTag | None = None,
     ) -> PendingRows:
-        """Ask for the ids at the given positions of each table's ids; shards without any are not called."""
+        """Ask for the ids at the given positions of each table's ids.
+
+        Shards without any are not called, unless there is a tag: then others wait for the call.
+        """
         return PendingRows(
             [
-                (self._transport.call(shard, LookupCall(_ids_of(part), after_step)), _positions_of(part))
+                (self._transport.call(shard, LookupCall(_ids_of(part), after_step, tag)), _positions_of(part))
                 for shard, part in enumerate(self.split_ids(ids, positions))
-                if part
+                if part or tag is not None
             ]
         )
 
@@ -251,6 +258,28 @@ class ShardClient:
                     _positions_of(next_),
                 )
                 for shard, (first, then, next_) in enumerate(zip(head, rest, wanted, strict=True))
+            ]
+        )
+
+    def send_head_of(
+        self, tag: UpdateTag, update: SparseUpdate, rest: LookupRequest, wanted: LookupRequest
+    ) -> PendingRows:
+        """`send_head` of ids that are not those of one batch."""
+        rest_by_shard, wanted_by_shard = (
+            self.split_ids(ids, {name: np.arange(len(ids_M)) for name, ids_M in ids.items()})
+            for ids in (rest, wanted)
+        )
+        parts = zip(self._split(update), rest_by_shard, wanted_by_shard, strict=True)
+        return PendingRows(
+            [
+                (
+                    self._transport.call(
+                        shard,
+                        ApplyHeadCall(tag._replace(part=Part.HEAD), head, _ids_of(then), _ids_of(next_)),
+                    ),
+                    _positions_of(next_),
+                )
+                for shard, (head, then, next_) in enumerate(parts)
             ]
         )
 

@@ -56,6 +56,8 @@ class ShardCall(ABC, Generic[ReplyT]):
 class LookupCall(ShardCall[LookupReply]):
     request: LookupRequest
     after_step: int | None = None
+    tag: UpdateTag | None = None
+    """With whose batch it is, where trainers call in groups: each trainer asks for every step then."""
 
     def carry_out(self, shard: EmbeddingShard, empty: Empty = np.empty) -> LookupReply:
         return shard.lookup(self.request, self.after_step, empty)

@@ -1,0 +1,233 @@
+"""Trainers that call the servers in groups get and leave the rows of trainers that call them one by one."""
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.lookup.bounded_stale import BoundedStale
+from rayrec.embeddings.shard.contributions import Part, UpdateTag
+from rayrec.embeddings.shard.shard import EmbeddingShard, StepTimeoutError
+from rayrec.embeddings.transport.client import LocalTransport
+from rayrec.embeddings.transport.group_caller import GroupCaller
+from rayrec.embeddings.transport.protocol import (
+    ApplyCall,
+    ApplyHeadCall,
+    FetchCall,
+    LookupCall,
+    ShardTransport,
+)
+from tests.embeddings.dictionary_runs import MODES, Run, runs
+from tests.embeddings.sparse_runs import (
+    ITEMS,
+    WAIT_S,
+    AdversarialTransport,
+    all_rows,
+    ids,
+    make_shards,
+    run,
+)
+from tests.helpers.examples import examples
+
+GROUPED = ("sync", "exact_prefetch", "exact_prefetch in a thread", "bounded_stale(0)")
+
+
+class Counted(ShardTransport):
+    """Counts the calls that reach servers, and the ids and gradients in them."""
+
+    def __init__(self, transport: ShardTransport) -> None:
+        self._transport = transport
+        self.calls: list[tuple[str, int]] = []
+
+    def call(self, shard, call):
+        match call:
+            case LookupCall():
+                num_rows = sum(map(len, call.request.values()))
+            case ApplyHeadCall():
+                num_rows = sum(len(ids_M) for ids_M, _ in call.head.values())
+            case ApplyCall():
+                num_rows = sum(len(ids_M) for ids_M, _ in call.update.values())
+        self.calls.append((type(call).__name__, num_rows))
+        return self._transport.call(shard, call)
+
+
+class ThreadedTransport(ShardTransport):
+    """One trainer's way to its caller, which it calls without waiting, as another process would."""
+
+    def __init__(self, caller: GroupCaller) -> None:
+        self._caller = caller
+        self.in_order, self.any_order = ThreadPoolExecutor(1), ThreadPoolExecutor(8)
+
+    def call(self, shard, call):
+        assert shard == 0
+        return (self.in_order if call.in_order else self.any_order).submit(self._caller.answer, call)
+
+
+@dataclass
+class Trained:
+    rows: dict
+    seen: list
+
+
+def train_one_by_one(run_: Run, mode: str, num_shards: int, group_size: int, ahead: str) -> Trained:
+    num_trainers = len(run_.batches_by_source)
+    shards = [
+        EmbeddingShard(run_.tables, s, num_trainers, wait_timeout_s=WAIT_S, group_size=group_size)
+        for s in range(num_shards)
+    ]
+    transport = AdversarialTransport(shards, seed=0)
+    found = run(MODES[mode], run_.tables, transport, num_shards, run_.batches_by_source, ahead=ahead)
+    return Trained(all_rows(shards, run_.tables), [seen for seen, _ in found])
+
+
+def train_in_groups(run_: Run, mode: str, num_shards: int, group_size: int, ahead: str, seed: int) -> Trained:
+    num_trainers = len(run_.batches_by_source)
+    starts = range(0, num_trainers, group_size)
+    shards = make_shards(run_.tables, num_shards, len(starts))
+    transport = AdversarialTransport(shards, seed, repeated=0.3, lost=0.2)
+    with ExitStack() as stack:
+        ways: list[ThreadedTransport] = []
+        for group, first in enumerate(starts):
+            members = range(first, min(first + group_size, num_trainers))
+            caller = GroupCaller(group, members, run_.tables, ShardMap(num_shards), transport, WAIT_S)
+            ways += [ThreadedTransport(caller) for _ in members]
+        for way in ways:
+            stack.enter_context(way.in_order)
+            stack.enter_context(way.any_order)
+
+        def make_mode(link, exchange):
+            link = replace(link, shard_map=ShardMap(1), transport=ways[link.rank], is_in_group=True)
+            return MODES[mode](link, exchange)
+
+        found = run(make_mode, run_.tables, transport, num_shards, run_.batches_by_source, ahead=ahead)
+    transport.finish()
+    return Trained(all_rows(shards, run_.tables), [seen for seen, _ in found])
+
+
+@pytest.mark.parametrize("mode", GROUPED)
+@examples(40)
+@given(
+    run_=runs(most_trainers=5),
+    num_shards=st.integers(1, 3),
+    group_size=st.integers(1, 3),
+    ahead=st.sampled_from(["never", "before rows", "behind rows"]),
+    seed=st.integers(0, 1000),
+)
+def test_a_group_gets_and_leaves_the_rows_of_trainers_that_call_one_by_one(
+    mode, run_, num_shards, group_size, ahead, seed
+):
+    expected = train_one_by_one(run_, mode, num_shards, group_size, ahead)
+    found = train_in_groups(run_, mode, num_shards, group_size, ahead, seed)
+    assert found.rows == expected.rows
+    for seen, expected_seen in zip(found.seen, expected.seen, strict=True):
+        for rows, expected_rows in zip(seen, expected_seen, strict=True):
+            assert {name: rows_MD.tobytes() for name, rows_MD in rows.items()} == {
+                name: rows_MD.tobytes() for name, rows_MD in expected_rows.items()
+            }
+
+
+@examples(15)
+@given(run_=runs(most_trainers=4), num_shards=st.integers(1, 2), seed=st.integers(0, 1000))
+def test_stale_rows_of_a_group_are_no_older_than_the_bound(run_, num_shards, seed):
+    """Rows are not those of a run without groups, but training comes to its end with every update in them."""
+    MODES["bounded_stale(2)"] = lambda link, exchange: BoundedStale(link, max_staleness=2)
+    try:
+        train_in_groups(run_, "bounded_stale(2)", num_shards, 2, "before rows", seed)
+    finally:
+        del MODES["bounded_stale(2)"]
+
+
+# ------------------------------------------------------------------------------------------ one at a time
+
+
+def caller_of(
+    num_members: int, wait_timeout_s: float = WAIT_S
+) -> tuple[GroupCaller, Counted, EmbeddingShard]:
+    (shard,) = make_shards(ITEMS, 1)
+    transport = Counted(LocalTransport([shard]))
+    caller = GroupCaller(0, range(num_members), ITEMS, ShardMap(1), transport, wait_timeout_s)
+    return caller, transport, shard
+
+
+def gradients(*values: int) -> dict:
+    return {"items": (ids(*values), np.ones((len(values), 4), np.float32))}
+
+
+def at_once(caller: GroupCaller, calls: list) -> list:
+    """Answers, or what was raised."""
+
+    def answered(call):
+        try:
+            return caller.answer(call)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return list(pool.map(answered, calls))
+
+
+def test_servers_are_called_once_with_every_id_once():
+    caller, transport, shard = caller_of(3)
+    for rank, values in enumerate(((1, 2), (2, 3), (1, 2))):
+        caller.answer(ApplyCall(UpdateTag(0, 0, rank), gradients(*values)))
+    tags = [UpdateTag(0, 1, rank) for rank in range(3)]
+    requests = [{"items": ids(2, 3)}, {}, {"items": ids(9, 3)}]
+    calls = [LookupCall(request, 0, tag) for request, tag in zip(requests, tags, strict=True)]
+    found = at_once(caller, calls)
+    assert transport.calls == [("ApplyCall", 3), ("LookupCall", 3)]
+    assert found[1] == {}
+    for request, rows in ((requests[0], found[0]), (requests[2], found[2])):
+        assert rows["items"].tobytes() == shard.lookup(request)["items"].tobytes()
+
+
+def test_a_head_brings_the_next_rows_of_every_trainer():
+    caller, transport, shard = caller_of(2)
+    tags = [UpdateTag(0, 0, rank, Part.HEAD) for rank in range(2)]
+    rest = {"items": ids(7)}
+    calls = [
+        ApplyHeadCall(tags[0], gradients(1), rest, {"items": ids(1, 5)}),
+        ApplyHeadCall(tags[1], gradients(1, 2), {}, {"items": ids(2)}),
+    ]
+    first, second = at_once(caller, calls)
+    assert transport.calls == [("ApplyHeadCall", 2)]
+    assert first["items"].tobytes() == shard.lookup({"items": ids(1, 5)})["items"].tobytes()
+    assert second["items"].tobytes() == shard.lookup({"items": ids(2)})["items"].tobytes()
+    caller.answer(ApplyCall(tags[0]._replace(part=Part.REST), gradients(7)))
+    assert shard.committed_step == -1
+    caller.answer(ApplyCall(tags[1]._replace(part=Part.REST), {}))
+    assert shard.committed_step == 0
+    assert set(shard.export("items").ids_M.tolist()) == {1, 2, 7}
+
+
+def test_what_a_server_raises_every_trainer_of_the_group_hears():
+    caller, transport, _ = caller_of(2)
+    transport.call = lambda shard, call: (_ for _ in ()).throw(OSError("the disk is full"))
+    calls = [LookupCall({"items": ids(1)}, None, UpdateTag(0, 0, rank)) for rank in range(2)]
+    assert [str(error) for error in at_once(caller, calls)] == ["the disk is full"] * 2
+
+
+def test_a_trainer_that_does_not_call_is_named():
+    caller, _, _ = caller_of(3, wait_timeout_s=0.05)
+    (error,) = at_once(caller, [LookupCall({"items": ids(1)}, None, UpdateTag(0, 4, 1))])
+    assert isinstance(error, StepTimeoutError)
+    assert "a call of step 4; nothing came from trainers [0, 2]" in str(error)
+
+
+def test_a_gradient_that_is_not_finite_is_refused_in_the_name_of_its_trainer():
+    caller, transport, _ = caller_of(2)
+    bad = {"items": (ids(1), np.full((1, 4), np.nan, np.float32))}
+    caller.answer(ApplyCall(UpdateTag(0, 0, 0), gradients(1)))
+    with pytest.raises(ValueError, match="trainer 1: step 0, table 'items': the gradient of id 1 is nan"):
+        caller.answer(ApplyCall(UpdateTag(0, 0, 1), bad))
+    assert transport.calls == []
+
+
+def test_rows_that_have_one_owner_are_not_called_for_in_a_group():
+    caller, _, _ = caller_of(2)
+    with pytest.raises(TypeError, match="FetchCall cannot be made for a group"):
+        caller.answer(FetchCall({"items": ids(1)}))
