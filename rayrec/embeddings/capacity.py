@@ -445,6 +445,6 @@ def _waiting_bytes(config: TableConfig, num_ids: int, num_rows: int) -> int:
     # Indexes keep the rows of ids that left them, to give them out again.
     num_free = num_waiting + (0 if config.eviction is None else num_rows)
     counters = index_bytes(num_waiting) + _SIGHTING * positions
-    tombstones = index_bytes(num_evicted) if num_evicted else 0
+    tombstones = index_bytes(num_evicted) + _ID * num_evicted if num_evicted else 0
     ages = 0 if calendar_of(config.eviction) is None else LISTED_BYTES * num_rows
     return counters + tombstones + ages + _FREE_LIST_ROOM * _FREE_ROW * num_free

@@ -57,7 +57,7 @@ class EvictionConfig(Config):
     every_steps: int = Field(default=1000, ge=1)
     """Rows are given up behind steps number n, 2 n, ...; in between a table may be larger."""
     remember_steps: int = Field(default=64, ge=1)
-    """Steps for which an evicted id can be reported to those who hold copies of its row; it takes 27 to 54
+    """Steps for which an evicted id can be reported to those who hold copies of its row; it takes 35 to 62
     bytes meanwhile, unless it gets a row again. Caches of trainers ask at the step itself, and trainers are
     not many steps apart."""
 

@@ -8,12 +8,12 @@ Axes: R rows of a table, V victims.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.embeddings.base.layout import NEVER
 from rayrec.embeddings.base.routing import bucket_of
 from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
@@ -21,6 +21,10 @@ from rayrec.embeddings.storage.index import MISSING, IdMap
 from rayrec.embeddings.storage.row_storage import RowReading, Wanted
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.hashing import mix64
+
+
+_LEAST_LISTED_BYTES = 2**14
+"""Of ids by the step that gave them up, before they are looked through for those that have rows again."""
 
 
 def choose_victims(
@@ -91,10 +95,10 @@ class Tombstones:
         self._remember_steps = remember_steps
         self._steps: IdMap | None = None
         """Step by id; none where nothing was ever evicted."""
+        self._by_step: deque[tuple[int, Int64Array]] = deque()
+        """What each step gave up, the oldest first; some of it may have been forgotten since."""
         self.snapshot: ConsistentSnapshot | None = None
         """What is told of every change before it is made."""
-        self._newest = NEVER
-        """Step of the last eviction that is remembered."""
 
     @property
     def ids(self) -> IdMap:
@@ -107,23 +111,27 @@ class Tombstones:
 
     @property
     def num_bytes(self) -> int:
-        return 0 if self._steps is None else self._steps.num_bytes
+        return self._listed_bytes + (0 if self._steps is None else self._steps.num_bytes)
 
     def add(self, ids_V: Int64Array, step: int) -> None:
         """Remember what this step gave up, and no longer what is too old."""
-        self._put(Evicted(ids_V, np.full(len(ids_V), step, dtype=np.int32)))
-        if self._steps is not None:
-            # Pass over all of them: not at every step, which would cost more than what it saves.
-            ids_V, steps_V = self._steps.items()
-            old_V = ids_V[step - steps_V > self._remember_steps]
-            self._keep(old_V)
-            self._steps.remove(old_V)
+        if len(ids_V):
+            self._put(ids_V, step)
+        while self._by_step and step - self._by_step[0][0] > self._remember_steps:
+            old_step, ids_V = self._by_step.popleft()
+            ids_V = self._still_of(ids_V, old_step)
+            self._keep(ids_V)
+            self.ids.remove(ids_V)
+        if self._listed_bytes > _LEAST_LISTED_BYTES + self.ids.num_bytes:  # ids that come and go
+            of_steps = [(of_step, self._still_of(ids_V, of_step)) for of_step, ids_V in self._by_step]
+            self._by_step = deque((of_step, ids_V) for of_step, ids_V in of_steps if len(ids_V))
 
     def forget_all_old(self, step: int) -> None:
         """Once the newest is too old, give back the memory of all: an index does not shrink by itself."""
-        if self._steps is not None and step - self._newest > self._remember_steps:
-            self._keep(self._steps.items()[0])
+        if self._by_step and step - self._by_step[-1][0] > self._remember_steps:
+            self._keep(self.ids.items()[0])
             self._steps = None
+            self._by_step.clear()
 
     def forget(self, ids_M: Int64Array) -> None:
         """These ids have rows again."""
@@ -133,13 +141,12 @@ class Tombstones:
 
     def since(self, step: int) -> Evicted:
         """What commits after `step` gave up, by step and id."""
-        if self._steps is None:
-            return Evicted.nothing()
-        ids_V, steps_V = self._steps.items()
-        is_later_V = steps_V > step
-        ids_V, steps_V = ids_V[is_later_V], steps_V[is_later_V]
-        order_V = np.lexsort((ids_V, steps_V))
-        return Evicted(ids_V[order_V], steps_V[order_V].astype(np.int32))
+        found = []
+        for of_step, ids_V in self._by_step:
+            if of_step > step:
+                ids_V = np.sort(self._still_of(ids_V, of_step))
+                found.append(Evicted(ids_V, np.full(len(ids_V), of_step, dtype=np.int32)))
+        return Evicted.joined(found)
 
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
@@ -162,10 +169,19 @@ class Tombstones:
     def load(self, evicted: Evicted) -> None:
         """Replace everything remembered so far."""
         self._steps = None
-        self._put(evicted)
+        self._by_step.clear()
+        for step in np.unique(evicted.steps_V).tolist():
+            self._put(evicted.ids_V[evicted.steps_V == step], step)
 
-    def _put(self, evicted: Evicted) -> None:
-        if len(evicted):
-            self._newest = int(evicted.steps_V.max())
-            self._steps = self._steps or IdMap(len(evicted))
-            self._steps.assign(evicted.ids_V, evicted.steps_V.astype(np.int64))
+    @property
+    def _listed_bytes(self) -> int:
+        return sum(ids_V.nbytes for _, ids_V in self._by_step)
+
+    def _put(self, ids_V: Int64Array, step: int) -> None:
+        self._by_step.append((step, ids_V))
+        self._steps = self._steps or IdMap(len(ids_V))
+        self._steps.assign(ids_V, np.full(len(ids_V), step, dtype=np.int64))
+
+    def _still_of(self, ids_V: Int64Array, step: int) -> Int64Array:
+        """Those of the ids that this step gave up last, and that have no row since."""
+        return ids_V[self.ids.find(ids_V) == step]

@@ -36,7 +36,7 @@ from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Arr
 from rayrec.platform.compiled import kernel_input
 
 _EVICTING = 120
-"""Bytes per row: tombstones of all (27 to 54), free rows (16), choosing, an eighth at a time (15), and what
+"""Bytes per row: tombstones of all (35 to 62), free rows (16), choosing, an eighth at a time (15), and what
 the allocator keeps meanwhile: 92 in all were measured, and 117 once."""
 _GIVEN_UP_SHARE, _CHANGED_SHARE = 4, 16
 """Ids are known whose rows were given up, up to a quarter of the rows: a snapshot of what has changed since
