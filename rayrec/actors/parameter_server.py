@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,15 +13,13 @@ import numpy as np
 
 from rayrec.actors.spawning import ActorRole, Host
 from rayrec.actors.stage_actor import StageActor
-from rayrec.actors.transport import ServerPlace
+from rayrec.actors.transport import Listening, ServerPlace
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.shard import EmbeddingShard, LookupRequest, ShardStats
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
 from rayrec.embeddings.transport.protocol import Empty, ReplyT, ShardCall
-from rayrec.embeddings.transport.shared_blocks import why_unavailable
-from rayrec.embeddings.transport.shared_calls import CallServer
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import MeterClock, StageTimes
 
@@ -35,6 +32,7 @@ class ServerSpec:
     num_shards: int
     shard: int
     num_trainers: int
+    """Or groups of them, that call it for their trainers."""
     wait_timeout_s: float
     max_staleness: int = 0
     """Steps that a trainer may be ahead of its updates."""
@@ -68,20 +66,11 @@ class ParameterServer(StageActor[MeterClock]):
             memory_limit=spec.memory_limit,
             num_threads=spec.num_threads,
         )
-        self._call_server: CallServer | None = None
-        self._call_server_starts = threading.Lock()
+        self._listening = Listening(role.actor_name, self.answer)
 
     def place(self) -> ServerPlace:
         """Where this server runs; from now on it listens for processes of its node, too."""
-        import ray
-
-        node, hindrance = ray.get_runtime_context().get_node_id(), why_unavailable()
-        if hindrance is not None:
-            return ServerPlace(self._role.actor_name, node, None, hindrance)
-        with self._call_server_starts:  # every trainer asks
-            if self._call_server is None:
-                self._call_server = CallServer(self._role.actor_name, self.answer)
-        return ServerPlace(self._role.actor_name, node, self._call_server.endpoint, None)
+        return self._listening.place()
 
     def abort(self, error: BaseException) -> None:
         """Let go the calls that wait for a trainer which has failed; only where both are in one process."""

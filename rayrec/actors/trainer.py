@@ -59,6 +59,8 @@ class TrainerSpec:
     transport: TransportChoice
     num_trainers: int
     num_threads: int
+    group_size: int = 1
+    """Trainers that reach the servers by one caller."""
     compute: ComputeSettings = PLAIN
     catalog_ids_I: np.ndarray | None = None
     """Ids of all items, for programs that rank by their rows."""
@@ -140,7 +142,14 @@ class Trainer(StageActor[StageClock]):
         exchange = self._group if spec.num_trainers > 1 else None
         self._new_lookups = lambda incarnation: make_lookups(
             spec.lookups,
-            TrainerLink(spec.tables, shard_map, transport, role.member, incarnation),
+            TrainerLink(
+                spec.tables,
+                shard_map,
+                transport,
+                role.member,
+                incarnation,
+                is_in_group=spec.group_size > 1,
+            ),
             exchange,
             caches_on(self._device),
         )
@@ -296,12 +305,24 @@ def _num_tokens(features: FeatureBatch | ImpressionBatch) -> int:
     return len(features.items_N) if isinstance(features, FeatureBatch) else features.num_rows
 
 
-def spawn_trainers(host: Host, spec: TrainerSpec, servers: Sequence[Any], num_cpus: float) -> list[Any]:
-    """Start the trainers of a run; `connect_trainers` lets several of them meet."""
+def spawn_trainers(
+    host: Host, spec: TrainerSpec, servers: Sequence[Any], callers: Sequence[Any], num_cpus: float
+) -> list[Any]:
+    """Start the trainers of a run; `connect_trainers` lets several of them meet.
+
+    Args:
+        callers: of their groups, which trainers call in place of the servers; none where they have none.
+    """
     options = {"num_cpus": num_cpus, **ray_claim(spec.device)}
     shared = host.put(spec)  # the catalog's arrays travel once
     return [
-        host.spawn(Trainer, TRAINER_STAGE, rank, (shared, list(servers)), options)
+        host.spawn(
+            Trainer,
+            TRAINER_STAGE,
+            rank,
+            (shared, [callers[rank // spec.group_size]] if callers else list(servers)),
+            options,
+        )
         for rank in range(spec.num_trainers)
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal
@@ -10,7 +11,8 @@ from typing import Any, Generic, Literal
 from rayrec.actors.in_process import InProcessActor
 from rayrec.embeddings.transport.client import answered
 from rayrec.embeddings.transport.protocol import Empty, Reply, ReplyT, ShardCall, ShardTransport
-from rayrec.embeddings.transport.shared_calls import Endpoint, ServerLostError
+from rayrec.embeddings.transport.shared_blocks import why_unavailable
+from rayrec.embeddings.transport.shared_calls import AnswerTo, CallServer, Endpoint, ServerLostError
 from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
 from rayrec.platform.errors import InputError
 
@@ -30,6 +32,31 @@ class ServerPlace:
     """Where it listens; None if processes cannot share memory there."""
     hindrance: str | None
     """Why they cannot."""
+
+
+class Listening:
+    """Lets processes of an actor's node call it through shared memory, once it was asked where it is.
+
+    Args:
+        answer: to the calls; on threads of its own.
+    """
+
+    def __init__(self, actor_name: str, answer: AnswerTo) -> None:
+        self._actor_name = actor_name
+        self._answer = answer
+        self._call_server: CallServer | None = None
+        self._starting = threading.Lock()
+
+    def place(self) -> ServerPlace:
+        import ray
+
+        node, hindrance = ray.get_runtime_context().get_node_id(), why_unavailable()
+        if hindrance is not None:
+            return ServerPlace(self._actor_name, node, None, hindrance)
+        with self._starting:  # every trainer asks
+            if self._call_server is None:
+                self._call_server = CallServer(self._actor_name, self._answer)
+        return ServerPlace(self._actor_name, node, self._call_server.endpoint, None)
 
 
 class RayReply(Generic[ReplyT]):

@@ -96,20 +96,30 @@ def dictionaries(run_: Run) -> dict[str, DictionaryTable]:
     return {table.name: DictionaryTable(table) for table in run_.tables}
 
 
-def commit(tables: dict[str, DictionaryTable], run_: Run, step: int, grads_by_source: list[dict]) -> None:
-    """Add up gradients in the order of the sources, then change row after row."""
+def commit(
+    tables: dict[str, DictionaryTable], run_: Run, step: int, grads_by_source: list[dict], group_size: int = 1
+) -> None:
+    """Add up gradients in the order of the sources, group by group, then change row after row."""
     for name, table in tables.items():
-        summed: dict[int, np.ndarray] = {}
-        for source, grads in enumerate(grads_by_source):
-            for i, grad_D in zip(
-                run_.batches_by_source[source][step][name].ids_M.tolist(), grads[name], strict=True
-            ):
-                start_D = np.zeros_like(grad_D) if len(grads_by_source) > 1 else None
-                summed[i] = grad_D if start_D is None else summed.get(i, start_D) + grad_D
-        table.commit(step, summed)
+        by_source = [
+            dict(zip(run_.batches_by_source[source][step][name].ids_M.tolist(), grads[name], strict=True))
+            for source, grads in enumerate(grads_by_source)
+        ]
+        groups = [by_source[first : first + group_size] for first in range(0, len(by_source), group_size)]
+        table.commit(step, added_up([added_up(group) for group in groups]))
 
 
-def trained_dictionaries(run_: Run) -> tuple[dict[str, DictionaryTable], list[Seen]]:
+def added_up(parts: list[dict[int, np.ndarray]]) -> dict[int, np.ndarray]:
+    if len(parts) == 1:
+        return parts[0]
+    summed: dict[int, np.ndarray] = {}
+    for grads in parts:
+        for i, grad_D in grads.items():
+            summed[i] = summed.get(i, np.zeros_like(grad_D)) + grad_D
+    return summed
+
+
+def trained_dictionaries(run_: Run, group_size: int = 1) -> tuple[dict[str, DictionaryTable], list[Seen]]:
     """The tables after the run, and the rows that every source and step saw."""
     tables = dictionaries(run_)
     seen: list[Seen] = [[] for _ in run_.batches_by_source]
@@ -125,7 +135,7 @@ def trained_dictionaries(run_: Run) -> tuple[dict[str, DictionaryTable], list[Se
             {name: gradient_of(rows, source, step) for name, rows in seen[source][step].items()}
             for source in range(len(seen))
         ]
-        commit(tables, run_, step, grads)
+        commit(tables, run_, step, grads, group_size)
     return tables, seen
 
 

@@ -1,8 +1,9 @@
-"""Trainers that call the servers in groups get and leave the rows of trainers that call them one by one."""
+"""Trainers that call servers in groups: bit for bit a dictionary whose gradients are added up by groups."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,19 +23,18 @@ from rayrec.embeddings.transport.protocol import (
     LookupCall,
     ShardTransport,
 )
-from tests.embeddings.dictionary_runs import MODES, Run, runs
+from tests.embeddings.dictionary_runs import MODES, Run, check_tables, runs, trained_dictionaries
 from tests.embeddings.sparse_runs import (
     ITEMS,
     WAIT_S,
     AdversarialTransport,
-    all_rows,
+    Seen,
     ids,
     make_shards,
     run,
+    without_exchange,
 )
 from tests.helpers.examples import examples
-
-GROUPED = ("sync", "exact_prefetch", "exact_prefetch in a thread", "bounded_stale(0)")
 
 
 class Counted(ShardTransport):
@@ -68,27 +68,13 @@ class ThreadedTransport(ShardTransport):
         return (self.in_order if call.in_order else self.any_order).submit(self._caller.answer, call)
 
 
-@dataclass
-class Trained:
-    rows: dict
-    seen: list
-
-
-def train_one_by_one(run_: Run, mode: str, num_shards: int, group_size: int, ahead: str) -> Trained:
-    num_trainers = len(run_.batches_by_source)
-    shards = [
-        EmbeddingShard(run_.tables, s, num_trainers, wait_timeout_s=WAIT_S, group_size=group_size)
-        for s in range(num_shards)
-    ]
-    transport = AdversarialTransport(shards, seed=0)
-    found = run(MODES[mode], run_.tables, transport, num_shards, run_.batches_by_source, ahead=ahead)
-    return Trained(all_rows(shards, run_.tables), [seen for seen, _ in found])
-
-
-def train_in_groups(run_: Run, mode: str, num_shards: int, group_size: int, ahead: str, seed: int) -> Trained:
+def train_in_groups(
+    run_: Run, mode: str, num_shards: int, group_size: int, ahead: str, seed: int
+) -> tuple[list[EmbeddingShard], list[Seen]]:
+    """The shards after the run, and the rows that every trainer and step saw."""
     num_trainers = len(run_.batches_by_source)
     starts = range(0, num_trainers, group_size)
-    shards = make_shards(run_.tables, num_shards, len(starts))
+    shards = make_shards(run_.tables, num_shards, len(starts), max_staleness=2)
     transport = AdversarialTransport(shards, seed, repeated=0.3, lost=0.2)
     with ExitStack() as stack:
         ways: list[ThreadedTransport] = []
@@ -106,40 +92,39 @@ def train_in_groups(run_: Run, mode: str, num_shards: int, group_size: int, ahea
 
         found = run(make_mode, run_.tables, transport, num_shards, run_.batches_by_source, ahead=ahead)
     transport.finish()
-    return Trained(all_rows(shards, run_.tables), [seen for seen, _ in found])
+    return shards, [seen for seen, _ in found]
 
 
-@pytest.mark.parametrize("mode", GROUPED)
+MODES["bounded_stale(2)"] = without_exchange(partial(BoundedStale, max_staleness=2))
+aheads = st.sampled_from(["never", "before rows", "behind rows"])
+
+
+@pytest.mark.parametrize("mode", ["sync", "exact_prefetch", "exact_prefetch in a thread", "bounded_stale(0)"])
 @examples(40)
 @given(
     run_=runs(most_trainers=5),
     num_shards=st.integers(1, 3),
     group_size=st.integers(1, 3),
-    ahead=st.sampled_from(["never", "before rows", "behind rows"]),
+    ahead=aheads,
     seed=st.integers(0, 1000),
 )
-def test_a_group_gets_and_leaves_the_rows_of_trainers_that_call_one_by_one(
-    mode, run_, num_shards, group_size, ahead, seed
-):
-    expected = train_one_by_one(run_, mode, num_shards, group_size, ahead)
-    found = train_in_groups(run_, mode, num_shards, group_size, ahead, seed)
-    assert found.rows == expected.rows
-    for seen, expected_seen in zip(found.seen, expected.seen, strict=True):
-        for rows, expected_rows in zip(seen, expected_seen, strict=True):
-            assert {name: rows_MD.tobytes() for name, rows_MD in rows.items()} == {
-                name: rows_MD.tobytes() for name, rows_MD in expected_rows.items()
-            }
+def test_groups_give_the_rows_of_a_dictionary(mode, run_, num_shards, group_size, ahead, seed):
+    expected, expected_rows = trained_dictionaries(run_, group_size)
+    shards, seen = train_in_groups(run_, mode, num_shards, group_size, ahead, seed)
+    for found, wanted in zip(seen, expected_rows, strict=True):
+        assert [as_bytes(rows) for rows in found] == [as_bytes(rows) for rows in wanted]
+    check_tables(shards, run_, expected)
+
+
+def as_bytes(rows: dict[str, np.ndarray]) -> dict[str, bytes]:
+    return {name: rows_MD.tobytes() for name, rows_MD in rows.items()}
 
 
 @examples(15)
-@given(run_=runs(most_trainers=4), num_shards=st.integers(1, 2), seed=st.integers(0, 1000))
-def test_stale_rows_of_a_group_are_no_older_than_the_bound(run_, num_shards, seed):
-    """Rows are not those of a run without groups, but training comes to its end with every update in them."""
-    MODES["bounded_stale(2)"] = lambda link, exchange: BoundedStale(link, max_staleness=2)
-    try:
-        train_in_groups(run_, "bounded_stale(2)", num_shards, 2, "before rows", seed)
-    finally:
-        del MODES["bounded_stale(2)"]
+@given(run_=runs(most_trainers=4), num_shards=st.integers(1, 2), ahead=aheads, seed=st.integers(0, 1000))
+def test_stale_rows_do_not_keep_groups_from_committing_every_step(run_, num_shards, ahead, seed):
+    shards, _ = train_in_groups(run_, "bounded_stale(2)", num_shards, 2, ahead, seed)
+    assert {shard.committed_step for shard in shards} == {run_.num_steps - 1}
 
 
 # ------------------------------------------------------------------------------------------ one at a time

@@ -59,16 +59,10 @@ class Contribution(NamedTuple):
 
 
 class StepContributions:
-    """What has arrived of one step.
+    """What has arrived of one step."""
 
-    Args:
-        group_size: trainers whose gradients are summed before those of other groups are added, as where a
-            group calls the shards together. The rank says which group a trainer is in.
-    """
-
-    def __init__(self, num_trainers: int, group_size: int = 1) -> None:
+    def __init__(self, num_trainers: int) -> None:
         self._num_trainers = num_trainers
-        self._group_size = group_size
         self._parts: dict[tuple[int, Part], Contribution] = {}
         self.is_begun = False
         """Whether the heads are in the rows already."""
@@ -110,7 +104,7 @@ class StepContributions:
 
     def heads(self) -> dict[str, tuple[Int64Array, Float32Array]]:
         """Gradients by table, summed over the trainers in their order."""
-        return self._summed([self._parts[rank, Part.HEAD].update for rank in range(self._num_trainers)])
+        return summed([self._parts[rank, Part.HEAD].update for rank in range(self._num_trainers)])
 
     def begin(self) -> None:
         """The heads are in the rows: what is left is the rest."""
@@ -121,7 +115,7 @@ class StepContributions:
 
     def left(self) -> dict[str, tuple[Int64Array, Float32Array]]:
         """With everything there: gradients by table of what is not in the rows, summed over the trainers."""
-        return self._summed([self._of(rank) for rank in range(self._num_trainers)])
+        return summed([self._of(rank) for rank in range(self._num_trainers)])
 
     def dirty(self) -> list[DirtyRows]:
         """In the order of the trainers."""
@@ -130,12 +124,6 @@ class StepContributions:
             for (_, part), contribution in sorted(self._parts.items(), key=lambda item: item[0])
             if part is not Part.HEAD
         ]
-
-    def _summed(self, updates: list[SparseUpdate]) -> dict[str, tuple[Int64Array, Float32Array]]:
-        if self._group_size == 1:
-            return summed(updates)
-        starts = range(0, len(updates), self._group_size)
-        return summed([summed(updates[first : first + self._group_size]) for first in starts])
 
     def _is_complete(self, rank: int) -> bool:
         return (rank, Part.WHOLE) in self._parts or (

@@ -100,7 +100,6 @@ class EmbeddingShard:
             cannot be, since trainers wait for their own older updates and meet in every dense step.
         memory_limit: most bytes that the tables may take; None for what the machine gives.
         num_threads: that one call may use; the rows do not depend on it.
-        group_size: as for `StepContributions`.
     """
 
     def __init__(
@@ -113,7 +112,6 @@ class EmbeddingShard:
         max_staleness: int = 0,
         memory_limit: int | None = None,
         num_threads: int = 1,
-        group_size: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         names = [config.name for config in tables]
@@ -127,7 +125,6 @@ class EmbeddingShard:
         self._steps_ahead = 1 + max_staleness
         self._memory_limit = memory_limit
         self._num_threads = num_threads
-        self._group_size = group_size
         self._clock = clock
         self._lock = StepLock()
         self._tables = self._empty_tables()
@@ -555,7 +552,7 @@ class EmbeddingShard:
             # Before it is stored: a contribution that is refused must not count as one that has arrived.
             self._check_contribution(tag, contribution)
             if tag.step not in self._pending:
-                self._pending[tag.step] = StepContributions(self._num_trainers, self._group_size)
+                self._pending[tag.step] = StepContributions(self._num_trainers)
             self._pending[tag.step].add(tag, contribution)
             self._go_on()
         except Exception as error:

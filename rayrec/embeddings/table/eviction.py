@@ -22,7 +22,6 @@ from rayrec.embeddings.storage.row_storage import RowReading, Wanted
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 from rayrec.platform.hashing import mix64
 
-
 _LEAST_LISTED_BYTES = 2**14
 """Of ids by the step that gave them up, before they are looked through for those that have rows again."""
 

@@ -5,9 +5,11 @@
     trainer 2 ─┘   summed in the order of the ranks     └─► ...
 
 To its trainers it looks like the only server, to the servers like one trainer. It waits for all of the group
-where servers wait for all trainers, and for rows of one step, which all trainers ask for. Servers that are
-called by each trainer sum each group's gradients first, too (`StepContributions`), so rows have the same bits
-with or without it.
+where servers wait for all trainers, and for rows of one step, which all trainers ask for.
+
+Gradients of an id are added up within each group in the order of the ranks, then over the groups in theirs.
+So rows depend on the size of the groups, in their last bits, as they do on the number of trainers; and on
+nothing else.
 
 Axes: M ids of one trainer, R distinct ids of the group, D numbers of a row.
 """
@@ -15,7 +17,9 @@ Axes: M ids of one trainer, R distinct ids of the group, D numbers of a row.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -104,6 +108,14 @@ class GroupCaller:
         self._changed = threading.Condition()
         self._meetings: dict[tuple[Any, ...], _Meeting] = {}
         self._committed_step = -1
+        self._failure: BaseException | None = None
+        self.busy_s = 0.0
+        """Time spent putting requests together and taking answers apart, of all threads."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that servers have committed, as far as it has heard."""
+        return self._committed_step + 1
 
     def answer(self, call: ShardCall[ReplyT], empty: Empty = np.empty) -> ReplyT:
         """Carry out a trainer's call.
@@ -124,12 +136,19 @@ class GroupCaller:
                 raise TypeError(f"{type(call).__name__} cannot be made for a group: its rows have one owner")
         return cast(ReplyT, reply)
 
+    def abort(self, error: BaseException) -> None:
+        """Let go those that wait for others of the group: one of them has failed."""
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
     def _lookup(self, call: LookupCall, empty: Empty) -> LookupReply:
         if call.tag is None:  # outside of training: nobody else asks for the same
             return self._client.read(call.request, call.after_step)
 
         def read(requests: list[LookupRequest]) -> tuple[_GroupIds, LookupReply]:
-            of_group = _GroupIds.of(requests)
+            with self._busy():
+                of_group = _GroupIds.of(requests)
             return of_group, self._client.read(of_group.ids, call.after_step)
 
         of_group, rows = self._meet(("lookup", call.after_step), call.tag, call.request, read)
@@ -137,14 +156,13 @@ class GroupCaller:
 
     def _apply_head(self, call: ApplyHeadCall, empty: Empty) -> LookupReply:
         def send(heads: list[_Head]) -> tuple[_GroupIds, LookupReply]:
-            of_group = _GroupIds.of([head.wanted for head in heads])
-            rows = self._client.empty_rows(of_group.ids)
-            self._client.send_head_of(
-                self._tag(call.tag),
-                summed([head.update for head in heads]),
-                _GroupIds.of([head.rest for head in heads]).ids,
-                of_group.ids,
-            ).write_to(rows)
+            with self._busy():
+                of_group = _GroupIds.of([head.wanted for head in heads])
+                rest = _GroupIds.of([head.rest for head in heads]).ids
+                sums = summed([head.update for head in heads])
+                rows = self._client.empty_rows(of_group.ids)
+                pending = self._client.send_head_of(self._tag(call.tag), sums, rest, of_group.ids)
+            pending.write_to(rows)
             return of_group, rows
 
         of_group, rows = self._meet(("head",), call.tag, _Head(call.head, call.rest, call.wanted), send)
@@ -161,10 +179,12 @@ class GroupCaller:
         return self._committed_step
 
     def _send(self, tag: UpdateTag, updates: Sequence[SparseUpdate]) -> int:
-        sums = summed(updates)
-        ids = {name: ids_R for name, (ids_R, _) in sums.items()}
-        grads = {name: grads_RD for name, (_, grads_RD) in sums.items()}
-        return min(reply.result() for reply in self._client.send(self._tag(tag), ids, grads))
+        with self._busy():
+            sums = summed(updates)
+            ids = {name: ids_R for name, (ids_R, _) in sums.items()}
+            grads = {name: grads_RD for name, (_, grads_RD) in sums.items()}
+            replies = self._client.send(self._tag(tag), ids, grads)
+        return min(reply.result() for reply in replies)
 
     def _check(self, tag: UpdateTag, update: SparseUpdate) -> None:
         """Servers see sums only, which do not say whose gradient it was."""
@@ -182,10 +202,18 @@ class GroupCaller:
 
     def _of_member(self, rank: int, of_group: _GroupIds, rows: LookupReply, empty: Empty) -> LookupReply:
         reply = {}
-        for name, places_M in of_group.places[self._members.index(rank)].items():
-            reply[name] = empty((len(places_M), rows[name].shape[1]), dtype=np.float32)
-            gather_rows(rows[name], kernel_input(places_M, np.int64), reply[name])
+        with self._busy():
+            for name, places_M in of_group.places[self._members.index(rank)].items():
+                reply[name] = empty((len(places_M), rows[name].shape[1]), dtype=np.float32)
+                gather_rows(rows[name], kernel_input(places_M, np.int64), reply[name])
         return reply
+
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        with self._changed:
+            self.busy_s += time.perf_counter() - started
 
     def _meet(
         self, what: tuple[Any, ...], tag: UpdateTag, brought: Any, settle: Callable[[list[Any]], Any]
@@ -195,13 +223,17 @@ class GroupCaller:
         if is_last:
             return self._settle(meeting, settle)
         with self._changed:
-            if not self._changed.wait_for(lambda: meeting.is_over, self._wait_timeout_s):
+            if not self._changed.wait_for(
+                lambda: meeting.is_over or self._failure is not None, self._wait_timeout_s
+            ):
                 missing = [rank for rank in self._members if rank not in meeting.brought]
                 whom = f"nothing came from trainers {missing}" if missing else "the servers have not answered"
                 raise StepTimeoutError(
                     f"group {self._group} of trainers: waited {self._wait_timeout_s:g} s for a call of step "
                     f"{tag.step}; {whom}"
                 )
+        if not meeting.is_over and self._failure is not None:
+            raise self._failure
         if meeting.error is not None:
             raise meeting.error
         return meeting.result

@@ -82,6 +82,23 @@ class Reservation:
         """For the actors of a stage: what they ask for, and where they get that."""
         return partial(self._options, stage)
 
+    def beside(self, stage: str, every: int) -> Where:
+        """For actors that ask for nothing: member m on the node of member m * every of a stage."""
+
+        def options(member: int) -> dict[str, Any]:
+            node = self._node_ids_of(stage)[member * every]
+            return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)}
+
+        return options
+
+    def _node_ids_of(self, stage: str) -> list[str]:
+        """Ray's, of the nodes that the members of a stage are on."""
+        held = {} if self._held is None else placement_group_table(self._held)["bundles_to_node_id"]
+        return [
+            node.id if (bundle := self._bundle_of.get((stage, member))) is None else held[bundle]
+            for member, node in enumerate(self._placed[stage])
+        ]
+
     def _options(self, stage: str, member: int) -> dict[str, Any]:
         group = self._groups[stage]
         options = ray_options(group.resources)
@@ -98,12 +115,7 @@ class Reservation:
     @property
     def node_ids(self) -> frozenset[str]:
         """Ray's, of the nodes that the actors are on."""
-        held = {} if self._held is None else placement_group_table(self._held)["bundles_to_node_id"]
-        return frozenset(
-            node.id if (bundle := self._bundle_of.get((stage, member))) is None else held[bundle]
-            for stage, nodes in self._placed.items()
-            for member, node in enumerate(nodes)
-        )
+        return frozenset(node for stage in self._placed for node in self._node_ids_of(stage))
 
     def has_room_elsewhere(self) -> bool:
         """Whether all actors find room on nodes that may be used, once these have given back their own."""

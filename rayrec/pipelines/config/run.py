@@ -157,6 +157,10 @@ class PipelineConfig(Config):
     num_readers: int = Field(1, ge=1)
     num_feature_workers: int = Field(1, ge=1)
     num_trainers: int = Field(1, ge=1)
+    trainers_per_group: int = Field(1, ge=1)
+    """Trainers, in the order of their ranks, that call the parameter servers together: a process beside them
+    asks once for what several of them read, and adds up their gradients before they travel. Take as many as
+    a node has. The sums are in another order than those of single trainers, so their last bits differ."""
     trainer_threads: int | None = Field(None, ge=1)
     """Threads of each trainer's dense compute; None shares the machine's cores."""
     queue_depth: int = Field(4, ge=2)
@@ -164,6 +168,11 @@ class PipelineConfig(Config):
     cpus_per_actor: float = Field(0.25, ge=0)
     """CPUs that Ray reserves for a reader, feature worker or server."""
     cpus_per_trainer: float = Field(1.0, ge=0)
+
+    @property
+    def group_size(self) -> int:
+        """Trainers of a group; 1 where every trainer calls for itself."""
+        return min(self.trainers_per_group, self.num_trainers)
 
 
 class ScheduleConfig(Config):
@@ -433,6 +442,16 @@ class RunConfig(Config):
             raise ValueError(
                 "training.parallel is 'fsdp2' and pipeline.num_trainers 1: one trainer has nobody to share "
                 "weights with; set parallel to 'replicated', or take more trainers"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_of_groups_have_no_owner(self) -> RunConfig:
+        if self.pipeline.trainers_per_group > 1 and self.sparse.cache_rows:
+            raise ValueError(
+                f"pipeline.trainers_per_group is {self.pipeline.trainers_per_group} and sparse.cache_rows "
+                f"{self.sparse.cache_rows}: rows in a cache have one trainer that changes them, and a group "
+                "has nothing to add up; leave one of the two out"
             )
         return self
 

@@ -12,13 +12,15 @@ from typing import Any
 
 import ray
 
+from rayrec.actors.group_caller import GROUP_STAGE
 from rayrec.actors.heartbeats import (
     HEARTBEATS_PER_TIMEOUT,
     HeartbeatSettings,
     monitor_name,
     spawn_heartbeat_monitor,
 )
-from rayrec.actors.spawning import RayHost, Spawned
+from rayrec.actors.spawning import RayHost, Spawned, Where
+from rayrec.actors.trainer import TRAINER_STAGE
 from rayrec.embeddings.shard.shard import StepTimeoutError
 from rayrec.pipelines.cluster.deaths import death_behind
 from rayrec.pipelines.cluster.leaving import LeaveWatch
@@ -55,11 +57,17 @@ def running_stages(
         room.log()
         monitor = spawn_heartbeat_monitor(run)
         heartbeats_to = HeartbeatSettings(monitor_name(run), hang_timeout_s / HEARTBEATS_PER_TIMEOUT)
-        host = RayHost(run, heartbeats_to, room.of, assembly.config.placement.bound_stages)
+        beside_trainers = room.beside(TRAINER_STAGE, assembly.config.pipeline.group_size)
+
+        def where(stage: str) -> Where:
+            return beside_trainers if stage == GROUP_STAGE else room.of(stage)
+
+        host = RayHost(run, heartbeats_to, where, assembly.config.placement.bound_stages)
         try:
             actors = spawn_stages(host, assembly, folder)
             stateless = frozenset(actor.name for actor in host.spawned if not actor.has_state)
-            watch = Watch(monitor, stateless, hang_timeout_s, [*actors.servers, *actors.trainers])
+            stateful = [*actors.servers, *actors.callers, *actors.trainers]
+            watch = Watch(monitor, stateless, hang_timeout_s, stateful)
             _wait_until_up(host.spawned, START_PATIENCE_S, watch, max(START_PATIENCE_S, hang_timeout_s))
             must_leave = LeaveWatch(Quarantine(cluster_folder()), room.node_ids, room.has_room_elsewhere)
             stages = replace(Stages.of(assembly, actors, watch, host), must_leave=must_leave)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rayrec.actors.feature_worker import spawn_feature_workers
+from rayrec.actors.group_caller import GroupSpec, spawn_trainer_groups
 from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.sample_reader import spawn_sample_readers
@@ -29,6 +30,8 @@ class StageActors(NamedTuple):
     feature_workers: list[Any]
     servers: list[Any]
     trainers: list[Any]
+    callers: list[Any]
+    """Of the servers, one for each group of trainers; none where every trainer calls for itself."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Stages:
     servers: list[Any]
     trainers: list[Any]
     watch: Calls
+    callers: list[Any] = field(default_factory=list)
     dense_is_split: bool = False
     """Whether each trainer holds a part of the dense weights only."""
     put: Callable[[Any], Any] = lambda value: value
@@ -50,11 +54,21 @@ class Stages:
 
     @classmethod
     def of(cls, assembly: Assembly, actors: StageActors, watch: Calls, host: Host) -> Stages:
-        return cls(assembly.plan, *actors, watch, assembly.config.training.compute.is_sharded, host.put)
+        return cls(
+            assembly.plan,
+            actors.readers,
+            actors.feature_workers,
+            actors.servers,
+            actors.trainers,
+            watch,
+            actors.callers,
+            assembly.config.training.compute.is_sharded,
+            host.put,
+        )
 
     @property
     def actors(self) -> list[Any]:
-        return [*self.readers, *self.feature_workers, *self.servers, *self.trainers]
+        return [*self.readers, *self.feature_workers, *self.servers, *self.callers, *self.trainers]
 
     def stats(self) -> StageStats:
         groups = [self.readers, self.feature_workers, self.servers, self.trainers]
@@ -95,11 +109,19 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
     """
     config = assembly.config
     pipeline, sparse, recovery = config.pipeline, config.sparse, config.recovery
+    groups = GroupSpec(
+        assembly.tables,
+        pipeline.num_trainers,
+        pipeline.group_size,
+        sparse.transport,
+        sparse.wait_timeout_s,
+        lookup_settings(assembly).max_staleness,
+    )
     spec = ServerSpec(
         assembly.tables,
         num_shards=config.num_servers,
         shard=0,
-        num_trainers=pipeline.num_trainers,
+        num_trainers=groups.num_groups,
         wait_timeout_s=sparse.wait_timeout_s,
         max_staleness=lookup_settings(assembly).max_staleness,
         memory_limit=sparse.server_memory,
@@ -117,8 +139,11 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
         ReadAhead(assembly.tables, servers) if any(table.disk for table in assembly.tables) else None,
         recovery.stage_restarts,
     )
-    trainers = spawn_trainers(host, trainer_spec(assembly, folder), servers, pipeline.cpus_per_trainer)
-    return StageActors(readers, workers, servers, trainers)
+    callers = spawn_trainer_groups(host, groups, servers)
+    trainers = spawn_trainers(
+        host, trainer_spec(assembly, folder), servers, callers, pipeline.cpus_per_trainer
+    )
+    return StageActors(readers, workers, servers, trainers, callers)
 
 
 def lookup_settings(assembly: Assembly) -> LookupSettings:
@@ -144,6 +169,7 @@ def trainer_spec(assembly: Assembly, folder: Path | None) -> TrainerSpec:
         transport=config.sparse.transport,
         num_trainers=config.pipeline.num_trainers,
         num_threads=assembly.trainer_threads,
+        group_size=config.pipeline.group_size,
         compute=config.training.compute,
         run_folder=folder,
     )

@@ -1,0 +1,92 @@
+"""Calls the parameter servers for the trainers of a node; all of it is in `GroupCaller`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rayrec.actors.spawning import ActorRole, Host
+from rayrec.actors.stage_actor import StageActor
+from rayrec.actors.transport import Listening, ServerPlace, TransportChoice, connect
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.transport.group_caller import GroupCaller
+from rayrec.embeddings.transport.protocol import Empty, ReplyT, ShardCall
+from rayrec.platform.metrics import MeterClock, StageTimes
+
+GROUP_STAGE = "trainer_group"
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """What the callers of all groups have to know."""
+
+    tables: tuple[TableConfig, ...]
+    num_trainers: int
+    group_size: int
+    transport: TransportChoice
+    wait_timeout_s: float
+    max_staleness: int = 0
+
+    @property
+    def num_groups(self) -> int:
+        return -(-self.num_trainers // self.group_size)
+
+    def members(self, group: int) -> range:
+        """Ranks of a group's trainers; the last group may have fewer than the others."""
+        first = group * self.group_size
+        return range(first, min(first + self.group_size, self.num_trainers))
+
+
+class TrainerGroup(StageActor[MeterClock]):
+    """A thin shell; trainers of its node reach it through shared memory, others as Ray calls."""
+
+    def __init__(self, role: ActorRole, spec: GroupSpec, servers: Sequence[Any]) -> None:
+        super().__init__(role, MeterClock(lambda: self._caller.busy_s))
+        self._caller = GroupCaller(
+            role.member,
+            spec.members(role.member),
+            spec.tables,
+            ShardMap(len(servers)),
+            connect(servers, spec.transport),
+            spec.wait_timeout_s,
+        )
+        self._listening = Listening(role.actor_name, self._caller.answer)
+
+    def place(self) -> ServerPlace:
+        """Where this caller runs; from now on it listens for processes of its node, too."""
+        return self._listening.place()
+
+    def answer(self, call: ShardCall[ReplyT], empty: Empty = np.empty) -> ReplyT:
+        """As `GroupCaller.answer`."""
+        return self._caller.answer(call, empty)
+
+    def abort(self, error: BaseException) -> None:
+        """As `GroupCaller.abort`; only where all trainers are in one process."""
+        self._caller.abort(error)
+
+    def stats(self) -> StageTimes:
+        times = self._clock.times(num_batches=self._caller.num_steps)
+        self._metrics.publish(times)
+        return times
+
+
+def spawn_trainer_groups(host: Host, spec: GroupSpec, servers: Sequence[Any]) -> list[Any]:
+    """Start the callers of a run, one for each group; none where every trainer calls for itself."""
+    if spec.group_size == 1 or not servers:
+        return []
+    return [
+        host.spawn(
+            TrainerGroup,
+            GROUP_STAGE,
+            group,
+            (spec, list(servers)),
+            # No CPU of its own: it works while its trainers wait for it. Calls of trainers on other nodes
+            # wait on threads, as those of trainers do on a server.
+            {"num_cpus": 0, "max_concurrency": (4 + spec.max_staleness) * spec.group_size + 4},
+        )
+        for group in range(spec.num_groups)
+    ]
