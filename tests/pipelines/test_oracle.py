@@ -255,17 +255,18 @@ def test_two_sync_runs_with_one_seed_end_with_the_same_bits(run_pipeline: RunPip
 @pytest.mark.ray
 @pytest.mark.contract
 @pytest.mark.parametrize(
-    ("num_trainers", "cache_rows"),
+    ("num_trainers", "cache_rows", "group"),
     [
-        pytest.param(1, 0, id="one", marks=pytest.mark.slow),
-        pytest.param(2, 0, id="two", marks=pytest.mark.slow),
-        pytest.param(2, 12, id="two with caches"),
+        pytest.param(1, 0, 1, id="one", marks=pytest.mark.slow),
+        pytest.param(2, 0, 1, id="two", marks=pytest.mark.slow),
+        pytest.param(2, 12, 1, id="two with caches"),
+        pytest.param(2, 0, 2, id="two in a group"),
     ],
 )
 def test_actors_on_ray_end_with_the_bits_of_actors_in_one_process(
-    num_trainers: int, cache_rows: int, run_pipeline: RunPipeline, ray_cluster: None
+    num_trainers: int, cache_rows: int, group: int, run_pipeline: RunPipeline, ray_cluster: None
 ):
-    pipeline: dict[str, Any] = {"num_trainers": num_trainers, "mode": "exact_prefetch"}
+    pipeline = {"num_trainers": num_trainers, "trainers_per_group": group, "mode": "exact_prefetch"}
     on_a_cluster, here = (
         run_pipeline(
             GENERATIVE, EPOCHS_ON_RAY, cache_rows=cache_rows, again=True, cluster=cluster, **pipeline
@@ -324,6 +325,24 @@ def test_two_trainers_end_where_one_does_up_to_rounding(run_pipeline: RunPipelin
     two = run_pipeline(GENERATIVE, num_trainers=2, mode="exact_prefetch")
 
     assert_close(two, run_pipeline(GENERATIVE))
+
+
+def test_trainers_of_one_group_end_with_the_bits_of_trainers_that_call_for_themselves(
+    run_pipeline: RunPipeline,
+):
+    alone, together = (
+        run_pipeline(GENERATIVE, num_trainers=2, mode="exact_prefetch", trainers_per_group=group)
+        for group in (1, 2)
+    )
+
+    assert_same_bits(together, alone)
+
+
+def test_groups_end_where_one_trainer_does_up_to_rounding(run_pipeline: RunPipeline):
+    three = run_pipeline(GENERATIVE, num_trainers=3, mode="exact_prefetch", trainers_per_group=2)
+
+    assert_close(three, run_pipeline(GENERATIVE))
+    assert three.stages["max_staleness"] == 0
 
 
 @pytest.mark.slow
