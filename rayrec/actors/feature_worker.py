@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,10 @@ class BatchSummary:
     """Rows that should have been in it and cannot be read."""
 
 
+Shares = tuple[FeatureBatch | ImpressionBatch, ...]
+"""Features of the trainers of a group, in the order of their ranks."""
+
+
 class FeatureWorker(StageActor[StageClock]):
     """Stateless: any worker can take any batch."""
 
@@ -37,22 +41,24 @@ class FeatureWorker(StageActor[StageClock]):
         role: ActorRole,
         make_features: Callable[[], RowFeatures | ImpressionFeatures],
         read_ahead: ReadAhead | None = None,
+        group_size: int = 1,
     ) -> None:
         super().__init__(role, StageClock())
         self._features = make_features()
+        self._group_size = group_size
         self._read_ahead = read_ahead
 
-    def compute(
-        self, step: int, *parts: RowBatch
-    ) -> tuple[BatchSummary | FeatureBatch | ImpressionBatch, ...]:
-        """A summary, and one share per trainer, each an object of its own."""
+    def compute(self, step: int, *parts: RowBatch) -> tuple[BatchSummary | Shares, ...]:
+        """A summary, and the shares of every group of trainers, each an object of its own."""
         with self._heartbeats.during("compute", step), self._clock.busy():
             rows = RowBatch.concatenate(parts)
-            shares = self._features.training(step, rows)
+            shares: Sequence[FeatureBatch | ImpressionBatch] = self._features.training(step, rows)
             if self._read_ahead is not None:
                 self._read_ahead(shares)
         self._metrics.after_batch(self._clock.times())
-        return BatchSummary(rows.cursor, rows.unreadable), *shares
+        starts = range(0, len(shares), self._group_size)
+        groups = [tuple(shares[first : first + self._group_size]) for first in starts]
+        return BatchSummary(rows.cursor, rows.unreadable), *groups
 
     def ranking(self, samples: SampleBatch) -> tuple[FeatureBatch, np.ndarray]:
         """Features to rank what comes next, and the items each row has seen ([B, E], padded with -1)."""
@@ -79,10 +85,12 @@ def spawn_feature_workers(
     num_cpus: float,
     read_ahead: ReadAhead | None = None,
     restarts: int = 0,
+    group_size: int = 1,
 ) -> list[Any]:
     """Start the feature workers of a run.
 
     Args:
+        group_size: trainers whose shares of a batch are one object.
         make_features: called in every worker's process. Objects of Ray's as arguments would be gone for one
             that starts again.
     """
@@ -91,7 +99,7 @@ def spawn_feature_workers(
             FeatureWorker,
             "feature_worker",
             member,
-            (make_features, read_ahead),
+            (make_features, read_ahead, group_size),
             {"num_cpus": num_cpus},
             restarts,
         )

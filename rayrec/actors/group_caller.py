@@ -1,8 +1,14 @@
-"""Calls the parameter servers for the trainers of a node; all of it is in `GroupCaller`."""
+"""A process beside the trainers of a node: it calls the parameter servers for them, and them for the driver.
+
+The first is all in `GroupCaller`. Of the second there is only the order to keep: calls come numbered, run on
+threads, and reach every trainer by their numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +24,8 @@ from rayrec.embeddings.transport.protocol import Empty, ReplyT, ShardCall
 from rayrec.platform.metrics import MeterClock, StageTimes
 
 GROUP_STAGE = "trainer_group"
+DRIVER_CALLS = 64
+"""Most calls of the driver that wait for trainers at once; two for each batch that is begun."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +54,12 @@ class TrainerGroup(StageActor[MeterClock]):
 
     def __init__(self, role: ActorRole, spec: GroupSpec, servers: Sequence[Any]) -> None:
         super().__init__(role, MeterClock(lambda: self._caller.busy_s))
+        self._members = spec.members(role.member)
+        self._trainers: list[Any] = []
+        self._turned, self._next = threading.Condition(), 0
         self._caller = GroupCaller(
             role.member,
-            spec.members(role.member),
+            self._members,
             spec.tables,
             ShardMap(len(servers)),
             connect(servers, spec.transport),
@@ -63,6 +74,39 @@ class TrainerGroup(StageActor[MeterClock]):
     def answer(self, call: ShardCall[ReplyT], empty: Empty = np.empty) -> ReplyT:
         """As `GroupCaller.answer`."""
         return self._caller.answer(call, empty)
+
+    def lead(self, trainers: Sequence[Any]) -> None:
+        """Whom to call for the driver; once, before its first call."""
+        self._trainers = list(trainers)
+
+    def forward(self, number: int, method: str, share: Sequence[Any]) -> list[Any]:
+        """Call all trainers of the group with what is theirs of a batch, and return what they answer.
+
+        Args:
+            number: of the call, from 0.
+            share: the object of all their shares, which need not come here.
+        """
+        import ray
+
+        with self._in_turn(number):
+            promises = [getattr(trainer, method).remote(share[0]) for trainer in self._trainers]
+        return list(ray.get(promises))
+
+    def ask(self, number: int, method: str, ranks: Sequence[int]) -> list[Any]:
+        """Call some of the trainers; returns the promises of their answers."""
+        first = self._members.start
+        with self._in_turn(number):
+            return [getattr(self._trainers[rank - first], method).remote() for rank in ranks]
+
+    @contextmanager
+    def _in_turn(self, number: int) -> Iterator[None]:
+        with self._turned:
+            self._turned.wait_for(lambda: self._next == number)
+            try:
+                yield
+            finally:
+                self._next = number + 1
+                self._turned.notify_all()
 
     def abort(self, error: BaseException) -> None:
         """As `GroupCaller.abort`; only where all trainers are in one process."""
@@ -85,8 +129,11 @@ def spawn_trainer_groups(host: Host, spec: GroupSpec, servers: Sequence[Any]) ->
             group,
             (spec, list(servers)),
             # No CPU of its own: it works while its trainers wait for it. Calls of trainers on other nodes
-            # wait on threads, as those of trainers do on a server.
-            {"num_cpus": 0, "max_concurrency": (4 + spec.max_staleness) * spec.group_size + 4},
+            # wait on threads, as those of trainers do on a server; and those of the driver.
+            {
+                "num_cpus": 0,
+                "max_concurrency": (4 + spec.max_staleness) * spec.group_size + 4 + DRIVER_CALLS,
+            },
         )
         for group in range(spec.num_groups)
     ]

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from rayrec.actors.collective import Address, Meeting, TrainerGroup
+from rayrec.actors.feature_worker import Shares
 from rayrec.actors.spawning import ActorRole, Host
 from rayrec.actors.stage_actor import StageActor, this_node
 from rayrec.actors.transport import TransportChoice, connect
@@ -177,14 +178,16 @@ class Trainer(StageActor[StageClock]):
         self._group.join(where, self._device.collective_backend)
         self._program.join()
 
-    def prefetch(self, features: FeatureBatch | ImpressionBatch) -> None:
+    def prefetch(self, shares: Shares) -> None:
         """Stage 3, early: request the rows of the next batch that the current one cannot change."""
+        features = self._own(shares)
         # The clock: a part of a batch that `train` counts.
         with self._heartbeats.during("prefetch", features.step), self._clock.busy(num_batches=0):
             self._lookups.prefetch(features.step, features.lookups)
 
-    def train(self, features: FeatureBatch | ImpressionBatch) -> TrainerReport:
+    def train(self, shares: Shares) -> TrainerReport:
         """Stages 3 to 5 for one batch; steps come in order."""
+        features = self._own(shares)
         waited_s, began = self._waited_s(), time.perf_counter()
         with self._heartbeats.during("train", features.step), self._clock.busy():
             rows = self._lookups.rows(features.step, features.lookups)
@@ -198,6 +201,9 @@ class Trainer(StageActor[StageClock]):
         work = StepWork(own_s, 0 if self._spec.compute.is_sharded else _num_tokens(features), self._node)
         self._metrics.after_batch(self._times(), self._figures)
         return TrainerReport(features.step, gradients.loss_sum, features.num_targets, features.counts, work)
+
+    def _own(self, shares: Shares) -> FeatureBatch | ImpressionBatch:
+        return shares[self._role.member % self._spec.group_size]
 
     def _waited_s(self) -> float:
         lookups = self._lookups.stats

@@ -22,23 +22,31 @@ COLUMNS = pa.schema([("user_id", pa.int64()), ("item_ids", pa.list_(pa.int64()))
 AS_READ = FeatureProgram.compile([], COLUMNS)
 
 
-def worker(num_trainers: int) -> FeatureWorker:
+def worker(num_trainers: int, group_size: int = 1) -> FeatureWorker:
     features = SequenceFeatures(np.arange(9), max_length=5, num_trainers=num_trainers)
-    return FeatureWorker(ActorRole("run", "feature_worker", 1), lambda: RowFeatures(features, AS_READ))
+    role = ActorRole("run", "feature_worker", 1)
+    return FeatureWorker(role, lambda: RowFeatures(features, AS_READ), group_size=group_size)
 
 
 def test_every_trainer_gets_an_object_of_its_own():
     batch = row_batch([[1, 2, 3], [4, 5]])
 
-    summary, whole = worker(1).compute(0, batch)
+    summary, (whole,) = worker(1).compute(0, batch)
     assert isinstance(whole, FeatureBatch)
     assert whole.items_N.tolist() == [1, 2, 4]
     assert summary == BatchSummary(batch.cursor)
-    _, first, second = worker(2).compute(0, batch)
+    _, (first,), (second,) = worker(2).compute(0, batch)
     assert isinstance(first, FeatureBatch)
     assert isinstance(second, FeatureBatch)
     assert (first.items_N.tolist(), second.items_N.tolist()) == ([1, 2], [4])
     assert first.num_targets == second.num_targets == 3
+
+
+def test_trainers_of_a_group_get_one_object():
+    _, first, last = worker(3, group_size=2).compute(0, row_batch([[1, 2, 3], [4, 5], [6, 7]]))
+
+    assert [share.items_N.tolist() for share in first] == [[1, 2], [4]]
+    assert [share.items_N.tolist() for share in last] == [[6]]
 
 
 def test_what_a_batch_will_read_from_disk_is_prefetched_by_the_servers_that_hold_it():
@@ -58,7 +66,7 @@ def test_what_a_batch_will_read_from_disk_is_prefetched_by_the_servers_that_hold
         ReadAhead(tables, [server(0), server(1)]),
     )
 
-    _, first, second = member.compute(0, row_batch([[1, 2, 3], [4, 5]]))
+    _, (first,), (second,) = member.compute(0, row_batch([[1, 2, 3], [4, 5]]))
 
     assert [list(request) for request in announced] == [["item"], ["item"]]
     both = np.concatenate([request["item"] for request in announced])

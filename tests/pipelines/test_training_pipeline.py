@@ -90,7 +90,7 @@ class Calls:
     def _compute(self, num_returns: int, step: int, *parts: int) -> Any:
         assert parts == (step,)
         summary = BatchSummary(Intervals.of([Interval("file", step, step + 1)]))
-        shares = [(step, rank) for rank in range(num_returns - 1)]
+        shares = [((step, rank),) for rank in range(num_returns - 1)]
         return [self.summaries.get(step) or ray.put(summary), *shares]
 
     def _begin_snapshot(self, step: int) -> Any:
@@ -98,13 +98,14 @@ class Calls:
         return ray.put(None)
 
     def _trainer(self, rank: int) -> Any:
-        def prefetch(share: tuple[int, int]) -> Any:
+        def prefetch(shares: tuple[tuple[int, int]]) -> Any:
+            (share,) = shares
             assert share[1] == rank
             self.log.append(("prefetch", rank, share[0]))
             return self.prefetch_answers.get((rank, share[0])) or ray.put(None)
 
-        def train(share: tuple[int, int]) -> Any:
-            step, _ = share
+        def train(shares: tuple[tuple[int, int]]) -> Any:
+            ((step, _),) = shares
             self.log.append(("train", rank, step))
             report = TrainerReport(
                 step, loss_sum=3.0 * (rank + 1), num_targets=6, counts={"unknown_items": rank}

@@ -87,8 +87,8 @@ class _Begun:
 
     step: int
     summary: Any
-    per_rank: list[Any]
-    """Features, one object per trainer."""
+    shares: list[Any]
+    """Features, one object per group of trainers."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _Prefetched:
     batch: _Begun
     summary: BatchSummary
     calls: list[Any]
-    """What the trainers' `prefetch` returns."""
+    """Promises that the trainers have it."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ class TrainingPipeline:
 
     def __init__(self, stages: Stages, queue_depth: int) -> None:
         self._stages = stages
+        self._trainers = stages.trainer_calls
         self._queue_depth = queue_depth
 
     def run(
@@ -179,9 +180,9 @@ class TrainingPipeline:
             for reading in readings(stages.plan, batch, len(stages.readers))
         ]
         worker = stages.feature_workers[step % len(stages.feature_workers)]
-        compute: Any = worker.compute.options(num_returns=1 + len(stages.trainers))
-        summary, *per_rank = compute.remote(step, *parts)
-        return _Begun(step, summary, per_rank)
+        compute: Any = worker.compute.options(num_returns=1 + self._trainers.num_shares)
+        summary, *shares = compute.remote(step, *parts)
+        return _Begun(step, summary, shares)
 
     def _comes_first(self, batch: _Begun, training: deque[_Training]) -> bool:
         """Wait until the batch is there, or the oldest report; says whether it is the batch."""
@@ -200,17 +201,15 @@ class TrainingPipeline:
             if is_of_cluster(cause):
                 raise
             raise BatchError(batch.step, cause) from error
-        pairs = zip(self._stages.trainers, batch.per_rank, strict=True)
-        return _Prefetched(batch, summary, [trainer.prefetch.remote(features) for trainer, features in pairs])
+        return _Prefetched(batch, summary, self._trainers.call("prefetch", batch.shares))
 
     def _train(self, prefetched: _Prefetched, wants_snapshot: Callable[[int], bool]) -> _Training:
         """Stages 3 to 5."""
-        step, trainers = prefetched.batch.step, self._stages.trainers
+        step = prefetched.batch.step
         is_wanted = wants_snapshot(step)
         if is_wanted:
             self._stages.watch.get([server.begin_snapshot.remote(step) for server in self._stages.servers])
-        pairs = zip(trainers, prefetched.batch.per_rank, strict=True)
-        reports: list[Any] = [trainer.train.remote(features) for trainer, features in pairs]
+        reports = self._trainers.call("train", prefetched.batch.shares)
         return _Training(prefetched, reports, self._pending_snapshot(step) if is_wanted else None)
 
     def begin_snapshot(self, step: int) -> PendingSnapshot:
@@ -219,19 +218,19 @@ class TrainingPipeline:
         return self._pending_snapshot(step)
 
     def _pending_snapshot(self, step: int) -> PendingSnapshot:
-        trainers = self._stages.trainers
-        drained = [trainer.drain.remote() for trainer in trainers]
+        ranks = range(len(self._stages.trainers))
+        drained = self._trainers.ask("drain", ranks)
         # The first gives all: the others hold the same, or each sends it its part when asked as well.
-        asked = trainers if self._stages.dense_is_split else trainers[:1]
-        weights = [trainer.dense_weights.remote() for trainer in asked]
-        optimizer_state = [trainer.dense_optimizer_state.remote() for trainer in asked]
+        asked = ranks if self._stages.dense_is_split else ranks[:1]
+        weights = self._trainers.ask("dense_weights", asked)
+        optimizer_state = self._trainers.ask("dense_optimizer_state", asked)
         return PendingSnapshot(step, drained, weights[0], optimizer_state[0])
 
     def _collect(self, training: _Training) -> StepResult:
         """Wait for the oldest step; an error of any trainer ends the wait for the others."""
         batch = training.batch
         answers = self._stages.watch.get([*batch.calls, *training.reports])
-        reports: list[TrainerReport] = answers[len(batch.calls) :]
+        reports: list[TrainerReport] = self._trainers.answers(answers[len(batch.calls) :])
         num_targets = reports[0].num_targets
         counts: dict[str, int] = {}
         for report in reports:

@@ -72,7 +72,7 @@ def running_stages(
             must_leave = LeaveWatch(Quarantine(cluster_folder()), room.node_ids, room.has_room_elsewhere)
             stages = replace(Stages.of(assembly, actors, watch, host), must_leave=must_leave)
             stages.connect_trainers(host)
-            yield stages
+            yield stages.led_by_groups()
         except StageHungError:
             raise  # it has been killed since, which is no news
         except Exception as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from rayrec.pipelines.metrics.stage_stats import StageStats
 from rayrec.pipelines.runs.snapshots import Snapshot
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.tasks.features import features_of
+from rayrec.pipelines.training.trainer_calls import ByGroup, EachTrainer, TrainerCalls
 from rayrec.samples.reading.read_plan import RowPlan
 
 
@@ -49,6 +50,10 @@ class Stages:
     """Whether each trainer holds a part of the dense weights only."""
     put: Callable[[Any], Any] = lambda value: value
     """As `Host.put`."""
+    group_size: int = 1
+    """Trainers whose shares of a batch are one object."""
+    by_group: ByGroup | None = None
+    """Calls trainers by their groups; None: each by itself."""
     must_leave: Callable[[], str | None] = lambda: None
     """Which node the run has to leave and why; None: it may stay."""
 
@@ -64,7 +69,23 @@ class Stages:
             actors.callers,
             assembly.config.training.compute.is_sharded,
             host.put,
+            assembly.config.pipeline.group_size,
         )
+
+    @property
+    def trainer_calls(self) -> TrainerCalls:
+        """All trainers at once, for a loop over steps."""
+        return self.by_group or EachTrainer(self.trainers, self.group_size)
+
+    def led_by_groups(self) -> Stages:
+        """The same stages, with calls of trainers by the processes beside them, where there are any."""
+        if not self.callers:
+            return self
+        size = self.group_size
+        parts = [self.trainers[first : first + size] for first in range(0, len(self.trainers), size)]
+        pairs = zip(self.callers, parts, strict=True)
+        self.watch.get([caller.lead.remote(trainers) for caller, trainers in pairs])
+        return replace(self, by_group=ByGroup(self.callers, size, self.watch.get))
 
     @property
     def actors(self) -> list[Any]:
@@ -138,6 +159,7 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
         pipeline.cpus_per_actor,
         ReadAhead(assembly.tables, servers) if any(table.disk for table in assembly.tables) else None,
         recovery.stage_restarts,
+        pipeline.group_size,
     )
     callers = spawn_trainer_groups(host, groups, servers)
     trainers = spawn_trainers(
