@@ -1,19 +1,16 @@
-"""A process beside the trainers of a node: it calls the parameter servers for them, and them for the driver.
-
-The first is all in `GroupCaller`. Of the second there is only the order to keep: calls come numbered, run on
-threads, and reach every trainer by their numbers.
+"""A process beside the trainers of a node: it calls the servers for them (`GroupCaller`), and them for the
+driver (`Leader`).
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from rayrec.actors.leading import Leader
 from rayrec.actors.spawning import ActorRole, Host
 from rayrec.actors.stage_actor import StageActor
 from rayrec.actors.transport import Listening, ServerPlace, TransportChoice, connect
@@ -54,12 +51,11 @@ class TrainerGroup(StageActor[MeterClock]):
 
     def __init__(self, role: ActorRole, spec: GroupSpec, servers: Sequence[Any]) -> None:
         super().__init__(role, MeterClock(lambda: self._caller.busy_s))
-        self._members = spec.members(role.member)
-        self._trainers: list[Any] = []
-        self._turned, self._next = threading.Condition(), 0
+        members = spec.members(role.member)
+        self._leader = Leader(members)
         self._caller = GroupCaller(
             role.member,
-            self._members,
+            members,
             spec.tables,
             ShardMap(len(servers)),
             connect(servers, spec.transport),
@@ -75,38 +71,17 @@ class TrainerGroup(StageActor[MeterClock]):
         """As `GroupCaller.answer`."""
         return self._caller.answer(call, empty)
 
-    def lead(self, trainers: Sequence[Any]) -> None:
-        """Whom to call for the driver; once, before its first call."""
-        self._trainers = list(trainers)
+    def lead(self, trainers: Sequence[Any], below: Sequence[tuple[Any, int]]) -> None:
+        """As `Leader.lead`."""
+        self._leader.lead(trainers, below)
 
-    def forward(self, number: int, method: str, share: Sequence[Any]) -> list[Any]:
-        """Call all trainers of the group with what is theirs of a batch, and return what they answer.
-
-        Args:
-            number: of the call, from 0.
-            share: the object of all their shares, which need not come here.
-        """
-        import ray
-
-        with self._in_turn(number):
-            promises = [getattr(trainer, method).remote(share[0]) for trainer in self._trainers]
-        return list(ray.get(promises))
+    def forward(self, number: int, method: str, shares: Sequence[Any]) -> list[Any]:
+        """As `Leader.forward`."""
+        return self._leader.forward(number, method, shares)
 
     def ask(self, number: int, method: str, ranks: Sequence[int]) -> list[Any]:
-        """Call some of the trainers; returns the promises of their answers."""
-        first = self._members.start
-        with self._in_turn(number):
-            return [getattr(self._trainers[rank - first], method).remote() for rank in ranks]
-
-    @contextmanager
-    def _in_turn(self, number: int) -> Iterator[None]:
-        with self._turned:
-            self._turned.wait_for(lambda: self._next == number)
-            try:
-                yield
-            finally:
-                self._next = number + 1
-                self._turned.notify_all()
+        """As `Leader.ask`."""
+        return self._leader.ask(number, method, ranks)
 
     def abort(self, error: BaseException) -> None:
         """As `GroupCaller.abort`; only where all trainers are in one process."""

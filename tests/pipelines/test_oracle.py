@@ -342,7 +342,21 @@ def test_groups_end_where_one_trainer_does_up_to_rounding(run_pipeline: RunPipel
     three = run_pipeline(GENERATIVE, num_trainers=3, mode="exact_prefetch", trainers_per_group=2)
 
     assert_close(three, run_pipeline(GENERATIVE))
-    assert three.stages["max_staleness"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.contract
+def test_groups_on_ray_end_where_those_of_one_process_do_up_to_rounding(
+    run_pipeline: RunPipeline, ray_cluster: None
+):
+    pipeline = {"num_trainers": 3, "trainers_per_group": 2, "mode": "exact_prefetch"}
+    on_a_cluster, here = (
+        run_pipeline(GENERATIVE, EPOCHS_ON_RAY, again=True, cluster=cluster, **pipeline)
+        for cluster in (on_ray, in_process)
+    )
+
+    assert_close(on_a_cluster, here)
 
 
 @pytest.mark.slow

@@ -81,11 +81,7 @@ class Stages:
         """The same stages, with calls of trainers by the processes beside them, where there are any."""
         if not self.callers:
             return self
-        size = self.group_size
-        parts = [self.trainers[first : first + size] for first in range(0, len(self.trainers), size)]
-        pairs = zip(self.callers, parts, strict=True)
-        self.watch.get([caller.lead.remote(trainers) for caller, trainers in pairs])
-        return replace(self, by_group=ByGroup(self.callers, size, self.watch.get))
+        return replace(self, by_group=ByGroup(self.callers, self.trainers, self.group_size, self.watch.get))
 
     @property
     def actors(self) -> list[Any]:

@@ -1,17 +1,20 @@
 """How the driver's loop calls the trainers: each, or by groups, so that its work grows less with them.
 
     EachTrainer     driver ─► trainer 0, trainer 1, ...
-    ByGroup         driver ─► group 0 ─► trainer 0, trainer 1, ...      (`rayrec.actors.group_caller`)
-                           └► group 1 ─► ...
+    ByGroup         driver ─► group 0 ─► trainer 0, trainer 1, ...      (`rayrec.actors.leading`)
+                                └─► group 1 ─► trainer 8, ...
 
 Trainers get their calls in the order in which the driver makes them, either way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+FAN_OUT = 8
+"""Most groups that one group calls."""
 
 
 class TrainerCalls(Protocol):
@@ -60,42 +63,60 @@ class EachTrainer:
 
 
 class ByGroup:
-    """The trainers of a group by the process beside them."""
+    """The trainers of a group by the process beside them; of a tree of groups, the driver calls the first."""
 
-    def __init__(self, groups: Sequence[Any], group_size: int, get: Any) -> None:
+    def __init__(
+        self,
+        groups: Sequence[Any],
+        trainers: Sequence[Any],
+        group_size: int,
+        get: Callable[[list[Any]], Any],
+    ) -> None:
         """
         Args:
             get: waits for promises, as `Calls.get`.
         """
-        self._groups = groups
-        self._group_size = group_size
+        self._first = groups[0]
+        self.num_shares = len(groups)
         self._get = get
         self._number = 0
         """Of the next call: groups make their trainers' calls in this order."""
-
-    @property
-    def num_shares(self) -> int:
-        return len(self._groups)
+        starts = range(0, len(trainers), group_size)
+        of_group = [trainers[first : first + group_size] for first in starts]
+        get(
+            [
+                group.lead.remote(of_group[number], [(groups[below.start], len(below)) for below in parts])
+                for number, (group, parts) in enumerate(zip(groups, tree(len(groups)), strict=True))
+            ]
+        )
 
     def call(self, method: str, shares: Sequence[Any]) -> list[Any]:
-        number = self._next()
-        # In a list: the batch itself goes from the feature worker to the trainers.
-        return [
-            group.forward.remote(number, method, [share])
-            for group, share in zip(self._groups, shares, strict=True)
-        ]
+        # In a list: batches go from the feature worker to the trainers.
+        return [self._first.forward.remote(self._next(), method, list(shares))]
 
     def answers(self, kept: Sequence[Any]) -> list[Any]:
-        return [answer for of_group in kept for answer in of_group]
+        (answers,) = kept
+        return list(answers)
 
     def ask(self, method: str, ranks: Sequence[int]) -> list[Any]:
-        number = self._next()
-        asked = [
-            group.ask.remote(number, method, [rank for rank in ranks if rank // self._group_size == place])
-            for place, group in enumerate(self._groups)
-        ]
-        return [promise for promises in self._get(asked) for promise in promises]
+        (promises,) = self._get([self._first.ask.remote(self._next(), method, list(ranks))])
+        return list(promises)
 
     def _next(self) -> int:
         self._number += 1
         return self._number - 1
+
+
+def tree(num_groups: int) -> list[list[range]]:
+    """For each group, those below it, in the parts of which it calls the first group of each.
+
+    A part is contiguous, and parts are in order: what comes back is in the order of the groups.
+    """
+    below: list[list[range]] = [[] for _ in range(num_groups)]
+    waiting = [range(num_groups)]
+    while waiting:
+        first, *rest = part = waiting.pop()
+        size = -(-len(rest) // FAN_OUT)
+        below[first] = [part[at : at + size] for at in range(1, len(part), size)] if rest else []
+        waiting += below[first]
+    return below
