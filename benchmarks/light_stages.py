@@ -70,7 +70,7 @@ class LightActor:
     """What every actor of a run has."""
 
     def __init__(self, role: ActorRole) -> None:
-        self._started_s = 0.0
+        self._role = role
 
     def start_clock(self) -> None:
         pass
@@ -80,10 +80,6 @@ class LightActor:
 
     def stats(self) -> None:
         pass
-
-    def cpu_s(self) -> float:
-        """Processor's seconds of this process so far, of all its threads."""
-        return time.process_time()
 
 
 class LightReader(LightActor):

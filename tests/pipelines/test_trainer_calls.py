@@ -1,4 +1,4 @@
-"""Trainers that are called by their groups get calls in the order of the driver, which gets answers in theirs."""
+"""Trainers that groups call get calls in the order of the driver, and it gets answers in that of ranks."""
 
 from __future__ import annotations
 
