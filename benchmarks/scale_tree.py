@@ -13,8 +13,8 @@ measured, too, and left out. Bars:
 * `scale-tree-server`: the same for the server's processor time.
 
 `RAYREC_BENCH_ROWS` sets the most trainers, `RAYREC_BENCH_STEPS` the steps of one measurement. What was
-measured is written to `benchmarks/quality/scale-tree.json`, and drawn as `docs/images/scale-tree.svg` where matplotlib
-is installed. It takes half an hour.
+measured is written to `benchmarks/quality/scale-tree.json`, and drawn as `docs/images/scale-tree.svg` where
+matplotlib is installed. It takes half an hour.
 """
 
 from __future__ import annotations
