@@ -104,12 +104,19 @@ def test_order_of_ids_and_of_arrival_leaves_no_trace():
 
 
 def test_rows_keep_their_values_while_blocks_are_added(monkeypatch):
-    monkeypatch.setattr(records, "_BLOCK_BYTES", 256)  # eight rows
+    monkeypatch.setattr(records, "block_bytes", lambda memory: 256)  # eight rows
     table, ids_M = EmbeddingTable(CONFIG), np.arange(100)
     for step, part in enumerate(np.split(ids_M, 10)):
         table.apply(part, np.zeros((10, 3), dtype=np.float32), step)
     assert (table.lookup(ids_M) == initial(CONFIG, ids_M)).all()
     assert table.export().steps_M[np.argsort(table.export().ids_M)].tolist() == (ids_M // 10).tolist()
+
+
+@pytest.mark.parametrize("gib", [1, 24, 128, 1000, 4096, 24_000])
+def test_all_memory_of_a_machine_makes_few_enough_blocks_for_the_kernel(gib):
+    memory = gib * 2**30
+    assert memory / records.block_bytes(memory) <= 2**13
+    assert records.block_bytes(memory) <= max(16 * 2**20, memory / 2**12)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -18,8 +18,12 @@ from rayrec.embeddings.base.compiled import (
 )
 from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
+from rayrec.platform.memory import machine_bytes
 
-_BLOCK_BYTES = 16 * 2**20  # several huge pages; pages that no row has reached cost nothing
+_LEAST_BLOCK_BYTES = 16 * 2**20
+"""Several huge pages; pages that no row has reached cost nothing."""
+_MOST_BLOCKS = 2**13
+"""That all memory of a machine makes: a process may have 65,530 mappings by default (`vm.max_map_count`)."""
 _AHEAD = 16  # records asked for this many rows early
 
 
@@ -70,7 +74,7 @@ class Records(RecordAccess):
 
     def __init__(self, words: int) -> None:
         self._blocks: list[mmap.mmap] = []
-        shift = max(0, (_BLOCK_BYTES // (4 * words)).bit_length() - 1)
+        shift = max(0, (block_bytes(machine_bytes()) // (4 * words)).bit_length() - 1)
         self._block_bytes = (4 * words) << shift
         self.addresses = RowAddresses(np.empty(0, dtype=np.uint64), shift, words)
 
@@ -91,6 +95,11 @@ class Records(RecordAccess):
             if start < self._block_bytes:
                 block.madvise(mmap.MADV_DONTNEED, start, self._block_bytes - start)
             kept -= self._block_bytes
+
+
+def block_bytes(memory: int) -> int:
+    """Most bytes of a block of records, on a machine of so much memory."""
+    return max(_LEAST_BLOCK_BYTES, 1 << (memory // _MOST_BLOCKS).bit_length())
 
 
 def _new_block(num_bytes: int) -> mmap.mmap:
