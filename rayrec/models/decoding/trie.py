@@ -14,13 +14,19 @@ Axes: I items (leaves), L codes of an item.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numba import njit
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+from rayrec.platform.arrays import BoolArray, Int64Array
+
+IntArray = NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -124,24 +130,20 @@ class CodeTrie:
         if codes.min() < 0:
             position = int(np.argmax((codes < 0).any(axis=1)))
             raise ValueError(f"codes must not be negative, got {codes[position].tolist()} at item {position}")
-        order_I = np.lexsort(codes.T[::-1])
-        sorted_IL = codes[order_I]
+        num_codes = (codes.max(axis=0).astype(np.int64) + 1).tolist()
+        order_I, columns = _sorted(codes, num_codes)
         # True where a row starts a new prefix; a prefix that is new stays new at greater depths.
-        starts_I = np.zeros(len(codes), dtype=bool)
+        starts_I = np.zeros(len(codes), dtype=np.bool_)
         starts_I[0] = True
-        parent_I = np.zeros(len(codes), dtype=np.int64)
+        offsets, children, keys, first_leaves = [], [], [], [np.array([0, len(codes)])]
         num_parents = 1
-        offsets, children, first_leaves = [], [], [np.array([0, len(codes)])]
-        keys, num_codes = [], (codes.max(axis=0).astype(np.int64) + 1).tolist()
-        for depth, column_I in enumerate(sorted_IL.T):
-            starts_I[1:] |= column_I[1:] != column_I[:-1]
-            num_children_of = np.bincount(parent_I[starts_I], minlength=num_parents)
-            offsets.append(np.concatenate([[0], np.cumsum(num_children_of)]))
-            children.append(column_I[starts_I])
-            keys.append(parent_I[starts_I] * num_codes[depth] + column_I[starts_I])
-            first_leaves.append(np.append(np.flatnonzero(starts_I), len(codes)))
-            parent_I = np.cumsum(starts_I) - 1
-            num_parents = int(parent_I[-1]) + 1
+        for depth, column_I in enumerate(columns):
+            level = _level(column_I, starts_I, num_parents, num_codes[depth])
+            offsets.append(level[0])
+            children.append(level[1])
+            keys.append(level[2])
+            first_leaves.append(level[3])
+            num_parents = len(level[1])
         if num_parents < len(codes):
             raise ValueError(
                 f"{len(codes)} items have only {num_parents} distinct code tuples; "
@@ -173,4 +175,65 @@ class CodeTrie:
 
 
 def _tensor(array: np.ndarray) -> Tensor:
-    return torch.from_numpy(array.astype(np.int64))
+    return torch.from_numpy(array.astype(np.int64, copy=False))
+
+
+def _sorted(codes_IL: IntArray, num_codes: Sequence[int]) -> tuple[Int64Array, Iterator[Int64Array]]:
+    """Positions in the order of their tuples, equal ones as they come; and each level in that order.
+
+    Args:
+        num_codes: one more than the largest code of each level.
+    """
+    widths = [(size - 1).bit_length() for size in num_codes]
+    position_bits = len(codes_IL).bit_length()
+    if sum(widths) + position_bits > 63:
+        order_I = np.lexsort(codes_IL.T[::-1])
+        return order_I, (codes_I[order_I].astype(np.int64) for codes_I in codes_IL.T)
+    # A tuple and its position in one number: sorting those takes a fifth of sorting tuples, and nothing is
+    # looked up at random, which takes as long again for ten million.
+    packed_I = np.zeros(len(codes_IL), dtype=np.int64)
+    for codes_I, width in zip(codes_IL.T, widths, strict=True):
+        packed_I <<= width
+        packed_I |= codes_I
+    packed_I <<= position_bits
+    packed_I |= np.arange(len(codes_IL))
+    packed_I.sort()
+    below = [position_bits + sum(widths[level + 1 :]) for level in range(len(widths))]
+    columns = ((packed_I >> shift) & ((1 << width) - 1) for shift, width in zip(below, widths, strict=True))
+    return packed_I & ((1 << position_bits) - 1), columns
+
+
+@njit(nogil=True, cache=True)
+def _level(
+    column_I: Int64Array, starts_I: BoolArray, num_parents: int, num_codes: int
+) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
+    """The nodes of one more depth, of rows in the order of their codes.
+
+    Args:
+        column_I: the code that leads there.
+        starts_I: where a node of the depth before begins; on return, of this one.
+        num_codes: one more than the largest code.
+
+    Returns:
+        Offsets of each parent's nodes, codes, keys and first leaves, as in `CodeTrie`.
+    """
+    num_nodes = 0
+    for i in range(len(column_I)):
+        num_nodes += starts_I[i] or column_I[i] != column_I[i - 1]
+    offsets = np.empty(num_parents + 1, dtype=np.int64)
+    codes, keys = np.empty(num_nodes, dtype=np.int64), np.empty(num_nodes, dtype=np.int64)
+    first_leaves = np.empty(num_nodes + 1, dtype=np.int64)
+    node, parent = -1, -1
+    for i in range(len(column_I)):
+        is_new_parent = starts_I[i]
+        if is_new_parent or column_I[i] != column_I[i - 1]:
+            node += 1
+            if is_new_parent:
+                parent += 1
+                offsets[parent] = node
+            codes[node] = column_I[i]
+            keys[node] = parent * num_codes + column_I[i]
+            first_leaves[node] = i
+            starts_I[i] = True
+    offsets[num_parents], first_leaves[num_nodes] = num_nodes, len(column_I)
+    return offsets, codes, keys, first_leaves

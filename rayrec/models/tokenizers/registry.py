@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.models.tokenizers.code_tuples import tuple_groups
+from rayrec.models.tokenizers.code_tuples import num_distinct_tuples
 from rayrec.models.tokenizers.report import level_statistics
 from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
 from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
+from rayrec.platform.deduplication import num_distinct
 from rayrec.platform.errors import InputError
 
 FILES = SavedPair(
@@ -96,12 +97,12 @@ class SemanticIdRegistry:
                 f"item {self.item_ids_I[position]} has the codes {codes[position].tolist()}, "
                 f"outside the level sizes {sizes.tolist()}"
             )
-        for name, num_distinct in (
-            ("item ids", len(np.unique(self.item_ids_I))),
-            ("code tuples", len(tuple_groups(codes)[1])),
+        for name, found in (
+            ("item ids", num_distinct(self.item_ids_I)),
+            ("code tuples", num_distinct_tuples(codes, self.level_sizes)),
         ):
-            if num_distinct < len(codes):
-                raise ValueError(f"{len(codes)} items have only {num_distinct} distinct {name}")
+            if found < len(codes):
+                raise ValueError(f"{len(codes)} items have only {found} distinct {name}")
 
     @property
     def num_items(self) -> int:

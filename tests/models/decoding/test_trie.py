@@ -47,6 +47,21 @@ def test_walking_an_items_codes_ends_at_that_item(tuples, random):
         assert trie.num_nodes(depth + 1) == len({codes[: depth + 1] for codes in tuples})
 
 
+@given(
+    st.sets(st.tuples(*[st.integers(0, 6)] * 4), min_size=1, max_size=40), st.randoms(use_true_random=False)
+)
+def test_codes_that_do_not_fit_into_one_number_make_the_same_tree(tuples, random):
+    tuples = sorted(tuples)
+    random.shuffle(tuples)
+    codes_IL = np.array(tuples, dtype=np.int64)
+    small, large = CodeTrie.from_codes(codes_IL), CodeTrie.from_codes(codes_IL << 20)
+
+    assert [codes.tolist() for codes in large.child_codes] == [(c << 20).tolist() for c in small.child_codes]
+    assert [each.tolist() for each in large.child_offsets] == [each.tolist() for each in small.child_offsets]
+    assert [each.tolist() for each in large.first_leaves] == [each.tolist() for each in small.first_leaves]
+    assert large.leaf_items_I.tolist() == small.leaf_items_I.tolist()
+
+
 def test_items_that_share_a_tuple_are_refused_and_counted():
     with pytest.raises(ValueError, match="4 items have only 2 distinct code tuples"):
         CodeTrie.from_codes(torch.tensor([[1, 2], [1, 2], [3, 4], [1, 2]]))
