@@ -205,20 +205,20 @@ def _find_after_all(events: Events, totals: _Totals) -> None:
 
     def duplicate(row: int) -> str:
         user, item, time = (log.table[name][row].as_py() for name in ("user_id", "item_id", "timestamp"))
-        return f"{log.where(row)}: user {user!r} has item {item!r} at {time} a second time"
+        return f"user {user!r} has item {item!r} at {time} a second time"
 
     def short(row: int) -> str:
-        return f"{log.where(row)}: user {log.table['user_id'][row].as_py()!r} has only this event"
+        return f"user {log.table['user_id'][row].as_py()!r} has only this event"
 
-    findings.add("duplicates", totals.duplicates, totals.first_duplicate, duplicate)
-    findings.add("short-users", totals.short_users, totals.first_short, short)
+    findings.add("duplicates", totals.duplicates, totals.first_duplicate, log.where, duplicate)
+    findings.add("short-users", totals.short_users, totals.first_short, log.where, short)
     items, cold_rows = events.raw.items, _cold_rows(events, totals)
     if items is not None and len(cold_rows):
 
         def cold(row: int) -> str:
-            return f"{items.where(row)}: item {items.table['item_id'][row].as_py()!r} has no interactions"
+            return f"item {items.table['item_id'][row].as_py()!r} has no interactions"
 
-        findings.add("cold-items", len(cold_rows), int(cold_rows[0]), cold)
+        findings.add("cold-items", len(cold_rows), int(cold_rows[0]), items.where, cold)
 
 
 def _cold_rows(events: Events, totals: _Totals) -> Int64Array:
