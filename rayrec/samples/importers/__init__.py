@@ -7,6 +7,7 @@ the group `rayrec.importers`: docs/guides/add-an-importer.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rayrec.platform.errors import InputError
@@ -34,6 +35,15 @@ _LAST = "events"
 """Recognizes any table, so `auto` tries it after all others, those of other packages included."""
 
 
+@dataclass(frozen=True)
+class RecognizedSource:
+    """A source, and the importer that reads it."""
+
+    path: Path
+    layout: str
+    importer: Importer
+
+
 def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, str]:
     """Read a source in the layout that is configured or recognized.
 
@@ -42,6 +52,19 @@ def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, s
 
     Raises:
         InputError: nothing there, no layout fits, or a file is not as its layout says.
+    """
+    found = recognize(source, config)
+    tables = found.importer.read(found.path, config)
+    if config.columns:
+        check_columns(tables, config)
+    return keep_apart(tables), found.layout
+
+
+def recognize(source: str | Path, config: PrepareConfig) -> RecognizedSource:
+    """Find the importer of a source: that of the configured layout, or the first that recognizes it.
+
+    Raises:
+        InputError: nothing there, no layout fits, or a setting has no effect on the layout.
     """
     path = Path(source)
     layouts = _layouts() if config.layout == "auto" else iter([(config.layout, _checked(config.layout))])
@@ -61,10 +84,7 @@ def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, s
                     f"{option('names')} has no effect on the layout {layout}, whose files say what their "
                     "columns are; leave it out"
                 )
-            tables = settings.read(path, config)
-            if config.columns:
-                check_columns(tables, config)
-            return keep_apart(tables), layout
+            return RecognizedSource(path, layout, settings)
         expected.append(importer.EXPECTS)
     raise InputError(f"{path}: no known layout; expected {', '.join(expected)}; found {files_of(path)}")
 

@@ -84,18 +84,48 @@ class DelimitedFile:
                 notes.append("double quotes are ordinary signs, since some are not closed")
         return cls(path, columns, names is None, delimiter, quoted, num_rows, tuple(notes))
 
-    def read(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def spans(self, num_bytes: int) -> list[tuple[int, int]]:
+        """The file in spans of whole lines, (first byte, byte after the last), of about so many bytes each.
+
+        One that is packed, or in which a value may reach over the end of a line, is a single span.
+        """
+        size = self.path.stat().st_size
+        if self.quoted or self.path.suffix == ".gz":
+            return [(0, size)]
+        starts = [0]
+        with self.path.open("rb") as file:
+            while starts[-1] + num_bytes < size:
+                file.seek(starts[-1] + num_bytes)
+                file.readline()
+                starts.append(file.tell())
+        stops = [*starts[1:], size]
+        return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
+
+    def read(
+        self, columns: Sequence[str] | None = None, span: tuple[int, int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Read these columns, or all, as text, in batches.
+
+        Args:
+            span: one of `spans`; None: the whole file.
 
         Raises:
             InputError: a row has too many or too few values, or the file is not in UTF-8.
         """
         seen = 0
+        source: Path | pa.BufferReader = self.path
+        if span is not None and span != (0, self.path.stat().st_size):
+            with self.path.open("rb") as file:
+                file.seek(span[0])
+                source = pa.BufferReader(file.read(span[1] - span[0]))
+        is_first = span is None or span[0] == 0
         try:
             reader = pa_csv.open_csv(
-                self.path,
+                source,
                 read_options=pa_csv.ReadOptions(
-                    column_names=self.columns, skip_rows=int(self.has_header), block_size=_BLOCK_BYTES
+                    column_names=self.columns,
+                    skip_rows=int(self.has_header and is_first),
+                    block_size=_BLOCK_BYTES,
                 ),
                 parse_options=pa_csv.ParseOptions(
                     delimiter=self.delimiter,

@@ -127,8 +127,9 @@ class Findings:
             if kind in self.found and kind not in allowed:
                 one = self.found[kind]
                 number = f" ({one.count:,} {counted})" if counted else ""
+                place = one.where(one.row)
                 sentences.append(
-                    f"{one.where(one.row)}: {one.describe(one.row)}{number}; {_ADVICE[kind]}, or allow {kind} "
+                    f"{place}: {one.describe(one.row)}{number}; {_ADVICE[kind]}, or allow {kind} "
                     f"(--allow {kind}) to {effect}"
                 )
         if len(sentences) > 1:
