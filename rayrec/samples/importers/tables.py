@@ -306,22 +306,32 @@ class OpenTable:
             if file.text is not None
             for note in file.text.notes
         )
-        kinds = {name: None if name in self.as_text else types.kind_of(name) for name in types.fitting}
+        # A column of texts in Parquet is one of texts, whatever text files have in it.
+        texts = {
+            field_.name
+            for file in self.files
+            if file.text is None
+            for field_ in file.schema
+            if pa.types.is_string(field_.type) and field_.name not in file.folders
+        }
+        kinds = {
+            name: None if name in self.as_text | texts else types.kind_of(name) for name in types.fitting
+        }
         if commas := [name for name, kind in kinds.items() if kind == DECIMAL_COMMA]:
             notes[f"decimal commas in {', '.join(commas)}"] = None
         if unclear := [name for name in types.unclear() if name not in self.as_text]:
             notes[f"{', '.join(unclear)} kept as text: its commas may separate decimals or thousands"] = None
         notes |= dict.fromkeys(f"{name} ignored: no table" for name in self.others)
         empty = [_typed(file.schema.empty_table().select(self.names), kinds) for file in self.files]
-        texts = frozenset(
+        ids = frozenset(
             name
             for name in self.as_text & set(self.names)
             if any(pa.types.is_string(one.schema.field(name).type) for one in empty)
             and any(pa.types.is_integer(one.schema.field(name).type) for one in empty)
         )
-        empty = [_as_texts(one, texts) for one in empty]
+        empty = [_as_texts(one, ids) for one in empty]
         table = joined(empty, [file.path.name for file in self.files], self.label)
-        return TableForm(kinds, texts, table.schema, tuple(notes))
+        return TableForm(kinds, ids, table.schema, tuple(notes))
 
     def in_form(self, rows: pa.Table, form: TableForm) -> pa.Table:
         """Rows of one file with columns as the form has them, not yet of the types that all files fit."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,10 +21,12 @@ from rayrec.samples.base.event_labels import LABEL_TYPE
 from rayrec.samples.importers.tables import RawTable, RawTables
 from rayrec.samples.prepare.catalog import with_titles_of_log
 from rayrec.samples.prepare.findings import Findings
-from rayrec.samples.prepare.ids import IdTable, assign_ids, ids_alike, plain_spelling
+from rayrec.samples.prepare.ids import IdTable, assign_ids
+from rayrec.samples.prepare.key_comparison import KeysCompared, NumbersAlike, SpellingsCompared
 from rayrec.samples.prepare.times import TextForm, TimesSeen, described_time, times_of
 
 EVENT_COLUMNS = ("user_id", "item_id", "timestamp", "behavior")
+ID_COLUMNS = ("user_id", "item_id")
 SOURCE_ROW = "__row"
 
 
@@ -72,7 +73,7 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
     for entity, described_by in (("item", items), ("user", users)):
         for raw_table, table in ((log, source), (described_by, described_by and described_by.table)):
             if raw_table is not None and table is not None:
-                _add_alike(raw_table, table, f"{entity}_id", findings)
+                add_alike(raw_table.file, table[f"{entity}_id"], f"{entity}_id", findings)
     items = _compared(log, source, items, "item", findings)
     users = _compared(log, source, users, "user", findings)
     titles_of_log = ""
@@ -216,8 +217,8 @@ def check_rows(
     findings, num_rows = Findings(), len(log.table)
     trimmed = 0
     wrong_R = np.zeros(num_rows, dtype=bool)
-    for name in ("user_id", "item_id"):
-        log, count = _trimmed(log, name)
+    for name in ID_COLUMNS:
+        log, count = trimmed_ids(log, name)
         trimmed += count
         wrong_R |= _without_ids(log, name, findings, wrong_R)
     if order_is_time:
@@ -295,7 +296,7 @@ def _ids(log: pa.Table, described: RawTable | None, entity: str) -> tuple[IdTabl
     return assign_ids([table[f"{entity}_id"] for table in tables], entity)
 
 
-def _trimmed(raw: RawTable, name: str) -> tuple[RawTable, int]:
+def trimmed_ids(raw: RawTable, name: str) -> tuple[RawTable, int]:
     """A table without blanks around its ids, and how many ids had some."""
     column = raw.table[name]
     if not pa.types.is_string(column.type):
@@ -335,7 +336,7 @@ def described(raw: RawTable | None, entity: str, findings: Findings) -> tuple[Ra
     if raw is None:
         return None, 0
     name = f"{entity}_id"
-    raw, trimmed = _trimmed(raw, name)
+    raw, trimmed = trimmed_ids(raw, name)
     lacks_R = _without_ids(raw, name, findings)
     keys_R = raw.table[name].to_pandas()
     repeated_R = keys_R.duplicated().to_numpy() & ~lacks_R
@@ -358,50 +359,38 @@ def _of_rows(raw: RawTable, rows: Int64Array) -> RawTable:
 def _compared(
     log: RawTable, source: pa.Table, described: RawTable | None, entity: str, findings: Findings
 ) -> RawTable | None:
-    """A table of items or users whose notes say how many of the log's ids it has, where it is not all.
-
-    Ids that are written in two ways are found: none of the table is in the log, or some would meet if `00012`
-    were `12`, `12.0` or an upper case the same as without.
-    """
+    """A table of items or users whose notes say how many of the log's ids it has, where it is not all."""
     name = f"{entity}_id"
     if described is None or not len(described.table) or not len(source):
         return described
     here = pc.unique(source[name].cast(pa.string()))
     there = described.table[name].cast(pa.string()).combine_chunks()
-    alone_here = here.filter(pc.invert(pc.is_in(here, value_set=there)))
-    alone_there = there.filter(pc.invert(pc.is_in(there, value_set=here)))
-    if not len(alone_here) or not len(alone_there):
-        return described
-    shown, shown_log = Path(described.file).name, Path(log.file).name
-    plain_here, plain_there = plain_spelling(alone_here), plain_spelling(alone_there)
-    at_there = pc.index_in(plain_there, value_set=plain_here)
-    num_alike = len(pc.unique(at_there.drop_null()))
-    if num_alike:
-        first = int(np.argmax(at_there.is_valid().to_numpy(zero_copy_only=False)))
-        one, other = alone_there[first].as_py(), alone_here[at_there[first].as_py()].as_py()
-        why = f"{num_alike:,} of its {entity} ids differ from the log's only in how they are written"
-    else:
-        one, other = alone_there[0].as_py(), alone_here[0].as_py()
-    if len(alone_there) == len(there):
-        why = f"none of its {len(there):,} {entity} ids is in the log"
-    if num_alike or len(alone_there) == len(there):
-        text, file = f"{why}: {one!r} there, {other!r} in {log.file}", described.file
-        findings.add("unmatched-ids", max(num_alike, 1), 0, lambda row: file, lambda row: text)
-    note = (
-        f"has {len(here) - len(alone_here):,} of the log's {len(here):,} {entity} ids: {one!r} is in {shown} "
-        f"alone, {other!r} in {shown_log} alone"
+    compared, alone_here, alone_there = KeysCompared.of(
+        here, np.arange(len(here)), there, np.arange(len(there))
     )
-    return replace(described, notes=(*described.notes, note))
+    spellings = SpellingsCompared.of(alone_here, alone_there)
+    return with_comparison(described, compared, spellings, entity, log.file, findings)
 
 
-def _add_alike(raw: RawTable, table: pa.Table, name: str, findings: Findings) -> None:
+def with_comparison(
+    described: RawTable,
+    compared: KeysCompared,
+    spellings: SpellingsCompared,
+    entity: str,
+    log: str,
+    findings: Findings,
+) -> RawTable:
+    """A table of items or users whose notes say how its ids compare with the log's; ids that are written in
+    two ways are found."""
+    compared.find(findings, spellings, entity, described.file, log)
+    note = compared.note(spellings, entity, described.file, log)
+    return described if note is None else replace(described, notes=(*described.notes, note))
+
+
+def add_alike(file: str, column: pa.ChunkedArray, name: str, findings: Findings) -> None:
     """Find ids of one column that are the same number, and two ids."""
-    found = ids_alike(pc.unique(table[name]))
-    if found is None:
-        return
-    count, (one, other) = found
-    text = f"{name} has {one!r} and {other!r}, which are two ids"
-    findings.add("ids-alike", count, 0, lambda row: raw.file, lambda row: text)
+    keys = pc.unique(column)
+    NumbersAlike.of(keys, np.arange(len(keys))).find(findings, file, name)
 
 
 def _codes(raw: RawTable, label: Label) -> tuple[Int64Array, tuple[str, ...]]:
