@@ -1,5 +1,7 @@
 """Preparation in tasks gives what one process gives, whatever the pieces and partitions are."""
 
+import errno
+import pickle
 from datetime import UTC, datetime
 from functools import partial
 
@@ -11,10 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import strategies
 
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, NoRoomError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.prepare.distributed import spill
 from rayrec.samples.prepare.distributed.run import TaskSizes, prepare_distributed
+from rayrec.samples.prepare.distributed.tasks import run_tasks_locally
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import random_events, write_source
 
@@ -324,3 +328,161 @@ def test_any_log(tmp_path_factory, rows, split, clean, described):
             pa.table({"item_id": pa.array(described, pa.string())}), folder / "log" / "items.parquet"
         )
     same(folder, folder / "log", split=split, clean=clean)
+
+
+# Interruptions
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def killed_after(num_tasks):
+    """`RunTasks` of a process that is killed when so many tasks are done."""
+    left = num_tasks
+
+    def run_tasks(task, shared, arguments):
+        nonlocal left
+        for index, result in run_tasks_locally(task, shared, arguments):
+            if left == 0:
+                raise Killed
+            left -= 1
+            yield index, pickle.loads(pickle.dumps(result))
+
+    return run_tasks
+
+
+def described_log(folder):
+    events = random_events(25, 20)
+    users = {"user_id": [f"u{number}" for number in range(30)], "age": list(range(30))}
+    titles = [f"Title {number % 4} of {event[1]}" for number, event in enumerate(events)]
+    source = write_source(folder, events, users=users)
+    pq.write_table(
+        pa.table(columns_of(events, title=titles)), source / "interactions.parquet", row_group_size=20
+    )
+    return source
+
+
+def test_a_preparation_that_is_killed_anywhere_goes_on_and_ends_the_same(tmp_path):
+    source, sizes = described_log(tmp_path / "log"), SIZES[1]
+    config = PrepareConfig.parse(SMALL_FILES | {"split": "time", "clean": True, "num_partitions": 3})
+    expected = prepare(source, tmp_path / "one", config).manifest
+    num_tasks = 0
+    while True:
+        out = tmp_path / f"many{num_tasks}"
+        try:
+            prepare_distributed(source, out, config, killed_after(num_tasks), sizes=sizes)
+            break
+        except Killed:
+            assert not out.exists()
+        with pytest.raises(InputError, match="was interrupted has got this far; go on with it"):
+            prepare_distributed(source, out, config, sizes=sizes)
+        done = []
+
+        def run_tasks(task, shared, arguments, done=done):
+            for found in run_tasks_locally(task, shared, arguments):
+                done.append(found)
+                yield found
+
+        again = prepare_distributed(source, out, config, run_tasks, resume=True, sizes=sizes)
+        assert again.manifest == expected
+        assert Dataset.open(out).manifest == expected
+        num_tasks += 1
+        if num_tasks == 1:
+            all_tasks = len(done) + 1
+        assert len(done) <= all_tasks - num_tasks
+    assert num_tasks > 15
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_another_log_or_other_settings_are_not_gone_on_with(tmp_path):
+    source, sizes = described_log(tmp_path / "log"), SIZES[1]
+    config = PrepareConfig.parse({"clean": True})
+    with pytest.raises(Killed):
+        prepare_distributed(source, tmp_path / "data", config, killed_after(3), sizes=sizes)
+    again = partial(prepare_distributed, source, tmp_path / "data", resume=True, sizes=sizes)
+    with pytest.raises(InputError, match="seed is 1, but the interrupted preparation began with 0"):
+        again(config.model_copy(update={"seed": 1}))
+    table = pq.read_table(source / "users.parquet")
+    pq.write_table(table.slice(1), source / "users.parquet")
+    with pytest.raises(InputError, match=r"users.parquet: the file has changed since the interrupted"):
+        again(config)
+
+
+def test_a_file_that_changes_meanwhile_is_refused(tmp_path):
+    source = described_log(tmp_path / "log")
+    table = pq.read_table(source / "interactions.parquet")
+
+    def run_tasks(task, shared, arguments):
+        for found in run_tasks_locally(task, shared, arguments):
+            yield found
+            pq.write_table(table.slice(1), source / "interactions.parquet", row_group_size=20)
+
+    with pytest.raises(
+        InputError, match=r"interactions.parquet: the file has changed since preparation began"
+    ):
+        prepare_distributed(source, tmp_path / "data", None, run_tasks, sizes=SIZES[1])
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+@pytest.mark.parametrize("after", [0, 3, 9, 15])
+def test_a_full_disk_ends_it_in_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, after):
+    source = described_log(tmp_path / "log")
+    opened, left = pa.OSFile, after
+
+    def full(path, mode):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return opened(path, mode)
+
+    monkeypatch.setattr(spill.pa, "OSFile", full)
+    (tmp_path / "spill").mkdir()
+    with pytest.raises(NoRoomError, match=r"its disk is full .*; make room there, or name another"):
+        prepare_distributed(
+            source, tmp_path / "data", PrepareConfig(clean=True), spill=tmp_path / "spill", sizes=SIZES[1]
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "spill"]
+    assert not list((tmp_path / "spill").iterdir())
+
+
+def test_a_user_with_more_events_than_a_process_takes_is_refused_by_name(tmp_path):
+    events = [*random_events(25, 20), *(("robot", f"i{number}", number) for number in range(90))]
+    source = in_parts(tmp_path / "log", columns_of(events))
+    sizes = TaskSizes(40, 100, 30, largest_partition_rows=80)
+    with pytest.raises(InputError, match=r"user 'robot' has 90 of the .* events; one process orders"):
+        prepare_distributed(source, tmp_path / "data", PrepareConfig(clean=True), sizes=sizes)
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
+
+
+def test_two_preparations_of_one_data_set_are_refused(tmp_path):
+    source = described_log(tmp_path / "log")
+    config = PrepareConfig(clean=True)
+
+    def run_tasks(task, shared, arguments):
+        with pytest.raises(InputError, match="another process prepares this data set at the moment"):
+            prepare_distributed(source, tmp_path / "data", config, resume=True, sizes=SIZES[1])
+        return run_tasks_locally(task, shared, arguments)
+
+    prepare_distributed(source, tmp_path / "data", config, run_tasks, sizes=SIZES[1])
+
+
+def test_a_layout_that_is_read_by_one_process_is_refused(tmp_path):
+    (tmp_path / "log.txt").write_text("1 5 6 7\n2 5 7\n")
+    with pytest.raises(InputError, match="is read by one process; prepare it without Ray"):
+        prepare_distributed(tmp_path / "log.txt", tmp_path / "data")
+
+
+@pytest.mark.ray
+def test_tasks_on_ray_write_the_same(ray_cluster, tmp_path):
+    from rayrec.samples.prepare.distributed.ray_tasks import run_tasks_on_ray
+
+    source = described_log(tmp_path / "log")
+    config = PrepareConfig.parse(SMALL_FILES | {"num_partitions": 3, "clean": True})
+    expected = prepare(source, tmp_path / "one", config).manifest
+    found = prepare_distributed(source, tmp_path / "many", config, run_tasks_on_ray, sizes=SIZES[1])
+    assert found.manifest == expected
+    pq.write_table(pa.table(columns_of([("u1", [1], 5)])), source / "interactions.parquet")
+    with pytest.raises(InputError, match="column item_id has the type list"):
+        prepare_distributed(source, tmp_path / "more", config, run_tasks_on_ray, sizes=SIZES[1])

@@ -55,6 +55,11 @@ class RowsJob:
     """Whether the split needs to know how many events each day has."""
     folder: Path
 
+    @property
+    def code(self) -> str:
+        """Part of the names of files, as ids of other kinds give other files."""
+        return "".join(self.kinds[entity][0] for entity in ENTITIES)
+
     def events_file(self, table: str) -> Path:
         """The events of a table of rows, by its name."""
         return self.folder / f"events-{table}.arrow"
@@ -137,7 +142,7 @@ def spill_piece(job: RowsJob, number: int) -> SpilledRows:
     first_row = job.form.first_row(number)
     done = 0
     for at, table in enumerate(in_tables(job.form.read(job.log, piece), job.table_rows)):
-        found.merge(_spill_table(job, table, f"{number:06}-{at:03}", first_row + done), done)
+        found.merge(_spill_table(job, table, f"{job.code}-{number:06}-{at:03}", first_row + done), done)
         done += len(table)
         if found.not_integers:
             break

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
@@ -147,6 +148,31 @@ def prepare_distributed(
     opened = _Opened.open(source, config, sizes)
     with WorkFolder.open(out, spill, opened.plan(config, sizes), resume) as work:
         return _Preparation(opened, out, config, run_tasks, progress, work, sizes).run()
+
+
+def about_events(source: str | Path, config: PrepareConfig) -> int | None:
+    """About how many events a source has, by the footers and sizes of its files; None of one whose layout is
+    read by one process.
+
+    Raises:
+        InputError: nothing is there that can be read.
+    """
+    recognized = recognize(source, config)
+    found = recognized.importer.find(recognized.path, config)
+    if found is None:
+        return None
+    logs = found.log.values() if isinstance(found.log, Mapping) else [found.log]
+    total = 0
+    for file in (file for log in logs for file in table_files(log)):
+        if file.suffix == ".parquet":
+            total += pq.read_metadata(file).num_rows
+        else:
+            total += file.stat().st_size // (_PACKED_BYTES if file.suffix == ".gz" else _TEXT_BYTES)
+    return total
+
+
+_TEXT_BYTES, _PACKED_BYTES = 30, 8
+"""Of an event in a text file, about."""
 
 
 @dataclass(frozen=True)
@@ -389,7 +415,7 @@ class _Preparation:
                 break
             except _OtherKindsError as error:
                 # Only all rows tell; most logs tell in the first piece.
-                self._work.remove_spilled("*.arrow")
+                self._work.remove_spilled(f"*-{job.code}-*.arrow")
                 kinds |= dict.fromkeys(error.entities, "string")
         for entity in ENTITIES:
             if kinds[entity] == "integer":
@@ -410,7 +436,7 @@ class _Preparation:
             done += job.form.rows[index]
             self._progress("reading", done, job.form.num_rows)
 
-        stage = "rows" + "".join(f"-{kind}" for kind in job.kinds.values())
+        stage = f"rows-{job.code}"
         numbers = list(range(len(job.log.pieces)))
         found = self._work.run(stage, self._run_tasks, spill_piece, job, numbers, on_result)
         spilled = SpilledRows(RowTally(TimesSeen(self._config.time_unit)))
@@ -519,9 +545,9 @@ class _Preparation:
         user = max(counts, key=counts.__getitem__)
         key = self._values(catalog.rows.form, rows[user])["user_id"]
         raise InputError(
-            f"{catalog.rows.log.label}: user {key!r} has {counts[user]:,} of the {int(rows_P.sum()):,} events; "
-            f"one process orders the events of a user, and takes {limit:,} at most; leave this user out, or all "
-            "but the latest events"
+            f"{catalog.rows.log.label}: user {key!r} has {counts[user]:,} of the {int(rows_P.sum()):,} "
+            f"events; one process orders the events of a user, and takes {limit:,} at most; leave this user "
+            "out, or all but the latest events"
         )
 
     def _build_items(
