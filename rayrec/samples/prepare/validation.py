@@ -71,9 +71,10 @@ def validate(raw: RawTables, config: PrepareConfig) -> Events:
     items, trimmed_items = described(raw.items, "item", findings)
     users, trimmed_users = described(raw.users, "user", findings)
     for entity, described_by in (("item", items), ("user", users)):
-        for raw_table, table in ((log, source), (described_by, described_by and described_by.table)):
-            if raw_table is not None and table is not None:
-                add_alike(raw_table.file, table[f"{entity}_id"], f"{entity}_id", findings)
+        name = f"{entity}_id"
+        add_alike(log.file, source[name], name, findings)
+        if described_by is not None:
+            add_alike(described_by.file, described_by.table[name], name, findings)
     items = _compared(log, source, items, "item", findings)
     users = _compared(log, source, users, "user", findings)
     titles_of_log = ""

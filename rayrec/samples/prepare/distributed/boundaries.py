@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from rayrec.samples.prepare.distributed.rows import DAY_US
 from rayrec.samples.prepare.distributed.spill import read_partitions
@@ -93,5 +94,5 @@ UNITS = (_SECOND_US, 1)
 FIRST_UNIT = DAY_US
 
 
-def _times(path: Path, num_partitions: int) -> Iterator:  # type: ignore[type-arg]
+def _times(path: Path, num_partitions: int) -> Iterator[pa.Table]:
     return read_partitions([path], 0, num_partitions, ["timestamp"])

@@ -124,9 +124,11 @@ class OpenLog:
             InputError: a file cannot be read, has other columns than the first, or one is missing that a log
                 needs.
         """
-        parts: dict[int | None, Path | Sequence[Path]] = {None: found.log}  # type: ignore[dict-item]
+        parts: dict[int | None, Path | Sequence[Path]] = {}
         if isinstance(found.log, Mapping):
-            parts = dict(found.log)
+            parts |= {part: path for part, path in found.log.items()}
+        else:
+            parts[None] = found.log
         sections = tuple(_Section(*open_log(path, config), part) for part, path in parts.items())
         pieces = tuple(
             LogPiece(number, at, piece, num_rows)

@@ -110,12 +110,12 @@ class TaskSizes:
 
     piece_rows: int = 2_000_000
     """Rows of a piece of Parquet, about."""
-    table_rows: int = 1_000_000
+    table_rows: int = 2_000_000
     """Rows that are checked and spilled at once."""
-    partition_rows: int = 1_500_000
-    """Events of a partition of users, on average, at most."""
-    largest_partition_rows: int = 6_000_000
-    """Events of one partition, with which a process takes some 2 GB."""
+    partition_rows: int = 2_500_000
+    """Events of a partition of users, on average, at most; some 140 bytes each."""
+    largest_partition_rows: int = 10_000_000
+    """Events of one partition, which has more than others if it has a user with very many."""
     counter_rows: int = 4_000_000
     """Counters of items, or keys, that are merged at once."""
 
@@ -284,7 +284,7 @@ class _Preparation:
         spilled.tally.refuse(raw_log, self._findings, config)
         for kind, one in sides.found.items():
             self._findings.add(kind, one.count, one.row, one.where, one.describe)
-        num_compared = {"item": _num_rows(items), "user": _num_rows(users)}
+        num_compared: dict[Entity, int] = {"item": _num_rows(items), "user": _num_rows(users)}
         titles_of_log = ""
         if "title" in form.schema.names:
             items, titles_of_log = merge_titles(raw_log, self._titles(rows), items)

@@ -18,6 +18,7 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import LABELS, UNKNOWN, Label
 from rayrec.samples.dataset.manifest import Entity, IdKind
 from rayrec.samples.prepare.catalog import user_table
+from rayrec.samples.prepare.distributed.files import Kind
 from rayrec.samples.prepare.distributed.keys import Described, KeysFound, LogKeys, compare_keys
 from rayrec.samples.prepare.distributed.rows import RowsJob, SpilledTable
 from rayrec.samples.prepare.distributed.spill import read_partitions, write_partitions, write_rows
@@ -121,7 +122,7 @@ class UsersBuilt:
     """What is known of a partition of users that is done."""
 
     totals: SequenceTotals
-    rows: Mapping[str, int]
+    rows: Mapping[Kind, int]
     """Rows of the table of users, and of the files of training, history, validation and test."""
     num_counts: int
     """Rows of counters of items."""
@@ -166,7 +167,7 @@ def build_users(job: UsersJob, partition: int) -> UsersBuilt:
     write_rows(catalog.users_file(partition), users)
     written = sequences.drop_columns(list(_NOT_WRITTEN))
     write_rows(catalog.sequences_file(partition), written)
-    rows = {
+    rows: dict[Kind, int] = {
         "users": len(users),
         "history": len(sequences),
         "train": int(np.count_nonzero(sequences["num_train"].to_numpy())),
