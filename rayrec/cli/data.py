@@ -52,7 +52,7 @@ TimeUnitOption = Annotated[
 
 @command(app, "prepare")
 def prepare_command(
-    source: Annotated[Path, typer.Argument(help="Folder or file with the behavior log.")],
+    source: Annotated[str, typer.Argument(help="Folder or file with the behavior log, or its URL.")],
     out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the data set to write.")],
     layout: Annotated[
         str,
@@ -169,7 +169,7 @@ _LARGE_LOG = 5_000_000
 
 
 def _prepared(
-    source: Path,
+    source: str,
     out: Path,
     config: PrepareConfig,
     use_ray: bool | None,

@@ -1,10 +1,12 @@
 """Preparation in tasks gives what one process gives, whatever the pieces and partitions are."""
 
 import errno
+import gzip
 import pickle
 from datetime import UTC, datetime
 from functools import partial
 
+import fsspec
 import hypothesis
 import numpy as np
 import pyarrow as pa
@@ -300,6 +302,37 @@ def test_a_folder_of_mixed_columns_is_refused_by_file(tmp_path):
 
 def test_a_log_without_events_is_refused(tmp_path):
     assert "no events in it" in same(tmp_path, write_source(tmp_path / "log", []))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "csv", "csv.gz"])
+def test_a_source_may_be_a_url(tmp_path, kind):
+    events = random_events(25, 20)
+    titles = [f"Title of {event[1]}" for event in events]
+    form = kind.removesuffix(".gz")
+    items = {"item_id": ["i1", "i2"], "brand": ["A", "B"]}
+    local = write_source(tmp_path / "local", events, items=items, kind=form)
+    in_parts(local / "interactions", columns_of(events, title=titles), kind=form)
+    (local / f"interactions.{form}").unlink()
+    if kind == "csv.gz":
+        for path in (local / "interactions").iterdir():
+            path.with_suffix(".csv.gz").write_bytes(gzip.compress(path.read_bytes()))
+            path.unlink()
+    memory = fsspec.filesystem("memory")
+    folder = f"/logs-{kind}"
+    memory.put(str(local), folder, recursive=True)
+    expected, uses = same(tmp_path, local)
+    for url in (f"memory:/{folder}", f"file://{local}"):
+        manifest, found = same(tmp_path, url)
+        assert manifest.model_copy(update={"source": "", "name": ""}) == expected.model_copy(
+            update={"source": "", "name": ""}
+        )
+        assert found == uses
+    memory.rm(folder, recursive=True)
+    assert "no such file or folder" in same(tmp_path, f"memory:/{folder}")
+
+
+def test_a_layout_of_this_machine_is_refused_at_a_url(tmp_path):
+    assert "is read from this machine alone" in same(tmp_path, f"file://{tmp_path}", layout="movielens")
 
 
 VALUES = strategies.sampled_from([None, "", "a", "b", " c ", "7", "07", "7.0"])

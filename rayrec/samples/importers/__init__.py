@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.registry import Registry
+from rayrec.platform.remote_files import RemotePath, is_url
 from rayrec.samples.base.config import PrepareConfig, option
 from rayrec.samples.importers.importer import Importer
 from rayrec.samples.importers.roles import check_columns, keep_apart
@@ -66,12 +68,20 @@ def recognize(source: str | Path, config: PrepareConfig) -> RecognizedSource:
     Raises:
         InputError: nothing there, no layout fits, or a setting has no effect on the layout.
     """
-    path = Path(source)
+    # Importers of tables use methods that both have.
+    path = cast(Path, RemotePath.of(str(source))) if is_url(source) else Path(source)
     layouts = _layouts() if config.layout == "auto" else iter([(config.layout, _checked(config.layout))])
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; give the folder or file with the behavior log")
     expected = []
     for layout, importer in layouts:
+        if is_url(source) and not importer.READS_URLS:
+            if config.layout == layout:
+                raise InputError(
+                    f"{source}: a source of the layout {layout} is read from this machine alone; copy it to "
+                    "a folder"
+                )
+            continue
         if config.layout == layout or importer.recognizes(path):
             settings = importer.parse(config.layout_settings, source=f"layout_settings of {layout}")
             if config.columns and not importer.NAMES_COLUMNS:

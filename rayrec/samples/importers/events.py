@@ -28,6 +28,7 @@ class EventsImporter(Importer):
 
     EXPECTS = "one CSV or Parquet file of events"
     HAS_NAMES = True
+    READS_URLS = True
 
     @classmethod
     def recognizes(cls, source: Path) -> bool:

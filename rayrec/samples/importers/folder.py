@@ -18,6 +18,7 @@ class FolderImporter(Importer):
 
     EXPECTS = "interactions.parquet or .csv"
     HAS_NAMES = True
+    READS_URLS = True
 
     @classmethod
     def recognizes(cls, source: Path) -> bool:

@@ -39,6 +39,7 @@ class GivenSplitsImporter(Importer):
 
     EXPECTS = "train.csv and test.csv"
     HAS_NAMES = True
+    READS_URLS = True
 
     @classmethod
     def recognizes(cls, source: Path) -> bool:

@@ -22,6 +22,8 @@ class Importer(Config, ABC):
 
     HAS_NAMES: ClassVar[bool] = False
     """Whether `PrepareConfig.names` can name columns of files without a header; where not, it is refused."""
+    READS_URLS: ClassVar[bool] = False
+    """Whether a source may be a `RemotePath`, which has the methods of `Path` that readers of tables use."""
 
     @classmethod
     @abstractmethod

@@ -236,7 +236,7 @@ def under_our_names(raw: RawTable, roles: Mapping[Role, str], required: Sequence
 
 
 def _label(path: Path | Sequence[Path]) -> str:
-    return str(path if isinstance(path, Path) else path[0])
+    return str(path[0] if isinstance(path, Sequence) else path)
 
 
 def _are_values(names: Sequence[str]) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.remote_files import RemotePath
 from rayrec.samples.base.config import option
 from rayrec.samples.base.hive import values_of_folders
 from rayrec.samples.importers.column_types import DECIMAL_COMMA, ColumnTypes, joined, plain, typed
@@ -80,7 +82,8 @@ def is_hidden(name: str) -> bool:
 
 def visible(folder: Path, pattern: str = "*") -> list[Path]:
     """Entries of a folder in order of their names, hidden ones left out."""
-    return sorted(entry for entry in folder.glob(pattern) if not is_hidden(entry.name))
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(entry for entry in entries if fnmatch(entry.name, pattern) and not is_hidden(entry.name))
 
 
 def files_of(path: Path) -> str:
@@ -143,7 +146,7 @@ class TableFile:
         if path.suffix == ".parquet":
             if names is not None:
                 raise InputError(f"{path}: {option('names')} has no effect on Parquet; leave it out")
-            with _open_parquet(path) as file:
+            with open_parquet(path) as file:
                 schema = plain(file.schema_arrow.empty_table()).schema
         elif path.name.endswith(SUFFIXES):
             text = DelimitedFile.detect(path, names, quoted=quoted)
@@ -168,7 +171,7 @@ class TableFile:
         """Rows of a Parquet file; None of a text file, which does not say."""
         if self.text is not None:
             return None
-        with _open_parquet(self.path) as file:
+        with open_parquet(self.path) as file:
             return int(file.metadata.num_rows)
 
     def pieces(self, rows: int, num_bytes: int) -> list[tuple[Piece, int | None]]:
@@ -180,7 +183,7 @@ class TableFile:
         if self.text is not None:
             return [(span, None) for span in self.text.spans(num_bytes)]
         pieces: list[tuple[Piece, int | None]] = []
-        with _open_parquet(self.path) as file:
+        with open_parquet(self.path) as file:
             first, held = 0, 0
             for number in range(file.metadata.num_row_groups):
                 held += file.metadata.row_group(number).num_rows
@@ -220,7 +223,7 @@ class TableFile:
         if self.text is not None:
             yield from self.text.read(columns, piece)
             return
-        with _open_parquet(self.path) as file:
+        with open_parquet(self.path) as file:
             groups = None if piece is None else list(range(*piece))
             try:
                 for batch in file.iter_batches(_BATCH_ROWS, columns=list(columns), row_groups=groups):
@@ -283,7 +286,7 @@ class OpenTable:
                     f"{file.path}: its columns are {', '.join(file.names)}, but those of {first.path.name} "
                     f"are {', '.join(first.names)}; all parts must have the same columns"
                 )
-        label = str(path if isinstance(path, Path) else first.path.parent)
+        label = str(first.path.parent if isinstance(path, Sequence) else path)
         return cls(label, tuple(files), frozenset(as_text), tuple(_others(path)))
 
     @property
@@ -437,7 +440,7 @@ def table_files(path: Path | Sequence[Path]) -> list[Path]:
     Raises:
         InputError: there is no table in the folder, or one that would not be read.
     """
-    if not isinstance(path, Path):
+    if isinstance(path, Sequence):
         return list(path)
     if not path.is_dir():
         return [path]
@@ -468,7 +471,7 @@ def _seems_table(entry: Path) -> bool:
 
 def _others(path: Path | Sequence[Path]) -> list[str]:
     """What is in a table's folder beside its files."""
-    if not isinstance(path, Path) or not path.is_dir():
+    if isinstance(path, Sequence) or not path.is_dir():
         return []
     return [
         entry.name
@@ -479,17 +482,24 @@ def _others(path: Path | Sequence[Path]) -> list[str]:
 
 def _hive_values(root: Path | Sequence[Path], file: Path) -> dict[str, str | None]:
     """The keys and values of the folders between a table's folder and one of its files."""
-    if not isinstance(root, Path) or not root.is_dir():
+    if isinstance(root, Sequence) or not root.is_dir():
         return {}
     return values_of_folders(file.relative_to(root).as_posix())
 
 
-def _open_parquet(path: Path) -> pq.ParquetFile:
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file.
+
+    Raises:
+        InputError: it is missing, empty or not one.
+    """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     if path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty; expected a table with column names")
     try:
+        if isinstance(path, RemotePath):
+            return pq.ParquetFile(path.filesystem.open_input_file(path.path))
         return pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read as a table: {error}") from error

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.remote_files import RemoteStat
 from rayrec.samples.base.config import PrepareConfig, Role
 from rayrec.samples.importers.column_types import ColumnTypes, joined, plain, without_nulls_type
 from rayrec.samples.importers.found import FoundTables
@@ -59,12 +60,14 @@ class FileVersion:
 
     path: Path
     bytes: int
-    changed_ns: int
+    version: str
+    """Changes when the file is rewritten."""
 
     @classmethod
     def of(cls, path: Path) -> FileVersion:
         found = path.stat()
-        return cls(path, found.st_size, found.st_mtime_ns)
+        version = found.version if isinstance(found, RemoteStat) else str(found.st_mtime_ns)
+        return cls(path, found.st_size, version)
 
     def check(self) -> None:
         """Check that the file is what it was.
@@ -124,12 +127,10 @@ class OpenLog:
             InputError: a file cannot be read, has other columns than the first, or one is missing that a log
                 needs.
         """
-        parts: dict[int | None, Path | Sequence[Path]] = {}
+        parts: list[tuple[int | None, Path | Sequence[Path]]] = [(None, found.log)]  # type: ignore[list-item]
         if isinstance(found.log, Mapping):
-            parts |= {part: path for part, path in found.log.items()}
-        else:
-            parts[None] = found.log
-        sections = tuple(_Section(*open_log(path, config), part) for part, path in parts.items())
+            parts = [*found.log.items()]
+        sections = tuple(_Section(*open_log(path, config), part) for part, path in parts)
         pieces = tuple(
             LogPiece(number, at, piece, num_rows)
             for number, section in enumerate(sections)

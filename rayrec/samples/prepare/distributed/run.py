@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
@@ -32,7 +31,7 @@ from rayrec.samples.dataset.dataset_folder import HISTORIES, FileEntry
 from rayrec.samples.dataset.manifest import Entity, IdKind, Manifest, SplitInfo, TiesInfo, fingerprint_of
 from rayrec.samples.importers import recognize
 from rayrec.samples.importers.roles import check_columns, keep_apart
-from rayrec.samples.importers.tables import RawTable, RawTables, table_files
+from rayrec.samples.importers.tables import RawTable, RawTables, open_parquet, table_files
 from rayrec.samples.prepare.catalog import latest_of, merge_titles, text_columns
 from rayrec.samples.prepare.distributed.boundaries import (
     FIRST_UNIT,
@@ -165,7 +164,8 @@ def about_events(source: str | Path, config: PrepareConfig) -> int | None:
     total = 0
     for file in (file for log in logs for file in table_files(log)):
         if file.suffix == ".parquet":
-            total += pq.read_metadata(file).num_rows
+            with open_parquet(file) as opened:
+                total += opened.metadata.num_rows
         else:
             total += file.stat().st_size // (_PACKED_BYTES if file.suffix == ".gz" else _TEXT_BYTES)
     return total
@@ -221,7 +221,7 @@ class _Opened:
                 mode="json", exclude={"overwrite"}, warnings=False
             ),
             **asdict(sizes),
-            "files": [[str(one.path), f"{one.bytes} bytes, {one.changed_ns}"] for one in versions],
+            "files": [[str(one.path), f"{one.bytes} bytes, {one.version}"] for one in versions],
         }
 
 
