@@ -122,8 +122,6 @@ def _chunks(column: pa.Array | pa.ChunkedArray) -> list[pa.Array]:
 class KeysFound:
     """What some partitions tell of the keys of users or items."""
 
-    num_keys: int
-    """Of the log."""
     compared: KeysCompared
     collision: Collision | None
     num_spelled: int
@@ -141,11 +139,11 @@ def compare_keys(
 ) -> KeysFound:
     """Compare the keys of some partitions with those that are described.
 
-    Args:
-        num_compared: rows of the table that describes them, without what was added to it from the log.
-
     Keys whose spelling has to be compared with that of keys in other partitions are written by partition of
     their plain spelling; integers have one spelling.
+
+    Args:
+        num_compared: rows of the table that describes them, without what was added to it from the log.
 
     Raises:
         NoRoomError: the disk is full.
@@ -171,7 +169,7 @@ def compare_keys(
     num_spelled = 0
     if kind == "string":
         num_spelled = _write_spelled(log, keys, here, there, spelled_file, num_partitions)
-    return KeysFound(len(log.keys), compared, collision, num_spelled)
+    return KeysFound(compared, collision, num_spelled)
 
 
 HERE, THERE, NUMBER = 0, 1, 2

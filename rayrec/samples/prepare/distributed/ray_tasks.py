@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import ray
@@ -14,7 +14,7 @@ _AHEAD = 2
 """Tasks that are submitted for each CPU: one runs, one waits for it to be free."""
 
 
-def run_tasks_on_ray(task: Task, shared: Any, arguments: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+def run_tasks_on_ray(task: Task, shared: Any, arguments: Sequence[Any]) -> Generator[tuple[int, Any]]:
     """`RunTasks` with one task per CPU; needs `ray.init`.
 
     A task whose process dies is repeated by Ray: tasks write under other names until they are done.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 Task = Callable[[Any, Any], Any]
@@ -12,13 +12,14 @@ Task = Callable[[Any, Any], Any]
 class RunTasks(Protocol):
     """Run a task for each of some arguments; yield (index of the argument, result) as they are done.
 
-    The first exception of a task ends the others and is raised as it was.
+    The first exception of a task ends the others and is raised as it was. Closing the generator ends those
+    that run.
     """
 
-    def __call__(self, task: Task, shared: Any, arguments: Sequence[Any]) -> Iterator[tuple[int, Any]]: ...
+    def __call__(self, task: Task, shared: Any, arguments: Sequence[Any]) -> Generator[tuple[int, Any]]: ...
 
 
-def run_tasks_locally(task: Task, shared: Any, arguments: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+def run_tasks_locally(task: Task, shared: Any, arguments: Sequence[Any]) -> Generator[tuple[int, Any]]:
     """`RunTasks` in this process, one task after the other."""
     for index, argument in enumerate(arguments):
         yield index, task(shared, argument)

@@ -17,7 +17,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +107,13 @@ class WorkFolder:
                 results[index] = pickle.loads(path.read_bytes())
                 on_result(index, results[index])
         missing = [index for index in range(len(arguments)) if index not in results]
-        for at, result in run_tasks(task, shared, [arguments[index] for index in missing]):
-            index = missing[at]
-            self._save(self._result(stage, index), result)
-            results[index] = result
-            on_result(index, result)
+        # Closed before an error leaves here: no task writes any more when the folder is deleted.
+        with closing(run_tasks(task, shared, [arguments[index] for index in missing])) as found:
+            for at, result in found:
+                index = missing[at]
+                self._save(self._result(stage, index), result)
+                results[index] = result
+                on_result(index, result)
         return [results[index] for index in range(len(arguments))]
 
     def remove_spilled(self, pattern: str) -> None:
