@@ -15,7 +15,8 @@ by a power law, times of 90 days, three columns. The split is by time at fractio
   of a pass, with all of Ray, and gone on with.
 
 How it is measured. Every half second `/proc` tells the resident memory of each process below this one, and
-their proportional memory, which counts shared pages once; what a process maps of files counts.
+their proportional memory, which counts shared pages once; what a process maps of files counts. Beside other
+work, the seconds of processors in the record tell more of speed and growth than the bars.
 RAYREC_BENCH_PAIRS (at most 3) is the number of measurements of the smaller log, each of both ways. It takes
 up to an hour and 20 GB of the folder for temporary files, and writes the record
 `benchmarks/quality/scale-prepare.json` with the date.
@@ -46,7 +47,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.harness import Bar, BenchOptions
-from benchmarks.processes import command_of, descendants
+from benchmarks.processes import ProcessorTime, command_of, descendants
 from benchmarks.quality_page import RECORDS
 from rayrec.platform.console import log
 from rayrec.samples.prepare.writer import whole_folder
@@ -62,7 +63,7 @@ _DRIVER = (sys.executable, "-m", "benchmarks.scale_prepare_driver")
 
 
 def bench(options: BenchOptions) -> list[Bar]:
-    num_events = options.rows or NUM_EVENTS
+    num_events, load = options.rows or NUM_EVENTS, os.getloadavg()[2]
     folder = Path(tempfile.gettempdir()) / "rayrec-scale-prepare"
     small, large = (_log(folder, number) for number in (num_events // PART, num_events))
     with _room(folder) as room:
@@ -95,7 +96,8 @@ def bench(options: BenchOptions) -> list[Bar]:
         "on Ray, killed and resumed": resumed.record(),
         "on Ray, all events": of_large.record(),
         "events per second": [round(rate) for rate in rates],
-        "load before": os.getloadavg()[2],
+        "load before": load,
+        "load after": os.getloadavg()[2],
         "bars": {bar.name: {"value": bar.value, "target": bar.target} for bar in bars},
     }
     RECORD.write_text(json.dumps(made, indent=2) + "\n")
@@ -110,6 +112,8 @@ class Run:
     """Checksum of the manifest."""
     start_s: float
     prepare_s: float
+    processor_s: float
+    """Of all processes, Ray's and the looking at them included."""
     process_bytes: int
     total_bytes: int
     peaks: dict[str, int]
@@ -123,6 +127,7 @@ class Run:
         return {
             "start_s": round(self.start_s, 1),
             "prepare_s": round(self.prepare_s, 1),
+            "processor_s": round(self.processor_s, 1),
             "largest process MB": round(self.process_bytes / 1e6),
             "all processes MB": round(self.total_bytes / 1e6),
             "by process MB": {name: round(peak / 1e6) for name, peak in sorted(self.peaks.items())},
@@ -138,7 +143,7 @@ def _pair(source: Path, room: Path) -> dict[str, Run]:
 def _measured(way: str, source: Path, room: Path, *more: str) -> Run:
     out, spill = room / "data", room / "spill"
     spill.mkdir(exist_ok=True)
-    with Peaks(LOOK_S) as peaks:
+    with Peaks(LOOK_S) as peaks, ProcessorTime() as processors:
         done = subprocess.run(
             [*_DRIVER, way, str(source), str(out), str(spill), *more],
             stdout=subprocess.PIPE,
@@ -152,6 +157,7 @@ def _measured(way: str, source: Path, room: Path, *more: str) -> Run:
         answer["content"],
         answer["start_s"],
         answer["prepare_s"],
+        processors.seconds,
         max(peaks.of_processes.values()),
         peaks.of_all,
         peaks.by_name(),

@@ -7,13 +7,12 @@ log, and however its times are distributed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.samples.prepare.distributed.rows import DAY_US
 from rayrec.samples.prepare.distributed.spill import read_partitions
 
@@ -40,59 +39,50 @@ class TimesJob:
     num_partitions: int
 
 
-def period_of_rank(counts: dict[int, int], unit: int, rank: int) -> Period:
-    """The period that has the event of a rank.
+@dataclass
+class Counts:
+    """Events of periods of one length, by their numbers since 1970; those of tables merge."""
 
-    Args:
-        counts: events of each period, by its number since 1970.
-        unit: microseconds of a period.
-    """
-    before = 0
-    for number in sorted(counts):
-        if rank < before + counts[number]:
-            return Period(number * unit, unit, rank - before)
-        before += counts[number]
-    raise AssertionError("a rank lies below the number of events")
+    numbers_N: Int64Array
+    """Ascending."""
+    counts_N: Int64Array
+
+    @classmethod
+    def of(cls, times_E: Int64Array, unit: int) -> Counts:
+        """Count times by their periods of so many microseconds."""
+        return cls(*np.unique(times_E // unit, return_counts=True))
+
+    def merge(self, other: Counts) -> Counts:
+        """Counts of both."""
+        both = np.concatenate([self.numbers_N, other.numbers_N])
+        numbers_N, at = np.unique(both, return_inverse=True)
+        counts_N = np.zeros(len(numbers_N), dtype=np.int64)
+        np.add.at(counts_N, at, np.concatenate([self.counts_N, other.counts_N]))
+        return Counts(numbers_N, counts_N)
+
+    def period_of_rank(self, unit: int, rank: int) -> Period:
+        """The period that has the event of a rank.
+
+        Args:
+            unit: microseconds of a period.
+        """
+        stops_N = np.cumsum(self.counts_N)
+        at = int(np.searchsorted(stops_N, rank, side="right"))
+        before = int(stops_N[at - 1]) if at else 0
+        return Period(int(self.numbers_N[at]) * unit, unit, rank - before)
 
 
-def count_times(job: TimesJob, path: Path) -> tuple[dict[int, int], ...]:
+def count_times(job: TimesJob, path: Path) -> tuple[Counts, ...]:
     """Events of a spilled table in each unit of each period."""
-    found = []
-    times_E = np.concatenate(
-        [
-            np.zeros(0, dtype=np.int64),
-            *(rows["timestamp"].to_numpy() for rows in _times(path, job.num_partitions)),
-        ]
-    )
-    for period in job.periods:
-        within = times_E[(times_E >= period.start) & (times_E < period.start + period.length)]
-        numbers, counts = np.unique(within // job.unit, return_counts=True)
-        found.append(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-    return tuple(found)
-
-
-def finer(
-    periods: Sequence[Period], counts: Iterator[tuple[dict[int, int], ...]], unit: int
-) -> tuple[Period, ...]:
-    """The units of periods in which the boundaries lie.
-
-    Args:
-        counts: what `count_times` has found in each table.
-    """
-    merged: list[dict[int, int]] = [{} for _ in periods]
-    for of_table in counts:
-        for total, found in zip(merged, of_table, strict=True):
-            for number, count in found.items():
-                total[number] = total.get(number, 0) + count
+    tables = read_partitions([path], 0, job.num_partitions, ["timestamp"])
+    nothing = np.zeros(0, dtype=np.int64)
+    times_E = np.concatenate([nothing, *(rows["timestamp"].to_numpy() for rows in tables)])
     return tuple(
-        period_of_rank(total, unit, period.rank) for period, total in zip(periods, merged, strict=True)
+        Counts.of(times_E[(times_E >= period.start) & (times_E < period.start + period.length)], job.unit)
+        for period in job.periods
     )
 
 
 UNITS = (_SECOND_US, 1)
 """In which days are counted, one after the other."""
 FIRST_UNIT = DAY_US
-
-
-def _times(path: Path, num_partitions: int) -> Iterator[pa.Table]:
-    return read_partitions([path], 0, num_partitions, ["timestamp"])

@@ -36,10 +36,10 @@ from rayrec.samples.prepare.catalog import latest_of, merge_titles, text_columns
 from rayrec.samples.prepare.distributed.boundaries import (
     FIRST_UNIT,
     UNITS,
+    Counts,
+    Period,
     TimesJob,
     count_times,
-    finer,
-    period_of_rank,
 )
 from rayrec.samples.prepare.distributed.files import (
     FilesJob,
@@ -463,16 +463,31 @@ class _Preparation:
         assert spilled.latest_us is not None, "refused without events"
         if starts is None:
             ranks = boundary_ranks(int(spilled.rows_P.sum()), self._config.fractions)
-            periods = tuple(period_of_rank(spilled.days, FIRST_UNIT, rank) for rank in ranks)
+            days = Counts(*(np.array(one) for one in zip(*sorted(spilled.days.items()), strict=True)))
+            periods = tuple(days.period_of_rank(FIRST_UNIT, rank) for rank in ranks)
             paths = [rows.job.events_file(table.name) for table in spilled.tables]
             for unit in UNITS:
                 job = TimesJob(periods, unit, rows.job.num_partitions)
-                counts = self._work.run(f"times-{unit}", self._run_tasks, count_times, job, paths)
-                periods = finer(periods, iter(counts), unit)
+                periods = self._finer(job, paths)
             first, second = (period.start / 1_000_000 for period in periods)
             starts = first, second
         check_boundaries(spilled.earliest_us, spilled.latest_us, starts)
         return SplitInfo(kind="time", valid_start=starts[0], test_start=starts[1])
+
+    def _finer(self, job: TimesJob, paths: Sequence[Path]) -> tuple[Period, ...]:
+        """The units of periods in which the boundaries lie."""
+        totals: list[Counts] = []
+
+        def on_result(index: int, result: tuple[Counts, ...]) -> None:
+            nonlocal totals
+            totals = [a.merge(b) for a, b in zip(totals, result, strict=True)] if totals else [*result]
+
+        stage = f"times-{job.unit}"
+        self._work.run(stage, self._run_tasks, count_times, job, paths, on_result, keep=False)
+        return tuple(
+            total.period_of_rank(job.unit, period.rank)
+            for total, period in zip(totals, job.periods, strict=True)
+        )
 
     # Users and items
 

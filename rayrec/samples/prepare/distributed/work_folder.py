@@ -94,26 +94,29 @@ class WorkFolder:
         shared: Any,
         arguments: Sequence[Any],
         on_result: Callable[[int, Any], None] = lambda index, result: None,
+        keep: bool = True,
     ) -> list[Any]:
         """The results of the tasks of a stage, in the order of the arguments; those that are done are read.
 
         Args:
             on_result: called with (index of the argument, result) of each.
+            keep: whether results are returned; else they are left to `on_result`, so that not all are held.
         """
         results: dict[int, Any] = {}
         for index in range(len(arguments)):
             path = self._result(stage, index)
             if path.exists():
-                results[index] = pickle.loads(path.read_bytes())
-                on_result(index, results[index])
+                result = pickle.loads(path.read_bytes())
+                on_result(index, result)
+                results[index] = result if keep else None
         missing = [index for index in range(len(arguments)) if index not in results]
         # Closed before an error leaves here: no task writes any more when the folder is deleted.
         with closing(run_tasks(task, shared, [arguments[index] for index in missing])) as found:
             for at, result in found:
                 index = missing[at]
                 self._save(self._result(stage, index), result)
-                results[index] = result
                 on_result(index, result)
+                results[index] = result if keep else None
         return [results[index] for index in range(len(arguments))]
 
     def remove_spilled(self, pattern: str) -> None:
