@@ -51,6 +51,7 @@ BENCHES: dict[str, Bench] = {
     "pipeline": partial(_run, "pipeline", "bench"),
     "rl": partial(_run, "rl", "bench"),
     "samples": partial(_run, "samples", "bench"),
+    "scale-prepare": partial(_run, "scale_prepare", "bench"),
     "serve": partial(_run, "serve", "bench"),
     "serve-kill": partial(_run, "serve_kill", "bench"),
     "serve-kill-proxy": partial(_run, "serve_kill", "bench_by_proxy"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,9 +14,9 @@ from rayrec.platform.console import Answer, command, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from rayrec.samples.prepare.partitions import PartitionFunction
+    from rayrec.samples.base.config import PrepareConfig
+    from rayrec.samples.prepare.prepare import Progress
+    from rayrec.samples.prepare.report import PrepareReport
 
 
 class SplitKind(StrEnum):
@@ -53,7 +52,7 @@ TimeUnitOption = Annotated[
 
 @command(app, "prepare")
 def prepare_command(
-    source: Annotated[Path, typer.Argument(help="Folder or file with the behavior log.")],
+    source: Annotated[str, typer.Argument(help="Folder or file with the behavior log, or its URL.")],
     out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the data set to write.")],
     layout: Annotated[
         str,
@@ -104,8 +103,21 @@ def prepare_command(
         bool | None,
         typer.Option(
             "--ray/--no-ray",
-            help="Build the sequences with Ray Data, or in this process; if not given, with Ray for large "
-            "logs and where RAY_ADDRESS names a cluster.",
+            help="Prepare in tasks on Ray, whose memory does not grow with the log, or in this process; if "
+            "not given, on Ray for large logs and where RAY_ADDRESS names a cluster.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="On Ray: go on with what an interrupted preparation has done, if there is one."
+        ),
+    ] = False,
+    spill: Annotated[
+        Path | None,
+        typer.Option(
+            help="On Ray: folder for the tables between the passes, which take some 50 bytes an event "
+            "[beside OUT]; all nodes have to see it."
         ),
     ] = None,
     overwrite: Annotated[
@@ -114,8 +126,6 @@ def prepare_command(
 ) -> Answer:
     """Turn a behavior log into a data set: checked, sorted, split."""
     from rayrec.samples.base.config import PrepareConfig
-    from rayrec.samples.prepare.partitions import run_partitions_locally
-    from rayrec.samples.prepare.prepare import prepare
 
     config = PrepareConfig.parse(
         {
@@ -140,39 +150,64 @@ def prepare_command(
         },
         source="rayrec prepare",
     )
+    if use_ray is False and (resume or spill is not None):
+        raise InputError("--resume and --spill belong to preparation on Ray; leave them or --no-ray out")
+    if resume or spill is not None:
+        use_ray = True
     with progress_bar("prepare") as update:
 
         def progress(phase: str, done: int, total: int) -> None:
-            update(done, total)
+            update(done, total, phase)
 
-        def run_partitions(
-            table: pa.Table, key: str, num_partitions: int, function: PartitionFunction
-        ) -> Iterator[pa.Table]:
-            on_ray = use_ray
-            if on_ray is None:
-                on_ray = len(table) >= _LARGE_LOG or "RAY_ADDRESS" in os.environ
-            run = _run_partitions_on_cluster if on_ray else run_partitions_locally
-            return run(table, key, num_partitions, function)
-
-        report = prepare(source, out_folder, config, run_partitions, progress)
+        report = _prepared(source, out_folder, config, use_ray, progress, resume, spill)
     print_rows("Prepared", report.rows())
     return report.to_json()
 
 
 _LARGE_LOG = 5_000_000
-"""Events from which Ray is worth its start, which takes as long as one process needs for about a million:
-reading and checking stay in this process, and only the sequences are built in parallel."""
+"""Events from which Ray is worth its start, which takes as long as one process needs for about a million."""
 
 
-def _run_partitions_on_cluster(
-    table: pa.Table, key: str, num_partitions: int, function: PartitionFunction
-) -> Iterator[pa.Table]:
-    """Starts or joins Ray only now: by then the source has been read and checked."""
+def _prepared(
+    source: str,
+    out: Path,
+    config: PrepareConfig,
+    use_ray: bool | None,
+    progress: Progress,
+    resume: bool,
+    spill: Path | None,
+) -> PrepareReport:
+    from rayrec.samples.dataset.dataset_folder import HISTORIES
+    from rayrec.samples.prepare.distributed.run import about_events, prepare_distributed
+    from rayrec.samples.prepare.prepare import prepare
+    from rayrec.samples.prepare.writer import check_target
+
+    check_target(out, HISTORIES, config.overwrite)  # before Ray starts
+    if use_ray is False:
+        return prepare(source, out, config, progress=progress)
+    num_events = about_events(source, config)
+    if use_ray is None:
+        use_ray = "RAY_ADDRESS" in os.environ or (num_events or 0) >= _LARGE_LOG
+    if not use_ray:
+        return prepare(source, out, config, progress=progress)
+    if num_events is None and (resume or spill is not None):
+        raise InputError(
+            f"{source}: a source of this layout is read by one process; leave --resume and --spill out"
+        )
     from rayrec.platform.cluster import ClusterConfig, ray_cluster
-    from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray
 
-    with ray_cluster(ClusterConfig(dashboard=False), cpus_needed=1):
-        yield from run_partitions_on_ray(table, key, num_partitions, function)
+    with ray_cluster(ClusterConfig(dashboard=False, object_store_bytes=_OBJECT_STORE_BYTES), cpus_needed=1):
+        if num_events is None:
+            from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray
+
+            return prepare(source, out, config, run_partitions_on_ray, progress)
+        from rayrec.samples.prepare.distributed.ray_tasks import run_tasks_on_ray
+
+        return prepare_distributed(source, out, config, run_tasks_on_ray, progress, resume, spill)
+
+
+_OBJECT_STORE_BYTES = 512 << 20
+"""Of a cluster that is started here: plans and counters go through it, not the log."""
 
 
 def names_of(names: str | None) -> tuple[str, ...] | None:

@@ -6,9 +6,12 @@ opened by pyarrow, others (`memory`, `abfs`, `http`, ...) by fsspec.
 
 from __future__ import annotations
 
+import io
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 import fsspec
 import pyarrow as pa
@@ -83,6 +86,136 @@ def remote_folder(url: str | Path) -> RemoteFolder:
             f"or a URL that pyarrow ({', '.join(ARROW_SCHEMES)}) or an installed package of fsspec knows"
         ) from error
     return RemoteFolder(text, filesystem, path)
+
+
+def is_url(location: str | Path) -> bool:
+    """Whether a location has a scheme; a `Path` cannot have one."""
+    return isinstance(location, str) and _SCHEME.match(location) is not None
+
+
+@dataclass(frozen=True)
+class RemotePath:
+    """A file or folder of any file system, with those methods of `Path` that readers of tables use; it can be
+    pickled."""
+
+    filesystem: fs.FileSystem
+    path: str
+    """In the file system."""
+    url: str
+    """As it was given; for messages."""
+
+    @classmethod
+    def of(cls, url: str) -> RemotePath:
+        """The file or folder at a URL.
+
+        Raises:
+            InputError: as `remote_folder`.
+        """
+        found = remote_folder(url)
+        return cls(found.filesystem, found.path.rstrip("/"), url.rstrip("/"))
+
+    def __str__(self) -> str:
+        return self.url
+
+    def __lt__(self, other: RemotePath) -> bool:
+        return self.path < other.path
+
+    def __truediv__(self, name: str) -> RemotePath:
+        return RemotePath(self.filesystem, f"{self.path}/{name}", f"{self.url}/{name}")
+
+    @property
+    def name(self) -> str:
+        return self._pure.name
+
+    @property
+    def stem(self) -> str:
+        return self._pure.stem
+
+    @property
+    def suffix(self) -> str:
+        return self._pure.suffix
+
+    @property
+    def suffixes(self) -> list[str]:
+        return self._pure.suffixes
+
+    @property
+    def parent(self) -> RemotePath:
+        return RemotePath(self.filesystem, self.path.rpartition("/")[0], self.url.rpartition("/")[0])
+
+    def relative_to(self, folder: RemotePath) -> PurePosixPath:
+        """The path below a folder."""
+        return self._pure.relative_to(folder.path)
+
+    def resolve(self) -> RemotePath:
+        """Itself."""
+        return self
+
+    def exists(self) -> bool:
+        return bool(self._info.type != fs.FileType.NotFound)
+
+    def is_file(self) -> bool:
+        return bool(self._info.type == fs.FileType.File)
+
+    def is_dir(self) -> bool:
+        return bool(self._info.type == fs.FileType.Directory)
+
+    def iterdir(self) -> Iterator[RemotePath]:
+        """What is directly in the folder."""
+        for info in self.filesystem.get_file_info(fs.FileSelector(self.path)):
+            yield self / info.base_name
+
+    def stat(self) -> RemoteStat:
+        """Size and version of the file.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        info = self._info
+        if info.type == fs.FileType.NotFound:
+            raise FileNotFoundError(self.url)
+        return RemoteStat(info.size, RemoteFolder(self.url, self.filesystem, self.path).version_of(info))
+
+    def open(
+        self,
+        mode: str = "r",
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+    ) -> IO[Any]:
+        """The file, opened to be read."""
+        binary = io.BufferedReader(self.filesystem.open_input_file(self.path))
+        if "b" in mode:
+            return binary
+        return io.TextIOWrapper(binary, encoding, errors, newline)
+
+    def read_text(self, encoding: str | None = None) -> str:
+        """The content of the file."""
+        with self.open(encoding=encoding) as file:
+            return str(file.read())
+
+    def read_bytes(self) -> bytes:
+        """The content of the file."""
+        with self.open("rb") as file:
+            return bytes(file.read())
+
+    @property
+    def _pure(self) -> PurePosixPath:
+        return PurePosixPath(self.path)
+
+    @property
+    def _info(self) -> fs.FileInfo:
+        (info,) = self.filesystem.get_file_info([self.path])
+        return info
+
+
+@dataclass(frozen=True)
+class RemoteStat:
+    """What is known of a file without opening it."""
+
+    st_size: int
+    version: str
+    """Changes when the file is rewritten."""
 
 
 def absolute(location: str) -> str:

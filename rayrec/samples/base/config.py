@@ -150,6 +150,13 @@ class PrepareConfig(Config):
         return frozenset(get_args(Allowance)) if self.clean else self.allow
 
     @property
+    def starts(self) -> tuple[float, float] | None:
+        """The boundaries of a split by time, where they are given."""
+        if self.valid_start is None or self.test_start is None:
+            return None
+        return self.valid_start, self.test_start
+
+    @property
     def fractions(self) -> tuple[float, float]:
         """Parts of the events that validate and that are tested, in a split by time without boundaries."""
         valid, test = self.valid_fraction, self.test_fraction

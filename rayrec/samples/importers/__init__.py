@@ -7,10 +7,13 @@ the group `rayrec.importers`: docs/guides/add-an-importer.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.registry import Registry
+from rayrec.platform.remote_files import RemotePath, is_url
 from rayrec.samples.base.config import PrepareConfig, option
 from rayrec.samples.importers.importer import Importer
 from rayrec.samples.importers.roles import check_columns, keep_apart
@@ -34,6 +37,15 @@ _LAST = "events"
 """Recognizes any table, so `auto` tries it after all others, those of other packages included."""
 
 
+@dataclass(frozen=True)
+class RecognizedSource:
+    """A source, and the importer that reads it."""
+
+    path: Path
+    layout: str
+    importer: Importer
+
+
 def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, str]:
     """Read a source in the layout that is configured or recognized.
 
@@ -43,12 +55,33 @@ def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, s
     Raises:
         InputError: nothing there, no layout fits, or a file is not as its layout says.
     """
-    path = Path(source)
+    found = recognize(source, config)
+    tables = found.importer.read(found.path, config)
+    if config.columns:
+        check_columns(tables, config)
+    return keep_apart(tables), found.layout
+
+
+def recognize(source: str | Path, config: PrepareConfig) -> RecognizedSource:
+    """Find the importer of a source: that of the configured layout, or the first that recognizes it.
+
+    Raises:
+        InputError: nothing there, no layout fits, or a setting has no effect on the layout.
+    """
+    # Importers of tables use methods that both have.
+    path = cast(Path, RemotePath.of(str(source))) if is_url(source) else Path(source)
     layouts = _layouts() if config.layout == "auto" else iter([(config.layout, _checked(config.layout))])
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; give the folder or file with the behavior log")
     expected = []
     for layout, importer in layouts:
+        if is_url(source) and not importer.READS_URLS:
+            if config.layout == layout:
+                raise InputError(
+                    f"{source}: a source of the layout {layout} is read from this machine alone; copy it to "
+                    "a folder"
+                )
+            continue
         if config.layout == layout or importer.recognizes(path):
             settings = importer.parse(config.layout_settings, source=f"layout_settings of {layout}")
             if config.columns and not importer.NAMES_COLUMNS:
@@ -61,10 +94,7 @@ def load_source(source: str | Path, config: PrepareConfig) -> tuple[RawTables, s
                     f"{option('names')} has no effect on the layout {layout}, whose files say what their "
                     "columns are; leave it out"
                 )
-            tables = settings.read(path, config)
-            if config.columns:
-                check_columns(tables, config)
-            return keep_apart(tables), layout
+            return RecognizedSource(path, layout, settings)
         expected.append(importer.EXPECTS)
     raise InputError(f"{path}: no known layout; expected {', '.join(expected)}; found {files_of(path)}")
 

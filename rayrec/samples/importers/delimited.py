@@ -13,12 +13,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.remote_files import RemotePath
 
 _BLOCK_BYTES = 16 << 20
 _DELIMITERS = (",", "\t", ";", "|")
@@ -84,18 +85,50 @@ class DelimitedFile:
                 notes.append("double quotes are ordinary signs, since some are not closed")
         return cls(path, columns, names is None, delimiter, quoted, num_rows, tuple(notes))
 
-    def read(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def spans(self, num_bytes: int) -> list[tuple[int, int]]:
+        """The file in spans of whole lines, (first byte, byte after the last), of about so many bytes each.
+
+        One that is packed, or in which a value may reach over the end of a line, is a single span.
+        """
+        size = self.path.stat().st_size
+        if self.quoted or self.path.suffix == ".gz":
+            return [(0, size)]
+        starts = [0]
+        with self.path.open("rb") as file:
+            while starts[-1] + num_bytes < size:
+                file.seek(starts[-1] + num_bytes)
+                file.readline()
+                starts.append(file.tell())
+        stops = [*starts[1:], size]
+        return [(start, stop) for start, stop in zip(starts, stops, strict=True) if start < stop]
+
+    def read(
+        self, columns: Sequence[str] | None = None, span: tuple[int, int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """Read these columns, or all, as text, in batches.
+
+        Args:
+            span: one of `spans`; None: the whole file.
 
         Raises:
             InputError: a row has too many or too few values, or the file is not in UTF-8.
         """
         seen = 0
+        source: Path | pa.NativeFile = self.path
+        if isinstance(self.path, RemotePath):  # unpacked, too
+            source = self.path.filesystem.open_input_stream(self.path.path)
+        if span is not None and span != (0, self.path.stat().st_size):
+            with self.path.open("rb") as file:
+                file.seek(span[0])
+                source = pa.BufferReader(file.read(span[1] - span[0]))
+        is_first = span is None or span[0] == 0
         try:
             reader = pa_csv.open_csv(
-                self.path,
+                source,
                 read_options=pa_csv.ReadOptions(
-                    column_names=self.columns, skip_rows=int(self.has_header), block_size=_BLOCK_BYTES
+                    column_names=self.columns,
+                    skip_rows=int(self.has_header and is_first),
+                    block_size=_BLOCK_BYTES,
                 ),
                 parse_options=pa_csv.ParseOptions(
                     delimiter=self.delimiter,
@@ -249,9 +282,8 @@ def _lines_of_width(path: Path, delimiter: str, num_columns: int) -> int | None:
 
 
 def _has_quote(path: Path) -> bool:
-    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rb") as file:
+        with _opened_binary(path) as file:
             while block := file.read(_BLOCK_BYTES):
                 if b'"' in block:
                     return True
@@ -265,9 +297,8 @@ def _first(path: Path, read: Any) -> Any:
         raise InputError(f"{path}: no such file")
     if path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty; expected a table with column names")
-    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rb") as binary:
+        with _opened_binary(path) as binary:
             if binary.read(2) in (b"\xff\xfe", b"\xfe\xff"):  # the byte order marks of UTF-16
                 raise not_utf8(path)
         with _opened(path, errors="strict") as file:
@@ -287,5 +318,10 @@ def _reader(file: IO[str], delimiter: str, quoted: bool) -> Any:
 
 def _opened(path: Path, errors: str = "replace") -> IO[str]:
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig", errors=errors, newline="")
+        return gzip.open(path.open("rb"), "rt", encoding="utf-8-sig", errors=errors, newline="")
     return path.open(encoding="utf-8-sig", errors=errors, newline="")
+
+
+def _opened_binary(path: Path) -> IO[bytes]:
+    file: IO[bytes] = path.open("rb")
+    return cast(IO[bytes], gzip.open(file, "rb")) if path.suffix == ".gz" else file

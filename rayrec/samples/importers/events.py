@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig, Role
+from rayrec.samples.importers.found import FoundTables
 from rayrec.samples.importers.importer import Importer
-from rayrec.samples.importers.roles import REQUIRED, read_log, read_side, roles_of, side_roles_of
+from rayrec.samples.importers.roles import REQUIRED, roles_of, side_roles_of
 from rayrec.samples.importers.tables import (
     SUFFIXES,
-    RawTable,
     RawTables,
     column_names,
     files_of,
@@ -28,6 +28,7 @@ class EventsImporter(Importer):
 
     EXPECTS = "one CSV or Parquet file of events"
     HAS_NAMES = True
+    READS_URLS = True
 
     @classmethod
     def recognizes(cls, source: Path) -> bool:
@@ -35,25 +36,23 @@ class EventsImporter(Importer):
             return source.name.endswith(SUFFIXES)
         return any(entry.name.endswith(SUFFIXES) or "=" in entry.name for entry in visible(source))
 
-    def read(self, source: Path, config: PrepareConfig) -> RawTables:
+    def find(self, source: Path, config: PrepareConfig) -> FoundTables:
         if source.is_file():
             beside = [
                 file.name for file in visible(source.parent) if file.name.split(".")[0] in ("items", "users")
             ]
             ignored = tuple((name, "the source is a single file; give the folder") for name in beside)
-            return RawTables(source.name.split(".")[0], read_log(source, config), ignored=ignored)
+            return FoundTables(source.name.split(".")[0], source, ignored=ignored)
         files = [file for file in visible(source) if file.is_file() and file.name.endswith(SUFFIXES)]
         if not files:
-            return RawTables(source.resolve().name, read_log(source, config))  # folders key=value, or nothing
+            return FoundTables(source.resolve().name, source)  # folders key=value, or nothing
         columns = {file: column_names(file) for file in files}
         logs = [file for file in files if set(roles_of(columns[file], config)).issuperset(REQUIRED)]
         if config.names is not None:
             logs = files
         if len({frozenset(columns[file]) for file in logs}) != 1:
             if len(files) == 1:
-                return RawTables(
-                    source.resolve().name, read_log(files[0], config)
-                )  # which says what is missing
+                return FoundTables(source.resolve().name, files[0])  # reading it says what is missing
             found = " and ".join(file.name for file in logs) or "none"
             raise InputError(
                 f"{source}: expected exactly one table with a user, an item and a time, found {found} among "
@@ -61,8 +60,8 @@ class EventsImporter(Importer):
             )
         others = [file for file in files if file not in logs]
         sides = {file: set(side_roles_of(columns[file], config)) & {"user_id", "item_id"} for file in others}
-        items, why_items = _only(sides, "item_id", config)
-        users, why_users = _only(sides, "user_id", config)
+        items, why_items = _only(sides, "item_id")
+        users, why_users = _only(sides, "user_id")
         unread = tuple(
             (entry.name, "only tables in the folder itself are read")
             for entry in visible(source)
@@ -72,21 +71,22 @@ class EventsImporter(Importer):
         both = tuple(
             (f.name, "it has users and items, but no times") for f, keys in sides.items() if len(keys) > 1
         )
-        return RawTables(
+        return FoundTables(
             source.resolve().name,
-            read_log(logs[0] if len(logs) == 1 else logs, config),
+            logs[0] if len(logs) == 1 else logs,
             items,
             users,
             (*why_items, *why_users, *unknown, *both, *unread),
         )
 
+    def read(self, source: Path, config: PrepareConfig) -> RawTables:
+        return self.find(source, config).read(config)
 
-def _only(
-    sides: dict[Path, set[Role]], key: Role, config: PrepareConfig
-) -> tuple[RawTable | None, tuple[tuple[str, str], ...]]:
+
+def _only(sides: dict[Path, set[Role]], key: Role) -> tuple[Path | None, tuple[tuple[str, str], ...]]:
     """The table that describes what has the key; with several, none and why."""
     found = [file for file, keys in sides.items() if keys == {key}]
     if len(found) == 1:
-        return read_side(found[0], config, key), ()
+        return found[0], ()
     names = " and ".join(file.name for file in found)
     return None, tuple((file.name, f"{names} could all describe the same; keep one") for file in found)

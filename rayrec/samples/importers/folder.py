@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.config import PrepareConfig, Role
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.importers.found import FoundTables
 from rayrec.samples.importers.importer import Importer
-from rayrec.samples.importers.roles import read_log, read_side
-from rayrec.samples.importers.tables import RawTable, RawTables, files_of, find_table, visible
+from rayrec.samples.importers.tables import RawTables, files_of, find_table, visible
 
 _TABLES = ("interactions", "items", "users")
 
@@ -18,22 +18,23 @@ class FolderImporter(Importer):
 
     EXPECTS = "interactions.parquet or .csv"
     HAS_NAMES = True
+    READS_URLS = True
 
     @classmethod
     def recognizes(cls, source: Path) -> bool:
         return source.is_dir() and find_table(source, "interactions") is not None
 
-    def read(self, source: Path, config: PrepareConfig) -> RawTables:
+    def find(self, source: Path, config: PrepareConfig) -> FoundTables:
         interactions = find_table(source, "interactions") if source.is_dir() else None
         if interactions is None:
             raise InputError(
                 f"{source}: no interactions.parquet or interactions.csv in it; found {files_of(source)}"
             )
-        return RawTables(
+        return FoundTables(
             name=source.resolve().name,
-            interactions=read_log(interactions, config),
-            items=_optional(source, "items", config, "item_id"),
-            users=_optional(source, "users", config, "user_id"),
+            log=interactions,
+            items=find_table(source, "items"),
+            users=find_table(source, "users"),
             ignored=tuple(
                 (entry.name, "only interactions, items and users are read")
                 for entry in visible(source)
@@ -41,7 +42,5 @@ class FolderImporter(Importer):
             ),
         )
 
-
-def _optional(source: Path, stem: str, config: PrepareConfig, key: Role) -> RawTable | None:
-    path = find_table(source, stem)
-    return None if path is None else read_side(path, config, key)
+    def read(self, source: Path, config: PrepareConfig) -> RawTables:
+        return self.find(source, config).read(config)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig, Role, option
 from rayrec.samples.importers.column_types import joined
+from rayrec.samples.importers.found import FoundTables
 from rayrec.samples.importers.importer import Importer
 from rayrec.samples.importers.roles import read_log, read_side, without_part
 from rayrec.samples.importers.s3rec import are_sequences, sequences
@@ -38,53 +39,96 @@ class GivenSplitsImporter(Importer):
 
     EXPECTS = "train.csv and test.csv"
     HAS_NAMES = True
+    READS_URLS = True
 
     @classmethod
     def recognizes(cls, source: Path) -> bool:
         return source.is_dir() and all(_find(source, number) is not None for number in (0, 2))
 
+    def find(self, source: Path, config: PrepareConfig) -> FoundTables | None:
+        found = _found(source, config)
+        if any(path.suffix == _SEQUENCES for path in found.values()):
+            return None
+        return FoundTables(
+            source.resolve().name,
+            found,
+            find_table(source, "items"),
+            find_table(source, "users"),
+            _ignored(source, found),
+        )
+
     def read(self, source: Path, config: PrepareConfig) -> RawTables:
-        if config.split == "time":
-            raise InputError(
-                f"{source}: its files are split already, into train and test; leave {option('split')} out"
-            )
-        found = {number: _find(source, number) if source.is_dir() else None for number in range(3)}
-        missing = [GIVEN_SPLITS[number][0] for number in (0, 2) if found[number] is None]
-        if missing:
-            raise InputError(f"{source}: no file named {' or '.join(missing)}; found {files_of(source)}")
-        logs = _logs({number: path for number, path in found.items() if path is not None}, config)
-        raws, parts = list(logs.values()), []
-        for number, raw in logs.items():
-            names, expected = raw.table.schema.names, raws[0].table.schema.names
-            if set(names) != set(expected):
-                raise InputError(
-                    f"{raw.file}: its columns are {', '.join(names)}, but those of {raws[0].file} are "
-                    f"{', '.join(expected)}; all must have the same"
-                )
-            numbers = pa.repeat(pa.scalar(number, pa.int8()), len(raw.table))
-            parts.append(raw.table.select(expected).append_column(PART, pa.chunked_array([numbers])))
-        starts = [sum(map(len, parts[:at])) for at in range(len(parts))]
-
-        def where(row: int) -> str:
-            at = bisect_right(starts, row) - 1
-            return raws[at].where(row - starts[at])
-
-        table = joined(parts, [raw.file for raw in raws], str(source))
-        notes = tuple(note for raw in raws for note in raw.notes)
-        read = {path.name for path in found.values() if path is not None}
+        found = _found(source, config)
         return RawTables(
             source.resolve().name,
-            RawTable(table, str(source), where, raws[0].names, notes),
+            join_parts(_logs(found, config), str(source)),
             _side(source, "items", "item_id", config),
             _side(source, "users", "user_id", config),
-            tuple(
-                (entry.name, "only train, valid, test, items and users are read")
-                for entry in visible(source)
-                if entry.name not in read and entry.name.split(".")[0] not in ("items", "users")
-            ),
-            order_is_time=any(path.suffix == _SEQUENCES for path in found.values() if path is not None),
+            _ignored(source, found),
+            order_is_time=any(path.suffix == _SEQUENCES for path in found.values()),
             is_divided=True,
         )
+
+
+def join_parts(logs: Mapping[int, RawTable], label: str) -> RawTable:
+    """One log of those that are for training, validation and test, with `PART`.
+
+    Args:
+        label: of the source, for messages.
+
+    Raises:
+        InputError: they have other columns, or one of another kind.
+    """
+    raws, parts = list(logs.values()), []
+    for number, raw in logs.items():
+        names, expected = raw.table.schema.names, raws[0].table.schema.names
+        if set(names) != set(expected):
+            raise InputError(
+                f"{raw.file}: its columns are {', '.join(names)}, but those of {raws[0].file} are "
+                f"{', '.join(expected)}; all must have the same"
+            )
+        parts.append(with_part(raw.table.select(expected), number))
+    starts = [sum(map(len, parts[:at])) for at in range(len(parts))]
+
+    def where(row: int) -> str:
+        at = bisect_right(starts, row) - 1
+        return raws[at].where(row - starts[at])
+
+    table = joined(parts, [raw.file for raw in raws], label)
+    notes = tuple(note for raw in raws for note in raw.notes)
+    return RawTable(table, label, where, raws[0].names, notes)
+
+
+def with_part(table: pa.Table, number: int) -> pa.Table:
+    """Rows with the column `PART`."""
+    numbers = pa.repeat(pa.scalar(number, pa.int8()), len(table))
+    return table.append_column(PART, pa.chunked_array([numbers]))
+
+
+def _found(source: Path, config: PrepareConfig) -> dict[int, Path]:
+    """The files or folders, by `PART`.
+
+    Raises:
+        InputError: one is missing, or the config divides events, too.
+    """
+    if config.split == "time":
+        raise InputError(
+            f"{source}: its files are split already, into train and test; leave {option('split')} out"
+        )
+    found = {number: _find(source, number) if source.is_dir() else None for number in range(3)}
+    missing = [GIVEN_SPLITS[number][0] for number in (0, 2) if found[number] is None]
+    if missing:
+        raise InputError(f"{source}: no file named {' or '.join(missing)}; found {files_of(source)}")
+    return {number: path for number, path in found.items() if path is not None}
+
+
+def _ignored(source: Path, found: Mapping[int, Path]) -> tuple[tuple[str, str], ...]:
+    read = {path.name for path in found.values()}
+    return tuple(
+        (entry.name, "only train, valid, test, items and users are read")
+        for entry in visible(source)
+        if entry.name not in read and entry.name.split(".")[0] not in ("items", "users")
+    )
 
 
 def _find(source: Path, number: int) -> Path | None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from rayrec.platform.config import Config
 from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.importers.found import FoundTables
 from rayrec.samples.importers.tables import RawTables
 
 
@@ -21,11 +22,21 @@ class Importer(Config, ABC):
 
     HAS_NAMES: ClassVar[bool] = False
     """Whether `PrepareConfig.names` can name columns of files without a header; where not, it is refused."""
+    READS_URLS: ClassVar[bool] = False
+    """Whether a source may be a `RemotePath`, which has the methods of `Path` that readers of tables use."""
 
     @classmethod
     @abstractmethod
     def recognizes(cls, source: Path) -> bool:
         """Whether an existing file or folder looks like this layout, judged by the names of its files."""
+
+    def find(self, source: Path, config: PrepareConfig) -> FoundTables | None:
+        """Find the files of a source whose log can be read in parts; None where all is read at once.
+
+        Raises:
+            InputError: a file is missing.
+        """
+        return None
 
     @abstractmethod
     def read(self, source: Path, config: PrepareConfig) -> RawTables:

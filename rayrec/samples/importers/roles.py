@@ -6,7 +6,7 @@ which names a column either has an effect or is refused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
 from rayrec.samples.importers.column_types import plain, without_nulls_type
 from rayrec.samples.importers.tables import (
     PART,
+    OpenTable,
     RawTable,
     RawTables,
     column_names,
@@ -111,8 +112,18 @@ def read_log(path: Path | Sequence[Path], config: PrepareConfig) -> RawTable:
     Raises:
         InputError: a column that is needed, or that a setting names, is not there.
     """
+    table, roles = open_log(path, config)
+    return under_our_names(table.read(), roles, REQUIRED)
+
+
+def open_log(path: Path | Sequence[Path], config: PrepareConfig) -> tuple[OpenTable, dict[Role, str]]:
+    """The files of a log, and which column plays which part.
+
+    Raises:
+        InputError: as `read_log`.
+    """
     roles = log_roles(column_names(path, config.names), config, _label(path))
-    return _under_our_names(read_table(path, tuple(roles.values()), names=config.names), roles, REQUIRED)
+    return OpenTable.open(path, tuple(roles.values()), names=config.names), roles
 
 
 def log_roles(names: Sequence[str], config: PrepareConfig, file: str) -> dict[Role, str]:
@@ -145,7 +156,7 @@ def read_side(path: Path, config: PrepareConfig, key: Role) -> RawTable:
         raise missing_columns(path, names, [key])
     # What a log has of an event, a description may have under the same name for something else.
     roles = {role: name for role, name in roles.items() if role in (key, "title")}
-    return _under_our_names(read_table(path, tuple(roles.values())), roles, (key,))
+    return under_our_names(read_table(path, tuple(roles.values())), roles, (key,))
 
 
 def under_roles(raw: RawTable, config: PrepareConfig, required: Sequence[Role]) -> RawTable:
@@ -162,7 +173,7 @@ def under_roles(raw: RawTable, config: PrepareConfig, required: Sequence[Role]) 
     missing = [config.columns.get(role, role) for role in required if role not in roles]
     if missing:
         raise missing_columns(raw.file, names, missing)
-    return _under_our_names(raw, roles, required)
+    return under_our_names(raw, roles, required)
 
 
 def check_columns(tables: RawTables, config: PrepareConfig) -> None:
@@ -184,13 +195,17 @@ def check_columns(tables: RawTables, config: PrepareConfig) -> None:
 
 def keep_apart(tables: RawTables) -> RawTables:
     """The tables with other names for columns of theirs that have a name which the data set uses itself."""
-    log = tables.interactions if tables.is_divided else without_part(tables.interactions)
     return replace(
         tables,
-        interactions=_apart(log, OWN_NAMES["interactions"]),
+        interactions=keep_log_apart(tables.interactions, tables.is_divided),
         items=None if tables.items is None else _apart(tables.items, OWN_NAMES["items"]),
         users=None if tables.users is None else _apart(tables.users, OWN_NAMES["users"]),
     )
+
+
+def keep_log_apart(log: RawTable, is_divided: bool) -> RawTable:
+    """`keep_apart` of a log."""
+    return _apart(log if is_divided else without_part(log), OWN_NAMES["interactions"])
 
 
 def without_part(log: RawTable) -> RawTable:
@@ -210,7 +225,8 @@ def _apart(raw: RawTable, own: Collection[str]) -> RawTable:
     return rename(raw, names, ()) if names else raw
 
 
-def _under_our_names(raw: RawTable, roles: dict[Role, str], required: Sequence[str]) -> RawTable:
+def under_our_names(raw: RawTable, roles: Mapping[Role, str], required: Sequence[str]) -> RawTable:
+    """A table under our names, of which it has those that are required."""
     # A column that merely has one of our names gives way to the one that plays its part.
     found: dict[str, str] = {column: role for role, column in roles.items()}
     taken = {
@@ -220,7 +236,7 @@ def _under_our_names(raw: RawTable, roles: dict[Role, str], required: Sequence[s
 
 
 def _label(path: Path | Sequence[Path]) -> str:
-    return str(path if isinstance(path, Path) else path[0])
+    return str(path[0] if isinstance(path, Sequence) else path)
 
 
 def _are_values(names: Sequence[str]) -> bool:

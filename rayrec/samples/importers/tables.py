@@ -5,12 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.remote_files import RemotePath
 from rayrec.samples.base.config import option
 from rayrec.samples.base.hive import values_of_folders
 from rayrec.samples.importers.column_types import DECIMAL_COMMA, ColumnTypes, joined, plain, typed
@@ -18,6 +20,9 @@ from rayrec.samples.importers.delimited import DelimitedFile, not_utf8
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _BATCH_ROWS = 131_072
+
+Piece = tuple[int, int]
+"""First row group of a piece of a file, or first byte, and where the next piece begins."""
 
 PART = "__part"
 """Column of a log that is split already: 0 is for training, 1 for validation, 2 for test."""
@@ -77,7 +82,8 @@ def is_hidden(name: str) -> bool:
 
 def visible(folder: Path, pattern: str = "*") -> list[Path]:
     """Entries of a folder in order of their names, hidden ones left out."""
-    return sorted(entry for entry in folder.glob(pattern) if not is_hidden(entry.name))
+    entries = folder.iterdir() if folder.is_dir() else ()
+    return sorted(entry for entry in entries if fnmatch(entry.name, pattern) and not is_hidden(entry.name))
 
 
 def files_of(path: Path) -> str:
@@ -140,7 +146,7 @@ class TableFile:
         if path.suffix == ".parquet":
             if names is not None:
                 raise InputError(f"{path}: {option('names')} has no effect on Parquet; leave it out")
-            with _open_parquet(path) as file:
+            with open_parquet(path) as file:
                 schema = plain(file.schema_arrow.empty_table()).schema
         elif path.name.endswith(SUFFIXES):
             text = DelimitedFile.detect(path, names, quoted=quoted)
@@ -160,8 +166,39 @@ class TableFile:
         """The columns."""
         return self.schema.names
 
-    def read(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of a Parquet file; None of a text file, which does not say."""
+        if self.text is not None:
+            return None
+        with open_parquet(self.path) as file:
+            return int(file.metadata.num_rows)
+
+    def pieces(self, rows: int, num_bytes: int) -> list[tuple[Piece, int | None]]:
+        """The file in pieces of about so many rows or bytes, in order, each with its rows if they are known.
+
+        A Parquet file is divided between row groups, a text file between lines; one that is packed, or in
+        which a value may reach over the end of a line, is not divided.
+        """
+        if self.text is not None:
+            return [(span, None) for span in self.text.spans(num_bytes)]
+        pieces: list[tuple[Piece, int | None]] = []
+        with open_parquet(self.path) as file:
+            first, held = 0, 0
+            for number in range(file.metadata.num_row_groups):
+                held += file.metadata.row_group(number).num_rows
+                if held >= rows or number + 1 == file.metadata.num_row_groups:
+                    pieces.append(((first, number + 1), held))
+                    first, held = number + 1, 0
+        return pieces
+
+    def read(
+        self, columns: Sequence[str] | None = None, piece: Piece | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """These columns, or all, in batches.
+
+        Args:
+            piece: one of `pieces`; None: the whole file.
 
         Raises:
             InputError: naming the line, where there is one.
@@ -169,7 +206,7 @@ class TableFile:
         columns = self.names if columns is None else list(columns)
         # A file without a column of its own has its number of rows nevertheless.
         inside = [name for name in columns if name not in self.folders] or self.names[:1]
-        for batch in self._batches(inside):
+        for batch in self._batches(inside, piece):
             values = {
                 name: pa.repeat(pa.scalar(self.folders[name], pa.string()), len(batch))
                 if name in self.folders
@@ -182,13 +219,14 @@ class TableFile:
         """Where a row is, for messages."""
         return f"{self.path} row {row + 1}" if self.text is None else self.text.where(row)
 
-    def _batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, columns: Sequence[str], piece: Piece | None) -> Iterator[pa.RecordBatch]:
         if self.text is not None:
-            yield from self.text.read(columns)
+            yield from self.text.read(columns, piece)
             return
-        with _open_parquet(self.path) as file:
+        with open_parquet(self.path) as file:
+            groups = None if piece is None else list(range(*piece))
             try:
-                for batch in file.iter_batches(_BATCH_ROWS, columns=list(columns)):
+                for batch in file.iter_batches(_BATCH_ROWS, columns=list(columns), row_groups=groups):
                     yield from plain(pa.Table.from_batches([batch])).to_batches()
             except (OSError, pa.ArrowException) as error:
                 raise InputError(f"{self.path}: cannot be read as a table: {error}") from error
@@ -201,6 +239,136 @@ def column_names(path: Path | Sequence[Path], names: Sequence[str] | None = None
         names: of text files without a header.
     """
     return TableFile.open(path, table_files(path)[0], names, quoted=True).names
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """What all files of a table are turned into, found out from all of them."""
+
+    kinds: Mapping[str, str | None]
+    """How columns of texts are read (`ColumnTypes.kind_of`); those that stay texts have None."""
+    texts: frozenset[str]
+    """Columns of ids that are numbers in some files and texts in others, and are texts in all."""
+    schema: pa.Schema
+    notes: tuple[str, ...]
+    """What was unusual about the files, for the report."""
+
+
+@dataclass(frozen=True)
+class OpenTable:
+    """The files of a table: what columns they have is known, and no row has been read; it can be pickled."""
+
+    label: str
+    """For messages: the folder, or the only file."""
+    files: tuple[TableFile, ...]
+    as_text: frozenset[str]
+    others: tuple[str, ...]
+    """What else is in the folder."""
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | Sequence[Path],
+        as_text: Collection[str],
+        quoted: bool | None = None,
+        names: Sequence[str] | None = None,
+    ) -> OpenTable:
+        """The arguments are those of `read_table`.
+
+        Raises:
+            InputError: a file is not readable or its columns are not those of the first.
+        """
+        files = [TableFile.open(path, file, names, quoted) for file in table_files(path)]
+        first = files[0]
+        for file in files:
+            if set(file.names) != set(first.names):
+                raise InputError(
+                    f"{file.path}: its columns are {', '.join(file.names)}, but those of {first.path.name} "
+                    f"are {', '.join(first.names)}; all parts must have the same columns"
+                )
+        label = str(first.path.parent if isinstance(path, Sequence) else path)
+        return cls(label, tuple(files), frozenset(as_text), tuple(_others(path)))
+
+    @property
+    def names(self) -> list[str]:
+        """The columns, in the order of the first file."""
+        return self.files[0].names
+
+    def form(self, types: ColumnTypes) -> TableForm:
+        """What the table's files are turned into.
+
+        Args:
+            types: of the columns of texts that `typed_columns` names, of all files.
+
+        Raises:
+            InputError: the files have a column of two kinds.
+        """
+        notes = dict.fromkeys(
+            f"{note} in {file.path.name}"
+            for file in self.files
+            if file.text is not None
+            for note in file.text.notes
+        )
+        # A column of texts in Parquet is one of texts, whatever text files have in it.
+        texts = {
+            field_.name
+            for file in self.files
+            if file.text is None
+            for field_ in file.schema
+            if pa.types.is_string(field_.type) and field_.name not in file.folders
+        }
+        kinds = {
+            name: None if name in self.as_text | texts else types.kind_of(name) for name in types.fitting
+        }
+        if commas := [name for name, kind in kinds.items() if kind == DECIMAL_COMMA]:
+            notes[f"decimal commas in {', '.join(commas)}"] = None
+        if unclear := [name for name in types.unclear() if name not in self.as_text]:
+            notes[f"{', '.join(unclear)} kept as text: its commas may separate decimals or thousands"] = None
+        notes |= dict.fromkeys(f"{name} ignored: no table" for name in self.others)
+        empty = [_typed(file.schema.empty_table().select(self.names), kinds) for file in self.files]
+        ids = frozenset(
+            name
+            for name in self.as_text & set(self.names)
+            if any(pa.types.is_string(one.schema.field(name).type) for one in empty)
+            and any(pa.types.is_integer(one.schema.field(name).type) for one in empty)
+        )
+        empty = [_as_texts(one, ids) for one in empty]
+        table = joined(empty, [file.path.name for file in self.files], self.label)
+        return TableForm(kinds, ids, table.schema, tuple(notes))
+
+    def in_form(self, rows: pa.Table, form: TableForm) -> pa.Table:
+        """Rows of one file with columns as the form has them, not yet of the types that all files fit."""
+        return _as_texts(_typed(rows.select(self.names), form.kinds), form.texts)
+
+    def where(self, rows: Sequence[int]) -> Callable[[int], str]:
+        """Where a row of the table is, for messages.
+
+        Args:
+            rows: of each file.
+        """
+        return _tracer(self.files, rows)
+
+    def read(self) -> RawTable:
+        """The whole table.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
+        types = ColumnTypes()
+        parts: list[pa.Table] = []
+        for file in self.files:
+            parts.append(pa.Table.from_batches(file.read(), file.schema).select(self.names))
+            types.add(parts[-1].select(typed_columns(file)))
+        form = self.form(types)
+        for number, part in enumerate(parts):
+            parts[number] = self.in_form(part, form)
+        table = joined(parts, [file.path.name for file in self.files], self.label)
+        return RawTable(table, self.label, self.where([len(part) for part in parts]), notes=form.notes)
+
+
+def typed_columns(file: TableFile) -> list[str]:
+    """Columns of a file that are texts whatever they hold: all of a text file, those of folders."""
+    return file.names if file.text is not None else list(file.folders)
 
 
 def read_table(
@@ -221,51 +389,23 @@ def read_table(
     Raises:
         InputError: a file is not readable or its columns are not those of the first.
     """
-    files = [TableFile.open(path, file, names, quoted) for file in table_files(path)]
-    first = files[0]
-    parts: list[pa.Table] = []
-    notes: dict[str, None] = {}
-    types = ColumnTypes()
-    for file in files:
-        if set(file.names) != set(first.names):
-            raise InputError(
-                f"{file.path}: its columns are {', '.join(file.names)}, but those of {first.path.name} are "
-                f"{', '.join(first.names)}; all parts must have the same columns"
-            )
-        parts.append(pa.Table.from_batches(file.read(), file.schema).select(first.names))
-        types.add(parts[-1].select(file.names if file.text is not None else list(file.folders)))
-        if file.text is not None:
-            notes |= dict.fromkeys(f"{note} in {file.path.name}" for note in file.text.notes)
-    kinds = {name: None if name in as_text else types.kind_of(name) for name in types.fitting}
-    if commas := [name for name, kind in kinds.items() if kind == DECIMAL_COMMA]:
-        notes[f"decimal commas in {', '.join(commas)}"] = None
-    if unclear := [name for name in types.unclear() if name not in as_text]:
-        notes[f"{', '.join(unclear)} kept as text: its commas may separate decimals or thousands"] = None
-    for number, part in enumerate(parts):
-        for at, column in enumerate(part.schema):
-            if kinds.get(column.name) is not None and pa.types.is_string(column.type):
-                values = typed(part.column(at), kinds[column.name])
-                parts[number] = parts[number].set_column(at, column.name, values)
-    for name in set(as_text) & set(first.names):
-        parts = _alike(parts, name)
-    table = joined(parts, [file.path.name for file in files], str(path))
-    notes |= dict.fromkeys(f"{name} ignored: no table" for name in _others(path))
-    where = path if isinstance(path, Path) else first.path.parent
-    return RawTable(table, str(where), _tracer(files, [len(part) for part in parts]), notes=tuple(notes))
+    return OpenTable.open(path, as_text, quoted, names).read()
 
 
-def _alike(parts: list[pa.Table], name: str) -> list[pa.Table]:
-    """Parts whose ids are all texts where those of one are: text files have texts, Parquet has numbers."""
-    kinds = {part.schema.field(name).type for part in parts}
-    if not any(map(pa.types.is_string, kinds)) or not any(map(pa.types.is_integer, kinds)):
-        return parts
-    at = parts[0].schema.get_field_index(name)
-    return [
-        part.set_column(at, name, part.column(at).cast(pa.string()))
-        if pa.types.is_integer(part.schema.field(at).type)
-        else part
-        for part in parts
-    ]
+def _typed(part: pa.Table, kinds: Mapping[str, str | None]) -> pa.Table:
+    for at, column in enumerate(part.schema):
+        if kinds.get(column.name) is not None and pa.types.is_string(column.type):
+            part = part.set_column(at, column.name, typed(part.column(at), kinds[column.name]))
+    return part
+
+
+def _as_texts(part: pa.Table, names: Collection[str]) -> pa.Table:
+    """With texts instead of the integers of some columns: text files have texts, Parquet has numbers."""
+    for name in names:
+        at = part.schema.get_field_index(name)
+        if pa.types.is_integer(part.schema.field(at).type):
+            part = part.set_column(at, name, part.column(at).cast(pa.string()))
+    return part
 
 
 def rename(raw: RawTable, names: dict[str, str], required: Iterable[str]) -> RawTable:
@@ -300,7 +440,7 @@ def table_files(path: Path | Sequence[Path]) -> list[Path]:
     Raises:
         InputError: there is no table in the folder, or one that would not be read.
     """
-    if not isinstance(path, Path):
+    if isinstance(path, Sequence):
         return list(path)
     if not path.is_dir():
         return [path]
@@ -331,7 +471,7 @@ def _seems_table(entry: Path) -> bool:
 
 def _others(path: Path | Sequence[Path]) -> list[str]:
     """What is in a table's folder beside its files."""
-    if not isinstance(path, Path) or not path.is_dir():
+    if isinstance(path, Sequence) or not path.is_dir():
         return []
     return [
         entry.name
@@ -342,17 +482,24 @@ def _others(path: Path | Sequence[Path]) -> list[str]:
 
 def _hive_values(root: Path | Sequence[Path], file: Path) -> dict[str, str | None]:
     """The keys and values of the folders between a table's folder and one of its files."""
-    if not isinstance(root, Path) or not root.is_dir():
+    if isinstance(root, Sequence) or not root.is_dir():
         return {}
     return values_of_folders(file.relative_to(root).as_posix())
 
 
-def _open_parquet(path: Path) -> pq.ParquetFile:
+def open_parquet(path: Path) -> pq.ParquetFile:
+    """Open a Parquet file.
+
+    Raises:
+        InputError: it is missing, empty or not one.
+    """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
     if path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty; expected a table with column names")
     try:
+        if isinstance(path, RemotePath):
+            return pq.ParquetFile(path.filesystem.open_input_file(path.path))
         return pq.ParquetFile(path)
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read as a table: {error}") from error

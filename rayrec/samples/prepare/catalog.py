@@ -86,7 +86,7 @@ def with_titles_of_log(
 ) -> tuple[RawTable | None, str]:
     """The table of items with the titles that a log has beside its events, for items that have none in it.
 
-    In the log, an item's title is that of its latest event; of several at one time, the last in the alphabet.
+    In the log, an item's title is that of its latest event, see `latest_of`.
 
     Args:
         log: with columns item_id and title.
@@ -98,6 +98,19 @@ def with_titles_of_log(
     Raises:
         InputError: titles are of a type that cannot be text.
     """
+    return merge_titles(log, latest_titles(log, rows_E, times_E), items)
+
+
+def latest_titles(log: RawTable, rows_E: Int64Array, times_E: Int64Array, first_row: int = 0) -> pd.DataFrame:
+    """The latest title that a log, or some rows of it, has of each item: key, title, time and row.
+
+    Args:
+        rows_E: its rows that are events.
+        first_row: where the rows begin in the whole log.
+
+    Raises:
+        InputError: titles are of a type that cannot be text.
+    """
     _refuse_no_title(log)
     titled = log.table.select(["item_id", "title"]).take(pa.array(rows_E))
     of_log = pd.DataFrame(
@@ -105,10 +118,25 @@ def with_titles_of_log(
             "key": titled["item_id"].cast(pa.string()).to_pandas(),
             "title": _texts(titled["title"]).to_pandas(),
             "time": times_E,
-            "row": rows_E,
+            "row": first_row + rows_E,
         }
     )
-    of_log = of_log.dropna().sort_values(["time", "title"]).drop_duplicates("key", keep="last")
+    return latest_of(of_log.dropna())
+
+
+def latest_of(titles: pd.DataFrame) -> pd.DataFrame:
+    """The latest title of each item; of several at one time, the last in the alphabet."""
+    titles = titles.sort_values(["time", "title", "row"])
+    return titles.drop_duplicates("key", keep="last")
+
+
+def merge_titles(log: RawTable, of_log: pd.DataFrame, items: RawTable | None) -> tuple[RawTable | None, str]:
+    """`with_titles_of_log` of the latest titles of the whole log.
+
+    Args:
+        log: of which only its names and where its rows are is looked at.
+        of_log: what `latest_titles` has found.
+    """
     of_log = of_log.sort_values("row")
     if items is None:
         names = {name: log.names[name] for name in ("item_id", "title") if name in log.names}

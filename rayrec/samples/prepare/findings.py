@@ -6,7 +6,7 @@ counted. All kinds that are not allowed are refused together, in one sentence ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -44,8 +44,20 @@ class Finding:
     count: int
     row: int
     """The first of them, in its table."""
+    where: Callable[[int], str]
+    """Where a row is."""
     describe: Callable[[int], str]
-    """A row as a clause: where it is and what is wrong with it."""
+    """What is wrong with a row, as a clause."""
+
+
+@dataclass(frozen=True)
+class FoundRows:
+    """Rows of one kind in a part of a source, with the clause about the first of them; it can be pickled."""
+
+    kind: Allowance
+    count: int
+    row: int
+    clause: str
 
 
 @dataclass
@@ -54,27 +66,51 @@ class Findings:
 
     found: dict[Allowance, Finding] = field(default_factory=dict)
 
-    def add_rows(self, kind: Allowance, are_it_R: np.ndarray, describe: Callable[[int], str]) -> None:
+    def add_rows(
+        self,
+        kind: Allowance,
+        are_it_R: np.ndarray,
+        where: Callable[[int], str],
+        describe: Callable[[int], str],
+    ) -> None:
         """Count the rows of a table that are of a kind."""
         if are_it_R.any():
-            self.add(kind, int(are_it_R.sum()), int(np.argmax(are_it_R)), describe)
+            self.add(kind, int(are_it_R.sum()), int(np.argmax(are_it_R)), where, describe)
 
-    def add(self, kind: Allowance, count: int, row: int, describe: Callable[[int], str]) -> None:
+    def add(
+        self,
+        kind: Allowance,
+        count: int,
+        row: int,
+        where: Callable[[int], str],
+        describe: Callable[[int], str],
+    ) -> None:
         """Count rows of a kind; among several calls, the first row is the example."""
         if not count:
             return
         before = self.found.get(kind)
         if before is None:
-            self.found[kind] = Finding(count, row, describe)
+            self.found[kind] = Finding(count, row, where, describe)
             return
         before.count += count
         if row < before.row:
-            before.row, before.describe = row, describe
+            before.row, before.where, before.describe = row, where, describe
 
-    def merge(self, other: Findings) -> None:
-        """Take the findings of another part of the source into account."""
-        for kind, one in other.found.items():
-            self.add(kind, one.count, one.row, one.describe)
+    def of_part(self, first_row: int) -> list[FoundRows]:
+        """What was found in a part of a table that begins at a row of it."""
+        return [
+            FoundRows(kind, one.count, first_row + one.row, one.describe(one.row))
+            for kind, one in self.found.items()
+        ]
+
+    def merge(self, found: Iterable[FoundRows], where: Callable[[int], str]) -> None:
+        """Take the findings of a part into account.
+
+        Args:
+            where: where a row of the whole table is.
+        """
+        for one in found:
+            self.add(one.kind, one.count, one.row, where, lambda row, clause=one.clause: clause)  # type: ignore[misc]
 
     def count(self, kind: Allowance) -> int:
         """Rows of a kind."""
@@ -91,9 +127,10 @@ class Findings:
             if kind in self.found and kind not in allowed:
                 one = self.found[kind]
                 number = f" ({one.count:,} {counted})" if counted else ""
+                place = one.where(one.row)
                 sentences.append(
-                    f"{one.describe(one.row)}{number}; {_ADVICE[kind]}, or allow {kind} (--allow {kind}) to "
-                    f"{effect}"
+                    f"{place}: {one.describe(one.row)}{number}; {_ADVICE[kind]}, or allow {kind} "
+                    f"(--allow {kind}) to {effect}"
                 )
         if len(sentences) > 1:
             sentences.append("--clean allows all of it")

@@ -111,34 +111,22 @@ def ids_of_kind(
 def is_integer_id(column: pa.ChunkedArray | pa.Array) -> bool:
     """Whether every id of a column is an integer; nulls aside."""
     keys, _ = _dictionary(column.drop_null())
-    return pc.all(pc.match_substring_regex(keys, _INTEGER), min_count=0).as_py()
+    return bool(pc.all(pc.match_substring_regex(keys, _INTEGER), min_count=0).as_py())
+
+
+def distinct_keys(column: pa.ChunkedArray) -> tuple[pa.Array, Int64Array, Int64Array]:
+    """Distinct values as strings, the index of each value among them, and the first row of each of them."""
+    keys, codes_R = _dictionary(column)
+    first_K = np.zeros(len(keys), dtype=np.int64)
+    # Backwards, so that the first row is written last.
+    first_K[codes_R[::-1]] = np.arange(len(codes_R) - 1, -1, -1)
+    return keys, codes_R, first_K
 
 
 def plain_spelling(keys: pa.Array) -> pa.Array:
     """Keys without what differs between exports of one system: leading zeros, `.0`, upper case."""
     keys = pc.replace_substring_regex(keys, r"^([0-9]+)\.0+$", r"\1")
     return pc.utf8_lower(pc.replace_substring_regex(keys, r"^0+([0-9])", r"\1"))
-
-
-def ids_alike(keys: pa.Array) -> tuple[int, tuple[str, str]] | None:
-    """Numbers that are written in two ways: `5` and `00005`, `12` and `12.0`; they are two ids.
-
-    Args:
-        keys: distinct ids.
-
-    Returns:
-        How many ids are written in other ways than one before them, and the first such pair; None: none is.
-    """
-    if pa.types.is_integer(keys.type):
-        return None
-    keys = keys.filter(pc.match_substring_regex(keys, r"^[0-9]+(\.0+)?$"))
-    plain = plain_spelling(keys).to_pandas()
-    is_again = plain.duplicated().to_numpy()
-    if not is_again.any():
-        return None
-    again = int(np.argmax(is_again))
-    first = int(np.argmax((plain == plain[again]).to_numpy()))
-    return int(is_again.sum()), (keys[first].as_py(), keys[again].as_py())
 
 
 def hash_strings(strings: pa.Array | pa.ChunkedArray | Sequence[str]) -> Int64Array:
@@ -155,14 +143,38 @@ def hash_strings(strings: pa.Array | pa.ChunkedArray | Sequence[str]) -> Int64Ar
 
 def refuse_collisions(keys: pa.Array, ids_K: Int64Array, entity: str) -> None:
     """Raise InputError if two keys share an id."""
+    found = collision_of(keys, ids_K)
+    if found is not None:
+        raise collision_error(found, entity)
+
+
+@dataclass(frozen=True)
+class Collision:
+    """Two keys with one id."""
+
+    position: int
+    """Of the second key, among those that were looked at."""
+    first: str
+    second: str
+    id: int
+
+
+def collision_of(keys: pa.Array, ids_K: Int64Array) -> Collision | None:
+    """The first of the keys that has the id of one before it; None: there is none."""
     repeated_K = pd.Series(ids_K).duplicated().to_numpy()
-    if repeated_K.any():
-        second = int(np.flatnonzero(repeated_K)[0])
-        first = int(np.flatnonzero(ids_K == ids_K[second])[0])
-        raise InputError(
-            f"{entity} ids {keys[first].as_py()!r} and {keys[second].as_py()!r} have the same 64-bit id "
-            f"{ids_K[second]}; rename one of them in the source"
-        )
+    if not repeated_K.any():
+        return None
+    second = int(np.flatnonzero(repeated_K)[0])
+    first = int(np.flatnonzero(ids_K == ids_K[second])[0])
+    return Collision(second, keys[first].as_py(), keys[second].as_py(), int(ids_K[second]))
+
+
+def collision_error(found: Collision, entity: str) -> InputError:
+    """The refusal of two keys with one id."""
+    return InputError(
+        f"{entity} ids {found.first!r} and {found.second!r} have the same 64-bit id "
+        f"{found.id}; rename one of them in the source"
+    )
 
 
 def _dictionary(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, Int64Array]:
@@ -174,6 +186,45 @@ def _dictionary(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, Int64Arra
     return encoded.dictionary.cast(pa.large_string()), encoded.indices.to_numpy()
 
 
+def integer_range(column: pa.ChunkedArray) -> tuple[int, int]:
+    """The lowest and the highest of integers, which may be texts, of any length.
+
+    Args:
+        column: without nulls, not empty.
+    """
+    keys = column if pa.types.is_integer(column.type) else _dictionary(column)[0]
+    try:
+        found = pc.min_max(keys if pa.types.is_integer(keys.type) else keys.cast(pa.int64())).as_py()
+    except pa.ArrowInvalid:
+        numbers = [int(key) for key in keys.to_pylist()]
+        return min(numbers), max(numbers)
+    return found["min"], found["max"]
+
+
+def is_outside(lowest: int, highest: int) -> bool:
+    """Whether integers are neither all signed nor all unsigned ones of 64 bits."""
+    return lowest < -(2**63) or highest >= (2**63 if lowest < 0 else 2**64)
+
+
+def refuse_outside(lowest: int, highest: int, entity: str) -> None:
+    """Refuse integers that are neither all signed nor all unsigned ones of 64 bits.
+
+    Raises:
+        InputError: naming the one that is largest without its sign.
+    """
+    if not is_outside(lowest, highest):
+        return
+    raise InputError(
+        f"{entity} id {max(lowest, highest, key=abs)} is outside 64 bits; expected an integer of 64 bits or "
+        "a text, so write it with a letter in front"
+    )
+
+
+def keys_of_integers(ids: Int64Array, are_unsigned: bool) -> pa.Array:
+    """The texts that integers are in the source."""
+    return pa.array(ids.view(np.uint64) if are_unsigned else ids).cast(pa.large_string())
+
+
 def _parse_integers(keys: pa.Array, entity: str) -> Int64Array:
     try:
         return keys.cast(pa.int64()).to_numpy()
@@ -183,8 +234,6 @@ def _parse_integers(keys: pa.Array, entity: str) -> Int64Array:
         # Unsigned ids above 2**63, as some logs have them: the same bits, read as signed.
         return keys.cast(pa.uint64()).to_numpy().view(np.int64)
     except pa.ArrowInvalid:
-        offending = max(keys.to_pylist(), key=lambda key: abs(int(key)))
-        raise InputError(
-            f"{entity} id {offending} is outside 64 bits; expected an integer of 64 bits or a text, "
-            "so write it with a letter in front"
-        ) from None
+        numbers = [int(key) for key in keys.to_pylist()]
+        refuse_outside(min(numbers), max(numbers), entity)
+        raise

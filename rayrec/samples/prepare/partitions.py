@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.hashing import mix64
 
 PartitionFunction = Callable[[pa.Table], pa.Table]
@@ -38,10 +39,15 @@ def run_partitions_locally(
 
 def split_by_key(table: pa.Table, key: str, num_partitions: int) -> Iterator[pa.Table]:
     """The partitions that have rows, in order."""
-    high_bits = mix64(table[key].to_numpy()) >> np.uint64(32)
-    partition_R = (high_bits * np.uint64(num_partitions)) >> np.uint64(32)
+    partition_R = partition_numbers(table[key].to_numpy(), num_partitions)
     order_R = np.argsort(partition_R, kind="stable")
-    bounds = np.searchsorted(partition_R[order_R], np.arange(num_partitions + 1, dtype=np.uint64))
+    bounds = np.searchsorted(partition_R[order_R], np.arange(num_partitions + 1))
     for start, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         if start < stop:
             yield table.take(order_R[start:stop])
+
+
+def partition_numbers(ids: Int64Array, num_partitions: int) -> Int64Array:
+    """The partition of each id."""
+    high_bits = mix64(ids) >> np.uint64(32)
+    return ((high_bits * np.uint64(num_partitions)) >> np.uint64(32)).astype(np.int64)

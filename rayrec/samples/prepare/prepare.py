@@ -21,9 +21,8 @@ import pyarrow as pa
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig, option
-from rayrec.samples.dataset.dataset_folder import HISTORIES, TRAIN_FOLDER, FileEntry
+from rayrec.samples.dataset.dataset_folder import HISTORIES, FileEntry
 from rayrec.samples.dataset.manifest import (
-    EVALUATION_FILES,
     ITEMS_FILE,
     USERS_FILE,
     Manifest,
@@ -39,6 +38,15 @@ from rayrec.samples.prepare.report import PrepareReport, uses_of
 from rayrec.samples.prepare.sequences import SequenceBuilder
 from rayrec.samples.prepare.splits import SplitWriter
 from rayrec.samples.prepare.time_split import time_boundaries
+from rayrec.samples.prepare.totals import (
+    CatalogCounts,
+    LogCounts,
+    SequenceTotals,
+    find_cold,
+    find_in_sequences,
+    manifest_counts,
+    shown_values,
+)
 from rayrec.samples.prepare.validation import Events, validate
 from rayrec.samples.prepare.writer import check_target, whole_folder, write_table
 
@@ -46,8 +54,8 @@ Progress = Callable[[str, int, int], None]
 """(what is being done, how much is done, of how much)."""
 
 
-def _silent(phase: str, done: int, total: int) -> None:
-    pass
+def silent(phase: str, done: int, total: int) -> None:
+    """`Progress` that nobody sees."""
 
 
 def prepare(
@@ -55,7 +63,7 @@ def prepare(
     out: str | Path,
     config: PrepareConfig | None = None,
     run_partitions: RunPartitions = run_partitions_locally,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> PrepareReport:
     """Write the data set `out` from `source`; `out` appears when it is whole, or not at all.
 
@@ -76,17 +84,27 @@ def prepare(
     split = _split_of(events, raw, config)
     textual = text_columns(raw.items, config.text_columns)
     with whole_folder(out) as folder:
-        totals = _write_splits(folder, events, split, config, run_partitions, progress)
-        _find_after_all(events, totals)
+        kept = _write_splits(folder, events, split, config, run_partitions, progress)
+        cold_rows = _cold_rows(events, kept)
+        log = raw.interactions
+        find_in_sequences(events.findings, kept.totals, log.where, lambda row: shown_values(log, row))
+        find_cold(events.findings, raw.items, len(cold_rows), int(cold_rows[0]) if len(cold_rows) else -1)
         events.findings.refuse(config.allowed)
-        files = totals.files
-        kept_items_K = totals.events_of_item_K > 0
+        files = kept.files
+        kept_items_K = kept.events_of_item_K > 0
         if events.item_rows is not None:
             kept_items_K[events.items.positions(events.item_rows)] = True
         items = item_table(
-            events.items, kept_items_K, totals.train_counts_K, raw.items, events.item_rows, textual
+            events.items, kept_items_K, kept.train_counts_K, raw.items, events.item_rows, textual
         )
-        users = user_table(events.users, totals.seen_user_K, raw.users, events.user_rows)
+        users = user_table(events.users, kept.seen_user_K, raw.users, events.user_rows)
+        counts = manifest_counts(
+            kept.totals,
+            files,
+            _catalog_counts(events, kept, items, users, len(cold_rows)),
+            _log_counts(events),
+            events.findings,
+        )
         files[ITEMS_FILE] = write_table(folder / ITEMS_FILE, items)
         files[USERS_FILE] = write_table(folder / USERS_FILE, users)
         behaviors, scenarios = events.labels.get("behavior", ()), events.labels.get("scenario", ())
@@ -97,12 +115,12 @@ def prepare(
             layout=layout,
             split=split,
             seed=config.seed,
-            ties=TiesInfo(rule=config.ties, neighbors=totals.ties, users=totals.tied_users),
+            ties=TiesInfo(rule=config.ties, neighbors=kept.totals.ties, users=kept.totals.tied_users),
             id_kinds={"user": events.users.kind, "item": events.items.kind},
             behaviors=behaviors,
             scenarios=scenarios,
             text_columns=textual,
-            counts=_counts(events, totals, items, users),
+            counts=counts,
             files=files,
             fingerprint=fingerprint_of(files, behaviors, scenarios),
         )
@@ -111,38 +129,14 @@ def prepare(
 
 
 @dataclass
-class _Totals:
-    """What is summed up while the partitions pass by."""
+class _Kept:
+    """What is kept while the partitions pass by."""
 
     train_counts_K: Int64Array
     events_of_item_K: Int64Array
     seen_user_K: np.ndarray
+    totals: SequenceTotals = field(default_factory=SequenceTotals)
     files: dict[str, FileEntry] = field(default_factory=dict)
-    ties: int = 0
-    tied_users: int = 0
-    duplicates: int = 0
-    first_duplicate: int = -1
-    """Source row; -1 when there is none."""
-    short_users: int = 0
-    first_short: int = -1
-    """Source row of the only event of a user; -1 when there is no such user."""
-
-    def add(self, sequences: pa.Table) -> None:
-        ties_U = sequences["ties"].to_numpy()
-        self.ties += int(ties_U.sum())
-        self.tied_users += int((ties_U > 0).sum())
-        self.duplicates += int(sequences["duplicates"].to_numpy().sum())
-        first_U = sequences["first_duplicate"].to_numpy()
-        self.first_duplicate = _earliest(self.first_duplicate, first_U[first_U >= 0])
-        short_U = np.diff(sequences["item_ids"].combine_chunks().offsets.to_numpy()) == 1
-        self.short_users += int(short_U.sum())
-        self.first_short = _earliest(self.first_short, sequences["first_row"].to_numpy()[short_U])
-
-
-def _earliest(row: int, rows: Int64Array) -> int:
-    if not len(rows):
-        return row
-    return int(rows.min()) if row < 0 else min(row, int(rows.min()))
 
 
 def _write_splits(
@@ -152,9 +146,9 @@ def _write_splits(
     config: PrepareConfig,
     run_partitions: RunPartitions,
     progress: Progress,
-) -> _Totals:
+) -> _Kept:
     builder = SequenceBuilder(split, config.ties, config.seed, tuple(events.labels))
-    totals = _Totals(
+    kept = _Kept(
         train_counts_K=np.zeros(len(events.items.ids_K), dtype=np.int64),
         events_of_item_K=np.zeros(len(events.items.ids_K), dtype=np.int64),
         seen_user_K=np.zeros(len(events.users.ids_K), dtype=bool),
@@ -166,93 +160,69 @@ def _write_splits(
         if writer is None:
             writer = SplitWriter(folder, sequences.schema, config.rows_per_group, config.rows_per_file)
         train_ids = writer.add(sequences)
-        totals.add(sequences)
+        kept.totals.add(sequences)
         item_ids = sequences["item_ids"].combine_chunks().flatten().to_numpy()
         num_items = len(events.items.ids_K)
-        totals.train_counts_K += np.bincount(events.items.positions(train_ids), minlength=num_items)
-        totals.events_of_item_K += np.bincount(events.items.positions(item_ids), minlength=num_items)
-        totals.seen_user_K[events.users.positions(sequences["user_id"].to_numpy())] = True
+        kept.train_counts_K += np.bincount(events.items.positions(train_ids), minlength=num_items)
+        kept.events_of_item_K += np.bincount(events.items.positions(item_ids), minlength=num_items)
+        kept.seen_user_K[events.users.positions(sequences["user_id"].to_numpy())] = True
         done += len(item_ids) + int(sequences["duplicates"].to_numpy().sum())
         progress("sequences", done, len(events.table))
     assert writer is not None, "validation refuses a source without events"
-    totals.files = writer.close()
-    return totals
+    kept.files = writer.close()
+    return kept
 
 
 def _split_of(events: Events, raw: RawTables, config: PrepareConfig) -> SplitInfo:
     """The split with its boundaries; fractions are of the source's events, duplicates included."""
-    if config.split == "time" and raw.order_is_time:
-        raise InputError(
-            f"{raw.interactions.file}: the source has no times, only an order of each user's events; split "
-            f"it by leaving one out ({option('split')} leave_one_out)"
-        )
-    if PART in events.table.schema.names:
-        return SplitInfo(kind="given")
-    if config.split == "leave_one_out":
-        return SplitInfo(kind="leave_one_out")
-    times_E = events.table["timestamp"].to_numpy()
-    times_T, counts_T = np.unique(times_E, return_counts=True)
-    starts = None
-    if config.valid_start is not None and config.test_start is not None:
-        starts = (config.valid_start, config.test_start)
-    valid_start, test_start = time_boundaries(times_T, counts_T, starts, config.fractions)
+    rule = split_rule(raw.interactions.file, raw.order_is_time, PART in events.table.schema.names, config)
+    if rule.kind != "time":
+        return rule
+    times_T, counts_T = np.unique(events.table["timestamp"].to_numpy(), return_counts=True)
+    valid_start, test_start = time_boundaries(times_T, counts_T, config.starts, config.fractions)
     return SplitInfo(kind="time", valid_start=valid_start, test_start=test_start)
 
 
-def _find_after_all(events: Events, totals: _Totals) -> None:
-    """Add to the findings what only shows once the sequences of all users are there."""
-    log, findings = events.raw.interactions, events.findings
+def split_rule(file: str, order_is_time: bool, is_divided: bool, config: PrepareConfig) -> SplitInfo:
+    """The split, without the boundaries of one by time.
 
-    def duplicate(row: int) -> str:
-        user, item, time = (log.table[name][row].as_py() for name in ("user_id", "item_id", "timestamp"))
-        return f"{log.where(row)}: user {user!r} has item {item!r} at {time} a second time"
-
-    def short(row: int) -> str:
-        return f"{log.where(row)}: user {log.table['user_id'][row].as_py()!r} has only this event"
-
-    findings.add("duplicates", totals.duplicates, totals.first_duplicate, duplicate)
-    findings.add("short-users", totals.short_users, totals.first_short, short)
-    items, cold_rows = events.raw.items, _cold_rows(events, totals)
-    if items is not None and len(cold_rows):
-
-        def cold(row: int) -> str:
-            return f"{items.where(row)}: item {items.table['item_id'][row].as_py()!r} has no interactions"
-
-        findings.add("cold-items", len(cold_rows), int(cold_rows[0]), cold)
+    Raises:
+        InputError: a split by time of a log that has no times.
+    """
+    if config.split == "time" and order_is_time:
+        raise InputError(
+            f"{file}: the source has no times, only an order of each user's events; split "
+            f"it by leaving one out ({option('split')} leave_one_out)"
+        )
+    return SplitInfo(kind="given" if is_divided else config.split)
 
 
-def _cold_rows(events: Events, totals: _Totals) -> Int64Array:
+def _cold_rows(events: Events, kept: _Kept) -> Int64Array:
     """Rows of the source's table of items whose item has no event."""
     if events.item_rows is None:
         return np.zeros(0, dtype=np.int64)
-    return np.flatnonzero(totals.events_of_item_K[events.items.positions(events.item_rows)] == 0)
+    return np.flatnonzero(kept.events_of_item_K[events.items.positions(events.item_rows)] == 0)
 
 
-def _counts(events: Events, totals: _Totals, items: pa.Table, users: pa.Table) -> dict[str, int]:
-    described_items = 0 if events.item_rows is None else len(events.item_rows)
+def _catalog_counts(
+    events: Events, kept: _Kept, items: pa.Table, users: pa.Table, num_cold: int
+) -> CatalogCounts:
     described_users = np.zeros(0, dtype=np.int64) if events.user_rows is None else events.user_rows
-    rows = {name: entry.rows for name, entry in totals.files.items()}
+    return CatalogCounts(
+        users=len(users),
+        items=len(items),
+        described_items=0 if events.item_rows is None else len(events.item_rows),
+        cold_items=num_cold,
+        users_without_events=int((~kept.seen_user_K[events.users.positions(described_users)]).sum()),
+    )
+
+
+def _log_counts(events: Events) -> LogCounts:
     times_E = events.table["timestamp"].to_numpy()
-    return {
-        "users": len(users),
-        "items": len(items),
-        "events": int(totals.events_of_item_K.sum()),
-        "train_rows": sum(count for name, count in rows.items() if name.startswith(f"{TRAIN_FOLDER}/")),
-        "train_events": int(totals.train_counts_K.sum()),
-        **{f"{split}_rows": rows[name] for split, name in EVALUATION_FILES.items()},
-        "unused_events": int(totals.events_of_item_K.sum() - totals.train_counts_K.sum())
-        - sum(rows[name] for name in EVALUATION_FILES.values()),
-        "duplicates": totals.duplicates,
-        "short_users": totals.short_users,
-        "cold_items": len(_cold_rows(events, totals)),
-        "undescribed_items": len(items) - described_items,
-        "users_without_events": int((~totals.seen_user_K[events.users.positions(described_users)]).sum()),
-        "events_filtered": events.num_filtered,
-        "trimmed_ids": events.num_trimmed,
-        "missing_ids": events.findings.count("missing-ids"),
-        "bad_times": events.findings.count("bad-times"),
-        "repeated_descriptions": events.findings.count("repeated-descriptions"),
-        "earliest": int(times_E.min()) // 1_000_000,
-        "latest": int(times_E.max()) // 1_000_000,
-        "ordered_without_times": len(events.table) if events.raw.order_is_time else 0,
-    }
+    return LogCounts(
+        num_filtered=events.num_filtered,
+        num_trimmed=events.num_trimmed,
+        earliest_us=int(times_E.min()),
+        latest_us=int(times_E.max()),
+        num_ordered=len(events.table) if events.raw.order_is_time else 0,
+    )

@@ -35,16 +35,36 @@ def time_boundaries(
     """
     if starts is None:
         stops_T = np.cumsum(counts_T)
-        num_rows = int(stops_T[-1])
-        valid_fraction, test_fraction = fractions
-        indices = [
-            min(round(num_rows * part), num_rows - 1)
-            for part in (1 - test_fraction - valid_fraction, 1 - test_fraction)
-        ]
-        valid_start, test_start = times_T[np.searchsorted(stops_T, indices, side="right")] / _PER_SECOND
-        starts = float(valid_start), float(test_start)
+        at = np.searchsorted(stops_T, boundary_ranks(int(stops_T[-1]), fractions), side="right")
+        valid_start, test_start = (times_T[at] / _PER_SECOND).tolist()
+        starts = valid_start, test_start
+    check_boundaries(int(times_T[0]), int(times_T[-1]), starts, rows)
+    return starts
+
+
+def boundary_ranks(num_rows: int, fractions: tuple[float, float]) -> tuple[int, int]:
+    """Which of the rows, in order of their times and counted from 0, have the times of the two boundaries."""
+    valid_fraction, test_fraction = fractions
+    first, second = (
+        min(round(num_rows * part), num_rows - 1)
+        for part in (1 - test_fraction - valid_fraction, 1 - test_fraction)
+    )
+    return first, second
+
+
+def check_boundaries(
+    earliest_us: int, latest_us: int, starts: tuple[float, float], rows: str = "event"
+) -> None:
+    """Check that there is something to train on and something to test on.
+
+    Args:
+        earliest_us, latest_us: times of rows, in microseconds.
+
+    Raises:
+        InputError: there is not.
+    """
     valid_start, test_start = starts
-    earliest_s, latest_s = float(times_T[0]) / _PER_SECOND, float(times_T[-1]) / _PER_SECOND
+    earliest_s, latest_s = earliest_us / _PER_SECOND, latest_us / _PER_SECOND
     if earliest_s >= valid_start:
         raise InputError(
             f"no {rows} is before the validation boundary {_time(valid_start)}, the earliest is at "
@@ -56,7 +76,6 @@ def time_boundaries(
             f"no {rows} is on or after the test boundary {_time(test_start)}, the latest is at "
             f"{_time(latest_s)}, so nothing is left to test on; move {option('test_start')}"
         )
-    return starts
 
 
 def _time(seconds: float) -> str:

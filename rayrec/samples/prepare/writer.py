@@ -57,25 +57,30 @@ def whole_folder(out: Path) -> Iterator[Path]:
         raise
     try:
         yield draft
-        draft.chmod(0o777 & ~_umask())
-        if out.exists():
-            # A folder cannot be renamed over a full one: move the old one aside, then delete it.
-            replaced = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.replaced-"))
-            out.rename(replaced / out.name)
-            try:
-                draft.rename(out)
-            except BaseException:
-                (replaced / out.name).rename(out)
-                replaced.rmdir()
-                raise
-            shutil.rmtree(replaced)
-        else:
-            draft.rename(out)
+        put_in_place(draft, out)
     except BaseException as error:
         shutil.rmtree(draft, ignore_errors=True)
         if (full := no_room(error, out.parent)) is not None:
             raise full from error
         raise
+
+
+def put_in_place(draft: Path, out: Path) -> None:
+    """Rename a folder that is whole; what was at its place is gone then."""
+    draft.chmod(0o777 & ~_umask())
+    if out.exists():
+        # A folder cannot be renamed over a full one: move the old one aside, then delete it.
+        replaced = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.replaced-"))
+        out.rename(replaced / out.name)
+        try:
+            draft.rename(out)
+        except BaseException:
+            (replaced / out.name).rename(out)
+            replaced.rmdir()
+            raise
+        shutil.rmtree(replaced)
+    else:
+        draft.rename(out)
 
 
 class RowGroupWriter:
@@ -96,7 +101,9 @@ class RowGroupWriter:
         self._path_of = path_of
         self._schema = schema
         self._rows_per_group = rows_per_group
-        self._groups_per_file = None if rows_per_file is None else max(rows_per_file // rows_per_group, 1)
+        self._groups_per_file = (
+            None if rows_per_file is None else groups_per_file(rows_per_group, rows_per_file)
+        )
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._groups_in_file = 0
@@ -140,8 +147,18 @@ class RowGroupWriter:
             self._file = None
 
 
+def groups_per_file(rows_per_group: int, rows_per_file: int) -> int:
+    """Full row groups of a file that has at most so many rows, one at least."""
+    return max(rows_per_file // rows_per_group, 1)
+
+
+ROWS_PER_TABLE_GROUP = 1 << 20
+"""Of the tables of items and users."""
+
+
 def write_table(path: Path, table: pa.Table) -> FileEntry:
-    pq.write_table(table.combine_chunks(), path, compression="zstd")
+    """Write a table of items or users."""
+    pq.write_table(table.combine_chunks(), path, row_group_size=ROWS_PER_TABLE_GROUP, compression="zstd")
     return FileEntry.of(path, len(table))
 
 

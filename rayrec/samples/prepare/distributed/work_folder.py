@@ -1,0 +1,161 @@
+"""What a distributed preparation has done, in a folder beside its data set: a killed one goes on there.
+
+    .NAME.preparing/plan.json     what is prepared, and how
+                    results/      what the tasks that are done have found
+                    data/         the files of the data set, until it is renamed
+                    spill/        tables between the passes, unless they lie in another folder
+
+A result is written when the files of its task are whole. What a power cut leaves of files is not looked at:
+then delete the folder, and prepare again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import pickle
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from rayrec.platform.errors import InputError, NoRoomError
+from rayrec.platform.files import no_room, write_json
+from rayrec.samples.prepare.distributed.tasks import RunTasks, Task
+
+_PLAN = "plan.json"
+
+
+class WorkFolder:
+    """The folder of one preparation, held by one process at a time."""
+
+    def __init__(self, path: Path, spill: Path) -> None:
+        self.path = path
+        self.spill = spill
+        self.data = path / "data"
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, out: Path, spill: Path | None, plan: Mapping[str, Any], resume: bool
+    ) -> Iterator[WorkFolder]:
+        """The folder inside the block. It is gone after the block, and after an error that would come again;
+        after an interruption it stays.
+
+        Args:
+            out: the data set to write.
+            spill: another folder for the tables between the passes.
+            plan: what is prepared, and how; plain values.
+            resume: go on with what an interrupted preparation has done, if there is one.
+
+        Raises:
+            InputError: one is there and is not to be resumed, had another plan, or is at work.
+        """
+        path = out.parent / f".{out.name}.preparing"
+        spilled = path / "spill"
+        if spill is not None:
+            name = hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:12]
+            spilled = spill / f"{out.name}.preparing-{name}"
+        folder = cls(path, spilled)
+        was_there = (path / _PLAN).exists()
+        try:
+            for one in (path, path / "results", folder.data, spilled):
+                one.mkdir(parents=True, exist_ok=True)
+            with (path / "lock").open("w") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise InputError(
+                        f"{out}: another process prepares this data set at the moment; wait for it"
+                    ) from None
+                if was_there:
+                    folder._check(plan, resume)
+                else:
+                    write_json(path / _PLAN, plan)
+                try:
+                    yield folder
+                except (InputError, NoRoomError):
+                    folder.delete()
+                    raise
+                folder.delete()
+        except OSError as error:
+            if (full := no_room(error, path.parent)) is not None:
+                folder.delete()
+                raise full from error
+            raise
+
+    def run(
+        self,
+        stage: str,
+        run_tasks: RunTasks,
+        task: Task,
+        shared: Any,
+        arguments: Sequence[Any],
+        on_result: Callable[[int, Any], None] = lambda index, result: None,
+        keep: bool = True,
+    ) -> list[Any]:
+        """The results of the tasks of a stage, in the order of the arguments; those that are done are read.
+
+        Args:
+            on_result: called with (index of the argument, result) of each.
+            keep: whether results are returned; else they are left to `on_result`, so that not all are held.
+        """
+        results: dict[int, Any] = {}
+        for index in range(len(arguments)):
+            path = self._result(stage, index)
+            if path.exists():
+                result = pickle.loads(path.read_bytes())
+                on_result(index, result)
+                results[index] = result if keep else None
+        missing = [index for index in range(len(arguments)) if index not in results]
+        # Closed before an error leaves here: no task writes any more when the folder is deleted.
+        with closing(run_tasks(task, shared, [arguments[index] for index in missing])) as found:
+            for at, result in found:
+                index = missing[at]
+                self._save(self._result(stage, index), result)
+                on_result(index, result)
+                results[index] = result if keep else None
+        return [results[index] for index in range(len(arguments))]
+
+    def remove_spilled(self, pattern: str) -> None:
+        """Delete spilled tables that no later pass reads."""
+        for path in self.spill.glob(pattern):
+            path.unlink(missing_ok=True)
+
+    def delete(self) -> None:
+        """Delete all of it."""
+        shutil.rmtree(self.spill, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def _result(self, stage: str, index: int) -> Path:
+        return self.path / "results" / f"{stage}-{index:06}.pickle"
+
+    def _save(self, path: Path, result: Any) -> None:
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_bytes(pickle.dumps(result))
+        unfinished.replace(path)
+
+    def _check(self, plan: Mapping[str, Any], resume: bool) -> None:
+        before = json.loads((self.path / _PLAN).read_text())
+        if not resume:
+            raise InputError(
+                f"{self.path}: a preparation that was interrupted has got this far; go on with it "
+                "(--resume), or delete the folder"
+            )
+        now = json.loads(json.dumps(plan))
+        was, are = (dict(map(tuple, one.pop("files"))) for one in (before, now))
+        for file in sorted(was.keys() | are.keys()):
+            if was.get(file) != are.get(file):
+                what = "is new" if file not in was else "is gone" if file not in are else "has changed"
+                raise InputError(
+                    f"{file}: the file {what} since the interrupted preparation began; delete {self.path} "
+                    "and prepare again"
+                )
+        for name in sorted(before.keys() | now.keys()):
+            if before.get(name) != now.get(name):
+                raise InputError(
+                    f"{name} is {now.get(name)!r}, but the interrupted preparation began with "
+                    f"{before.get(name)!r}; set it to that, or delete {self.path}"
+                )
