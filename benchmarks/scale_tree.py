@@ -12,9 +12,9 @@ measured, too, and left out. Bars:
 * `scale-tree-bytes`: the same for the bytes of ids, rows and gradients.
 * `scale-tree-server`: the same for the server's processor time.
 
-`RAYREC_BENCH_ROWS` sets the most trainers, `RAYREC_BENCH_STEPS` the steps of one measurement. What was
-measured is written to `benchmarks/quality/scale-tree.json`, and drawn as `docs/images/scale-tree.svg` where
-matplotlib is installed. It takes half an hour.
+`RAYREC_BENCH_ROWS` sets the most trainers (fewer than 64 give no bars), `RAYREC_BENCH_STEPS` the steps of one
+measurement. What was measured is written to `benchmarks/quality/scale-tree.json`, and drawn as
+`docs/images/scale-tree.svg` where matplotlib is installed. It takes half an hour.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def bench(options: BenchOptions) -> list[Bar]:
     )
     _draw(costs)
     by = {(cost.trainers, cost.group): cost for cost in costs}
-    alone, together = by[MOST_ALONE, 1], by[MOST_ALONE, GROUP]
+    if most < MOST_TRAINERS:
+        return []
+    most, alone, together = costs[-1].trainers, by[MOST_ALONE, 1], by[MOST_ALONE, GROUP]
     return [
         Bar.once(
             "scale-tree-driver",

@@ -21,8 +21,6 @@ from rayrec.embeddings.transport.protocol import Empty, ReplyT, ShardCall
 from rayrec.platform.metrics import MeterClock, StageTimes
 
 GROUP_STAGE = "trainer_group"
-DRIVER_CALLS = 64
-"""Most calls of the driver that wait for trainers at once; two for each batch that is begun."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,8 @@ class GroupSpec:
     transport: TransportChoice
     wait_timeout_s: float
     max_staleness: int = 0
+    queue_depth: int = 4
+    """Batches that the driver begins at once."""
 
     @property
     def num_groups(self) -> int:
@@ -46,7 +46,7 @@ class GroupSpec:
         return range(first, min(first + self.group_size, self.num_trainers))
 
 
-class TrainerGroup(StageActor[MeterClock]):
+class GroupCallerActor(StageActor[MeterClock]):
     """A thin shell; trainers of its node reach it through shared memory, others as Ray calls."""
 
     def __init__(self, role: ActorRole, spec: GroupSpec, servers: Sequence[Any]) -> None:
@@ -99,15 +99,15 @@ def spawn_trainer_groups(host: Host, spec: GroupSpec, servers: Sequence[Any]) ->
         return []
     return [
         host.spawn(
-            TrainerGroup,
+            GroupCallerActor,
             GROUP_STAGE,
             group,
             (spec, list(servers)),
             # No CPU of its own: it works while its trainers wait for it. Calls of trainers on other nodes
-            # wait on threads, as those of trainers do on a server; and those of the driver.
+            # wait on threads, as those of trainers do on a server; and those of the driver, two a batch.
             {
                 "num_cpus": 0,
-                "max_concurrency": (4 + spec.max_staleness) * spec.group_size + 4 + DRIVER_CALLS,
+                "max_concurrency": (4 + spec.max_staleness) * spec.group_size + 2 * spec.queue_depth + 8,
             },
         )
         for group in range(spec.num_groups)

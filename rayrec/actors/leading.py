@@ -49,7 +49,9 @@ class Leader:
             for group, num_groups in self._below:
                 others.append(group.forward.remote(number, method, shares[first : first + num_groups]))
                 first += num_groups
-        return [*ray.get(own), *(answer for answers in ray.get(others) for answer in answers)]
+        # Of all at once: the first error ends the wait for the others.
+        answers = ray.get([*own, *others])
+        return [*answers[: len(own)], *(answer for below in answers[len(own) :] for answer in below)]
 
     def ask(self, number: int, method: str, ranks: Sequence[int]) -> list[Any]:
         """Call some trainers of this group and of those below; returns the promises of their answers."""

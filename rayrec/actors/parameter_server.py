@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -40,6 +40,7 @@ class ServerSpec:
     """Most bytes that its tables may take."""
     num_threads: int = 1
     """That one of its calls may use."""
+    called_by: Literal["trainer", "group"] = "trainer"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class ParameterServer(StageActor[MeterClock]):
             max_staleness=spec.max_staleness,
             memory_limit=spec.memory_limit,
             num_threads=spec.num_threads,
+            called_by=spec.called_by,
         )
         self._listening = Listening(role.actor_name, self.answer)
 

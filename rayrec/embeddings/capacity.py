@@ -40,6 +40,7 @@ from rayrec.embeddings.storage.index import grouping_bytes, index_bytes
 from rayrec.embeddings.storage.row_storage import BUCKET_PARTS, SCANNED_ROWS
 from rayrec.embeddings.table.age_calendar import LISTED_BYTES, calendar_of
 from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.embeddings.table.table import CHANGED_SHARE, GIVEN_UP_SHARE
 from rayrec.platform.arrays import Int64Array
 
 Phase = Literal["growing", "evicting", "saving"]
@@ -220,7 +221,7 @@ def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
         extra_bytes={
             "growing": index // 2 if index > index_bytes(0) else 0,
             "evicting": 0 if config.eviction is None else _evicting_bytes(num_rows),
-            "saving": _writing_bytes(num_rows, index, exported),
+            "saving": _writing_bytes(num_rows, index, exported) + _known_bytes(config, num_rows),
         },
     )
 
@@ -278,6 +279,12 @@ def _writing_bytes(num_rows: int, index: int, row_bytes: int) -> int:
     parts = 3 * part + min(num_rows * row_bytes, PARTS_WAITING * part)
     buckets = 4 * _ID * NUM_BUCKETS
     return _LISTED_IDS * _ID * listed + buckets + parts + _FILE_BLOCK + _WRITER_COPIES * group * row_bytes
+
+
+def _known_bytes(config: TableConfig, num_rows: int) -> int:
+    """Ids that have changed or were given up since the last snapshot."""
+    given_up = 0 if config.eviction is None else num_rows // GIVEN_UP_SHARE
+    return _ID * (num_rows // CHANGED_SHARE + given_up)
 
 
 def _buffer_bytes(config: TableConfig, num_ids: int, num_rows: int, held: int, waiting: int) -> int:

@@ -25,16 +25,6 @@ def deduplicate(ids: Int64Array) -> tuple[Int64Array, Int64Array]:
     return distinct_N[:num_distinct].copy(), inverse_N.reshape(ids.shape)
 
 
-def num_distinct(ids_N: Int64Array) -> int:
-    """How many distinct ids there are.
-
-    Of ten millions, `np.unique` takes 18 s, this 2 s, and no time where they ascend.
-    """
-    if len(ids_N) < 2 or bool((ids_N[1:] > ids_N[:-1]).all()):
-        return len(ids_N)
-    return len(deduplicate(ids_N)[0])
-
-
 def sum_by_inverse(values_ND: Float32Array, inverse_N: Int64Array, num_rows: int) -> Float32Array:
     """[M, D] sums of the values of each distinct id, added to zero in the order of the ids.
 

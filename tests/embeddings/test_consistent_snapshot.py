@@ -45,6 +45,7 @@ from rayrec.embeddings.storage.row_storage import MemoryRows
 from rayrec.embeddings.table import ids_since
 from rayrec.embeddings.table.table import TableRows
 from tests.embeddings.dictionary_oracle import DictionaryTable
+from tests.embeddings.test_admission_and_eviction import check_calendar
 from tests.helpers.examples import examples
 
 PLAIN = TableConfig(name="items", dim=3, seed=1, optimizer=RowwiseAdagradConfig())
@@ -298,6 +299,8 @@ def check_chain(run: Run, folder: Path, plan: list) -> None:
         snapshots.write(at, is_full, pauses)
         loaded = snapshots.load(num_after or 2, run.config)
         assert contents([shard.export("items") for shard in loaded]) == snapshots.expected
+        for shard in loaded:
+            check_calendar(shard._tables["items"])
         if num_after is not None:
             run.go_back(snapshots.oracle, loaded, at)
 
@@ -401,6 +404,25 @@ def test_an_increment_looks_at_what_has_changed_and_not_at_the_table(monkeypatch
     commit(shard, 3, *range(10))  # too many to be remembered
     assert increment(shard, 3, 2) == dict.fromkeys(range(10), 3)
     assert rows.ids in scanned
+
+
+def test_a_row_that_came_and_went_between_snapshots_gets_too_old_behind_a_restore():
+    eviction = EvictionConfig(max_age_steps=2, every_steps=1)
+    config = TableConfig(name="items", dim=3, eviction=eviction)
+    shard = EmbeddingShard([config], 0, 1)
+    parts = []
+    for step, values in enumerate(([1], [1, 9], [1], [1], [1], [1, 9])):  # 9 is given up after step 4
+        commit(shard, step, *values)
+        if step in (0, 5):
+            shard.begin_snapshot(step)
+            parts += shard.export_snapshot("items", step, 0 if step else None)
+            shard.release(step)
+    restored = EmbeddingShard([config], 0, 1)
+    restored.restore({"items": parts})
+    restored.begin(5, 1)
+    for step in range(6, 10):
+        restored.apply(UpdateTag(1, step, 0), {"items": (ids(1), np.ones((1, 3), np.float32))})
+    assert restored.export("items").ids_M.tolist() == [1]
 
 
 def test_only_what_was_brought_back_before_it_was_read_is_in_a_cut():

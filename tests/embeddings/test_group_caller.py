@@ -210,6 +210,29 @@ def test_a_gradient_that_is_not_finite_is_refused_in_the_name_of_its_trainer():
     with pytest.raises(ValueError, match="trainer 1: step 0, table 'items': the gradient of id 1 is nan"):
         caller.answer(ApplyCall(UpdateTag(0, 0, 1), bad))
     assert transport.calls == []
+    with pytest.raises(ValueError, match="trainer 1: step 0"):  # those that wait for the step hear it, too
+        caller.answer(LookupCall({"items": ids(1)}, 0, UpdateTag(0, 1, 0)))
+
+
+def test_what_a_contribution_failed_with_the_others_hear_with_their_next_call():
+    caller, transport, _ = caller_of(2)
+    transport.call = lambda shard, call: (_ for _ in ()).throw(OSError("the disk is full"))
+    caller.answer(ApplyCall(UpdateTag(0, 0, 0), gradients(1)))
+    with pytest.raises(OSError, match="the disk is full"):
+        caller.answer(ApplyCall(UpdateTag(0, 0, 1), gradients(1)))
+    with pytest.raises(OSError, match="the disk is full"):
+        caller.answer(LookupCall({"items": ids(1)}, 0, UpdateTag(0, 1, 0)))
+
+
+def test_a_contribution_that_comes_again_counts_once():
+    caller, transport, shard = caller_of(2)
+    for step in range(2):
+        for rank in (0, 0, 1, 1):
+            caller.answer(ApplyCall(UpdateTag(0, step, rank), gradients(1)))
+        caller.answer(ApplyCall(UpdateTag(0, 0, 0), gradients(1)))
+    assert transport.calls == [("ApplyCall", 1)] * 2
+    assert shard.committed_step == 1
+    assert caller._meetings == {}
 
 
 def test_rows_that_have_one_owner_are_not_called_for_in_a_group():

@@ -96,7 +96,7 @@ def test_data_and_a_model_are_all_a_run_needs():
             "training.parallel is 'fsdp2' and pipeline.num_trainers 1: one trainer has nobody to share",
         ),
         (
-            {"pipeline": {"trainers_per_group": 2}, "sparse": {"cache_rows": 9}},
+            {"pipeline": {"num_trainers": 2, "trainers_per_group": 2}, "sparse": {"cache_rows": 9}},
             "pipeline.trainers_per_group is 2 and sparse.cache_rows 9: rows in a cache have one trainer",
         ),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -73,12 +74,16 @@ class NotedTrainer:
 
 
 def kept(promises: list[Any]) -> list[Any]:
-    for done, _ in promises:
-        assert done.wait(10)
-    for _, (answer,) in promises:
-        if isinstance(answer, Exception):
-            raise answer
-    return [answer for _, (answer,) in promises]
+    """As `ray.get`: the first error ends the wait for the others."""
+    ends = time.monotonic() + 10
+    while time.monotonic() < ends:
+        for done, answer in promises:
+            if done.is_set() and isinstance(answer[0], Exception):
+                raise answer[0]
+        if all(done.is_set() for done, _ in promises):
+            return [answer for _, (answer,) in promises]
+        time.sleep(0.001)
+    raise TimeoutError("nothing comes")
 
 
 @pytest.mark.parametrize(("num_trainers", "group_size"), [(2, 2), (5, 2), (9, 4), (30, 2)])
@@ -124,7 +129,12 @@ def test_what_a_trainer_raises_the_driver_hears(monkeypatch):
         done.set()
         return done, [ValueError("a gradient is not finite")]
 
+    def waits(share: str) -> Any:
+        return threading.Event(), []
+
     trainers[3].train = type("Method", (), {"remote": staticmethod(fails)})
+    for rank in (0, 1, 2):  # for the one that has failed
+        trainers[rank].train = type("Method", (), {"remote": staticmethod(waits)})
     with ThreadPoolExecutor(20) as pool:
         groups = [Later(Leader(range(first, first + 2)), pool) for first in (0, 2)]
         calls = ByGroup(groups, trainers, 2, kept)

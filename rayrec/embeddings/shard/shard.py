@@ -100,6 +100,7 @@ class EmbeddingShard:
             cannot be, since trainers wait for their own older updates and meet in every dense step.
         memory_limit: most bytes that the tables may take; None for what the machine gives.
         num_threads: that one call may use; the rows do not depend on it.
+        called_by: what a rank is the number of, for messages.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class EmbeddingShard:
         max_staleness: int = 0,
         memory_limit: int | None = None,
         num_threads: int = 1,
+        called_by: str = "trainer",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         names = [config.name for config in tables]
@@ -125,6 +127,7 @@ class EmbeddingShard:
         self._steps_ahead = 1 + max_staleness
         self._memory_limit = memory_limit
         self._num_threads = num_threads
+        self._called_by = called_by
         self._clock = clock
         self._lock = StepLock()
         self._tables = self._empty_tables()
@@ -490,8 +493,8 @@ class EmbeddingShard:
         step = self._committed_step + 1
         if self.has_heads(step):
             raise RuntimeError(
-                f"shard {self._shard} has applied a part of step {step} and waits for the rest from trainers "
-                f"{self._pending[step].missing()}"
+                f"shard {self._shard} has applied a part of step {step} and waits for the rest from "
+                f"{self._called_by}s {self._pending[step].missing()}"
             )
 
     def _let_reads_in(self) -> None:
@@ -537,7 +540,7 @@ class EmbeddingShard:
         raise StepTimeoutError(
             f"shard {self._shard}: waited {self._wait_timeout_s:g} s for step {step}, but the last "
             f"committed step is {self._committed_step}; no complete update of step {next_step} "
-            f"came from trainers {arrived.missing()}"
+            f"came from {self._called_by}s {arrived.missing()}"
         )
 
     def _take(self, tag: UpdateTag, contribution: Contribution) -> None:
@@ -582,21 +585,21 @@ class EmbeddingShard:
         if tag.incarnation != self._incarnation:
             raise ValueError(
                 f"shard {self._shard} is in incarnation {self._incarnation} and refuses the update of "
-                f"step {tag.step} from trainer {tag.rank} of incarnation {tag.incarnation}"
+                f"step {tag.step} from {self._called_by} {tag.rank} of incarnation {tag.incarnation}"
             )
         if not 0 <= tag.rank < self._num_trainers:
             raise ValueError(
-                f"shard {self._shard} expects trainers 0 to {self._num_trainers - 1}, got an update from "
-                f"trainer {tag.rank}"
+                f"shard {self._shard} expects {self._called_by}s 0 to {self._num_trainers - 1}, got an "
+                f"update from {self._called_by} {tag.rank}"
             )
         if tag.step > self._committed_step + 1 + self._steps_ahead:
             raise ValueError(
-                f"shard {self._shard}: the update of step {tag.step} from trainer {tag.rank} leaves a "
-                f"gap after step {self._committed_step}, the last committed one; an update was lost"
+                f"shard {self._shard}: the update of step {tag.step} from {self._called_by} {tag.rank} "
+                f"leaves a gap after step {self._committed_step}, the last committed one; an update was lost"
             )
 
     def _check_contribution(self, tag: UpdateTag, contribution: Contribution) -> None:
-        with self._refusing(f"step {tag.step} because of trainer {tag.rank}"):
+        with self._refusing(f"step {tag.step} because of {self._called_by} {tag.rank}"):
             for name, (ids_M, grads_MD) in contribution.update.items():
                 # Not that the ids are distinct, which would cost a tenth of an apply: that is asserted there.
                 self._table(name).check_update(ids_M, grads_MD)
@@ -611,7 +614,7 @@ class EmbeddingShard:
     def _check_dirty(self, step: int, dirty: Sequence[DirtyRows], update: SparseUpdate) -> None:
         """What can be said of checked records only when everything that the step changes is there."""
         for rank, records in enumerate(dirty):
-            with self._refusing(f"step {step} because of trainer {rank}"):
+            with self._refusing(f"step {step} because of {self._called_by} {rank}"):
                 for name, (ids_K, _) in records.items():
                     self._tables[name].check_have_rows(ids_K)
         with self._refusing(f"step {step}"):

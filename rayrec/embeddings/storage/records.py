@@ -23,7 +23,8 @@ from rayrec.platform.memory import machine_bytes
 _LEAST_BLOCK_BYTES = 16 * 2**20
 """Several huge pages; pages that no row has reached cost nothing."""
 _MOST_BLOCKS = 2**13
-"""That all memory of a machine makes: a process may have 65,530 mappings by default (`vm.max_map_count`)."""
+"""That all memory of a machine makes, or twice as many, since a block has a power of two of rows. A process
+may have 65,530 mappings by default (`vm.max_map_count`)."""
 _AHEAD = 16  # records asked for this many rows early
 
 

@@ -12,6 +12,7 @@ Axes: M ids of one call, K ids of a part.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,10 +22,12 @@ from rayrec.platform.arrays import Int32Array, Int64Array
 
 _SAMPLE = 65_536
 """Ids that are looked at ahead before it is said that most of them are old."""
-LISTED_BYTES = 8
-"""Memory of an id."""
-_LEAST_BLOCK, _MOST_BLOCK = 64, 65_536
-"""Ids of a block: twice as many as those before it, within these."""
+LISTED_BYTES = 10
+"""Most memory of an id, where a list has many."""
+_LEAST_BLOCK, _MOST_BLOCK = 16, 65_536
+"""Ids of a block: a quarter of those before it, within these."""
+_LIST_BYTES = 512
+"""Of the objects of a list."""
 
 
 class _IdList:
@@ -35,6 +38,11 @@ class _IdList:
         self._num_last = 0
         """Ids in the last block."""
         self._num_ids = 0
+        self.num_bytes = 0
+
+    def all(self) -> Int64Array:
+        *full, last = self._blocks or [np.empty(0, dtype=np.int64)]
+        return np.concatenate([*full, last[: self._num_last]])
 
     def __len__(self) -> int:
         return self._num_ids
@@ -42,8 +50,9 @@ class _IdList:
     def add(self, ids_M: Int64Array) -> None:
         while len(ids_M):
             if not self._blocks or self._num_last == len(self._blocks[-1]):
-                size = min(max(self._num_ids, len(ids_M), _LEAST_BLOCK), _MOST_BLOCK)
+                size = min(max(self._num_ids // 4, len(ids_M), _LEAST_BLOCK), _MOST_BLOCK)
                 self._blocks.append(np.empty(size, dtype=np.int64))
+                self.num_bytes += 8 * size
                 self._num_last = 0
             block = self._blocks[-1]
             some = ids_M[: len(block) - self._num_last]
@@ -59,7 +68,7 @@ class _IdList:
         self._num_ids -= len(ids_K)
         self._num_last = left
         if not left:
-            self._blocks.pop()
+            self.num_bytes -= self._blocks.pop().nbytes
             self._num_last = len(self._blocks[-1]) if self._blocks else 0
         return ids_K
 
@@ -70,53 +79,56 @@ class AgeCalendar:
     def __init__(self, max_age_steps: int, every_steps: int) -> None:
         self._max_age, self._every = max_age_steps, every_steps
         self._lists: dict[int, _IdList] = {}
-        self._looked_at = _IdList()
-        """Of the list that is due next, those that are known to have an old record."""
+        self._dues: list[int] = []
+        """Of the lists, as a heap."""
+        self._old = _IdList()
+        """Of the list that is due next, those whose record was found to be old ahead of its step."""
         self._num_moved = 0
-        """Of that list, those that were looked at and have a newer one."""
-
-    def __len__(self) -> int:
-        """Ids in all lists."""
-        return len(self._looked_at) + sum(len(ids) for ids in self._lists.values())
+        """Of that list, those that were found to have a newer one."""
+        self._num_bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        return LISTED_BYTES * len(self)
+        return self._num_bytes
+
+    def ids(self) -> Int64Array:
+        """[K] all ids, in no order."""
+        return np.concatenate([ids.all() for ids in (self._old, *self._lists.values())])
 
     def add(self, ids_M: Int64Array, steps_M: Int32Array) -> None:
         """Put ids that are in no list into those of their rows' last changes."""
-        dues_M = self._due(steps_M.astype(np.int64))
         if not len(ids_M):
             return
+        dues_M = self._due(steps_M.astype(np.int64))
         if (dues_M == dues_M[0]).all():
-            self._list(int(dues_M[0])).add(ids_M)
+            self._put(int(dues_M[0]), ids_M)
             return
         order_M = np.argsort(dues_M, kind="stable")
         ids_M, dues_M = ids_M[order_M], dues_M[order_M]
         starts = np.flatnonzero(np.diff(dues_M, prepend=dues_M[0] - 1))
         for start, end in zip(starts, [*starts[1:], len(ids_M)], strict=True):
-            self._list(int(dues_M[start])).add(ids_M[start:end])
+            self._put(int(dues_M[start]), ids_M[start:end])
 
     def ahead(self, step: int) -> Iterator[Int64Array]:
         """A share of the ids that are due next, so that their step finds fewer; `add_ahead` must follow.
 
         Args:
-            step: that is committed; the shares of the steps until the next eviction are all ids.
+            step: that is committed. The shares of all steps until the eviction leave it as much as one more.
         """
         due = self._next(step)
         ids, wanted = self._lists.get(due), 0
         # Where most rows go, they would be looked at twice for nothing.
-        if ids is not None and len(self._looked_at) <= max(_SAMPLE, self._num_moved):
+        if ids is not None and len(self._old) <= max(_SAMPLE, self._num_moved):
             wanted = -(-len(ids) // (due - step + 1))
         while ids is not None and len(ids) and wanted > 0:
-            ids_K = ids.take(wanted)
+            ids_K = self._take(ids, wanted)
             wanted -= len(ids_K)
             yield ids_K
 
     def add_ahead(self, ids_K: Int64Array, steps_K: Int32Array, step: int) -> None:
         """Put back those ids of a share that have rows."""
         is_old_K = self._due(steps_K.astype(np.int64)) <= self._next(step)
-        self._looked_at.add(ids_K[is_old_K])
+        self._add_to(self._old, ids_K[is_old_K])
         self._num_moved += int(np.count_nonzero(~is_old_K))
         self.add(ids_K[~is_old_K], steps_K[~is_old_K])
 
@@ -125,16 +137,32 @@ class AgeCalendar:
 
         `add` those whose rows stay.
         """
-        for due in sorted(due for due in self._lists if due <= step):
-            ids = self._lists.pop(due)
+        while self._dues and self._dues[0] <= step:
+            ids = self._lists.pop(heapq.heappop(self._dues))
+            self._num_bytes -= _LIST_BYTES
             while len(ids):
-                yield ids.take()
-        ids, self._looked_at, self._num_moved = self._looked_at, _IdList(), 0
+                yield self._take(ids)
+        ids, self._old, self._num_moved = self._old, _IdList(), 0
         while len(ids):
-            yield ids.take()
+            yield self._take(ids)
 
-    def _list(self, due: int) -> _IdList:
-        return self._lists.setdefault(due, _IdList())
+    def _put(self, due: int, ids_M: Int64Array) -> None:
+        if due not in self._lists:
+            self._lists[due] = _IdList()
+            heapq.heappush(self._dues, due)
+            self._num_bytes += _LIST_BYTES
+        self._add_to(self._lists[due], ids_M)
+
+    def _add_to(self, ids: _IdList, ids_M: Int64Array) -> None:
+        before = ids.num_bytes
+        ids.add(ids_M)
+        self._num_bytes += ids.num_bytes - before
+
+    def _take(self, ids: _IdList, most: int = _MOST_BLOCK) -> Int64Array:
+        before = ids.num_bytes
+        ids_K = ids.take(most)
+        self._num_bytes += ids.num_bytes - before
+        return ids_K
 
     def _due(self, steps_M: Int64Array) -> Int64Array:
         """[M] first step at whose commit rows that these steps have changed last are too old."""

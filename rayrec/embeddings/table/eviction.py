@@ -169,8 +169,12 @@ class Tombstones:
         """Replace everything remembered so far."""
         self._steps = None
         self._by_step.clear()
-        for step in np.unique(evicted.steps_V).tolist():
-            self._put(evicted.ids_V[evicted.steps_V == step], step)
+        if not len(evicted):
+            return
+        order_V = np.argsort(evicted.steps_V, kind="stable")
+        steps, starts = np.unique(evicted.steps_V[order_V], return_index=True)
+        for step, ids_V in zip(steps.tolist(), np.split(evicted.ids_V[order_V], starts[1:]), strict=True):
+            self._put(ids_V, step)
 
     @property
     def _listed_bytes(self) -> int:

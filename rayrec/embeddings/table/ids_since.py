@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from rayrec.embeddings.base.layout import NEVER
-from rayrec.embeddings.storage.index import ordered_by_bucket
 from rayrec.platform.arrays import Int64Array
 
 _LEAST_IDS = 65_536
@@ -68,7 +65,6 @@ class IdsSince:
             self._named = [(of_step, ids_K) for of_step, ids_K in self._named if of_step > step]
             self._num_ids = sum(len(ids_K) for _, ids_K in self._named)
 
-    def between(self, since: int, step: int) -> Int64Array:
-        """Distinct ids that steps after the one and until the other have named, in the order of buckets."""
-        found = [ids_K for of_step, ids_K in self._named if since < of_step <= step]
-        return ordered_by_bucket(np.concatenate([np.empty(0, dtype=np.int64), *found]))[0]
+    def between(self, since: int, step: int) -> list[Int64Array]:
+        """What steps after the one and until the other have named, in parts; some ids several times."""
+        return [ids_K for of_step, ids_K in self._named if since < of_step <= step]

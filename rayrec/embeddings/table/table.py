@@ -24,7 +24,7 @@ from rayrec.embeddings.base.layout import NEVER, STEP_WORD
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.storage.consistent_snapshot import ConsistentSnapshot, Wait, max_buffer_bytes
 from rayrec.embeddings.storage.disk.tiered_rows import Fetch, TieredRows
-from rayrec.embeddings.storage.index import MISSING
+from rayrec.embeddings.storage.index import MISSING, IdMap, ordered_by_bucket
 from rayrec.embeddings.storage.records import RecordAccess, RecordArray
 from rayrec.embeddings.storage.row_storage import MemoryRows, RowsPart, RowStorage, SnapshotSource
 from rayrec.embeddings.table.admission import Sighted, SightingCounters
@@ -38,7 +38,7 @@ from rayrec.platform.compiled import kernel_input
 _EVICTING = 120
 """Bytes per row: tombstones of all (35 to 62), free rows (16), choosing, an eighth at a time (15), and what
 the allocator keeps meanwhile: 92 in all were measured, and 117 once."""
-_GIVEN_UP_SHARE, _CHANGED_SHARE = 4, 16
+GIVEN_UP_SHARE, CHANGED_SHARE = 4, 16
 """Ids are known whose rows were given up, up to a quarter of the rows: a snapshot of what has changed since
 is not worth it beyond. And those whose rows have changed, up to a sixteenth: to find an id takes several
 times longer than to pass by it in a look at all rows, and they take memory all the time."""
@@ -120,7 +120,7 @@ class EmbeddingTable:
         self._num_created = self._num_evicted = self._num_not_admitted = 0
         self._snapshot: TableSnapshot | None = None
         self._last_snapshot_step: int | None = None
-        self._given_up, self._changed = IdsSince(_GIVEN_UP_SHARE), IdsSince(_CHANGED_SHARE)
+        self._given_up, self._changed = IdsSince(GIVEN_UP_SHARE), IdsSince(CHANGED_SHARE)
 
     @property
     def num_rows(self) -> int:
@@ -129,7 +129,8 @@ class EmbeddingTable:
     @property
     def num_bytes(self) -> int:
         """Memory of the rows that were in use at once, of the index, and of what waits for admission."""
-        return self._rows.num_bytes + _waiting_bytes(self._sightings, self._tombstones, self._ages)
+        known = self._given_up.num_bytes + self._changed.num_bytes
+        return self._rows.num_bytes + known + _waiting_bytes(self._sightings, self._tombstones, self._ages)
 
     @property
     def disk_bytes(self) -> int:
@@ -436,18 +437,21 @@ class EmbeddingTable:
         with lock():
             if since is not None and not self._given_up.knows(since):
                 since = None
-            removed_X, changed_K = np.empty(0, np.int64), None
+            removed: list[Int64Array] = []
+            changed: list[Int64Array] | None = None
             if since is not None:
-                removed_X = self._given_up.between(since, snapshot.step)
+                removed = self._given_up.between(since, snapshot.step)
                 if self._changed.knows(since):
-                    changed_K = self._changed.between(since, sys.maxsize)
+                    changed = self._changed.between(since, sys.maxsize)
             # If this snapshot fails, the next is since the same step as this one, or the one before.
             needed = snapshot.step_before if since is None else since
             if needed is not None:
                 self._given_up.forget(needed)
                 self._changed.forget(needed)
+        # Without the lock: there may be millions.
+        changed_K = None if changed is None else _distinct(changed)
         nothing = replace(self._no_rows(), since=since)
-        yield replace(nothing, removed_X=removed_X)
+        yield replace(nothing, removed_X=_distinct(removed))
         for part in snapshot.evicted.parts(lock):
             yield replace(nothing, evicted=Evicted.of(part))
         for part in snapshot.sighted.parts(lock):
@@ -486,20 +490,22 @@ class EmbeddingTable:
         filled = self._empty_rows(ages)
         sighted: list[Sighted] = []
         evicted: list[Evicted] = []
-        removed = [np.empty(0, np.int64)]
+        listed = IdMap()
+        """Ids that were removed: they are still in the calendar, in a list that is early enough."""
         for part in parts:
             self._check_part(part)
             if len(part.removed_X):
+                if ages is not None:  # others came and went between two snapshots, and were never listed
+                    had_row_X = part.removed_X[filled.present(part.removed_X)]
+                    listed.assign(had_row_X, np.zeros(len(had_row_X), dtype=np.int64))
                 filled.remove(part.removed_X)
-                removed.append(part.removed_X)
             filled.reserve(len(part.ids_M), len(part.ids_M))
             for piece in filled.pieces(len(part.ids_M)):
                 new = self._load_piece(filled, part, piece)
                 if ages is not None:
                     ids_M, steps_M = part.ids_M[piece][new], part.steps_M[piece][new]
-                    # An id that was removed is still in its list, which is an earlier one.
-                    is_listed_M = np.isin(ids_M, np.concatenate(removed))
-                    ages.add(ids_M[~is_listed_M], steps_M[~is_listed_M])
+                    is_new_M = listed.find(ids_M) == MISSING
+                    ages.add(ids_M[is_new_M], steps_M[is_new_M])
             sighted.append(part.sighted)
             evicted.append(part.evicted)
         self._rows, self._ages = filled, ages
@@ -588,6 +594,11 @@ class EmbeddingTable:
         self._rows.records.write(rows_M, 0, self._ops.new_records(ids_M))
         self._num_created += len(ids_M)
         return rows_M
+
+
+def _distinct(parts: Sequence[Int64Array]) -> Int64Array:
+    """Distinct ids of all parts, in the order of buckets."""
+    return ordered_by_bucket(np.concatenate([np.empty(0, dtype=np.int64), *parts]))[0]
 
 
 def _waiting_bytes(sightings: SightingCounters, tombstones: Tombstones, ages: AgeCalendar | None) -> int:

@@ -65,21 +65,21 @@ class _GroupIds(NamedTuple):
     """Distinct ids of a group, by table, and where each trainer's are among them."""
 
     ids: dict[str, Int64Array]
-    places: list[dict[str, Int64Array]]
+    positions: list[dict[str, Int64Array]]
     """[M] for each trainer, by table."""
 
     @classmethod
     def of(cls, requests: Sequence[LookupRequest]) -> _GroupIds:
         ids: dict[str, Int64Array] = {}
-        places: list[dict[str, Int64Array]] = [{} for _ in requests]
+        positions: list[dict[str, Int64Array]] = [{} for _ in requests]
         for name in dict.fromkeys(name for request in requests for name in request):
             asking = [number for number, request in enumerate(requests) if name in request]
             parts = [requests[number][name] for number in asking]
             ids[name], numbers = deduplicate(np.concatenate(parts))
             ends = np.cumsum([len(ids_M) for ids_M in parts])[:-1]
-            for number, places_M in zip(asking, np.split(numbers, ends), strict=True):
-                places[number][name] = places_M
-        return cls(ids, places)
+            for number, positions_M in zip(asking, np.split(numbers, ends), strict=True):
+                positions[number][name] = positions_M
+        return cls(ids, positions)
 
 
 class GroupCaller:
@@ -108,6 +108,8 @@ class GroupCaller:
         self._changed = threading.Condition()
         self._meetings: dict[tuple[Any, ...], _Meeting] = {}
         self._committed_step = -1
+        self._newest: dict[int, tuple[int, ...]] = {}
+        """By rank: incarnation, step and part of its last contribution."""
         self._failure: BaseException | None = None
         self.busy_s = 0.0
         """Time spent putting requests together and taking answers apart, of all threads."""
@@ -125,6 +127,8 @@ class GroupCaller:
             ValueError: a trainer's gradients do not fit their table or are not finite; nothing was sent.
             Exception: what a server raised; every trainer whose call it was gets it.
         """
+        if self._failure is not None:
+            raise self._failure
         match call:
             case LookupCall():
                 reply: object = self._lookup(call, empty)
@@ -137,9 +141,9 @@ class GroupCaller:
         return cast(ReplyT, reply)
 
     def abort(self, error: BaseException) -> None:
-        """Let go those that wait for others of the group: one of them has failed."""
+        """Let go those that wait for others of the group, and those that call: one of them has failed."""
         with self._changed:
-            self._failure = error
+            self._failure = self._failure or error
             self._changed.notify_all()
 
     def _lookup(self, call: LookupCall, empty: Empty) -> LookupReply:
@@ -155,6 +159,8 @@ class GroupCaller:
         return self._of_member(call.tag.rank, of_group, rows, empty)
 
     def _apply_head(self, call: ApplyHeadCall, empty: Empty) -> LookupReply:
+        self._check(call.tag, call.head)
+
         def send(heads: list[_Head]) -> tuple[_GroupIds, LookupReply]:
             with self._busy():
                 of_group = _GroupIds.of([head.wanted for head in heads])
@@ -169,14 +175,33 @@ class GroupCaller:
         return self._of_member(call.tag.rank, of_group, rows, empty)
 
     def _apply(self, call: ApplyCall) -> int:
-        """Keep a contribution; the last one sends the group's, and waits for the servers' answers."""
+        """Keep a contribution; the last one sends the group's, and waits for the servers' answers.
+
+        So that the servers have a step only says the answer to the last one; all answers together do.
+        """
         if call.dirty:
             raise TypeError("records that a trainer has changed cannot be sent for a group")
         self._check(call.tag, call.update)
+        if self._is_repeated(call.tag):
+            return self._committed_step
         meeting, is_last = self._bring(("apply", call.tag.part), call.tag, call.update)
         if is_last:
-            self._committed_step = self._settle(meeting, lambda updates: self._send(call.tag, updates))
+            try:
+                committed = self._settle(meeting, lambda updates: self._send(call.tag, updates))
+            except Exception as error:
+                self.abort(error)  # the others have an answer already: their next call says it
+                raise
+            with self._changed:
+                self._committed_step = max(self._committed_step, committed)
         return self._committed_step
+
+    def _is_repeated(self, tag: UpdateTag) -> bool:
+        """Whether a contribution came before: its step may be long over."""
+        key = tag.incarnation, tag.step, tag.part
+        with self._changed:
+            is_repeated = key <= self._newest.get(tag.rank, key[:0])
+            self._newest[tag.rank] = max(key, self._newest.get(tag.rank, key))
+        return is_repeated
 
     def _send(self, tag: UpdateTag, updates: Sequence[SparseUpdate]) -> int:
         with self._busy():
@@ -195,7 +220,9 @@ class GroupCaller:
             if tag.part is Part.WHOLE:  # of parts, trainers have seen to it
                 self._client.check_finite(tag.step, ids, grads)
         except ValueError as error:
-            raise ValueError(f"trainer {tag.rank}: {error}") from error
+            refused = ValueError(f"trainer {tag.rank}: {error}")
+            self.abort(refused)  # the step will never be complete
+            raise refused from error
 
     def _tag(self, tag: UpdateTag) -> UpdateTag:
         return tag._replace(rank=self._group)
@@ -203,9 +230,9 @@ class GroupCaller:
     def _of_member(self, rank: int, of_group: _GroupIds, rows: LookupReply, empty: Empty) -> LookupReply:
         reply = {}
         with self._busy():
-            for name, places_M in of_group.places[self._members.index(rank)].items():
-                reply[name] = empty((len(places_M), rows[name].shape[1]), dtype=np.float32)
-                gather_rows(rows[name], kernel_input(places_M, np.int64), reply[name])
+            for name, positions_M in of_group.positions[self._members.index(rank)].items():
+                reply[name] = empty((len(positions_M), rows[name].shape[1]), dtype=np.float32)
+                gather_rows(rows[name], kernel_input(positions_M, np.int64), reply[name])
         return reply
 
     @contextmanager
@@ -223,15 +250,17 @@ class GroupCaller:
         if is_last:
             return self._settle(meeting, settle)
         with self._changed:
-            if not self._changed.wait_for(
+            in_time = self._changed.wait_for(
                 lambda: meeting.is_over or self._failure is not None, self._wait_timeout_s
-            ):
-                missing = [rank for rank in self._members if rank not in meeting.brought]
-                whom = f"nothing came from trainers {missing}" if missing else "the servers have not answered"
+            )
+            missing = [rank for rank in self._members if rank not in meeting.brought]
+            if not in_time and missing:
                 raise StepTimeoutError(
                     f"group {self._group} of trainers: waited {self._wait_timeout_s:g} s for a call of step "
-                    f"{tag.step}; {whom}"
+                    f"{tag.step}; nothing came from trainers {missing}"
                 )
+            # All have called: the servers answer, or say in their time whom they wait for.
+            self._changed.wait_for(lambda: meeting.is_over or self._failure is not None)
         if not meeting.is_over and self._failure is not None:
             raise self._failure
         if meeting.error is not None:

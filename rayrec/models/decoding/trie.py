@@ -20,7 +20,6 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -138,7 +137,7 @@ class CodeTrie:
         offsets, children, keys, first_leaves = [], [], [], [np.array([0, len(codes)])]
         num_parents = 1
         for depth, column_I in enumerate(columns):
-            level = _level(column_I, starts_I, num_parents, num_codes[depth])
+            level = _level(column_I, starts_I, num_codes[depth])
             offsets.append(level[0])
             children.append(level[1])
             keys.append(level[2])
@@ -203,9 +202,8 @@ def _sorted(codes_IL: IntArray, num_codes: Sequence[int]) -> tuple[Int64Array, I
     return packed_I & ((1 << position_bits) - 1), columns
 
 
-@njit(nogil=True, cache=True)
 def _level(
-    column_I: Int64Array, starts_I: BoolArray, num_parents: int, num_codes: int
+    column_I: Int64Array, starts_I: BoolArray, num_codes: int
 ) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
     """The nodes of one more depth, of rows in the order of their codes.
 
@@ -217,23 +215,10 @@ def _level(
     Returns:
         Offsets of each parent's nodes, codes, keys and first leaves, as in `CodeTrie`.
     """
-    num_nodes = 0
-    for i in range(len(column_I)):
-        num_nodes += starts_I[i] or column_I[i] != column_I[i - 1]
-    offsets = np.empty(num_parents + 1, dtype=np.int64)
-    codes, keys = np.empty(num_nodes, dtype=np.int64), np.empty(num_nodes, dtype=np.int64)
-    first_leaves = np.empty(num_nodes + 1, dtype=np.int64)
-    node, parent = -1, -1
-    for i in range(len(column_I)):
-        is_new_parent = starts_I[i]
-        if is_new_parent or column_I[i] != column_I[i - 1]:
-            node += 1
-            if is_new_parent:
-                parent += 1
-                offsets[parent] = node
-            codes[node] = column_I[i]
-            keys[node] = parent * num_codes + column_I[i]
-            first_leaves[node] = i
-            starts_I[i] = True
-    offsets[num_parents], first_leaves[num_nodes] = num_nodes, len(column_I)
-    return offsets, codes, keys, first_leaves
+    starts_parent_I = starts_I.copy()
+    starts_I[1:] |= column_I[1:] != column_I[:-1]
+    first = np.flatnonzero(starts_I)
+    codes, is_first_child = column_I[first], starts_parent_I[first]
+    parents = np.cumsum(is_first_child) - 1
+    offsets = np.append(np.flatnonzero(is_first_child), len(first))
+    return offsets, codes, parents * num_codes + codes, np.append(first, len(column_I))

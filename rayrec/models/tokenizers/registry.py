@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.models.tokenizers.code_tuples import num_distinct_tuples
+from rayrec.models.tokenizers.code_tuples import num_distinct, num_distinct_tuples
 from rayrec.models.tokenizers.report import level_statistics
 from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
 from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
-from rayrec.platform.deduplication import num_distinct
 from rayrec.platform.errors import InputError
 
 FILES = SavedPair(

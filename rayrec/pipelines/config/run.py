@@ -447,7 +447,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _rows_of_groups_have_no_owner(self) -> RunConfig:
-        if self.pipeline.trainers_per_group > 1 and self.sparse.cache_rows:
+        if self.pipeline.group_size > 1 and self.sparse.cache_rows:
             raise ValueError(
                 f"pipeline.trainers_per_group is {self.pipeline.trainers_per_group} and sparse.cache_rows "
                 f"{self.sparse.cache_rows}: rows in a cache have one trainer that changes them, and a group "

@@ -133,6 +133,7 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
         sparse.transport,
         sparse.wait_timeout_s,
         lookup_settings(assembly).max_staleness,
+        pipeline.queue_depth,
     )
     spec = ServerSpec(
         assembly.tables,
@@ -143,6 +144,7 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
         max_staleness=lookup_settings(assembly).max_staleness,
         memory_limit=sparse.server_memory,
         num_threads=sparse.server_threads,
+        called_by="trainer" if groups.group_size == 1 else "group",
     )
     servers = spawn_parameter_servers(host, spec, pipeline.cpus_per_actor)
     readers = spawn_sample_readers(
