@@ -31,7 +31,7 @@ class ActorRole:
     run: str
     """Name of the run; also the namespace part of the actor's name."""
     stage: str
-    """`sample_reader`, `feature_worker`, `parameter_server` or `trainer`."""
+    """`sample_reader`, `feature_worker`, `parameter_server`, `trainer` or `trainer_group`."""
     member: int
     heartbeats_to: HeartbeatSettings | None = None
     """None: it sends none."""

@@ -146,6 +146,27 @@ def test_stateless_stages_that_die_are_replaced_and_lost_state_is_that_of_the_la
     assert RunFolder.open(run).state["state"] == "finished"
 
 
+@pytest.mark.ray
+@pytest.mark.contract
+@pytest.mark.slow
+def test_a_group_of_trainers_that_loses_its_caller_goes_back_to_the_last_snapshot(
+    ray_cluster, data, tmp_path
+):
+    run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    config = settings(data, pipeline__num_trainers=2, pipeline__trainers_per_group=2)
+    train(config, undisturbed, cluster=in_process)
+
+    def kill_caller() -> None:
+        wait_for_snapshot(run)
+        kill_process(process_of("run", "trainer_group-0"))
+
+    train(config, run, on_step=at({15: kill_caller}))
+
+    (of_caller,) = recoveries(run)
+    assert of_caller["reason"].startswith("run/trainer_group-0 died")
+    assert differences(run, undisturbed, EPOCHS) == []
+
+
 @pytest.mark.slow
 def test_a_run_that_loses_state_before_its_first_snapshot_goes_back_to_its_beginning(alone, data, tmp_path):
     run = tmp_path / "run"
