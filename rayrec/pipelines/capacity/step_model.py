@@ -1,0 +1,350 @@
+"""The time of a step on a cluster, in closed form, and which stage decides it.
+
+    read ─► features ─► exchange (client, calls, network, servers) ─► dense ─► sum over trainers
+      R        F          what can be read ahead hides behind dense            ring or tree
+
+    step = max(read / R, features / F, a server's work, network, driver, a trainer's own way)
+    way  = dense + sum over trainers + (1 - hidden * early) * exchange
+
+All stages work on different batches at once, so the slowest one decides. Processes of a node share its cores:
+whatever a trainer computes there takes as much longer as other processes are running (a fixed point, since
+they run less where steps are longer). On accelerators dense compute is matrix products and memory traffic of
+the card, and the sum of gradients is that of `streams`.
+
+Sources: exposed and hidden communication as in MAD-Max (ISCA'24); the largest of several Poisson loads for the
+imbalance of servers, 1 + sqrt(2 ln S * S / U) (Raab & Steger, RANDOM'98).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from rayrec.pipelines.capacity.cluster_spec import ClusterSpec
+from rayrec.pipelines.capacity.costs import (
+    Costs,
+    client_calls,
+    client_counts,
+    dense_counts,
+    driver_counts,
+    features_counts,
+    gathered_bytes,
+    moved_bytes,
+    ray_counts,
+    read_counts,
+    seconds,
+    server_counts,
+)
+from rayrec.pipelines.capacity.streams import all_reduce_s
+from rayrec.pipelines.capacity.workload import Workload
+
+Stage = Literal["read", "features", "sparse", "dense", "driver"]
+STAGES: tuple[Stage, ...] = ("read", "features", "sparse", "dense", "driver")
+
+MANY = 64
+"""Processes of a node, above which their mean number is taken for how many run."""
+_ROUNDS = 60
+"""Of the fixed point; each halves its error."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who is where, and what a node has for it."""
+
+    trainers_per_node: int
+    servers_per_node: int
+    cores: float
+    """Of a trainer's node."""
+    server_cores: float
+    """Of a server's node; the same where servers are on the trainers' nodes."""
+    is_shared: bool
+    """Whether servers are on the trainers' nodes."""
+    trainer_nodes: int
+
+
+class Parts(NamedTuple):
+    """Pieces of a step, in seconds, as if every process had a core of its own."""
+
+    read: float
+    features: float
+    server: float
+    """Work of the fullest server for all trainers."""
+    client: float
+    """Work of a trainer for its exchange."""
+    calls: float
+    """Latency of the exchange's rounds."""
+    network: float
+    dense: float
+    all_reduce: float
+    driver: float
+    ray: float
+    hidden: float
+    """Share of the exchange that hides behind dense compute."""
+
+    @property
+    def exchange(self) -> float:
+        """From the ids to the rows, and from the gradients to the acknowledgement."""
+        return self.client + self.calls + self.network + self.server
+
+    @property
+    def way(self) -> float:
+        """Of a trainer from one batch to the next, with cores of its own."""
+        return self.dense + self.all_reduce + (1 - self.hidden) * self.exchange
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """A step, and where its time goes."""
+
+    seconds: float
+    stages: dict[Stage, float]
+    """How long each stage is busy in a step."""
+    exposed: float
+    """Of the exchange, what a trainer waits for or does itself between two dense computations."""
+    parts: Parts
+    stretch: float
+    """Times as long as with cores of its own that a trainer's work takes."""
+    mfu: float
+    """Of the peak of all cards in matrix products; 0 without cards."""
+
+    @property
+    def order(self) -> list[Stage]:
+        """The stages, the busiest first."""
+        return sorted(self.stages, key=lambda name: -self.stages[name])
+
+    @property
+    def bottleneck(self) -> Stage:
+        return self.order[0]
+
+    @property
+    def sparse_reason(self) -> str:
+        """What of the sparse stage takes longest, in words."""
+        parts = self.parts
+        pieces = {
+            "the servers' own work": parts.server,
+            "the trainers' work for calls and ids": parts.client,
+            "the latency of calls": parts.calls,
+            "the network": parts.network,
+        }
+        return max(pieces, key=pieces.__getitem__)
+
+
+def layout_of(work: Workload, cluster: ClusterSpec) -> Layout:
+    """Spread trainers and servers over the nodes as evenly as they go."""
+    nodes = max(int(cluster.trainers.count), 1)
+    trainers = -(-work.num_trainers // nodes)
+    used = -(-work.num_trainers // max(trainers, 1))
+    cores = cluster.trainers.cores.value
+    if cluster.servers is None:
+        return Layout(trainers, -(-work.num_servers // nodes), cores, cores, True, used)
+    servers = -(-work.num_servers // max(int(cluster.servers.count), 1))
+    return Layout(trainers, servers, cores, cluster.servers.cores.value, False, used)
+
+
+def imbalance(num_ids: float, num_servers: int) -> float:
+    """Of the fullest of several servers that ids are hashed to, over the mean."""
+    if num_servers < 2 or num_ids <= 0:
+        return 1.0
+    return 1 + math.sqrt(2 * math.log(num_servers) * num_servers / num_ids)
+
+
+def parts_of(work: Workload, cluster: ClusterSpec, costs: Costs) -> Parts:
+    """The pieces of a step before processes share cores."""
+    speed = cluster.core_speed.value
+    layout = layout_of(work, cluster)
+    ids = work.ids * work.num_trainers
+    server = seconds(costs, server_counts(work)) / speed if work.num_servers else 0.0
+    has_cards = cluster.trainers.card is not None
+    dense_counted = dense_counts(work)
+    if has_cards:
+        # What is left of dense compute on the cores: Python, and the launch of operations.
+        host = costs.dense_per_step / speed
+        dense = host + _card_seconds(work, cluster)
+    else:
+        dense = seconds(costs, dense_counted) / speed
+    latency = costs.near_latency if work.is_near else costs.far_latency
+    if cluster.network is not None and not work.is_near:
+        latency += cluster.network.latency.value
+    rounds = 2.0 if work.num_servers else 0.0
+    can_hide = costs.hidden(work.mode) * work.early
+    return Parts(
+        read=seconds(costs, read_counts(work)) / speed / work.num_readers,
+        features=seconds(costs, features_counts(work)) / speed / work.num_feature_workers,
+        server=server * imbalance(ids, work.num_servers),
+        client=seconds(costs, client_counts(work)) / speed if work.num_servers else 0.0,
+        calls=rounds * latency,
+        network=_network_seconds(work, cluster, layout),
+        dense=dense,
+        all_reduce=_all_reduce_seconds(work, cluster, costs, layout),
+        driver=seconds(costs, driver_counts(work)) / speed,
+        ray=seconds(costs, ray_counts(work)) / speed,
+        hidden=can_hide,
+    )
+
+
+def _card_seconds(work: Workload, cluster: ClusterSpec) -> float:
+    """Dense compute of a card: products, vectors that are gathered twice (rows, gradients), the optimizer."""
+    card = cluster.trainers.card
+    assert card is not None
+    held = work.dense_parameters / (work.num_trainers if work.is_sharded else 1)
+    # Gradient read; weight and two moments read and written.
+    optimizer = 7 * work.weight_bytes * held
+    traffic = 4 * gathered_bytes(work) + optimizer
+    return work.flops / card.flops_per_s + traffic / card.bytes_per_s
+
+
+def _all_reduce_seconds(work: Workload, cluster: ClusterSpec, costs: Costs, layout: Layout) -> float:
+    """Gradients summed over trainers: within a node first, then between nodes.
+
+    Of weights that are split (FSDP2), the gathers of forward and backward and the scatter of gradients move
+    three times as much as half of a sum, and hide behind the layers before them.
+    """
+    if work.num_trainers < 2:
+        return 0.0
+    num_bytes = work.weight_bytes * work.dense_parameters
+    found = costs.reduce_latency / cluster.core_speed.value
+    network, within = cluster.network, cluster.trainers.within
+    per_node = min(layout.trainers_per_node, work.num_trainers)
+    if within is not None and per_node > 1:
+        found += all_reduce_s(num_bytes, per_node, within.rate, within.latency.value)
+    if layout.trainer_nodes > 1 and network is not None:
+        # Each card of a node sums its own part with the same cards of other nodes, all at once.
+        share = num_bytes / (per_node if within is not None else 1)
+        rate = network.rate / per_node
+        found += all_reduce_s(share, layout.trainer_nodes, rate, network.latency.value)
+    if not work.is_sharded:
+        return found
+    moved = 1.5 * found
+    card = cluster.trainers.card
+    compute = work.flops / card.flops_per_s if card is not None else 0.0
+    return max(moved - compute, moved / SHARDED_LAYERS)
+
+
+SHARDED_LAYERS = 24
+"""Of a split network: the gather of its first layer hides behind nothing."""
+
+
+def _network_seconds(work: Workload, cluster: ClusterSpec, layout: Layout) -> float:
+    """Rows and gradients through the busier end: a trainers' node, or a servers' node."""
+    if cluster.network is None or layout.is_shared and int(cluster.trainers.count) == 1:
+        return 0.0
+    if not work.num_servers:
+        return 0.0
+    moved = moved_bytes(work)
+    of_trainers = layout.trainers_per_node * moved
+    of_servers = work.num_trainers * moved / work.num_servers * layout.servers_per_node
+    if layout.is_shared:
+        of_trainers += of_servers
+    return max(of_trainers, of_servers) / cluster.network.rate
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """Parts of a step whose processes share the cores of their nodes."""
+
+    parts: Parts
+    layout: Layout
+    on_cores: float
+    """Of dense compute, what runs on cores and not on a card."""
+    processes: tuple[float, ...]
+    """Processor seconds of a step, of every process on the fullest of the trainers' nodes."""
+    servers: tuple[float, ...]
+    """Likewise of a servers' node; the same processes where nodes are shared."""
+
+    @classmethod
+    def of(cls, work: Workload, cluster: ClusterSpec, costs: Costs) -> _Shared:
+        parts, layout = parts_of(work, cluster, costs), layout_of(work, cluster)
+        has_cards = cluster.trainers.card is not None
+        on_cores = costs.dense_per_step / cluster.core_speed.value if has_cards else parts.dense
+        share = 1 / max(layout.trainer_nodes, 1)
+        processes = (
+            *[on_cores + parts.client] * min(layout.trainers_per_node, work.num_trainers),
+            *[parts.read] * math.ceil(work.num_readers * share),
+            *[parts.features] * math.ceil(work.num_feature_workers * share),
+            parts.driver,
+            parts.ray * share,
+        )
+        servers = (parts.server,) * (layout.servers_per_node if work.num_servers else 0)
+        if layout.is_shared:
+            processes = servers = (*processes, *servers)
+        return cls(parts, layout, on_cores, processes, servers)
+
+    def stretches(self, total: float) -> tuple[float, float]:
+        """Times as long that a trainer's and a server's work takes in steps of this length."""
+        trainer = _stretch(_others(self.processes, self.processes[0], total), self.layout.cores)
+        if self.layout.is_shared or not self.servers:
+            return trainer, trainer
+        return trainer, _stretch(_others(self.servers, self.servers[0], total), self.layout.server_cores)
+
+    def stages(self, total: float) -> tuple[dict[Stage, float], float]:
+        """How long each stage is busy in steps of this length, and the exposed part of the exchange."""
+        parts, (stretch, of_servers) = self.parts, self.stretches(total)
+        server = parts.server * of_servers
+        exposed = (1 - parts.hidden) * (parts.client * stretch + parts.calls + parts.network + server)
+        return {
+            "read": parts.read * stretch,
+            "features": parts.features * stretch,
+            "sparse": max(server, parts.network, exposed),
+            "dense": self.on_cores * stretch + (parts.dense - self.on_cores) + parts.all_reduce,
+            "driver": parts.driver * stretch,
+        }, exposed
+
+    def length(self, total: float) -> float:
+        """Of a step, if processes run as much of the time as they do in steps of `total`."""
+        stages, exposed = self.stages(total)
+        return max(
+            stages["dense"] + exposed,
+            *stages.values(),
+            sum(self.processes) / self.layout.cores,
+            sum(self.servers) / self.layout.server_cores,
+        )
+
+
+def step_plan(work: Workload, cluster: ClusterSpec, costs: Costs) -> StepPlan:
+    """The time of a step of a run on a cluster.
+
+    Args:
+        work: counted on its batches, scaled to its trainers and servers.
+        costs: fitted to windows, see `calibration`.
+    """
+    shared = _Shared.of(work, cluster, costs)
+    # The longer steps are, the less of the time others run, so the length falls: one point is fixed.
+    low = 1e-9
+    high = shared.length(low) + low
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        if shared.length(middle) > middle:
+            low = middle
+        else:
+            high = middle
+    stages, exposed = shared.stages(high)
+    card = cluster.trainers.card
+    mfu = 0.0 if card is None else work.flops / high / card.matrix_rate.value
+    return StepPlan(high, stages, exposed, shared.parts, shared.stretches(high)[0], mfu)
+
+
+def _others(processes: Sequence[float], own: float, total: float) -> list[float]:
+    """Share of the time that the other processes of a node run."""
+    shares = [min(1.0, process / total) for process in processes]
+    del shares[list(processes).index(own)]
+    return shares
+
+
+def _stretch(others: Sequence[float], cores: float) -> float:
+    """Times as long that a process takes beside others that run some of the time.
+
+    With n others running, each of n + 1 gets cores / (n + 1) of a core, at most one. How many run is the sum
+    of independent shares; of very many, its mean.
+    """
+    if len(others) + 1 <= cores:
+        return 1.0
+    if len(others) > MANY:
+        return max(1.0, (1 + sum(others)) / cores)
+    chances = np.ones(1)
+    for share in others:
+        chances = np.convolve(chances, (1 - share, share))
+    return float(chances @ np.maximum(1.0, (np.arange(len(chances)) + 1) / cores))
