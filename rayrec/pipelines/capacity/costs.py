@@ -91,30 +91,19 @@ class Measured:
 
 
 def driver_calls(work: Workload) -> float:
-    """Calls that the driver submits for a step: a read, features, a prefetch and a training of each trainer."""
-    return 2.0 + 2.0 * work.num_trainers
+    """Calls that the driver submits for a step: a read, features, a prefetch and a training of each trainer, or
+    of each group of them."""
+    return 2.0 + 2.0 * work.num_callers
 
 
 def server_calls(work: Workload) -> float:
     """Calls that one server answers in a step."""
-    return CALLS_PER_STEP[work.mode] * work.num_trainers if work.num_servers else 0.0
+    return float(CALLS_PER_STEP[work.mode] * work.num_callers) if work.num_servers else 0.0
 
 
 def client_calls(work: Workload) -> float:
-    """Calls that one trainer makes in a step."""
+    """Calls that one caller makes in a step."""
     return float(CALLS_PER_STEP[work.mode] * work.num_servers)
-
-
-def moved_bytes(work: Workload) -> float:
-    """Rows and gradients of one trainer in a step, with their ids."""
-    return 2 * work.vector_bytes + 16 * work.ids
-
-
-def gathered_bytes(work: Workload) -> float:
-    """Vectors of every occurrence of an id in one trainer's share."""
-    total = max(work.ids, 1.0)
-    mean_dim = sum(table.dim * table.ids for table in work.tables) / total
-    return 4.0 * mean_dim * work.tokens
 
 
 Counts = dict[str, float]
@@ -129,10 +118,10 @@ def features_counts(work: Workload) -> Counts:
 
 
 def server_counts(work: Workload) -> Counts:
-    """Of one server; ids and bytes of all trainers, divided among the servers."""
+    """Of one server; ids and bytes of all callers, divided among the servers."""
     servers = max(work.num_servers, 1)
-    ids = work.num_trainers * work.ids / servers
-    num_bytes = work.num_trainers * moved_bytes(work) / servers
+    ids = work.num_callers * work.caller_ids / servers
+    num_bytes = work.num_callers * work.moved_bytes / servers
     calls = server_calls(work)
     return {
         "server_per_step": 1.0,
@@ -144,16 +133,16 @@ def server_counts(work: Workload) -> Counts:
 
 
 def client_counts(work: Workload) -> Counts:
-    """Of one trainer outside of dense compute."""
+    """Of one caller: a trainer outside of dense compute, or what calls for several."""
     return {
         "client_per_near_call" if work.is_near else "client_per_far_call": client_calls(work),
-        "client_per_id": work.ids,
-        **({} if work.is_near else {"client_per_far_byte": moved_bytes(work)}),
+        "client_per_id": work.caller_ids,
+        **({} if work.is_near else {"client_per_far_byte": work.moved_bytes}),
     }
 
 
 def dense_counts(work: Workload) -> Counts:
-    return {"dense_per_step": 1.0, "dense_per_flop": work.flops, "dense_per_byte": gathered_bytes(work)}
+    return {"dense_per_step": 1.0, "dense_per_flop": work.flops, "dense_per_byte": work.gathered_bytes}
 
 
 def driver_counts(work: Workload) -> Counts:
@@ -161,7 +150,7 @@ def driver_counts(work: Workload) -> Counts:
 
 
 def ray_counts(work: Workload) -> Counts:
-    far = 0.0 if work.is_near else work.num_trainers * client_calls(work)
+    far = 0.0 if work.is_near else work.num_callers * client_calls(work)
     return {"ray_per_call": driver_calls(work) + far}
 
 

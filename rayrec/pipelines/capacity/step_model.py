@@ -27,13 +27,10 @@ import numpy as np
 from rayrec.pipelines.capacity.cluster_spec import ClusterSpec
 from rayrec.pipelines.capacity.costs import (
     Costs,
-    client_calls,
     client_counts,
     dense_counts,
     driver_counts,
     features_counts,
-    gathered_bytes,
-    moved_bytes,
     ray_counts,
     read_counts,
     seconds,
@@ -156,7 +153,7 @@ def parts_of(work: Workload, cluster: ClusterSpec, costs: Costs) -> Parts:
     """The pieces of a step before processes share cores."""
     speed = cluster.core_speed.value
     layout = layout_of(work, cluster)
-    ids = work.ids * work.num_trainers
+    ids = work.caller_ids * work.num_callers
     server = seconds(costs, server_counts(work)) / speed if work.num_servers else 0.0
     has_cards = cluster.trainers.card is not None
     dense_counted = dense_counts(work)
@@ -193,7 +190,7 @@ def _card_seconds(work: Workload, cluster: ClusterSpec) -> float:
     held = work.dense_parameters / (work.num_trainers if work.is_sharded else 1)
     # Gradient read; weight and two moments read and written.
     optimizer = 7 * work.weight_bytes * held
-    traffic = 4 * gathered_bytes(work) + optimizer
+    traffic = 4 * work.gathered_bytes + optimizer
     return work.flops / card.flops_per_s + traffic / card.bytes_per_s
 
 
@@ -234,9 +231,9 @@ def _network_seconds(work: Workload, cluster: ClusterSpec, layout: Layout) -> fl
         return 0.0
     if not work.num_servers:
         return 0.0
-    moved = moved_bytes(work)
-    of_trainers = layout.trainers_per_node * moved
-    of_servers = work.num_trainers * moved / work.num_servers * layout.servers_per_node
+    callers = -(-layout.trainers_per_node // work.group_size)
+    of_trainers = callers * work.moved_bytes
+    of_servers = work.num_callers * work.moved_bytes / work.num_servers * layout.servers_per_node
     if layout.is_shared:
         of_trainers += of_servers
     return max(of_trainers, of_servers) / cluster.network.rate

@@ -100,6 +100,8 @@ class Scale:
     table_rows: float | None = None
     dim: int | None = None
     mode: Mode | None = None
+    group_size: int | None = None
+    """Trainers that share one caller of the servers; see `Workload.group_size`."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,9 @@ class Workload:
     """Whether trainers split the dense weights (FSDP2)."""
     weight_bytes: int = 4
     """Of a number that the trainers sum over."""
+    group_size: int = 1
+    """Trainers of a node that share one caller of the servers, which deduplicates and sums for them, and one
+    submission by the driver; 1: every trainer for itself."""
 
     @property
     def ids(self) -> float:
@@ -134,6 +139,36 @@ class Workload:
     @property
     def vector_bytes(self) -> float:
         return sum(table.vector_bytes for table in self.tables)
+
+    @property
+    def num_callers(self) -> int:
+        """Of the servers."""
+        return -(-self.num_trainers // self.group_size)
+
+    @property
+    def caller_tables(self) -> tuple[TableWork, ...]:
+        """With the distinct ids of one caller's trainers together, by Heaps' law."""
+        if self.group_size == 1:
+            return self.tables
+        return tuple(
+            replace(table, ids=min(table.ids * self.group_size**table.heaps, table.rows))
+            for table in self.tables
+        )
+
+    @property
+    def caller_ids(self) -> float:
+        return sum(table.ids for table in self.caller_tables)
+
+    @property
+    def moved_bytes(self) -> float:
+        """Rows and gradients of one caller in a step, with their ids."""
+        return sum(2 * table.vector_bytes + 16 * table.ids for table in self.caller_tables)
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Vectors of every occurrence of an id in one trainer's share."""
+        mean_dim = sum(table.dim * table.ids for table in self.tables) / max(self.ids, 1.0)
+        return 4.0 * mean_dim * self.tokens
 
     @property
     def early(self) -> float:
@@ -151,6 +186,10 @@ class Workload:
     @property
     def rows_per_trainer(self) -> float:
         return self.rows / self.num_trainers
+
+    def among_nodes(self) -> Workload:
+        """The same with servers on other nodes than their trainers, as it is on most of a cluster."""
+        return replace(self, is_near=False)
 
     def scaled(self, scale: Scale) -> Workload:
         """The same kind of step at other sizes.
@@ -180,6 +219,7 @@ class Workload:
             num_readers=scale.readers or self.num_readers,
             num_feature_workers=scale.feature_workers or self.num_feature_workers,
             mode=scale.mode or self.mode,
+            group_size=scale.group_size or self.group_size,
         )
 
     def _table_growth(self, scale: Scale) -> float:
