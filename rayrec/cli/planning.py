@@ -178,7 +178,7 @@ def _plan_cluster(
         from rayrec.pipelines.capacity.simulate import simulate_run
 
         run = simulate_run(plan, days * 86400)
-        print_rows(f"{days:g} simulated days", run.rows())
+        print_rows(f"{days:g} simulated days", run.lines())
         answer["simulated"] = run.to_dict()
     if pictures is not None:
         from rayrec.pipelines.capacity.pictures import draw_plan

@@ -90,6 +90,9 @@ class TrainerNodes(Config):
     card: Card | None = None
     within: Link | None = None
     """Between the cards of a node, for each card; None: through the network of the node."""
+    between: Link | None = None
+    """Between cards of different nodes, for each card; None: through the network of the node, which its cards
+    share."""
     cores: Cores
     """Of a node."""
     memory: Bytes

@@ -133,7 +133,7 @@ def memory_fit(work: Workload, tables: Sequence[TableConfig], cluster: ClusterSp
         server_node_limit=(cluster.trainers if servers is None else servers).memory.value,
         trainer_node_bytes=of_trainers,
         trainer_node_limit=cluster.trainers.memory.value,
-        card_bytes=trainer.device_bytes if has_cards else 0.0,
+        card_bytes=sum(_card_components(trainer).values()) if has_cards else 0.0,
         card_limit=cluster.trainers.card.memory.value if cluster.trainers.card is not None else None,
     )
 
@@ -147,11 +147,19 @@ def _host_bytes(trainer: TrainerPlan, has_cards: bool) -> float:
 
 
 def _card_components(trainer: TrainerPlan) -> dict[str, float]:
-    return {
-        "the dense weights": trainer.weights_bytes,
-        "the gradients of the dense weights": trainer.gradients_bytes,
-        "the state of the dense optimizer": trainer.optimizer_bytes,
-        "the rows of a batch": trainer.device_batch_bytes,
+    """Of weights that are split, a card holds its part of everything, and all of the weights while it validates,
+    which is more than the blocks that a step gathers."""
+    weights = float(trainer.dense.weights_bytes)
+    rows = {"the rows of a batch": float(trainer.device_batch_bytes)}
+    if not trainer.is_sharded:
+        return rows | {
+            "the dense weights": weights,
+            "the gradients of the dense weights": float(trainer.gradients_bytes),
+            "the state of the dense optimizer": float(trainer.optimizer_bytes),
+        }
+    return rows | {
+        "its part of weights, gradients and optimizer": 4 * weights / trainer.num_trainers,
+        "the dense weights that validation gathers": weights,
     }
 
 

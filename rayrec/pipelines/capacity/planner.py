@@ -208,6 +208,7 @@ _PLACES = (
     "trainers.card.matrix_rate",
     "trainers.card.memory_rate",
     "trainers.within.peak",
+    "trainers.between.peak",
     "network.peak",
     "network.latency",
 )

@@ -81,16 +81,13 @@ class Parts(NamedTuple):
     ray: float
     hidden: float
     """Share of the exchange that hides behind dense compute."""
+    on_cores: float
+    """Of dense compute, what runs on cores and not on a card."""
 
     @property
     def exchange(self) -> float:
         """From the ids to the rows, and from the gradients to the acknowledgement."""
         return self.client + self.calls + self.network + self.server
-
-    @property
-    def way(self) -> float:
-        """Of a trainer from one batch to the next, with cores of its own."""
-        return self.dense + self.all_reduce + (1 - self.hidden) * self.exchange
 
 
 @dataclass(frozen=True)
@@ -156,13 +153,9 @@ def parts_of(work: Workload, cluster: ClusterSpec, costs: Costs) -> Parts:
     ids = work.caller_ids * work.num_callers
     server = seconds(costs, server_counts(work)) / speed if work.num_servers else 0.0
     has_cards = cluster.trainers.card is not None
-    dense_counted = dense_counts(work)
-    if has_cards:
-        # What is left of dense compute on the cores: Python, and the launch of operations.
-        host = costs.dense_per_step / speed
-        dense = host + _card_seconds(work, cluster)
-    else:
-        dense = seconds(costs, dense_counted) / speed
+    # On cards, what is left of dense compute on the cores: Python, and the launch of operations.
+    on_cores = (costs.dense_per_step if has_cards else seconds(costs, dense_counts(work))) / speed
+    dense = on_cores + (_card_seconds(work, cluster) if has_cards else 0.0)
     latency = costs.near_latency if work.is_near else costs.far_latency
     if cluster.network is not None and not work.is_near:
         latency += cluster.network.latency.value
@@ -180,6 +173,7 @@ def parts_of(work: Workload, cluster: ClusterSpec, costs: Costs) -> Parts:
         driver=seconds(costs, driver_counts(work)) / speed,
         ray=seconds(costs, ray_counts(work)) / speed,
         hidden=can_hide,
+        on_cores=on_cores,
     )
 
 
@@ -211,8 +205,10 @@ def _all_reduce_seconds(work: Workload, cluster: ClusterSpec, costs: Costs, layo
     if layout.trainer_nodes > 1 and network is not None:
         # Each card of a node sums its own part with the same cards of other nodes, all at once.
         share = num_bytes / (per_node if within is not None else 1)
-        rate = network.rate / per_node
-        found += all_reduce_s(share, layout.trainer_nodes, rate, network.latency.value)
+        between = cluster.trainers.between
+        rate = between.rate if between is not None else network.rate / per_node
+        latency = (network if between is None else between).latency.value
+        found += all_reduce_s(share, layout.trainer_nodes, rate, latency)
     if not work.is_sharded:
         return found
     moved = 1.5 * found
@@ -245,8 +241,6 @@ class _Shared:
 
     parts: Parts
     layout: Layout
-    on_cores: float
-    """Of dense compute, what runs on cores and not on a card."""
     processes: tuple[float, ...]
     """Processor seconds of a step, of every process on the fullest of the trainers' nodes."""
     servers: tuple[float, ...]
@@ -255,11 +249,9 @@ class _Shared:
     @classmethod
     def of(cls, work: Workload, cluster: ClusterSpec, costs: Costs) -> _Shared:
         parts, layout = parts_of(work, cluster, costs), layout_of(work, cluster)
-        has_cards = cluster.trainers.card is not None
-        on_cores = costs.dense_per_step / cluster.core_speed.value if has_cards else parts.dense
         share = 1 / max(layout.trainer_nodes, 1)
         processes = (
-            *[on_cores + parts.client] * min(layout.trainers_per_node, work.num_trainers),
+            *[parts.on_cores + parts.client] * min(layout.trainers_per_node, work.num_trainers),
             *[parts.read] * math.ceil(work.num_readers * share),
             *[parts.features] * math.ceil(work.num_feature_workers * share),
             parts.driver,
@@ -268,7 +260,7 @@ class _Shared:
         servers = (parts.server,) * (layout.servers_per_node if work.num_servers else 0)
         if layout.is_shared:
             processes = servers = (*processes, *servers)
-        return cls(parts, layout, on_cores, processes, servers)
+        return cls(parts, layout, processes, servers)
 
     def stretches(self, total: float) -> tuple[float, float]:
         """Times as long that a trainer's and a server's work takes in steps of this length."""
@@ -286,7 +278,7 @@ class _Shared:
             "read": parts.read * stretch,
             "features": parts.features * stretch,
             "sparse": max(server, parts.network, exposed),
-            "dense": self.on_cores * stretch + (parts.dense - self.on_cores) + parts.all_reduce,
+            "dense": parts.on_cores * stretch + (parts.dense - parts.on_cores) + parts.all_reduce,
             "driver": parts.driver * stretch,
         }, exposed
 
