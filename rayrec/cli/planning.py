@@ -1,4 +1,4 @@
-"""`plan` and `calibrate`: what a run takes, before anything of it starts."""
+"""`plan`, `calibrate`, `replicas`: what runs and services take, before anything of them starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import ConfigArgument, OverridesOption
+from rayrec.cli.runs import ConfigArgument, DataOption, OverridesOption, WhichOption, check_run
 from rayrec.platform.console import Answer, command, log, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size
@@ -220,3 +220,70 @@ def calibrate_command(
         ],
     )
     return {"calibration": str(calibration), "residual": found.residual, "configurations": len(found.windows)}
+
+
+@command(app, "replicas")
+def replicas_command(
+    run: Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")],
+    rate: Annotated[float, typer.Option(min=0.001, help="Requests per second, of all users.")],
+    p99_ms: Annotated[float, typer.Option(min=0.001, help="Within which 99 of 100 answers are to be given.")],
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            help='JSON file with the seconds of batches by size, {"1": 0.004, "8": 0.011}; if not given, '
+            "they are measured here with the run's model."
+        ),
+    ] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Largest batch that a replica computes.")] = 64,
+    data: DataOption = None,
+    snapshot: WhichOption = "best",
+) -> Answer:
+    """Say how many replicas answer a rate of requests in time, by what batches take."""
+    from dataclasses import asdict
+
+    from rayrec.pipelines.capacity.replicas import plan_replicas
+
+    if costs is None:
+        check_run(run)
+        seconds = _measured_batches(run, max_batch, data, snapshot)
+    else:
+        seconds = _read_batches(costs)
+    plan = plan_replicas(seconds, rate, p99_ms / 1000)
+    print_rows(
+        f"{rate:,.0f} requests a second, 99 % within {p99_ms:g} ms",
+        [
+            ("replicas", f"{plan.replicas:,} (by M/G/c {plan.by_formula:,})"),
+            ("answers", f"{1000 * plan.p50_s:.1f} ms half, {1000 * plan.p99_s:.1f} ms 99 of 100"),
+            ("requests of a batch", f"{plan.mean_batch:.1f}"),
+            ("of a replica's time in use", f"{plan.utilization:.0%}"),
+            ("most that so many can answer", f"{plan.most_rate:,.0f} a second"),
+            ("batches", ", ".join(f"{size}: {1000 * each:.1f} ms" for size, each in sorted(seconds.items()))),
+        ],
+    )
+    return asdict(plan) | {"seconds_by_size": {str(size): each for size, each in sorted(seconds.items())}}
+
+
+def _measured_batches(run: Path, max_batch: int, data: Path | None, snapshot: str) -> dict[int, float]:
+    """Of the run's model in this process, as a replica measures them when it starts."""
+    from rayrec.pipelines.inference.recommender import Recommender
+    from rayrec.serve.engine.service import RecommendationService
+
+    service = RecommendationService(Recommender.load(run, snapshot, data=data), max_k=10)
+    service.warm_up()
+    return service.measured_costs(max_batch).seconds_by_size
+
+
+def _read_batches(path: Path) -> dict[int, float]:
+    """
+    Raises:
+        InputError: the file cannot be read, or has something else in it.
+    """
+    import json
+
+    try:
+        found = json.loads(path.read_text())
+        return {int(size): float(seconds) for size, seconds in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f'--costs {path}: expected a JSON file such as {{"1": 0.004, "8": 0.011}} ({error})'
+        ) from None
