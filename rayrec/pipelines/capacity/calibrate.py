@@ -13,6 +13,7 @@ import datetime
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +22,15 @@ import pydantic
 
 from rayrec.pipelines.capacity.calibration import Calibration, calibrated, fastest, spread_of
 from rayrec.pipelines.capacity.costs import Measured
-from rayrec.pipelines.capacity.windows import measure_windows
+from rayrec.pipelines.capacity.windows import StepTimes, measure_windows
 from rayrec.pipelines.capacity.workload import workload_of
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.platform.cluster import ray_cluster
+from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
 from rayrec.platform.health.burn_in import burn_in, kind_of
-from rayrec.platform.devices import get_device
+from rayrec.platform.ray_errors import ActorDeathError
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,7 @@ NUM_WINDOWS, NUM_STEPS, WARM_UP = 4, 10, 8
 EPOCHS = 1_000_000
 """Of a window's run, which never comes to their end."""
 LEAST_BATCH = 32
+TRIES, PAUSE_S = 3, 20.0
 
 
 @dataclass(frozen=True)
@@ -139,13 +142,26 @@ def measure(
         for number, (variant, each) in enumerate(zip(variants, configs, strict=True)):
             on_variant(number, len(variants), variant.label)
             assembly = assemble(each, checksums=False)
-            windows = measure_windows(f"window-{number}", assembly, num_windows, num_steps, WARM_UP)
+            windows = _windows(f"window-{number}", assembly, num_windows, num_steps)
             times = fastest(windows)
             found.append(
                 Measured(workload_of(assembly), times, spread_of(windows), variant.label, each.pipeline.model_dump())
             )
             logger.info("%s: %.1f ms a step", variant.label, 1000 * times.step_s)
     return found
+
+
+def _windows(name: str, assembly: Assembly, num_windows: int, num_steps: int) -> list[StepTimes]:
+    """Tried again if an actor dies, as it does where others take the machine's memory for a while."""
+    for left in reversed(range(TRIES)):
+        try:
+            return measure_windows(name, assembly, num_windows, num_steps, WARM_UP)
+        except ActorDeathError as error:
+            if not left:
+                raise
+            logger.warning("measured again, since %s", str(error).partition("\n")[0])
+            time.sleep(PAUSE_S)
+    raise AssertionError("the last try returns or raises")
 
 
 def calibrate(

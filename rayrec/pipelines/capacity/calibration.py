@@ -43,6 +43,7 @@ class _Wait(NamedTuple):
 
 
 _WAITS = (
+    _Wait("step_latency", 4e-3, 0.1),
     _Wait("near_latency", 1e-3, 0.1),
     _Wait("far_latency", 3e-3, 0.1),
     _Wait("reduce_latency", 2e-3, 0.1),
@@ -229,6 +230,7 @@ def _log_error(predicted: float, measured: float) -> float:
 
 def _shows(wait: str, work: Workload) -> bool:
     return {
+        "step_latency": True,
         "near_latency": bool(work.num_servers) and work.is_near,
         "far_latency": bool(work.num_servers) and not work.is_near,
         "reduce_latency": work.num_trainers > 1,

@@ -58,6 +58,8 @@ class Costs:
     ray_per_call: float = 0.0
     """Of Ray's own processes on a node."""
 
+    step_latency: float = 0.0
+    """From a trainer's report to its next batch: Ray's calls, and features that are fetched."""
     near_latency: float = 0.0
     """Until a call through shared memory is answered, work aside."""
     far_latency: float = 0.0

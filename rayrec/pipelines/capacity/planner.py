@@ -197,7 +197,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
     "processor time of the driver's calls": ("driver_per_step", "driver_per_call"),
     "processor time of reading": ("read_per_step", "read_per_row"),
     "processor time of features": ("features_per_step", "features_per_token"),
-    "latency of calls": ("near_latency", "far_latency"),
+    "latency of calls": ("step_latency", "near_latency", "far_latency"),
     "latency of sums over trainers": ("reduce_latency",),
     "hidden share of the exchange": ("hidden_exact", "hidden_stale"),
 }

@@ -81,6 +81,7 @@ def _stages(plan: ClusterPlan) -> Section:
             ("hidden behind dense compute", f"{parts.hidden:.0%} of the exchange"),
             ("dense compute", duration(parts.dense)),
             ("sum over trainers", duration(parts.all_reduce)),
+            ("between two batches", duration(parts.between)),
             ("driver", duration(parts.driver)),
             ("longer because cores are shared", f"{plan.step.stretch:.2f} times"),
         ],

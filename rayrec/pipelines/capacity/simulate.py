@@ -35,7 +35,7 @@ QUEUE_DEPTH = 4
 WINDOW_STEPS = 12
 WARM_UP_STEPS = 4
 """Of these, which fill the pipeline."""
-MOST_CALLERS = 2_000
+MOST_CALLERS = 1_000
 """That are simulated one by one; of more, so many, each for several: with as many slow ones among them."""
 NEVER_S = 1e300
 
@@ -140,6 +140,7 @@ class _Window:
         served_s = parts.server * stretch / self._num_callers / 2
         for step in range(self._num_steps):
             yield self._ready[step]
+            yield environment.timeout(parts.between)
             # Rows: what is read ahead was asked for before, and only keeps the server busy.
             environment.process(self._serve(parts.hidden * served_s))
             yield environment.timeout(own_s)

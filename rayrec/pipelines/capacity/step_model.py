@@ -4,7 +4,7 @@
       R        F          what can be read ahead hides behind dense            ring or tree
 
     step = max(read / R, features / F, a server's work, network, driver, a trainer's own way)
-    way  = dense + sum over trainers + (1 - hidden * early) * exchange
+    way  = dense + sum over trainers + (1 - hidden * early) * exchange + what Ray takes between two batches
 
 All stages work on different batches at once, so the slowest one decides. Processes of a node share its cores:
 whatever a trainer computes there takes as much longer as other processes are running (a fixed point, since
@@ -77,6 +77,8 @@ class Parts(NamedTuple):
     network: float
     dense: float
     all_reduce: float
+    between: float
+    """From a trainer's report to its next batch."""
     driver: float
     ray: float
     hidden: float
@@ -170,6 +172,7 @@ def parts_of(work: Workload, cluster: ClusterSpec, costs: Costs) -> Parts:
         network=_network_seconds(work, cluster, layout),
         dense=dense,
         all_reduce=_all_reduce_seconds(work, cluster, costs, layout),
+        between=costs.step_latency / speed,
         driver=seconds(costs, driver_counts(work)) / speed,
         ray=seconds(costs, ray_counts(work)) / speed,
         hidden=can_hide,
@@ -286,7 +289,7 @@ class _Shared:
         """Of a step, if processes run as much of the time as they do in steps of `total`."""
         stages, exposed = self.stages(total)
         return max(
-            stages["dense"] + exposed,
+            stages["dense"] + exposed + self.parts.between,
             *stages.values(),
             sum(self.processes) / self.layout.cores,
             sum(self.servers) / self.layout.server_cores,
