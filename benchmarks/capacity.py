@@ -4,13 +4,14 @@ What is compared with steps of this machine is `benchmarks.capacity_real`. Bars:
 
 * `capacity-madmax`: 10 % over the largest error of steps, exposed communication and throughput of the DLRM
   configurations that MAD-Max ships, computed with the planner's streams.
-* `capacity-calculon`: 10 % over the largest error of the Megatron batches of Calculon's validation table, against
-  the times that were measured.
+* `capacity-calculon`: 10 % over the largest error of the Megatron batches of Calculon's validation table,
+  against the times that were measured.
 * `capacity-young`: 1 % over the largest difference of the snapshot interval from `mlsysim`, over intervals of
   seconds and clusters that fail every minute to every month; not measured without that package.
-* `capacity-closed-form`: 5 % over the largest difference of simulated steps from the closed form where nothing queues:
-  one trainer in every mode, near and far servers, with no noise.
-* `capacity-simulation`: 60 s over the time to simulate 30 days of 10,000 cards, with failures, snapshots and spares.
+* `capacity-closed-form`: 5 % over the largest difference of simulated steps from the closed form where
+  nothing queues: one trainer in every mode, near and far servers, with no noise.
+* `capacity-simulation`: 60 s over the time to simulate 30 days of 10,000 cards, with failures, snapshots and
+  spares.
 
 `RAYREC_BENCH_*` do not change it.
 """

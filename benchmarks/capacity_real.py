@@ -1,21 +1,23 @@
 """The planner against steps of this machine: calibrated on eight configurations, held to eighteen others.
 
-A DLRM on sampled impressions (400,000 rows, 16 columns of 50,000 ids, Zipf 1.1) trains for some seconds in every
-configuration, by the actors of `rayrec train` on a cluster of this machine. Configurations differ in servers (1
-to 4), trainers (1 and 2), widths, batches, modes, transports and dense layers; none is both calibrated on and
-predicted. They come in a random order, so that other work on the machine does not hit one kind of them, and of each
-the window with the shortest steps counts. Bars:
+A DLRM on sampled impressions (400,000 rows, 16 columns of 50,000 ids, Zipf 1.1) trains for some seconds in
+every configuration, by the actors of `rayrec train` on a cluster of this machine. Configurations differ in
+servers (1 to 4), trainers (1 and 2), widths, batches, modes, transports and dense layers; none is both
+calibrated on and predicted. They come in a random order, so that other work on the machine does not hit one
+kind of them, and of each the window with the shortest steps counts. Bars:
 
 * `capacity-real-median`: 15 % over the median error of predicted steps.
 * `capacity-real-worst`: 40 % over the largest one.
 * `capacity-real-rank`: Spearman's rank correlation of predicted and measured steps over 0.9.
-* `capacity-real-bottleneck`: configurations of 16 whose busiest stage is named rightly over 14, of those predicted
-  scaled to 16. The stages are reading, features, the exchange with servers, dense compute and the driver.
-* `capacity-real-linear`: the median error of "every trainer does as many rows a second as in the calibration" over
-  twice that of the planner.
+* `capacity-real-bottleneck`: configurations of 16 whose busiest stage is named rightly over 14, of those
+  predicted scaled to 16. The stages are reading, features, the exchange with servers, dense compute and the
+  driver.
+* `capacity-real-linear`: the median error of "every trainer does as many rows a second as in the calibration"
+  over twice that of the planner.
 
-It takes half an hour and writes `benchmarks/quality/capacity-real.json` with the date, every window's figures, and how
-busy the machine was with other work. `RAYREC_BENCH_PAIRS`: rounds through all configurations, one for every 9.
+It takes half an hour and writes `benchmarks/quality/capacity-real.json` with the date, every window's
+figures, and how busy the machine was with other work. `RAYREC_BENCH_PAIRS`: rounds through all
+configurations, one for every 9.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ from rayrec.pipelines.capacity.calibration import Calibration, calibrated, this_
 from rayrec.pipelines.capacity.costs import Measured
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.console import log
-from rayrec.platform.health.burn_in import kind_of
 from rayrec.platform.devices import get_device
+from rayrec.platform.health.burn_in import kind_of
 
 RECORD = RECORDS / "capacity-real.json"
 ROWS, COLUMNS, IDS = 400_000, 16, 50_000
@@ -174,8 +176,8 @@ def _bars(compared: Sequence[dict[str, Any]]) -> list[Bar]:
     right = sum(each["bottleneck"] == each["predicted_bottleneck"] for each in compared)
     median = statistics.median(errors)
     log.print(
-        f"capacity-real: errors {median:.1%} (median), {max(errors):.1%} (worst), rank correlation {rank:.3f}, "
-        f"bottleneck {right} of {len(compared)}, linear in cards {linear:.1%}",
+        f"capacity-real: errors {median:.1%} (median), {max(errors):.1%} (worst), "
+        f"rank correlation {rank:.3f}, bottleneck {right} of {len(compared)}, linear in cards {linear:.1%}",
         highlight=False,
     )
     measured = "measured steps"

@@ -1,8 +1,8 @@
 """The planner's streams, rates and collectives on systems that others have published steps of.
 
-The numbers are in `benchmarks/published/`, with where they are from; what computes with them is ours. DLRM on GPUs
-with tables split among them is not how RayRec trains, nor are transformers with tensor and pipeline parallelism:
-this shows that the pieces of `rayrec.pipelines.capacity.streams` add up to what others measured.
+The numbers are in `benchmarks/published/`, with where they are from; what computes with them is ours. DLRM on
+GPUs with tables split among them is not how RayRec trains, nor are transformers with tensor and pipeline
+parallelism: this shows that the pieces of `rayrec.pipelines.capacity.streams` add up to what others measured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def published(name: str) -> dict[str, Any]:
     return found
 
 
-def dlrm_step(system: Mapping[str, float], model: Mapping[str, float], parallel: str, rows: float) -> Timeline:
+def dlrm_step(
+    system: Mapping[str, float], model: Mapping[str, float], parallel: str, rows: float
+) -> Timeline:
     """A step of a DLRM whose tables are split among all cards.
 
     Args:
@@ -44,8 +46,11 @@ def dlrm_step(system: Mapping[str, float], model: Mapping[str, float], parallel:
     layer_s = compute.seconds(2 * layer_weights * rows)
     reduce_s = layer_bytes / reduce_rate
     gather_s = reduce_s / 2
-    # Each card looks up its tables' rows for the whole batch; a row's vectors then go to the card that has it.
-    lookup_bytes = model["num_tables"] * model["pooling"] * model["emb_dim"] * model["bytes_per_row_number"] * rows
+    # Each card looks up its tables' rows for the whole batch; a row's vectors then go to the card that has
+    # it.
+    lookup_bytes = (
+        model["num_tables"] * model["pooling"] * model["emb_dim"] * model["bytes_per_row_number"] * rows
+    )
     lookup_s = memory.seconds(lookup_bytes)
     exchange_s = 2 * lookup_bytes / devices / (within if is_one_node else between)
     bottom, top = int(model["bottom_layers"]), int(model["top_layers"])
@@ -68,9 +73,7 @@ def dlrm_step(system: Mapping[str, float], model: Mapping[str, float], parallel:
     for number in reversed(range(bottom + top)):
         layer = layers[number]
         if number == bottom - 1:
-            backward.append(
-                Operation("gradients to tables", "communicate", exchange_s, (layers[bottom],))
-            )
+            backward.append(Operation("gradients to tables", "communicate", exchange_s, (layers[bottom],)))
         if is_split:
             two_after = (layers[number + 2],) if number + 2 < len(layers) else ()
             backward.append(Operation(f"{layer} gathered", "communicate", gather_s, two_after))
@@ -98,8 +101,8 @@ def transformer_batch_s(system: Mapping[str, Any], model: Mapping[str, int], rec
     """Seconds of a batch of a transformer with tensor and pipeline parallelism, in 16 bits.
 
     Args:
-        recompute: `full`, all of forward again in backward, or `selective`: attention alone, with activations split
-            along the sequence outside of it.
+        recompute: `full`, all of forward again in backward, or `selective`: attention alone, with activations
+            split along the sequence outside of it.
     """
     matrix = Rate(system["matrix_flops"], _pairs(system["matrix_achieved"]))
     vector = Rate(system["vector_flops"], _pairs(system["vector_achieved"]))
@@ -127,7 +130,9 @@ def transformer_batch_s(system: Mapping[str, Any], model: Mapping[str, int], rec
         return _Work(2 * tokens * n * k, 2 * (tokens * n + n * k + tokens * k), True)
 
     def attend() -> _Work:
-        return _Work(2 * scores * model["head_dim"], 2 * (2 * heads * length * model["head_dim"] + scores), True)
+        return _Work(
+            2 * scores * model["head_dim"], 2 * (2 * heads * length * model["head_dim"] + scores), True
+        )
 
     split = hidden / ranks
     linear = [*[product(hidden, split)] * 3, product(split, hidden)]
@@ -175,7 +180,10 @@ def dlrm_errors() -> dict[str, float]:
     for run in numbers["runs"]:
         name = f"{run['model']} on {run['system']}, {run['parallel']}"
         step = dlrm_step(
-            numbers["systems"][run["system"]], numbers["models"][run["model"]], run["parallel"], run["rows_per_device"]
+            numbers["systems"][run["system"]],
+            numbers["models"][run["model"]],
+            run["parallel"],
+            run["rows_per_device"],
         )
         devices = numbers["systems"][run["system"]]["num_devices"]
         found[f"step of {name}"] = 1000 * step.seconds / run["step_ms"] - 1

@@ -34,9 +34,7 @@ def plan_command(
     overrides: OverridesOption = None,
     cluster: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE", help="YAML file of a cluster, such as configs/clusters/h100-1000.yaml."
-        ),
+        typer.Option(metavar="FILE", help="YAML file of a cluster, such as configs/clusters/h100-1000.yaml."),
     ] = None,
     scale: Annotated[
         list[str] | None,

@@ -3,8 +3,8 @@
     config ─► up to 8 variants (servers, trainers, widths, batches, modes, transports)
            ─► burn-in of the machine ─► for each variant: its actors, a warm-up, some windows ─► calibration
 
-A cluster is started here for all variants, and nothing is kept but the calibration. Of the windows of a variant
-the one with the shortest steps counts: other work on the machine can only make steps longer.
+A cluster is started here for all variants, and nothing is kept but the calibration. Of the windows of a
+variant the one with the shortest steps counts: other work on the machine can only make steps longer.
 """
 
 from __future__ import annotations
@@ -145,7 +145,13 @@ def measure(
             windows = _windows(f"window-{number}", assembly, num_windows, num_steps)
             times = fastest(windows)
             found.append(
-                Measured(workload_of(assembly), times, spread_of(windows), variant.label, each.pipeline.model_dump())
+                Measured(
+                    workload_of(assembly),
+                    times,
+                    spread_of(windows),
+                    variant.label,
+                    each.pipeline.model_dump(),
+                )
             )
             logger.info("%s: %.1f ms a step", variant.label, 1000 * times.step_s)
     return found

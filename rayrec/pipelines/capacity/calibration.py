@@ -1,7 +1,7 @@
 """Costs of a machine with their spread, fitted to measured windows, and the file that keeps them.
 
-    windows ─► processor time of every role ─► costs ─► time of steps ─► what a trainer waits for
-                                                 └► again without each configuration: how far costs may be off
+windows ─► processor time of every role ─► costs ─► time of steps ─► what a trainer waits for
+                                             └► again without each configuration: how far costs may be off
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -256,9 +256,7 @@ def calibrated(
             f"a calibration needs windows of 3 configurations or more, and there are {len(measured)}"
         )
     costs, cluster = fit(measured, cores), this_machine(cores)
-    without = [
-        fit([other for other in measured if other is not each], cores) for each in measured
-    ]
+    without = [fit([other for other in measured if other is not each], cores) for each in measured]
     logs = [
         np.log(each.times.step_s / step_plan(each.workload, cluster, others).seconds)
         for each, others in zip(measured, without, strict=True)

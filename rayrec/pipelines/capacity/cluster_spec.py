@@ -1,9 +1,10 @@
-"""The cluster that a plan is for: nodes, cards, links, servers, failures and prices, each number with its source.
+"""The cluster that a plan is for: nodes, links, failures and prices, each number with where it is from.
 
-    configs/clusters/NAME.yaml ─► ClusterSpec.load ─► numbers in base units, marked measured, data sheet or assumed
+    configs/clusters/NAME.yaml ─► ClusterSpec.load ─► numbers in base units, marked measured, data sheet or
+    assumed
 
-A link counts only with what was measured of it: bandwidth on a data sheet says nothing about what a collective or
-a parameter server reaches.
+A link counts only with what was measured of it: bandwidth on a data sheet says nothing about what a
+collective or a parameter server reaches.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Link(Config):
                 "'measured: WHERE'"
             )
         if not 0 < self.achieved.value <= 1:
-            raise ValueError(f"achieved is {self.achieved.text!r}: expected more than 0 and at most 1 of peak")
+            raise ValueError(
+                f"achieved is {self.achieved.text!r}: expected more than 0 and at most 1 of peak"
+            )
         if self.peak.value <= 0:
             raise ValueError(f"peak is {self.peak.text!r}: expected more than 0")
         return self

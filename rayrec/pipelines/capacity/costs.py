@@ -1,8 +1,9 @@
 """What the pieces of a step cost in processor time and waiting, and how that is fitted to measured windows.
 
 Each role's processor time is a sum of counts (rows, ids, bytes, calls) times costs that are not below 0. They
-are fitted role by role, so that a window says six things and not one. What a trainer waits for is fitted to the
-time of steps afterwards (`calibrate`). Errors are relative ones: a step of 10 ms counts as much as one of 1 s.
+are fitted role by role, so that a window says six things and not one. What a trainer waits for is fitted to
+the time of steps afterwards (`calibrate`). Errors are relative ones: a step of 10 ms counts as much as one of
+1 s.
 
 Source: Lawson & Hanson, Solving Least Squares Problems, 1974 (no coefficient is below 0).
 """
@@ -20,8 +21,8 @@ from rayrec.pipelines.capacity.windows import StepTimes
 from rayrec.pipelines.capacity.workload import Workload
 
 CALLS_PER_STEP = {"sync": 2, "bounded_stale": 2, "exact_prefetch": 3}
-"""Of a trainer to every server: rows and gradients; where both are split by what the batch before changes, one
-more."""
+"""Of a trainer to every server: rows and gradients; one more where both are split by what the batch before
+changes."""
 
 DENSE_WEIGHT = 0.5
 """Of a clock, which others on the machine disturb, against processor time."""
@@ -51,12 +52,18 @@ class Costs:
     dense_per_step: float = 0.0
     """Python, and the launch of operations; of the client, too."""
     dense_per_flop: float = 0.0
+    dense_per_token: float = 0.0
+    """Of every occurrence of an id, whatever its width."""
     dense_per_byte: float = 0.0
     """Of vectors that are gathered for every occurrence of an id, and of their gradients."""
     driver_per_step: float = 0.0
     driver_per_call: float = 0.0
+    ray_per_step: float = 0.0
+    """Of Ray's own processes on a node, whatever is called."""
     ray_per_call: float = 0.0
-    """Of Ray's own processes on a node."""
+    """For a call that the driver submits."""
+    ray_per_far_call: float = 0.0
+    """For a call of a trainer to a server that is an object of Ray's."""
 
     step_latency: float = 0.0
     """From a trainer's report to its next batch: Ray's calls, and features that are fetched."""
@@ -93,8 +100,7 @@ class Measured:
 
 
 def driver_calls(work: Workload) -> float:
-    """Calls that the driver submits for a step: a read, features, a prefetch and a training of each trainer, or
-    of each group of them."""
+    """Calls that the driver submits for a step: a read, features, two of each trainer or group."""
     return 2.0 + 2.0 * work.num_callers
 
 
@@ -144,7 +150,12 @@ def client_counts(work: Workload) -> Counts:
 
 
 def dense_counts(work: Workload) -> Counts:
-    return {"dense_per_step": 1.0, "dense_per_flop": work.flops, "dense_per_byte": work.gathered_bytes}
+    return {
+        "dense_per_step": 1.0,
+        "dense_per_flop": work.flops,
+        "dense_per_token": work.tokens,
+        "dense_per_byte": work.gathered_bytes,
+    }
 
 
 def driver_counts(work: Workload) -> Counts:
@@ -153,7 +164,7 @@ def driver_counts(work: Workload) -> Counts:
 
 def ray_counts(work: Workload) -> Counts:
     far = 0.0 if work.is_near else work.num_callers * client_calls(work)
-    return {"ray_per_call": driver_calls(work) + far}
+    return {"ray_per_step": 1.0, "ray_per_call": driver_calls(work), "ray_per_far_call": far}
 
 
 def seconds(costs: Costs, counts: Counts) -> float:

@@ -1,7 +1,7 @@
 """Whether a run's tables, weights and buffers fit a cluster's nodes and cards; names what does not.
 
-The bytes are those of `rayrec.embeddings.capacity` and `memory_plan`, which tests compare with real processes.
-Activations are not counted.
+The bytes are those of `rayrec.embeddings.capacity` and `memory_plan`, which tests compare with real
+processes. Activations are not counted.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class MemoryFit:
             component, size = _largest(_server_components(self.server))
             needed = self.server_node_bytes / self.server_node_limit
             raise InputError(
-                f"the model does not fit: a servers' node would need {human_size(self.server_node_bytes)} and "
-                f"has {human_size(self.server_node_limit)}; most of a server is {component} "
+                "the model does not fit: a servers' node would need "
+                f"{human_size(self.server_node_bytes)} and has "
+                f"{human_size(self.server_node_limit)}; most of a server is {component} "
                 f"({human_size(size)}); use at least {needed:.1f} times as many nodes for servers, tables "
                 "with rows on disk (sparse.tables), or an optimizer with less state"
             )
@@ -79,8 +80,8 @@ def memory_fit(work: Workload, tables: Sequence[TableConfig], cluster: ClusterSp
     """What the processes of a scaled run hold.
 
     Args:
-        tables: the run's, of which optimizers, types of weights and rows on disk are taken; widths and sizes are
-            those of `work`.
+        tables: the run's, of which optimizers, types of weights and rows on disk are taken; widths and sizes
+            are those of `work`.
     """
     layout = layout_of(work, cluster)
     by_name = {table.table: table for table in work.tables}
@@ -147,8 +148,11 @@ def _host_bytes(trainer: TrainerPlan, has_cards: bool) -> float:
 
 
 def _card_components(trainer: TrainerPlan) -> dict[str, float]:
-    """Of weights that are split, a card holds its part of everything, and all of the weights while it validates,
-    which is more than the blocks that a step gathers."""
+    """What a card holds.
+
+    Of weights that are split it is a part of everything, and all of the weights while it validates, which is
+    more than the blocks that a step gathers.
+    """
     weights = float(trainer.dense.weights_bytes)
     rows = {"the rows of a batch": float(trainer.device_batch_bytes)}
     if not trainer.is_sharded:

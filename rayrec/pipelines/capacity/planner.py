@@ -1,7 +1,7 @@
 """One plan: does it fit, how long is a step, what decides, what fails, what does it cost.
 
-    workload ─► memory_fit ─► step_model ─► reliability ─► ClusterPlan ─► report
-                  refuses         └► sensitivity: the same with one number 20 % lower, and higher
+workload ─► memory_fit ─► step_model ─► reliability ─► ClusterPlan ─► report
+              refuses         └► sensitivity: the same with one number 20 % lower, and higher
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from rayrec.pipelines.capacity.workload import Workload
 from rayrec.platform.errors import InputError
 
 SNAPSHOT_COST = 0.38
-"""Share of the time in which a snapshot is written that steps lose (docs/benchmarks/training.md: their rate is
-0.62 of that without)."""
+"""Share of the time in which a snapshot is written that steps lose: their rate is 0.62 of that without
+(docs/benchmarks/training.md)."""
 SNAPSHOT_RATE = 0.34e9
 """Bytes per second that one server writes at most: 1.12 GB in 3.3 s, at the same place."""
 CHANGE = 0.2
@@ -144,15 +144,15 @@ def check_room(work: Workload, cluster: ClusterSpec) -> None:
     """
     if cluster.trainers.card is not None and work.num_trainers > cluster.num_cards:
         raise InputError(
-            f"{work.num_trainers:,} trainers need a card each, and the cluster has {cluster.num_cards:,}; lower "
-            "pipeline.num_trainers (--scale trainers=...), or use more nodes"
+            f"{work.num_trainers:,} trainers need a card each, and the cluster has {cluster.num_cards:,}; "
+            "lower pipeline.num_trainers (--scale trainers=...), or use more nodes"
         )
     if cluster.servers is not None:
         places = int(cluster.servers.count) * int(cluster.servers.servers_per_node)
         if work.num_servers > places:
             raise InputError(
-                f"{work.num_servers:,} parameter servers do not fit the {places:,} places of the servers' nodes; "
-                "lower sparse.num_servers (--scale servers=...), or raise servers_per_node"
+                f"{work.num_servers:,} parameter servers do not fit the {places:,} places of the servers' "
+                "nodes; lower sparse.num_servers (--scale servers=...), or raise servers_per_node"
             )
 
 
@@ -193,7 +193,12 @@ _GROUPS: dict[str, tuple[str, ...]] = {
         "client_per_id",
         "client_per_far_byte",
     ),
-    "processor time of dense compute": ("dense_per_step", "dense_per_flop", "dense_per_byte"),
+    "processor time of dense compute": (
+        "dense_per_step",
+        "dense_per_flop",
+        "dense_per_token",
+        "dense_per_byte",
+    ),
     "processor time of the driver's calls": ("driver_per_step", "driver_per_call"),
     "processor time of reading": ("read_per_step", "read_per_row"),
     "processor time of features": ("features_per_step", "features_per_token"),
@@ -232,7 +237,11 @@ def sensitivities(work: Workload, cluster: ClusterSpec, costs: Costs) -> tuple[S
             for times in (1 - CHANGE, 1 + CHANGE)
         )
         found.append(Sensitivity(what, lower, higher))
-    for what, name in (("servers", "num_servers"), ("readers", "num_readers"), ("feature workers", "num_feature_workers")):
+    for what, name in (
+        ("servers", "num_servers"),
+        ("readers", "num_readers"),
+        ("feature workers", "num_feature_workers"),
+    ):
         count = getattr(work, name)
         if count >= 5:  # a fifth of fewer is no whole number
             lower, higher = (

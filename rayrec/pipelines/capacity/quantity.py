@@ -19,7 +19,9 @@ from pydantic import BeforeValidator, PlainSerializer
 
 Mark = Literal["measured", "data sheet", "assumed"]
 
-_PATTERN = re.compile(r"(?P<number>[+-]?[\d_]*\.?\d+(e[+-]?\d+)?)\s*(?P<unit>[^,]*?)\s*(,\s*(?P<rest>.*))?", re.I)
+_PATTERN = re.compile(
+    r"(?P<number>[+-]?[\d_]*\.?\d+(e[+-]?\d+)?)\s*(?P<unit>[^,]*?)\s*(,\s*(?P<rest>.*))?", re.I
+)
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 
@@ -33,7 +35,15 @@ UNITS: Mapping[str, Mapping[str, float]] = {
     "bytes": _prefixed("B", binary=True),
     "bytes/s": _prefixed("B/s", binary=True) | _prefixed("bit/s", 1 / 8),
     "FLOP/s": _prefixed("FLOP/s"),
-    "seconds": {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "days": 86400.0, "years": 3.15576e7},
+    "seconds": {
+        "us": 1e-6,
+        "ms": 1e-3,
+        "s": 1.0,
+        "min": 60.0,
+        "h": 3600.0,
+        "days": 86400.0,
+        "years": 3.15576e7,
+    },
     "share": {"of peak": 1.0, "%": 0.01},
     "times": {"times": 1.0},
     "money/h": {"USD/h": 1.0, "EUR/h": 1.0, "CNY/h": 1.0},
@@ -76,7 +86,7 @@ def parse_quantity(text: Any, kind: str) -> Quantity:
     if isinstance(text, Quantity):
         return text
     units = UNITS[kind]
-    example = f"such as '8 {next(iter(reversed(units)))}, assumed'"
+    example = f"such as '8 {list(units)[-1]}, assumed'"
     match = _PATTERN.fullmatch(str(text).strip())
     if match is None:
         raise ValueError(f"{text!r} is not a number with a unit and a mark, {example}")

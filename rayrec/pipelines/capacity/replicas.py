@@ -1,14 +1,15 @@
-"""How many replicas of a service answer a rate of requests within a time, from what batches were measured to take.
+"""How many replicas of a service answer a rate of requests in time, by what batches were measured to take.
 
     requests ─► the replica with fewest in flight ─► a batch of what waits, as soon as the model is free
 
-A service of c replicas whose batches have n requests is an M/G/c queue of batches: rate / n batches a second, each
-of s(n) seconds. Batches grow with the load, so of all sizes the one with the shortest answers is what a replica comes
-to; its tail is exponential. That is where the search begins. It ends with the service simulated request by request,
-since a replica's requests wait for its own batch even if another replica is free, which M/G/c leaves out.
+A service of c replicas whose batches have n requests is an M/G/c queue of batches: rate / n batches a second,
+each of s(n) seconds. Batches grow with the load, so of all sizes the one with the shortest answers is what a
+replica comes to; its tail is exponential. That is where the search begins. It ends with the service simulated
+request by request, since a replica's requests wait for its own batch even if another replica is free, which
+M/G/c leaves out.
 
-Sources: Allen & Cunneen's approximation for M/G/c (A. O. Allen, Probability, Statistics, and Queueing Theory, 1990);
-Erlang's C formula.
+Sources: Allen & Cunneen's approximation for M/G/c (A. O. Allen, Probability, Statistics, and Queueing Theory,
+1990); Erlang's C formula.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def plan_replicas(
     """The fewest replicas with which 99 % of the answers are given in time.
 
     Args:
-        seconds_by_size: what batches take, measured at some sizes, 1 among them (`BatchCosts.seconds_by_size`).
+        seconds_by_size: what batches take, measured at some sizes, 1 among them (see `BatchCosts`).
         rate: requests per second.
         p99_s: within which 99 of 100 answers are to be given.
         variation: of a batch's time, standard deviation over mean.
@@ -68,12 +69,15 @@ def plan_replicas(
     """
     costs = _table(seconds_by_size)
     if rate <= 0 or p99_s <= 0:
-        raise InputError(f"a rate of {rate:g} requests a second within {1000 * p99_s:g} ms: both have to be above 0")
+        raise InputError(
+            f"a rate of {rate:g} requests a second within {1000 * p99_s:g} ms: both have to be above 0"
+        )
     alone = costs[1] * (1 + _QUANTILE * variation)
     if alone > p99_s:
         raise InputError(
-            f"a single request takes {1000 * alone:.1f} ms at its 99th percentile, more than {1000 * p99_s:.1f} ms: "
-            "no number of replicas is enough; use a faster model, fewer beams, or a later deadline"
+            f"a single request takes {1000 * alone:.1f} ms at its 99th percentile, more than "
+            f"{1000 * p99_s:.1f} ms: no number of replicas is enough; use a faster model, "
+            "fewer beams, or a later deadline"
         )
     guess = fewest(lambda replicas: mgc_answer_s(costs, rate, replicas, variation) <= p99_s)
     seen: dict[int, SimulatedReplicas] = {}
@@ -100,7 +104,9 @@ def fewest(is_enough: Callable[[int], bool], guess: int = 1) -> int:
     while not is_enough(high):
         low, high = high, 2 * high
         if high > MOST_REPLICAS:
-            raise InputError(f"more than {MOST_REPLICAS:,} replicas would be needed; the deadline is too early")
+            raise InputError(
+                f"more than {MOST_REPLICAS:,} replicas would be needed; the deadline is too early"
+            )
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if is_enough(middle) else (middle, high)
@@ -112,7 +118,7 @@ _QUANTILE = 2.326
 
 
 def _table(seconds_by_size: Mapping[int, float]) -> list[float]:
-    """Seconds of every size up to the largest, on straight lines between those measured; index 0 is unused."""
+    """Seconds of every size from 1, on straight lines between those measured; index 0 is unused."""
     sizes = sorted(seconds_by_size)
     if not sizes or sizes[0] != 1 or any(seconds_by_size[size] <= 0 for size in sizes):
         raise InputError("costs of batches have to begin with size 1, and to be above 0")
@@ -179,8 +185,8 @@ def simulate_replicas(
 ) -> SimulatedReplicas:
     """The service request by request: the same seed gives the same answers.
 
-    A request goes to the replica with the fewest in flight; a replica that is free computes all that wait, up to
-    the largest batch that was measured.
+    A request goes to the replica with the fewest in flight; a replica that is free computes all that wait, up
+    to the largest batch that was measured.
     """
     costs = _table(seconds_by_size)
     most = len(costs) - 1

@@ -101,10 +101,18 @@ def _memory(plan: ClusterPlan) -> Section:
             ),
         ]
     rows.append(
-        ("a trainers' node", f"{human_size(memory.trainer_node_bytes)} of {human_size(memory.trainer_node_limit)}")
+        (
+            "a trainers' node",
+            f"{human_size(memory.trainer_node_bytes)} of {human_size(memory.trainer_node_limit)}",
+        )
     )
     if memory.card_limit is not None:
-        rows.append(("a card, activations aside", f"{human_size(memory.card_bytes)} of {human_size(memory.card_limit)}"))
+        rows.append(
+            (
+                "a card, activations aside",
+                f"{human_size(memory.card_bytes)} of {human_size(memory.card_limit)}",
+            )
+        )
     return Section("Memory", rows)
 
 
@@ -115,15 +123,18 @@ def _snapshots(plan: ClusterPlan) -> Section:
         "Failures and snapshots",
         [
             ("a failure somewhere", f"every {duration(snapshots.mtbf_s)}"),
-            ("a snapshot", f"{duration(snapshots.write_s)}, of which steps lose {duration(snapshots.cost_s)}"),
+            (
+                "a snapshot",
+                f"{duration(snapshots.write_s)}, of which steps lose {duration(snapshots.cost_s)}",
+            ),
             (
                 "one every",
                 f"{duration(snapshots.interval_s)} (Young; {duration(snapshots.daly_s)} by Daly)",
             ),
             (
                 "lost work",
-                f"{losses.total:.1%}: {losses.snapshots:.1%} to snapshots, {losses.rework:.1%} trained again, "
-                f"{losses.restarts:.1%} to restarts",
+                f"{losses.total:.1%}: {losses.snapshots:.1%} to snapshots, "
+                f"{losses.rework:.1%} trained again, {losses.restarts:.1%} to restarts",
             ),
         ],
     )

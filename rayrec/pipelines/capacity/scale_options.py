@@ -37,7 +37,8 @@ def _number(option: str, text: str) -> float:
         value, factor = 0.0, None
     if factor is None or not 0 < value * factor < 1e30:
         raise InputError(
-            f"--scale {option}: expected a number above 0, such as 1000, 10M, 10B (parameters) or 10TB (bytes)"
+            f"--scale {option}: expected a number above 0, such as 1000, 10M, 10B (parameters) or 10TB "
+            "(bytes)"
         )
     return value * factor
 

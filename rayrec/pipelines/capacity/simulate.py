@@ -211,7 +211,10 @@ class SimulatedRun:
             ("steps that count", f"{self.steps:,}, {self.useful_share:.1%} of an undisturbed run's"),
             ("failures, snapshots", f"{self.failures:,}, {self.snapshots:,}"),
             ("steps trained again", f"{self.steps_lost:,.0f}"),
-            ("standing still", f"{duration(self.down_s)}, of it without a spare {duration(self.waiting_for_nodes_s)}"),
+            (
+                "standing still",
+                f"{duration(self.down_s)}, of it without a spare {duration(self.waiting_for_nodes_s)}",
+            ),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -317,7 +320,11 @@ class _Days:
 
     def _recover(self) -> Process:
         """Back to the last snapshot, on a spare node."""
-        environment, failures, snapshots = self._environment, self._plan.cluster.failures, self._plan.snapshots
+        environment, failures, snapshots = (
+            self._environment,
+            self._plan.cluster.failures,
+            self._plan.snapshots,
+        )
         began = environment.now
         self._failures += 1
         self._lost += self._progress - self._saved

@@ -11,8 +11,8 @@ whatever a trainer computes there takes as much longer as other processes are ru
 they run less where steps are longer). On accelerators dense compute is matrix products and memory traffic of
 the card, and the sum of gradients is that of `streams`.
 
-Sources: exposed and hidden communication as in MAD-Max (ISCA'24); the largest of several Poisson loads for the
-imbalance of servers, 1 + sqrt(2 ln S * S / U) (Raab & Steger, RANDOM'98).
+Sources: exposed and hidden communication as in MAD-Max (ISCA'24); the largest of several Poisson loads for
+the imbalance of servers, 1 + sqrt(2 ln S * S / U) (Raab & Steger, RANDOM'98).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STAGES: tuple[Stage, ...] = ("read", "features", "sparse", "dense", "driver")
 
 MANY = 64
 """Processes of a node, above which their mean number is taken for how many run."""
-_ROUNDS = 60
+_ROUNDS = 36
 """Of the fixed point; each halves its error."""
 
 
@@ -226,7 +226,7 @@ SHARDED_LAYERS = 24
 
 def _network_seconds(work: Workload, cluster: ClusterSpec, layout: Layout) -> float:
     """Rows and gradients through the busier end: a trainers' node, or a servers' node."""
-    if cluster.network is None or layout.is_shared and int(cluster.trainers.count) == 1:
+    if cluster.network is None or (layout.is_shared and int(cluster.trainers.count) == 1):
         return 0.0
     if not work.num_servers:
         return 0.0

@@ -7,8 +7,8 @@ An operation starts when its stream is free and what it depends on is done; each
 Communication that runs while the computation stream stands still is exposed.
 
 Sources: the two-stream schedule is that of MAD-Max (Hsia et al., ISCA'24, arXiv:2310.02784); efficiency that
-depends on the size of an operation, and the cost of a collective, latency + bytes (1 + offset / n) / rate, are
-those of Calculon (Isaev et al., SC'23).
+depends on the size of an operation, and the cost of a collective, latency + bytes (1 + offset / n) / rate,
+are those of Calculon (Isaev et al., SC'23).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Rate:
 
 @dataclass(frozen=True)
 class Collective:
-    """What a network takes for one kind of exchange between n ranks: latency + bytes * (1 + offset / n) / rate."""
+    """A kind of exchange between n ranks: latency + scalar * bytes * (1 + offset / n) / rate."""
 
     bytes_per_s: float
     latency_s: float = 0.0

@@ -9,6 +9,7 @@ Axes: M distinct ids of one table.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -300,18 +301,18 @@ def _table_work(config: TableConfig, assembly: Assembly, shares: Sequence[Sequen
     found = assembly.task.ids_of(config.name)
     num_ids = found if isinstance(found, int) else len(found)
     num_ids = max(num_ids, assembly.config.sparse.expected_rows.get(config.name, 0))
-    counted = [share.lookups[config.name] for batch in shares for share in batch if config.name in share.lookups]
+    counted = [
+        share.lookups[config.name] for batch in shares for share in batch if config.name in share.lookups
+    ]
     if not counted:
         return TableWork(config.name, config.dim, 4.0 * operations.num_words, num_ids, 0.0, 1.0, 1.0)
     early = [
         1 - np.isin(lookup.ids_M, before[0].lookups[config.name].updated_ids).mean()
-        for before, batch in zip(shares, shares[1:], strict=False)
+        for before, batch in itertools.pairwise(shares)
         for lookup in (share.lookups[config.name] for share in batch)
         if len(lookup.ids_M)
     ]
-    parts = [
-        statistics.fmean(_distinct(lookup.inverse, part) for lookup in counted) for part in PARTS
-    ]
+    parts = [statistics.fmean(_distinct(lookup.inverse, part) for lookup in counted) for part in PARTS]
     return TableWork(
         table=config.name,
         dim=config.dim,
