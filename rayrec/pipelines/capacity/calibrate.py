@@ -14,8 +14,8 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pydantic
@@ -127,8 +127,8 @@ def measure(
     on_variant: Callable[[int, int, str], None] = lambda done, total, note: None,
     num_windows: int = NUM_WINDOWS,
     num_steps: int = NUM_STEPS,
-) -> list[Measured]:
-    """Windows of every variant on a cluster that is started here.
+) -> Iterator[Measured]:
+    """Windows of every variant on a cluster that is started here, one variant after the other.
 
     Args:
         on_variant: called before each, with how many are done, of how many, and what comes.
@@ -137,24 +137,20 @@ def measure(
         InputError: a variant cannot be run on this data.
     """
     configs = [variant.of(config.with_absolute_paths()) for variant in variants]
-    found = []
     with ray_cluster(config.cluster, max(each.cpus_needed for each in configs)):
         for number, (variant, each) in enumerate(zip(variants, configs, strict=True)):
             on_variant(number, len(variants), variant.label)
             assembly = assemble(each, checksums=False)
             windows = _windows(f"window-{number}", assembly, num_windows, num_steps)
             times = fastest(windows)
-            found.append(
-                Measured(
-                    workload_of(assembly),
-                    times,
-                    spread_of(windows),
-                    variant.label,
-                    each.pipeline.model_dump(),
-                )
-            )
             logger.info("%s: %.1f ms a step", variant.label, 1000 * times.step_s)
-    return found
+            yield Measured(
+                workload_of(assembly),
+                times,
+                spread_of(windows),
+                variant.label,
+                {name: value for name, value in asdict(variant).items() if value is not None},
+            )
 
 
 def _windows(name: str, assembly: Assembly, num_windows: int, num_steps: int) -> list[StepTimes]:
@@ -189,7 +185,7 @@ def calibrate(
         of_machine = burn_in(folder=folder)
     if of_machine.busy is not None:
         logger.warning("this machine has other work to do (%s): costs may be too high", of_machine.busy)
-    measured = measure(config, variants_of(config) if variants is None else variants, on_variant)
+    measured = list(measure(config, variants_of(config) if variants is None else variants, on_variant))
     return calibrated(
         measured,
         float(os.cpu_count() or 1),

@@ -184,10 +184,15 @@ def fit(measured: Sequence[Measured], cores: float) -> Costs:
         measured: configurations of one machine.
         cores: that it has.
     """
-    return fit_waits(fit_costs(measured), measured, this_machine(cores))
+    return fit_waits(fit_costs(measured), measured, cores)
 
 
-def fit_waits(costs: Costs, measured: Sequence[Measured], cluster: ClusterSpec) -> Costs:
+def machine_of(measured: Measured, cores: float) -> ClusterSpec:
+    """The machine as a window found it: with the cores that others have left, where that is known."""
+    return this_machine(measured.times.free_cores or cores)
+
+
+def fit_waits(costs: Costs, measured: Sequence[Measured], cores: float) -> Costs:
     """Latencies and hidden shares with which predicted steps come nearest to measured ones.
 
     A wait that no configuration shows (no trainer of another mode, say) stays at its first guess.
@@ -195,6 +200,7 @@ def fit_waits(costs: Costs, measured: Sequence[Measured], cluster: ClusterSpec) 
     shown = [wait for wait in _WAITS if any(_shows(wait.name, each.workload) for each in measured)]
     if not shown:
         return costs
+    machines = [machine_of(each, cores) for each in measured]
 
     def with_waits(values: Sequence[float]) -> Costs:
         known = {wait.name: wait.start for wait in _WAITS}
@@ -203,8 +209,8 @@ def fit_waits(costs: Costs, measured: Sequence[Measured], cluster: ClusterSpec) 
     def errors(values: Sequence[float]) -> list[float]:
         tried = with_waits(values)
         found = [0.05 * (value - wait.start) / wait.most for value, wait in zip(values, shown, strict=True)]
-        for each in measured:
-            plan = step_plan(each.workload, cluster, tried)
+        for each, machine in zip(measured, machines, strict=True):
+            plan = step_plan(each.workload, machine, tried)
             found.append(_log_error(plan.seconds, each.times.step_s))
             found.append(PARTS_WEIGHT * _log_error(plan.stages["dense"], each.times.dense_s))
             if each.workload.num_servers:
@@ -255,10 +261,10 @@ def calibrated(
         raise InputError(
             f"a calibration needs windows of 3 configurations or more, and there are {len(measured)}"
         )
-    costs, cluster = fit(measured, cores), this_machine(cores)
+    costs = fit(measured, cores)
     without = [fit([other for other in measured if other is not each], cores) for each in measured]
     logs = [
-        np.log(each.times.step_s / step_plan(each.workload, cluster, others).seconds)
+        np.log(each.times.step_s / step_plan(each.workload, machine_of(each, cores), others).seconds)
         for each, others in zip(measured, without, strict=True)
     ]
     return Calibration(

@@ -28,7 +28,9 @@ from rayrec.platform.health.burn_in import MOST_BUSY, cpu_load
 RAY = "ray"
 ROLES = ("readers", "feature_workers", "servers", "trainers")
 HANG_TIMEOUT_S = 300.0
-QUIET_PATIENCE_S = 10.0
+LEAST_FREE = 0.1
+"""Cores that are left at least: whatever others take, a process goes on."""
+QUIET_PATIENCE_S = 5.0
 """Longest wait before a window for others to be done with the machine."""
 
 
@@ -52,6 +54,8 @@ class StepTimes:
     driver_cpu_s: float
     ray_cpu_s: float = 0.0
     """Of Ray's own processes, where this process has started them; else 0, which is not known."""
+    free_cores: float = 0.0
+    """Cores of this machine that others have left; 0: not known."""
 
     def to_dict(self) -> dict[str, float]:
         return asdict(self)
@@ -151,16 +155,24 @@ def _drive(pipeline: TrainingPipeline, first: int, stop: int) -> int:
 
 def _window(stages: Stages, pipeline: TrainingPipeline, first: int, num_steps: int) -> StepTimes:
     before, cpu_before = stages.stats(), _processor_s(stages)
-    driver_before = time.process_time()
+    driver_before, machine_before, began = time.process_time(), machine_busy_s(), time.perf_counter()
     # The pipeline fills and empties once; the time between reports in between is that of a step.
     times = []
     for _ in pipeline.run(first, first + num_steps):
         times.append(time.perf_counter())
-    driver_s = time.process_time() - driver_before
+    driver_s, machine_after = time.process_time() - driver_before, machine_busy_s()
+    wall_s = time.perf_counter() - began
     after, cpu_after = stages.stats(), _processor_s(stages)
     step_s = (times[-1] - times[0]) / (len(times) - 1)
     cpu = {role: (cpu_after[role] - cpu_before[role]) / num_steps for role in ROLES}
+    ours_s = driver_s + sum(cpu_after[role] - cpu_before[role] for role in (*ROLES, RAY))
+    free_cores = 0.0
+    if machine_before is not None and machine_after is not None:
+        cores = float(os.cpu_count() or 1)
+        others = max(0.0, machine_after - machine_before - ours_s) / wall_s
+        free_cores = min(cores, max(LEAST_FREE, cores - others))
     return StepTimes(
+        free_cores=free_cores,
         step_s=step_s,
         read_busy_s=_most(before, after, "readers", num_steps),
         features_busy_s=_most(before, after, "feature_workers", num_steps),
@@ -215,6 +227,19 @@ def _processor_s(stages: Stages) -> Mapping[str, float]:
 
 def _cpu_of_actor(_: Any) -> tuple[int, float]:
     return os.getpid(), time.process_time()
+
+
+def machine_busy_s(stat: Path = Path("/proc/stat")) -> float | None:
+    """Seconds in which this machine's cores were in use, since its start; None where that is not known."""
+    try:
+        words = stat.read_text().partition("\n")[0].split()
+    except OSError:
+        return None
+    if not words or words[0] != "cpu" or len(words) < 9:
+        return None
+    times = [float(word) for word in words[1:9]]
+    # Not idle, nor waiting for the disk; what the host of a virtual machine takes counts as in use.
+    return (sum(times) - times[3] - times[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def children_cpu_s(root: Path = Path("/proc")) -> dict[int, float]:
