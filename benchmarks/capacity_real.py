@@ -17,8 +17,8 @@ work had left in that window. Bars:
 
 It takes a quarter of an hour on a quiet machine, and writes `benchmarks/quality/capacity-real.json` with the
 date, every configuration's figures, and how busy the machine was. What was measured lies beside it until
-then, so that a bench that is ended goes on where it was. `RAYREC_BENCH_PAIRS`: rounds through all configurations,
-one for every 9.
+then, so that a bench that is ended goes on where it was. `RAYREC_BENCH_PAIRS`: rounds through all
+configurations, one for every 9.
 """
 
 from __future__ import annotations
