@@ -30,7 +30,7 @@ ROLES = ("readers", "feature_workers", "servers", "trainers")
 HANG_TIMEOUT_S = 300.0
 LEAST_FREE = 0.1
 """Cores that are left at least: whatever others take, a process goes on."""
-QUIET_PATIENCE_S = 5.0
+QUIET_PATIENCE_S = 2.0
 """Longest wait before a window for others to be done with the machine."""
 
 
