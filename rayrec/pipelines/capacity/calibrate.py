@@ -34,7 +34,7 @@ from rayrec.platform.ray_errors import ActorDeathError
 
 logger = logging.getLogger(__name__)
 
-NUM_WINDOWS, NUM_STEPS, WARM_UP = 3, 10, 8
+NUM_WINDOWS, NUM_STEPS, WARM_UP = 8, 10, 8
 EPOCHS = 1_000_000
 """Of a window's run, which never comes to their end."""
 LEAST_BATCH = 32

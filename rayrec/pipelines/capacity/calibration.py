@@ -39,7 +39,10 @@ class _Wait(NamedTuple):
 
     name: str
     start: float
+    """What it is taken for where windows say nothing else."""
     most: float
+    weight: float = 0.05
+    """Of a difference from that, as a share of the most, against the logarithm of a step's error."""
 
 
 _WAITS = (
@@ -47,8 +50,9 @@ _WAITS = (
     _Wait("near_latency", 1e-3, 0.1),
     _Wait("far_latency", 3e-3, 0.1),
     _Wait("reduce_latency", 2e-3, 0.1),
-    _Wait("hidden_exact", 0.5, 1.0),
-    _Wait("hidden_stale", 0.7, 1.0),
+    # On few cores little hides, since somebody else computes meanwhile; the start is that of cores of their own.
+    _Wait("hidden_exact", 0.5, 1.0, 0.5),
+    _Wait("hidden_stale", 0.66, 1.0, 0.5),
 )
 
 
@@ -208,7 +212,10 @@ def fit_waits(costs: Costs, measured: Sequence[Measured], cores: float) -> Costs
 
     def errors(values: Sequence[float]) -> list[float]:
         tried = with_waits(values)
-        found = [0.05 * (value - wait.start) / wait.most for value, wait in zip(values, shown, strict=True)]
+        found = [
+            wait.weight * (value - wait.start) / wait.most
+            for value, wait in zip(values, shown, strict=True)
+        ]
         for each, machine in zip(measured, machines, strict=True):
             plan = step_plan(each.workload, machine, tried)
             found.append(_log_error(plan.seconds, each.times.step_s))

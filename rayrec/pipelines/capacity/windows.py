@@ -30,7 +30,7 @@ ROLES = ("readers", "feature_workers", "servers", "trainers")
 HANG_TIMEOUT_S = 300.0
 LEAST_FREE = 0.1
 """Cores that are left at least: whatever others take, a process goes on."""
-QUIET_PATIENCE_S = 2.0
+QUIET_PATIENCE_S = 1.0
 """Longest wait before a window for others to be done with the machine."""
 
 
@@ -95,7 +95,7 @@ def median_times(windows: Sequence[StepTimes]) -> StepTimes:
 
 
 def measure_windows(
-    name: str, assembly: Assembly, num_windows: int, num_steps: int, warm_up: int, least_s: float = 1.5
+    name: str, assembly: Assembly, num_windows: int, num_steps: int, warm_up: int, least_s: float = 1.0
 ) -> list[StepTimes]:
     """Train some steps on the connected cluster and say what they took.
 
