@@ -65,6 +65,13 @@ class Costs:
     ray_per_far_call: float = 0.0
     """For a call of a trainer to a server that is an object of Ray's."""
 
+    reader_idle: float = 0.0
+    """Share of a core that a reader takes however long steps are: threads that look for work, heartbeats."""
+    worker_idle: float = 0.0
+    server_idle: float = 0.0
+    driver_idle: float = 0.0
+    ray_idle: float = 0.0
+
     step_latency: float = 0.0
     """From a trainer's report to its next batch: Ray's calls, and features that are fetched."""
     near_latency: float = 0.0
@@ -183,12 +190,32 @@ def fit_costs(measured: Sequence[Measured]) -> Costs:
     def fit(rows: Sequence[tuple[Counts, float]], weights: Sequence[float] | None = None) -> None:
         found.update(fit_counts(rows, weights))
 
-    fit([(read_counts(each.workload), each.times.read_cpu_s) for each in measured])
-    fit([(features_counts(each.workload), each.times.features_cpu_s) for each in measured])
+    fit(
+        [
+            (
+                read_counts(each.workload) | {"reader_idle": each.workload.num_readers * each.times.step_s},
+                each.times.read_cpu_s,
+            )
+            for each in measured
+        ]
+    )
+    fit(
+        [
+            (
+                features_counts(each.workload)
+                | {"worker_idle": each.workload.num_feature_workers * each.times.step_s},
+                each.times.features_cpu_s,
+            )
+            for each in measured
+        ]
+    )
     with_servers = [each for each in measured if each.workload.num_servers]
     fit(
         [
-            (server_counts(each.workload), each.times.servers_cpu_s / each.workload.num_servers)
+            (
+                server_counts(each.workload) | {"server_idle": each.times.step_s},
+                each.times.servers_cpu_s / each.workload.num_servers,
+            )
             for each in with_servers
         ]
     )
@@ -206,8 +233,18 @@ def fit_costs(measured: Sequence[Measured]) -> Costs:
         if each.workload.num_trainers == 1
     ]
     fit([*trainers, *alone], [1.0] * len(trainers) + [DENSE_WEIGHT] * len(alone))
-    fit([(driver_counts(each.workload), each.times.driver_cpu_s) for each in measured])
-    fit([(ray_counts(each.workload), each.times.ray_cpu_s) for each in measured])
+    fit(
+        [
+            (driver_counts(each.workload) | {"driver_idle": each.times.step_s}, each.times.driver_cpu_s)
+            for each in measured
+        ]
+    )
+    fit(
+        [
+            (ray_counts(each.workload) | {"ray_idle": each.times.step_s}, each.times.ray_cpu_s)
+            for each in measured
+        ]
+    )
     return Costs(**found)
 
 

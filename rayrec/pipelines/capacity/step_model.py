@@ -42,6 +42,8 @@ from rayrec.pipelines.capacity.workload import Workload
 Stage = Literal["read", "features", "sparse", "dense", "driver"]
 STAGES: tuple[Stage, ...] = ("read", "features", "sparse", "dense", "driver")
 
+LEAST_LEFT = 0.1
+"""Of a node's cores, whatever processes take while they have nothing to do."""
 MANY = 64
 """Processes of a node, above which their mean number is taken for how many run."""
 _ROUNDS = 36
@@ -248,29 +250,36 @@ class _Shared:
     """Processor seconds of a step, of every process on the fullest of the trainers' nodes."""
     servers: tuple[float, ...]
     """Likewise of a servers' node; the same processes where nodes are shared."""
+    idles: tuple[float, ...]
+    """Share of a core that each of `processes` takes besides; none of a trainer's."""
+    server_idles: tuple[float, ...]
 
     @classmethod
     def of(cls, work: Workload, cluster: ClusterSpec, costs: Costs) -> _Shared:
         parts, layout = parts_of(work, cluster, costs), layout_of(work, cluster)
         share = 1 / max(layout.trainer_nodes, 1)
-        processes = (
-            *[parts.on_cores + parts.client] * min(layout.trainers_per_node, work.num_trainers),
-            *[parts.read] * math.ceil(work.num_readers * share),
-            *[parts.features] * math.ceil(work.num_feature_workers * share),
-            parts.driver,
-            parts.ray * share,
+        counted = (
+            (parts.on_cores + parts.client, 0.0, min(layout.trainers_per_node, work.num_trainers)),
+            (parts.read, costs.reader_idle, math.ceil(work.num_readers * share)),
+            (parts.features, costs.worker_idle, math.ceil(work.num_feature_workers * share)),
+            (parts.driver, costs.driver_idle, 1),
+            (parts.ray * share, costs.ray_idle, 1),
         )
-        servers = (parts.server,) * (layout.servers_per_node if work.num_servers else 0)
+        num_servers = layout.servers_per_node if work.num_servers else 0
+        servers, server_idles = (parts.server,) * num_servers, (costs.server_idle,) * num_servers
+        processes = tuple(seconds for seconds, _, count in counted for _ in range(count))
+        idles = tuple(idle for _, idle, count in counted for _ in range(count))
         if layout.is_shared:
-            processes = servers = (*processes, *servers)
-        return cls(parts, layout, processes, servers)
+            processes, idles = (*processes, *servers), (*idles, *server_idles)
+            servers, server_idles = processes, idles
+        return cls(parts, layout, processes, servers, idles, server_idles)
 
     def stretches(self, total: float) -> tuple[float, float]:
         """Times as long that a trainer's and a server's work takes in steps of this length."""
-        trainer = _stretch(_others(self.processes, self.processes[0], total), self.layout.cores)
+        trainer = _stretch(_others(self.processes, self.idles, total), self.layout.cores)
         if self.layout.is_shared or not self.servers:
             return trainer, trainer
-        return trainer, _stretch(_others(self.servers, self.servers[0], total), self.layout.server_cores)
+        return trainer, _stretch(_others(self.servers, self.server_idles, total), self.layout.server_cores)
 
     def stages(self, total: float) -> tuple[dict[Stage, float], float]:
         """How long each stage is busy in steps of this length, and the exposed part of the exchange."""
@@ -291,8 +300,8 @@ class _Shared:
         return max(
             stages["dense"] + exposed + self.parts.between,
             *stages.values(),
-            sum(self.processes) / self.layout.cores,
-            sum(self.servers) / self.layout.server_cores,
+            _shared_s(self.processes, self.idles, self.layout.cores),
+            _shared_s(self.servers, self.server_idles, self.layout.server_cores),
         )
 
 
@@ -319,11 +328,17 @@ def step_plan(work: Workload, cluster: ClusterSpec, costs: Costs) -> StepPlan:
     return StepPlan(high, stages, exposed, shared.parts, shared.stretches(high)[0], mfu)
 
 
-def _others(processes: Sequence[float], own: float, total: float) -> list[float]:
-    """Share of the time that the other processes of a node run."""
-    shares = [min(1.0, process / total) for process in processes]
-    del shares[list(processes).index(own)]
-    return shares
+def _shared_s(processes: Sequence[float], idles: Sequence[float], cores: float) -> float:
+    """Seconds that a node's cores take for all that its processes do in a step, besides what they do at any
+    rate."""
+    return sum(processes) / max(cores - sum(idles), LEAST_LEFT * cores)
+
+
+def _others(processes: Sequence[float], idles: Sequence[float], total: float) -> list[float]:
+    """Share of the time that the processes of a node run, but for the first, whose share is asked for."""
+    return [
+        min(1.0, process / total + idle) for process, idle in zip(processes[1:], idles[1:], strict=True)
+    ]
 
 
 def _stretch(others: Sequence[float], cores: float) -> float:
