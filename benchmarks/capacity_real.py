@@ -63,7 +63,7 @@ CALIBRATED = (
     Variant(1, 1, 64, 1024, _SYNC, _RAY),
     Variant(4, 1, 16, 4096, _STALE, _AUTO),
     Variant(2, 2, 64, 4096, _EXACT, _RAY),
-    Variant(1, 2, 32, 2048, _SYNC, _AUTO),
+    Variant(1, 2, 32, 2048, _SYNC, _AUTO, (512, 512)),
     Variant(3, 1, 128, 512, _EXACT, _AUTO),
     Variant(4, 2, 16, 256, _STALE, _RAY),
     Variant(1, 1, 64, 2048, _EXACT, _AUTO, (1024, 512)),

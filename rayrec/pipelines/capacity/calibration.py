@@ -30,6 +30,8 @@ SHIPPED = Path(__file__).parent / "calibration.json"
 """Measured by the project; of a user's own machine, `rayrec calibrate` writes one."""
 
 
+ROBUST = 1.4826
+"""Standard deviation of normal errors over the median of their sizes."""
 PARTS_WEIGHT = 0.3
 """Of a step's dense and exposed part against the whole, where waits are fitted."""
 
@@ -64,7 +66,8 @@ class Calibration:
     without_one: tuple[Costs, ...]
     """Fitted without each of the configurations: how much they depend on any of them."""
     residual: float
-    """Standard deviation of the logarithm of measured over predicted steps, each by the fit without it."""
+    """Standard deviation of the logarithm of measured over predicted steps, each by the fit without it; by their
+    median, since a fit without the only window of a kind knows nothing of that kind."""
     machine: str
     cores: float
     measured_on: str
@@ -82,8 +85,7 @@ class Calibration:
         middle = self.plan(work, cluster).seconds
         others = [step_plan(work, cluster, costs).seconds for costs in self.without_one]
         logs = [np.log(each / middle) for each in others if each > 0]
-        # Jackknife: n - 1 times the mean square of the leave-one-out differences.
-        of_fit = float(np.sqrt((len(logs) - 1) * np.mean(np.square(logs)))) if len(logs) > 1 else 0.0
+        of_fit = ROBUST * float(np.median(np.abs(logs))) if logs else 0.0
         sigma = float(np.hypot(of_fit, self.residual))
         return middle * float(np.exp(-2 * sigma)), middle * float(np.exp(2 * sigma))
 
@@ -213,8 +215,7 @@ def fit_waits(costs: Costs, measured: Sequence[Measured], cores: float) -> Costs
     def errors(values: Sequence[float]) -> list[float]:
         tried = with_waits(values)
         found = [
-            wait.weight * (value - wait.start) / wait.most
-            for value, wait in zip(values, shown, strict=True)
+            wait.weight * (value - wait.start) / wait.most for value, wait in zip(values, shown, strict=True)
         ]
         for each, machine in zip(measured, machines, strict=True):
             plan = step_plan(each.workload, machine, tried)
@@ -277,7 +278,7 @@ def calibrated(
     return Calibration(
         costs,
         tuple(without),
-        float(np.sqrt(np.mean(np.square(logs)))),
+        ROBUST * float(np.median(np.abs(logs))),
         machine,
         cores,
         measured_on,

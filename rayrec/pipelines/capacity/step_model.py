@@ -336,9 +336,7 @@ def _shared_s(processes: Sequence[float], idles: Sequence[float], cores: float) 
 
 def _others(processes: Sequence[float], idles: Sequence[float], total: float) -> list[float]:
     """Share of the time that the processes of a node run, but for the first, whose share is asked for."""
-    return [
-        min(1.0, process / total + idle) for process, idle in zip(processes[1:], idles[1:], strict=True)
-    ]
+    return [min(1.0, process / total + idle) for process, idle in zip(processes[1:], idles[1:], strict=True)]
 
 
 def _stretch(others: Sequence[float], cores: float) -> float:
