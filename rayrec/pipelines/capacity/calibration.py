@@ -52,7 +52,7 @@ _WAITS = (
     _Wait("near_latency", 1e-3, 0.1),
     _Wait("far_latency", 3e-3, 0.1),
     _Wait("reduce_latency", 2e-3, 0.1),
-    # On few cores little hides, since somebody else computes meanwhile; the start is that of cores of their own.
+    # On few cores little hides, since others compute meanwhile; the start is that of cores of their own.
     _Wait("hidden_exact", 0.5, 1.0, 0.5),
     _Wait("hidden_stale", 0.66, 1.0, 0.5),
 )
@@ -66,8 +66,8 @@ class Calibration:
     without_one: tuple[Costs, ...]
     """Fitted without each of the configurations: how much they depend on any of them."""
     residual: float
-    """Standard deviation of the logarithm of measured over predicted steps, each by the fit without it; by their
-    median, since a fit without the only window of a kind knows nothing of that kind."""
+    """Standard deviation of the logarithm of measured over predicted steps, each by the fit without it; by
+    their median, since a fit without the only window of a kind knows nothing of that kind."""
     machine: str
     cores: float
     measured_on: str

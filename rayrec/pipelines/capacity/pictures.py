@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rayrec.pipelines.capacity.planner import Change, ClusterPlan, check_room
+from rayrec.pipelines.capacity.planner import Change, ClusterPlan
 from rayrec.pipelines.capacity.report import STAGE_WORDS
 from rayrec.pipelines.capacity.workload import Scale
 from rayrec.platform.errors import InputError
@@ -15,7 +15,7 @@ from rayrec.platform.errors import InputError
 BARS = 8
 """Sensitivities and changes that are shown."""
 FRACTIONS = (1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1)
-"""Of the trainers, with as large a part of servers, readers and feature workers."""
+"""Of the trainers, with as large a part of readers and feature workers, and all servers."""
 
 
 def draw_plan(plan: ClusterPlan, changes: Sequence[Change], folder: Path) -> list[Path]:
@@ -55,7 +55,7 @@ def _stages(plan: ClusterPlan) -> Any:
     axes.barh([STAGE_WORDS[name] for name in names], [stages[name] for name in names], color="#4a7fb5")
     axes.axvline(plan.step.seconds, color="black")
     axes.axvspan(plan.low_s, plan.high_s, color="black", alpha=0.1)
-    axes.set(title="A step, its range, and how long each stage is busy", xlabel="seconds", xlim=(0, None))
+    axes.set(title="A step (line), its range, and its stages", xlabel="seconds", xlim=(0, None))
     return figure
 
 
@@ -77,7 +77,7 @@ def _sensitivity(plan: ClusterPlan, changes: Sequence[Change]) -> Any:
 
 
 def _scaling(plan: ClusterPlan) -> Any:
-    """Rows a second by the number of trainers, with as many servers, readers and feature workers for each."""
+    """Rows a second by the number of trainers, with as many readers and feature workers for each."""
     figure = _figure(3.0)
     axes = figure.subplots()
     work, counts, rates = plan.work, [], []
@@ -88,16 +88,14 @@ def _scaling(plan: ClusterPlan) -> Any:
         part = work.scaled(
             Scale(
                 trainers=trainers,
-                servers=max(1, round(fraction * work.num_servers)),
                 readers=max(1, round(fraction * work.num_readers)),
                 feature_workers=max(1, round(fraction * work.num_feature_workers)),
             )
         )
-        check_room(part, plan.cluster)
         counts.append(trainers)
         rates.append(part.rows / plan.calibration.plan(part, plan.cluster).seconds)
     axes.plot(counts, rates, marker="o", label="planned")
     axes.plot(counts, [rates[0] * count / counts[0] for count in counts], linestyle="--", label="linear")
-    axes.set(title="Rows a second", xlabel="trainers", xscale="log", yscale="log")
+    axes.set(title="Rows a second, with the same servers", xlabel="trainers", xscale="log", yscale="log")
     axes.legend()
     return figure

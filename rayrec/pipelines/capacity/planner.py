@@ -281,6 +281,8 @@ def changes(work: Workload, cluster: ClusterSpec, costs: Costs) -> list[Change]:
     }
     found = []
     for what, changed in tried.items():
+        if changed == work:
+            continue
         try:
             check_room(changed, cluster)
         except InputError:

@@ -132,9 +132,10 @@ class StepPlan:
 
 
 def layout_of(work: Workload, cluster: ClusterSpec) -> Layout:
-    """Spread trainers and servers over the nodes as evenly as they go."""
+    """Fill node after node with trainers where they have cards; else spread them, as servers, over all nodes."""
     nodes = max(int(cluster.trainers.count), 1)
-    trainers = -(-work.num_trainers // nodes)
+    cards = cluster.trainers.cards_per_node
+    trainers = -(-work.num_trainers // nodes) if cards is None else min(work.num_trainers, int(cards))
     used = -(-work.num_trainers // max(trainers, 1))
     cores = cluster.trainers.cores.value
     if cluster.servers is None:
