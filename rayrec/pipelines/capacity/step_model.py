@@ -132,7 +132,7 @@ class StepPlan:
 
 
 def layout_of(work: Workload, cluster: ClusterSpec) -> Layout:
-    """Fill node after node with trainers where they have cards; else spread them, as servers, over all nodes."""
+    """Fill node after node where trainers have cards; else spread them over all nodes, as servers are."""
     nodes = max(int(cluster.trainers.count), 1)
     cards = cluster.trainers.cards_per_node
     trainers = -(-work.num_trainers // nodes) if cards is None else min(work.num_trainers, int(cards))
