@@ -56,8 +56,8 @@ _PAGES = {
     ),
     "config-planned-cluster": (
         "Clusters to plan for",
-        "What a YAML file of `rayrec plan --cluster` holds. Every number is text with a unit and a mark, such "
-        "as `50 GB/s, data sheet: ConnectX-7`; marks are `measured`, `data sheet` and `assumed`.",
+        "What a YAML file of `rayrec plan --cluster` holds. Every number is text with a unit and a mark, as "
+        "in `50 GB/s, data sheet: ConnectX-7`; marks are `measured`, `data sheet` and `assumed`.",
         ["rayrec.pipelines.capacity.cluster_spec:ClusterSpec"],
     ),
 }

@@ -11,7 +11,7 @@ Source: Lawson & Hanson, Solving Least Squares Problems, 1974 (no coefficient is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -272,12 +272,3 @@ def fit_counts(
     sizes[sizes == 0] = 1.0
     solution, _ = nnls(matrix / sizes, wanted)
     return {name: float(cost) for name, cost in zip(names, solution / sizes, strict=True)}
-
-
-def with_costs(costs: Costs, **changes: float) -> Costs:
-    """The same with some costs changed."""
-    return replace(costs, **changes)
-
-
-def cost_names() -> tuple[str, ...]:
-    return tuple(each.name for each in fields(Costs))

@@ -36,7 +36,7 @@ from rayrec.pipelines.capacity.costs import (
     seconds,
     server_counts,
 )
-from rayrec.pipelines.capacity.streams import all_reduce_s
+from rayrec.pipelines.capacity.streams import Operation, Timeline, all_reduce_s, schedule
 from rayrec.pipelines.capacity.workload import Workload
 
 Stage = Literal["read", "features", "sparse", "dense", "driver"]
@@ -197,8 +197,7 @@ def _card_seconds(work: Workload, cluster: ClusterSpec) -> float:
 def _all_reduce_seconds(work: Workload, cluster: ClusterSpec, costs: Costs, layout: Layout) -> float:
     """Gradients summed over trainers: within a node first, then between nodes.
 
-    Of weights that are split (FSDP2), the gathers of forward and backward and the scatter of gradients move
-    three times as much as half of a sum, and hide behind the layers before them.
+    Of weights that are split (FSDP2), what of their gathers and scatters does not hide behind other blocks.
     """
     if work.num_trainers < 2:
         return 0.0
@@ -217,14 +216,43 @@ def _all_reduce_seconds(work: Workload, cluster: ClusterSpec, costs: Costs, layo
         found += all_reduce_s(share, layout.trainer_nodes, rate, latency)
     if not work.is_sharded:
         return found
-    moved = 1.5 * found
     card = cluster.trainers.card
-    compute = work.flops / card.flops_per_s if card is not None else 0.0
-    return max(moved - compute, moved / SHARDED_LAYERS)
+    return sharded_timeline(work.flops / card.flops_per_s if card is not None else 0.0, found).exposed_s
 
 
-SHARDED_LAYERS = 24
-"""Of a split network: the gather of its first layer hides behind nothing."""
+SHARDED_BLOCKS = 24
+"""Of a network whose weights are split."""
+
+
+def sharded_timeline(compute_s: float, sum_s: float, num_blocks: int = SHARDED_BLOCKS) -> Timeline:
+    """Forward and backward of a network whose weights are split among the trainers (FSDP2).
+
+    A block's weights are gathered while blocks before it compute, two ahead at most; in backward they are
+    gathered again, and gradients are scattered behind each block.
+
+    Args:
+        compute_s: of forward and backward, backward twice as long as forward.
+        sum_s: of a sum over trainers of all gradients, half of which a gather or a scatter takes.
+    """
+    exchange_s, forward_s = sum_s / 2 / num_blocks, compute_s / 3 / num_blocks
+    operations = []
+    for block in range(num_blocks):
+        before = (f"forward {block - 2}",)
+        operations += [
+            Operation(f"gather {block}", "communicate", exchange_s, before),
+            Operation(f"forward {block}", "compute", forward_s, (f"gather {block}",)),
+        ]
+    for block in reversed(range(num_blocks)):
+        before = (f"backward {block + 2}", f"forward {num_blocks - 1}")
+        operations += [
+            Operation(f"gather again {block}", "communicate", exchange_s, before),
+            Operation(f"backward {block}", "compute", 2 * forward_s, (f"gather again {block}",)),
+        ]
+        if block + 1 < num_blocks:  # behind the gather that the next block waits for
+            later = f"backward {block + 1}"
+            operations.append(Operation(f"scatter {block + 1}", "communicate", exchange_s, (later,)))
+    operations.append(Operation("scatter 0", "communicate", exchange_s, ("backward 0",)))
+    return schedule(operations)
 
 
 def _network_seconds(work: Workload, cluster: ClusterSpec, layout: Layout) -> float:

@@ -10,10 +10,9 @@ machine, while the time of a step does.
 from __future__ import annotations
 
 import os
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +84,6 @@ class StepTimes:
             "driver": self.driver_cpu_s,
         }
         return max(busy, key=busy.__getitem__)
-
-
-def median_times(windows: Sequence[StepTimes]) -> StepTimes:
-    """Each figure's median over windows."""
-    return StepTimes(
-        **{each.name: statistics.median(getattr(w, each.name) for w in windows) for each in fields(StepTimes)}
-    )
 
 
 def measure_windows(

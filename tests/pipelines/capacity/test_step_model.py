@@ -6,7 +6,13 @@ import pytest
 
 from rayrec.pipelines.capacity.calibration import this_machine
 from rayrec.pipelines.capacity.planner import changes, sensitivities
-from rayrec.pipelines.capacity.step_model import _stretch, imbalance, parts_of, step_plan
+from rayrec.pipelines.capacity.step_model import (
+    _stretch,
+    imbalance,
+    parts_of,
+    sharded_timeline,
+    step_plan,
+)
 from rayrec.pipelines.capacity.workload import Scale
 from tests.pipelines.capacity.plans import COSTS, WORK, cluster_with, far
 
@@ -115,6 +121,15 @@ def test_gradients_are_summed_within_nodes_and_then_between_them():
     within = 2 * 7 / 8 * 4e9 / 100e9
     between = 2 * 3 / 4 * (4e9 / 8) / (25e9 / 8)
     assert found == pytest.approx(COSTS.reduce_latency + within + between, rel=0.01)
+
+
+def test_what_split_weights_move_hides_behind_other_blocks():
+    hidden, bound = sharded_timeline(3.0, 0.3), sharded_timeline(0.3, 3.0)
+
+    assert hidden.compute_s == pytest.approx(3.0)
+    assert hidden.communicate_s == pytest.approx(0.45)  # two gathers and a scatter, each half of a sum
+    assert hidden.exposed_s < 0.1 * hidden.communicate_s
+    assert bound.seconds >= bound.communicate_s
 
 
 def test_the_network_of_the_busier_end_decides():
