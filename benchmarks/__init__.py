@@ -33,6 +33,8 @@ QUALITY_CONFIGS = (
 
 BENCHES: dict[str, Bench] = {
     "attention": partial(_run, "attention", "bench"),
+    "capacity": partial(_run, "capacity", "bench"),
+    "capacity-real": partial(_run, "capacity_real", "bench"),
     "ctr": partial(_run, "ctr", "bench"),
     "decode": partial(_run, "decode", "bench"),
     "dense-optimizer": partial(_run, "dense_optimizer", "bench"),

@@ -54,6 +54,12 @@ _PAGES = {
         "What the YAML files of `rayrec queue run --settings` and `rayrec queue manifests --settings` hold.",
         ["rayrec.jobs.loop:QueueRunConfig", "rayrec.jobs.kubernetes:KubernetesConfig"],
     ),
+    "config-planned-cluster": (
+        "Clusters to plan for",
+        "What a YAML file of `rayrec plan --cluster` holds. Every number is text with a unit and a mark, as "
+        "in `50 GB/s, data sheet: ConnectX-7`; marks are `measured`, `data sheet` and `assumed`.",
+        ["rayrec.pipelines.capacity.cluster_spec:ClusterSpec"],
+    ),
 }
 _UNIONS = (Union, types.UnionType)
 

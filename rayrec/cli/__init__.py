@@ -2,7 +2,7 @@
 
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
-from rayrec.cli import runs, serving, nearline, rl, off_policy, versions, online, stores, value  # isort: skip
+from rayrec.cli import planning, runs, serving, nearline, rl, off_policy, versions, online, stores, value  # isort: skip
 from rayrec.cli import queues, jobs, manifests, nodes, cluster_metrics, health, tools  # isort: skip
 from rayrec.cli.app import app
 
@@ -20,6 +20,7 @@ __all__ = [
     "nodes",
     "off_policy",
     "online",
+    "planning",
     "queues",
     "rl",
     "runs",

@@ -1,8 +1,7 @@
-"""`plan`, `train`, `snapshot`, `runs`, `evaluate`, `export`, `recommend`: what is done with runs."""
+"""`train`, `snapshot`, `runs`, `evaluate`, `export`, `recommend`: what is done with runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,10 +13,8 @@ from rich.table import Table
 from rayrec.cli.app import app
 from rayrec.platform.console import Answer, command, log, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
-from rayrec.platform.memory import human_size
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays quick
-    from rayrec.embeddings.capacity import ShardPlan
     from rayrec.pipelines.config.ranking import RankingConfig
     from rayrec.pipelines.inference.neighbors import NeighborRecommender
     from rayrec.pipelines.inference.recommender import Recommender
@@ -298,91 +295,6 @@ def runs_command(
         )
     out.print(table)
     return {"runs": [asdict(run) for run in runs]}
-
-
-@command(app, "plan")
-def plan_command(
-    config_file: ConfigArgument,
-    overrides: OverridesOption = None,
-) -> Answer:
-    """Say what each process of a run will hold in memory, and whether it fits; starts nothing."""
-    from rayrec.pipelines.config.run import RunConfig
-
-    config = RunConfig.load(config_file, overrides or ())
-    from rayrec.pipelines.tasks.assembly import assemble
-    from rayrec.pipelines.tasks.sizes import with_sizes
-    from rayrec.pipelines.training.memory_plan import plan_memory
-
-    plan = plan_memory(assemble(with_sizes(config), checksums=False))
-    if plan.fullest is not None:
-        _print_servers(plan.shards, plan.fullest)
-    trainer = plan.trainer
-    print_rows(
-        f"Each of {trainer.num_trainers} trainers, dense activations aside",
-        [
-            (
-                "dense weights",
-                f"{human_size(trainer.dense.weights_bytes)} ({trainer.dense.num_parameters:,})",
-            ),
-            ("their gradients", human_size(trainer.gradients_bytes)),
-            ("optimizer state", human_size(trainer.optimizer_bytes)),
-            ("codes, rates of items", human_size(trainer.dense.buffers_bytes)),
-            ("cache of rows (sparse.cache_rows)", human_size(trainer.cache_bytes)),
-            ("rows and gradients of a batch", human_size(trainer.batch_bytes)),
-            ("rows of the catalog, when ranking", human_size(trainer.catalog_bytes)),
-            ("peak", human_size(trainer.peak_bytes)),
-            *(
-                [
-                    ("on its device: cache of rows", human_size(trainer.device_cache_bytes)),
-                    ("on its device: peak", human_size(trainer.device_bytes)),
-                ]
-                if trainer.device_batch_bytes
-                else []
-            ),
-        ],
-    )
-    limits = [("all processes and Ray's objects at their peaks", human_size(plan.machine_bytes))]
-    if plan.machine_limit is not None:
-        limits.append(("memory of this machine", human_size(plan.machine_limit)))
-    if plan.device_limit is not None:
-        limits.append(("memory of a device", human_size(plan.device_limit)))
-    if plan.server_limit is not None:
-        limits.append(("allowed to a server (sparse.server_memory)", human_size(plan.server_limit)))
-    print_rows("The run", limits)
-    plan.check()
-    return plan.to_json()
-
-
-def _print_servers(shards: Sequence[ShardPlan], fullest: ShardPlan) -> None:
-    servers = _sizes_table("Parameter servers", "server", "rows", "held", "at its peak", "while")
-    for shard in shards:
-        held, peak = human_size(shard.num_bytes), human_size(shard.peak_bytes)
-        servers.add_row(str(shard.shard), f"{shard.num_rows:,}", held, peak, shard.peak_phase)
-    out.print(servers)
-    tables = _sizes_table(
-        f"Server {fullest.shard}, the fullest", "table", "rows", "weights", "state", "stamps", "index"
-    )
-    for table in fullest.tables:
-        index = table.index_bytes + table.waiting_bytes
-        sizes = map(human_size, (table.weights_bytes, table.state_bytes, table.stamps_bytes, index))
-        tables.add_row(table.table, f"{table.num_rows:,}", *sizes)
-    out.print(tables)
-    extra = {f"for a while, {phase}": size for phase, size in fullest.extra_bytes.items()}
-    needs = {
-        "a step's rows and gradients": fullest.step_bytes,
-        **extra,
-        "to load a snapshot": fullest.loading_bytes,
-    }
-    if on_disk := sum(table.disk_bytes for table in fullest.tables):
-        needs["on disk"] = on_disk
-    print_rows("It also needs", [(what, human_size(size)) for what, size in needs.items()])
-
-
-def _sizes_table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left")
-    return table
 
 
 @command(app, "evaluate")

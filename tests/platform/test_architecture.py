@@ -35,7 +35,7 @@ ORDER = {
     "models": "base decoding tokenizers > attention > program > sequence > generative ctr > keras > registry"
     " > compiled_ranking",
     "pipelines": "config metrics > runs > tasks cluster > inference semantic_ids > versions evaluation"
-    " > training nearline > health",
+    " > training nearline > health capacity",
     "serve": "config > wire > events > engine > admission routing > protocols > web > app > on_ray > launch",
 }
 """Inside a room, a sub-package imports only those to the left of its `>`; side by side are peers."""
