@@ -224,7 +224,9 @@ def calibrate_command(
 def replicas_command(
     run: Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")],
     rate: Annotated[float, typer.Option(min=0.001, help="Requests per second, of all users.")],
-    p99_ms: Annotated[float, typer.Option(min=0.001, help="Within which 99 of 100 answers are to be given.")],
+    within_ms: Annotated[
+        float, typer.Option(min=0.001, help="Time within which 99 of 100 answers are to be given.")
+    ],
     costs: Annotated[
         Path | None,
         typer.Option(
@@ -246,9 +248,9 @@ def replicas_command(
         seconds = _measured_batches(run, max_batch, data, snapshot)
     else:
         seconds = _read_batches(costs)
-    plan = plan_replicas(seconds, rate, p99_ms / 1000)
+    plan = plan_replicas(seconds, rate, within_ms / 1000)
     print_rows(
-        f"{rate:,.0f} requests a second, 99 % within {p99_ms:g} ms",
+        f"{rate:,.0f} requests a second, 99 % within {within_ms:g} ms",
         [
             ("replicas", f"{plan.replicas:,} (by M/G/c {plan.by_formula:,})"),
             ("answers", f"{1000 * plan.p50_s:.1f} ms half, {1000 * plan.p99_s:.1f} ms 99 of 100"),

@@ -94,14 +94,16 @@ def test_pictures_are_drawn_into_a_folder(config, tmp_path):
 def test_replicas_are_planned_from_measured_batches(tmp_path):
     (tmp_path / "costs.json").write_text(json.dumps({"1": 0.004, "8": 0.011, "64": 0.075}))
 
-    plan = answer(*("replicas", tmp_path, "--costs", tmp_path / "costs.json", "--rate", 2000, "--p99-ms", 40))
+    plan = answer(
+        *("replicas", tmp_path, "--costs", tmp_path / "costs.json", "--rate", 2000, "--within-ms", 40)
+    )
 
     assert plan["replicas"] > 1
     assert plan["p99_s"] <= 0.04
 
 
 def test_replicas_of_a_run_are_planned_from_its_model(config):
-    plan = answer(*("replicas", config.parent / "run", "--rate", 10, "--p99-ms", 10_000, "--max-batch", 4))
+    plan = answer(*("replicas", config.parent / "run", "--rate", 10, "--within-ms", 10_000, "--max-batch", 4))
 
     assert plan["replicas"] == 1
     assert sorted(plan["seconds_by_size"]) == ["1", "2", "4"]
@@ -111,12 +113,14 @@ def test_replicas_of_a_run_are_planned_from_its_model(config):
 def test_costs_that_are_none_are_refused(tmp_path, content):
     (tmp_path / "costs.json").write_text(content)
 
-    line = refused(*("replicas", tmp_path, "--costs", tmp_path / "costs.json", "--rate", 10, "--p99-ms", 40))
+    line = refused(
+        *("replicas", tmp_path, "--costs", tmp_path / "costs.json", "--rate", 10, "--within-ms", 40)
+    )
 
     assert "expected a JSON file such as" in line
 
 
 def test_what_is_no_run_has_no_replicas(tmp_path):
-    code, _, _ = rayrec("replicas", tmp_path, "--rate", 10, "--p99-ms", 40)
+    code, _, _ = rayrec("replicas", tmp_path, "--rate", 10, "--within-ms", 40)
 
     assert code == 2

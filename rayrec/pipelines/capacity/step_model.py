@@ -237,7 +237,7 @@ def sharded_timeline(compute_s: float, sum_s: float, num_blocks: int = SHARDED_B
     exchange_s, forward_s = sum_s / 2 / num_blocks, compute_s / 3 / num_blocks
     operations = []
     for block in range(num_blocks):
-        before = (f"forward {block - 2}",)
+        before: tuple[str, ...] = (f"forward {block - 2}",)
         operations += [
             Operation(f"gather {block}", "communicate", exchange_s, before),
             Operation(f"forward {block}", "compute", forward_s, (f"gather {block}",)),

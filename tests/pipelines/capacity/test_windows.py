@@ -33,9 +33,7 @@ def test_a_window_sees_every_role(ray_cluster, config):
 
 
 def test_a_run_with_too_few_steps_is_refused(ray_cluster, config):
-    with pytest.raises(
-        InputError, match="or use more data"
-    ):
+    with pytest.raises(InputError, match="or use more data"):
         measure_windows("window", assemble(config, checksums=False), 2, 1000, 8)
 
 
