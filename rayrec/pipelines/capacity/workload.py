@@ -275,6 +275,7 @@ def workload_of(assembly: Assembly, num_batches: int = DEFAULT_BATCHES) -> Workl
         dense_parameters=dense_size(assembly).num_parameters,
         tables=tables,
         num_trainers=pipeline.num_trainers,
+        group_size=pipeline.group_size,
         num_servers=config.num_servers,
         num_readers=pipeline.num_readers,
         num_feature_workers=pipeline.num_feature_workers,
