@@ -88,14 +88,14 @@ def train_in_groups(
 
         def make_mode(link, exchange):
             link = replace(link, shard_map=ShardMap(1), transport=ways[link.rank], is_in_group=True)
-            return MODES[mode](link, exchange)
+            return GROUPED[mode](link, exchange)
 
         found = run(make_mode, run_.tables, transport, num_shards, run_.batches_by_source, ahead=ahead)
     transport.finish()
     return shards, [seen for seen, _ in found]
 
 
-MODES["bounded_stale(2)"] = without_exchange(partial(BoundedStale, max_staleness=2))
+GROUPED = MODES | {"bounded_stale(2)": without_exchange(partial(BoundedStale, max_staleness=2))}
 aheads = st.sampled_from(["never", "before rows", "behind rows"])
 
 

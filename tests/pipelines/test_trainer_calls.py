@@ -101,7 +101,7 @@ def test_trainers_get_calls_in_the_drivers_order_whichever_comes_first(monkeypat
         promised = []
         for step in range(6):
             shares = [f"step {step} of group {group}" for group in range(len(starts))]
-            promised += [calls.call("prefetch", shares), calls.call("train", shares)]
+            promised += [calls.prefetch(shares), calls.train(shares)]
             if step == 3:
                 promises = calls.ask("drain", range(num_trainers))
                 (weights,) = kept(calls.ask("dense_weights", [num_trainers - 1]))
@@ -139,7 +139,7 @@ def test_what_a_trainer_raises_the_driver_hears(monkeypatch):
         groups = [Later(Leader(range(first, first + 2)), pool) for first in (0, 2)]
         calls = ByGroup(groups, trainers, 2, kept)
         with pytest.raises(ValueError, match="a gradient is not finite"):
-            kept(calls.call("train", ["a", "b"]))
+            kept(calls.train(["a", "b"]))
 
 
 def test_each_trainer_gets_the_object_of_its_group():
@@ -147,6 +147,6 @@ def test_each_trainer_gets_the_object_of_its_group():
     calls = EachTrainer(trainers, group_size=2)
 
     assert calls.num_shares == 2
-    assert calls.answers(kept(calls.call("train", ["a", "b"]))) == [("train", rank) for rank in range(3)]
+    assert calls.answers(kept(calls.train(["a", "b"]))) == [("train", rank) for rank in range(3)]
     assert [trainer.calls for trainer in trainers] == [[("train", "a")], [("train", "a")], [("train", "b")]]
     assert kept(calls.ask("drain", [2])) == [("drain", 2)]

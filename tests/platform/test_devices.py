@@ -19,6 +19,7 @@ OTHERS_WORDS = [
         for name in ("counters", "kernel_log", "npu_smi", "xids")
     ),
     PACKAGE / "platform" / "health" / "burn_in.py",  # a line of /proc
+    PACKAGE / "pipelines" / "capacity" / "windows.py",  # the same
     PACKAGE / "jobs" / "kubernetes.py",
     PACKAGE / "jobs" / "runner.py",
     *(PACKAGE / "cli" / f"{name}.py" for name in ("jobs", "queues")),

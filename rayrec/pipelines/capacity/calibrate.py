@@ -27,7 +27,7 @@ from rayrec.pipelines.capacity.workload import workload_of
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.platform.cluster import ray_cluster
-from rayrec.platform.devices import get_device
+from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.health.burn_in import burn_in, kind_of
 from rayrec.platform.ray_errors import ActorDeathError
@@ -189,7 +189,7 @@ def calibrate(
     return calibrated(
         measured,
         float(os.cpu_count() or 1),
-        kind_of(get_device("cpu").torch),
+        kind_of(HOST.torch),
         datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         of_machine.to_dict(),
     )

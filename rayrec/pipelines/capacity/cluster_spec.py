@@ -46,8 +46,8 @@ class Link(Config):
         if self.achieved.mark != "measured":
             raise ValueError(
                 f"achieved is {self.achieved.text!r}: a link is planned with only if what it achieves was "
-                "measured; measure it (rayrec health --pairs, nccl-tests, hccl_test) and mark it "
-                "'measured: WHERE'"
+                "measured; measure it (rayrec health --pairs, or the vendor's test of collectives) and mark "
+                "it 'measured: WHERE'"
             )
         if not 0 < self.achieved.value <= 1:
             raise ValueError(

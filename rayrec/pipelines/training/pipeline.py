@@ -201,7 +201,7 @@ class TrainingPipeline:
             if is_of_cluster(cause):
                 raise
             raise BatchError(batch.step, cause) from error
-        return _Prefetched(batch, summary, self._trainers.call("prefetch", batch.shares))
+        return _Prefetched(batch, summary, self._trainers.prefetch(batch.shares))
 
     def _train(self, prefetched: _Prefetched, wants_snapshot: Callable[[int], bool]) -> _Training:
         """Stages 3 to 5."""
@@ -209,7 +209,7 @@ class TrainingPipeline:
         is_wanted = wants_snapshot(step)
         if is_wanted:
             self._stages.watch.get([server.begin_snapshot.remote(step) for server in self._stages.servers])
-        reports = self._trainers.call("train", prefetched.batch.shares)
+        reports = self._trainers.train(prefetched.batch.shares)
         return _Training(prefetched, reports, self._pending_snapshot(step) if is_wanted else None)
 
     def begin_snapshot(self, step: int) -> PendingSnapshot:

@@ -25,8 +25,12 @@ class TrainerCalls(Protocol):
         """Objects that a feature worker makes of a batch: one for each group."""
         ...
 
-    def call(self, method: str, shares: Sequence[Any]) -> list[Any]:
-        """Promises of what all trainers answer; `answers` says what is in them."""
+    def prefetch(self, shares: Sequence[Any]) -> list[Any]:
+        """Promises that all trainers have a batch, by group."""
+        ...
+
+    def train(self, shares: Sequence[Any]) -> list[Any]:
+        """Promises of all trainers' reports; `answers` says what is in them."""
         ...
 
     def answers(self, kept: Sequence[Any]) -> list[Any]:
@@ -49,11 +53,14 @@ class EachTrainer:
     def num_shares(self) -> int:
         return -(-len(self.trainers) // self.group_size)
 
-    def call(self, method: str, shares: Sequence[Any]) -> list[Any]:
-        return [
-            getattr(trainer, method).remote(shares[rank // self.group_size])
-            for rank, trainer in enumerate(self.trainers)
-        ]
+    def prefetch(self, shares: Sequence[Any]) -> list[Any]:
+        return [trainer.prefetch.remote(share) for trainer, share in self._pairs(shares)]
+
+    def train(self, shares: Sequence[Any]) -> list[Any]:
+        return [trainer.train.remote(share) for trainer, share in self._pairs(shares)]
+
+    def _pairs(self, shares: Sequence[Any]) -> list[tuple[Any, Any]]:
+        return [(trainer, shares[rank // self.group_size]) for rank, trainer in enumerate(self.trainers)]
 
     def answers(self, kept: Sequence[Any]) -> list[Any]:
         return list(kept)
@@ -90,7 +97,13 @@ class ByGroup:
             ]
         )
 
-    def call(self, method: str, shares: Sequence[Any]) -> list[Any]:
+    def prefetch(self, shares: Sequence[Any]) -> list[Any]:
+        return self._forward("prefetch", shares)
+
+    def train(self, shares: Sequence[Any]) -> list[Any]:
+        return self._forward("train", shares)
+
+    def _forward(self, method: str, shares: Sequence[Any]) -> list[Any]:
         # In a list: batches go from the feature worker to the trainers.
         return [self._first.forward.remote(self._next(), method, list(shares))]
 
