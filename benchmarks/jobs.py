@@ -11,7 +11,7 @@ in one rack. Bars:
 
 * `jobs-time`: 10 s over the processor's seconds of all decisions, by a `Scheduler` that is told what happens.
 * `jobs-decision`: the time between two looks over the processor's seconds of the longest decision as
-  `rayrec queue run` takes it: with `decide`, which builds the state anew from all that runs and waits. One in
+  `rayrec queue run` takes it: with `decide`, which rebuilds the state from all that runs and waits. One in
   500 looks is measured.
 * `jobs-guarantee`: the grace period over the longest time for which a job of a queue with cells, the first of
   its queue and with room in the cells that its queue has free, had not started.

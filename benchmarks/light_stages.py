@@ -27,7 +27,7 @@ from rayrec.samples.reading.read_plan import AssignedPart, BatchPlan, ReadPart, 
 
 TABLE = TableConfig(name="item", dim=64, seed=1)
 CATALOG, IDS_OF_TRAINER = 200_000, 512
-"""Ids that there are, and Zipf draws of one trainer's share of a batch."""
+"""Ids that there are, and Zipf draws of one trainer's batch."""
 
 
 class Ids(NamedTuple):
@@ -37,8 +37,8 @@ class Ids(NamedTuple):
     updated_ids: np.ndarray
 
 
-class Share(NamedTuple):
-    """One trainer's features."""
+class RankBatch(NamedTuple):
+    """One trainer's batch."""
 
     step: int
     lookups: dict[str, Ids]
@@ -88,7 +88,7 @@ class LightReader(LightActor):
 
 
 class LightFeatureWorker(LightActor):
-    """Draws ids of all trainers, and gives each its share."""
+    """Draws ids of all trainers, and gives each its batch."""
 
     def __init__(self, role: ActorRole, num_trainers: int, group_size: int) -> None:
         super().__init__(role)
@@ -98,16 +98,16 @@ class LightFeatureWorker(LightActor):
         random = np.random.default_rng(step)
         drawn_TN = random.zipf(1.2, (self._num_trainers, IDS_OF_TRAINER)) % CATALOG
         updated = np.unique(drawn_TN)
-        shares = [Share(step, {TABLE.name: Ids(np.unique(drawn_N), updated)}) for drawn_N in drawn_TN]
+        batches = [RankBatch(step, {TABLE.name: Ids(np.unique(drawn_N), updated)}) for drawn_N in drawn_TN]
         summary = BatchSummary(Intervals())
         starts = range(0, self._num_trainers, self._group_size)
-        return summary, *(tuple(shares[first : first + self._group_size]) for first in starts)
+        return summary, *(tuple(batches[first : first + self._group_size]) for first in starts)
 
 
 class LightTrainer(LightActor):
     def __init__(self, role: ActorRole, servers: Sequence[Any], choice: Any, group_size: int) -> None:
         super().__init__(role)
-        self._place = role.member % group_size
+        self._position = role.member % group_size
         link = TrainerLink(
             (TABLE,),
             ShardMap(len(servers)),
@@ -117,15 +117,15 @@ class LightTrainer(LightActor):
         )
         self._lookups = ThreadedLookups(ExactPrefetch(link))
 
-    def prefetch(self, shares: Sequence[Share]) -> None:
-        share = shares[self._place]
-        self._lookups.prefetch(share.step, share.lookups)
+    def prefetch(self, batches: Sequence[RankBatch]) -> None:
+        batch = batches[self._position]
+        self._lookups.prefetch(batch.step, batch.lookups)
 
-    def train(self, shares: Sequence[Share]) -> Report:
-        share = shares[self._place]
-        rows = self._lookups.rows(share.step, share.lookups)
-        self._lookups.update(share.step, share.lookups, rows)
-        return Report(share.step, 1.0, 1, {}, None)
+    def train(self, batches: Sequence[RankBatch]) -> Report:
+        batch = batches[self._position]
+        rows = self._lookups.rows(batch.step, batch.lookups)
+        self._lookups.update(batch.step, batch.lookups, rows)
+        return Report(batch.step, 1.0, 1, {}, None)
 
     def drain(self) -> None:
         self._lookups.drain()

@@ -29,7 +29,7 @@ class BatchSummary:
     """Rows that should have been in it and cannot be read."""
 
 
-Shares = tuple[FeatureBatch | ImpressionBatch, ...]
+RankBatches = tuple[FeatureBatch | ImpressionBatch, ...]
 """Features of the trainers of a group, in the order of their ranks."""
 
 
@@ -48,16 +48,16 @@ class FeatureWorker(StageActor[StageClock]):
         self._group_size = group_size
         self._read_ahead = read_ahead
 
-    def compute(self, step: int, *parts: RowBatch) -> tuple[BatchSummary | Shares, ...]:
-        """A summary, and the shares of every group of trainers, each an object of its own."""
+    def compute(self, step: int, *parts: RowBatch) -> tuple[BatchSummary | RankBatches, ...]:
+        """A summary, and the per-rank batches of every group of trainers, each an object of its own."""
         with self._heartbeats.during("compute", step), self._clock.busy():
             rows = RowBatch.concatenate(parts)
-            shares: Sequence[FeatureBatch | ImpressionBatch] = self._features.training(step, rows)
+            batches: Sequence[FeatureBatch | ImpressionBatch] = self._features.training(step, rows)
             if self._read_ahead is not None:
-                self._read_ahead(shares)
+                self._read_ahead(batches)
         self._metrics.after_batch(self._clock.times())
-        starts = range(0, len(shares), self._group_size)
-        groups = [tuple(shares[first : first + self._group_size]) for first in starts]
+        starts = range(0, len(batches), self._group_size)
+        groups = [tuple(batches[first : first + self._group_size]) for first in starts]
         return BatchSummary(rows.cursor, rows.unreadable), *groups
 
     def ranking(self, samples: SampleBatch) -> tuple[FeatureBatch, np.ndarray]:
@@ -90,7 +90,7 @@ def spawn_feature_workers(
     """Start the feature workers of a run.
 
     Args:
-        group_size: trainers whose shares of a batch are one object.
+        group_size: trainers whose per-rank batches are one object.
         make_features: called in every worker's process. Objects of Ray's as arguments would be gone for one
             that starts again.
     """

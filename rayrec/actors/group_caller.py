@@ -75,9 +75,9 @@ class GroupCallerActor(StageActor[MeterClock]):
         """As `Leader.lead`."""
         self._leader.lead(trainers, below)
 
-    def forward(self, number: int, method: str, shares: Sequence[Any]) -> list[Any]:
+    def forward(self, number: int, method: str, batches: Sequence[Any]) -> list[Any]:
         """As `Leader.forward`."""
-        return self._leader.forward(number, method, shares)
+        return self._leader.forward(number, method, batches)
 
     def ask(self, number: int, method: str, ranks: Sequence[int]) -> list[Any]:
         """As `Leader.ask`."""

@@ -34,20 +34,20 @@ class Leader:
         """
         self._trainers, self._below = list(trainers), list(below)
 
-    def forward(self, number: int, method: str, shares: Sequence[Any]) -> list[Any]:
+    def forward(self, number: int, method: str, batches: Sequence[Any]) -> list[Any]:
         """Call the trainers of this group and of those below with a batch; returns what they answer.
 
         Args:
             number: of the call, from 0.
-            shares: for each group, the object of all its trainers' shares. They do not come here.
+            batches: for each group, the object of its per-rank batches. They do not come here.
         """
         import ray
 
         with self._in_turn(number):
-            own = [getattr(trainer, method).remote(shares[0]) for trainer in self._trainers]
+            own = [getattr(trainer, method).remote(batches[0]) for trainer in self._trainers]
             first, others = 1, []
             for group, num_groups in self._below:
-                others.append(group.forward.remote(number, method, shares[first : first + num_groups]))
+                others.append(group.forward.remote(number, method, batches[first : first + num_groups]))
                 first += num_groups
         # Of all at once: the first error ends the wait for the others.
         answers = ray.get([*own, *others])

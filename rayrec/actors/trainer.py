@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from rayrec.actors.collective import Address, Meeting, TrainerGroup
-from rayrec.actors.feature_worker import Shares
+from rayrec.actors.feature_worker import RankBatches
 from rayrec.actors.spawning import ActorRole, Host
 from rayrec.actors.stage_actor import StageActor, this_node
 from rayrec.actors.transport import TransportChoice, connect
@@ -69,7 +69,7 @@ class TrainerSpec:
     """Where what trainers measure is kept with the run; None keeps it in the process."""
 
     def attention_file(self, member: int) -> Path | None:
-        """Each trainer has its own: their shares of a batch may be of different classes."""
+        """Each trainer has its own: their batches may be of different classes."""
         return None if self.run_folder is None else self.run_folder / f"attention-{member}.json"
 
 
@@ -178,16 +178,16 @@ class Trainer(StageActor[StageClock]):
         self._group.join(where, self._device.collective_backend)
         self._program.join()
 
-    def prefetch(self, shares: Shares) -> None:
+    def prefetch(self, batches: RankBatches) -> None:
         """Stage 3, early: request the rows of the next batch that the current one cannot change."""
-        features = self._own(shares)
+        features = self._own(batches)
         # The clock: a part of a batch that `train` counts.
         with self._heartbeats.during("prefetch", features.step), self._clock.busy(num_batches=0):
             self._lookups.prefetch(features.step, features.lookups)
 
-    def train(self, shares: Shares) -> TrainerReport:
+    def train(self, batches: RankBatches) -> TrainerReport:
         """Stages 3 to 5 for one batch; steps come in order."""
-        features = self._own(shares)
+        features = self._own(batches)
         waited_s, began = self._waited_s(), time.perf_counter()
         with self._heartbeats.during("train", features.step), self._clock.busy():
             rows = self._lookups.rows(features.step, features.lookups)
@@ -202,8 +202,8 @@ class Trainer(StageActor[StageClock]):
         self._metrics.after_batch(self._times(), self._figures)
         return TrainerReport(features.step, gradients.loss_sum, features.num_targets, features.counts, work)
 
-    def _own(self, shares: Shares) -> FeatureBatch | ImpressionBatch:
-        return shares[self._role.member % self._spec.group_size]
+    def _own(self, batches: RankBatches) -> FeatureBatch | ImpressionBatch:
+        return batches[self._role.member % self._spec.group_size]
 
     def _waited_s(self) -> float:
         lookups = self._lookups.stats

@@ -97,7 +97,7 @@ def test_trainers_get_calls_in_the_drivers_order_whichever_comes_first(monkeypat
             Later(Leader(range(first, min(first + group_size, num_trainers))), pool) for first in starts
         ]
         calls = ByGroup(groups, trainers, group_size, kept)
-        assert calls.num_shares == len(starts)
+        assert calls.num_groups == len(starts)
         promised = []
         for step in range(6):
             shares = [f"step {step} of group {group}" for group in range(len(starts))]
@@ -146,7 +146,7 @@ def test_each_trainer_gets_the_object_of_its_group():
     trainers = [NotedTrainer(rank) for rank in range(3)]
     calls = EachTrainer(trainers, group_size=2)
 
-    assert calls.num_shares == 2
+    assert calls.num_groups == 2
     assert calls.answers(kept(calls.train(["a", "b"]))) == [("train", rank) for rank in range(3)]
     assert [trainer.calls for trainer in trainers] == [[("train", "a")], [("train", "a")], [("train", "b")]]
     assert kept(calls.ask("drain", [2])) == [("drain", 2)]

@@ -12,7 +12,7 @@ class IdsSince:
     """Remembers ids by the step that they were named in. Not thread-safe.
 
     Nothing is remembered before `begin`, nor after there were too many ids: a snapshot of what has changed is
-    not worth it beyond, or finds the changes by looking at all rows. The next `begin` starts anew.
+    not worth it beyond, or finds the changes by looking at all rows. After that, `begin` starts again.
 
     Args:
         share: one id for so many rows is remembered at most, or 65,536 if that is more.

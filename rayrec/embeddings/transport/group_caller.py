@@ -46,7 +46,7 @@ from rayrec.platform.deduplication import deduplicate
 
 @dataclass
 class _Meeting:
-    """What the trainers of a group bring to one call, and what comes of it."""
+    """The parts of one call that the trainers of a group have sent, and its result."""
 
     brought: dict[int, Any] = field(default_factory=dict)
     """By rank."""

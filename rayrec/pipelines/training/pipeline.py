@@ -87,7 +87,7 @@ class _Begun:
 
     step: int
     summary: Any
-    shares: list[Any]
+    features: list[Any]
     """Features, one object per group of trainers."""
 
 
@@ -180,9 +180,9 @@ class TrainingPipeline:
             for reading in readings(stages.plan, batch, len(stages.readers))
         ]
         worker = stages.feature_workers[step % len(stages.feature_workers)]
-        compute: Any = worker.compute.options(num_returns=1 + self._trainers.num_shares)
-        summary, *shares = compute.remote(step, *parts)
-        return _Begun(step, summary, shares)
+        compute: Any = worker.compute.options(num_returns=1 + self._trainers.num_groups)
+        summary, *batches = compute.remote(step, *parts)
+        return _Begun(step, summary, batches)
 
     def _comes_first(self, batch: _Begun, training: deque[_Training]) -> bool:
         """Wait until the batch is there, or the oldest report; says whether it is the batch."""
@@ -201,7 +201,7 @@ class TrainingPipeline:
             if is_of_cluster(cause):
                 raise
             raise BatchError(batch.step, cause) from error
-        return _Prefetched(batch, summary, self._trainers.prefetch(batch.shares))
+        return _Prefetched(batch, summary, self._trainers.prefetch(batch.features))
 
     def _train(self, prefetched: _Prefetched, wants_snapshot: Callable[[int], bool]) -> _Training:
         """Stages 3 to 5."""
@@ -209,7 +209,7 @@ class TrainingPipeline:
         is_wanted = wants_snapshot(step)
         if is_wanted:
             self._stages.watch.get([server.begin_snapshot.remote(step) for server in self._stages.servers])
-        reports = self._trainers.train(prefetched.batch.shares)
+        reports = self._trainers.train(prefetched.batch.features)
         return _Training(prefetched, reports, self._pending_snapshot(step) if is_wanted else None)
 
     def begin_snapshot(self, step: int) -> PendingSnapshot:

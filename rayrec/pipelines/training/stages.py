@@ -51,7 +51,7 @@ class Stages:
     put: Callable[[Any], Any] = lambda value: value
     """As `Host.put`."""
     group_size: int = 1
-    """Trainers whose shares of a batch are one object."""
+    """Trainers whose per-rank batches are one object."""
     by_group: ByGroup | None = None
     """Calls trainers by their groups; None: each by itself."""
     must_leave: Callable[[], str | None] = lambda: None

@@ -21,15 +21,15 @@ class TrainerCalls(Protocol):
     """All trainers of a run, called at once."""
 
     @property
-    def num_shares(self) -> int:
+    def num_groups(self) -> int:
         """Objects that a feature worker makes of a batch: one for each group."""
         ...
 
-    def prefetch(self, shares: Sequence[Any]) -> list[Any]:
+    def prefetch(self, batches: Sequence[Any]) -> list[Any]:
         """Promises that all trainers have a batch, by group."""
         ...
 
-    def train(self, shares: Sequence[Any]) -> list[Any]:
+    def train(self, batches: Sequence[Any]) -> list[Any]:
         """Promises of all trainers' reports; `answers` says what is in them."""
         ...
 
@@ -50,17 +50,17 @@ class EachTrainer:
     group_size: int = 1
 
     @property
-    def num_shares(self) -> int:
+    def num_groups(self) -> int:
         return -(-len(self.trainers) // self.group_size)
 
-    def prefetch(self, shares: Sequence[Any]) -> list[Any]:
-        return [trainer.prefetch.remote(share) for trainer, share in self._pairs(shares)]
+    def prefetch(self, batches: Sequence[Any]) -> list[Any]:
+        return [trainer.prefetch.remote(batch) for trainer, batch in self._pairs(batches)]
 
-    def train(self, shares: Sequence[Any]) -> list[Any]:
-        return [trainer.train.remote(share) for trainer, share in self._pairs(shares)]
+    def train(self, batches: Sequence[Any]) -> list[Any]:
+        return [trainer.train.remote(batch) for trainer, batch in self._pairs(batches)]
 
-    def _pairs(self, shares: Sequence[Any]) -> list[tuple[Any, Any]]:
-        return [(trainer, shares[rank // self.group_size]) for rank, trainer in enumerate(self.trainers)]
+    def _pairs(self, batches: Sequence[Any]) -> list[tuple[Any, Any]]:
+        return [(trainer, batches[rank // self.group_size]) for rank, trainer in enumerate(self.trainers)]
 
     def answers(self, kept: Sequence[Any]) -> list[Any]:
         return list(kept)
@@ -84,7 +84,7 @@ class ByGroup:
             get: waits for promises, as `Calls.get`.
         """
         self._first = groups[0]
-        self.num_shares = len(groups)
+        self.num_groups = len(groups)
         self._get = get
         self._number = 0
         """Of the next call: groups make their trainers' calls in this order."""
@@ -97,15 +97,15 @@ class ByGroup:
             ]
         )
 
-    def prefetch(self, shares: Sequence[Any]) -> list[Any]:
-        return self._forward("prefetch", shares)
+    def prefetch(self, batches: Sequence[Any]) -> list[Any]:
+        return self._forward("prefetch", batches)
 
-    def train(self, shares: Sequence[Any]) -> list[Any]:
-        return self._forward("train", shares)
+    def train(self, batches: Sequence[Any]) -> list[Any]:
+        return self._forward("train", batches)
 
-    def _forward(self, method: str, shares: Sequence[Any]) -> list[Any]:
+    def _forward(self, method: str, batches: Sequence[Any]) -> list[Any]:
         # In a list: batches go from the feature worker to the trainers.
-        return [self._first.forward.remote(self._next(), method, list(shares))]
+        return [self._first.forward.remote(self._next(), method, list(batches))]
 
     def answers(self, kept: Sequence[Any]) -> list[Any]:
         (answers,) = kept
