@@ -37,6 +37,7 @@ from rayrec.models.program.program import (
     ScoringProgram,
 )
 from rayrec.models.program.utilization import Utilization
+from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.devices import device_memory, get_device, ray_claim
 from rayrec.platform.health.burn_in import matrix_rate
 from rayrec.platform.metrics import StageClock, StageTimes
@@ -224,8 +225,12 @@ class Trainer(StageActor[StageClock]):
             return
         table, ids_I = self._program.table_of_catalog, self._spec.catalog_ids_I
         assert ids_I is not None, "trainers are started with what their programs rank by"
-        chunks = np.array_split(ids_I, max(1, len(ids_I) // CATALOG_CHUNK))
-        self._program.set_catalog(np.concatenate([self._client.read({table: ids})[table] for ids in chunks]))
+
+        def read_rows(ids_M: Int64Array) -> Float32Array:
+            chunks = np.array_split(ids_M, max(1, len(ids_M) // CATALOG_CHUNK))
+            return np.concatenate([self._client.read({table: ids})[table] for ids in chunks])
+
+        self._program.take_catalog(ids_I, read_rows)
 
     def _matrix_rate(self) -> float:
         return matrix_rate(self._device.torch, self._spec.compute.matrix_dtype)

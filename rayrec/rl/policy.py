@@ -23,7 +23,7 @@ from rayrec.models.decoding.sampling import DistinctItems, constrained_sample, s
 from rayrec.models.generative.backbone import Context
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.tensor_batch import TensorBatch
-from rayrec.pipelines.inference.item_ranker import item_ranker_of
+from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH
 from rayrec.pipelines.tasks.next_item import NextItemTask
@@ -114,6 +114,7 @@ class Policy:
         task, features = model.assembly.task, model.assembly.features
         assert isinstance(task, NextItemTask), "it has a ranker"
         assert isinstance(features, RowFeatures), "those of the task"
+        give_catalog(program, model)
         self.trained, self.program, self.network = model, program, program.model
         self.task, self._features = task, features
         self._exclude_seen = exclude_seen

@@ -14,6 +14,7 @@ from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.event_labels import Label, Part
 from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 from rayrec.samples.features.features import SequenceFeatures
+from rayrec.samples.features.prefix_paths import PrefixPaths
 from tests.helpers.data import sample_batch
 
 CPU = torch.device("cpu")
@@ -56,6 +57,7 @@ def shares(
     num_negatives: int = 0,
     num_trainers: int = 1,
     step: int = 0,
+    paths: PrefixPaths | None = None,
 ) -> list[FeatureBatch]:
     """Training features of rows of items, one share per trainer."""
     features = SequenceFeatures(
@@ -66,6 +68,7 @@ def shares(
         num_negatives=num_negatives,
         num_trainers=num_trainers,
         label_sizes=LABEL_SIZES,
+        paths=paths,
     )
     return features(labeled(sample_batch(rows, step)))
 
@@ -76,6 +79,7 @@ def histories(
     tables: Sequence[str] = (),
     codes_IL: np.ndarray | None = None,
     instruction: Mapping[Part, Sequence[int]] | None = None,
+    paths: PrefixPaths | None = None,
 ) -> FeatureBatch:
     """Features to rank what follows rows of items.
 
@@ -83,7 +87,12 @@ def histories(
         instruction: by part, of each row.
     """
     features = SequenceFeatures(
-        np.arange(num_items), max_length=6, tables=tables, codes_IL=codes_IL, label_sizes=LABEL_SIZES
+        np.arange(num_items),
+        max_length=6,
+        tables=tables,
+        codes_IL=codes_IL,
+        label_sizes=LABEL_SIZES,
+        paths=paths,
     )
     wanted = {part: np.array(values) for part, values in (instruction or {}).items()}
     return features.ranking(dataclasses.replace(labeled(sample_batch(rows)), instruction=wanted))
@@ -93,7 +102,7 @@ def table_rows(features: FeatureBatch, dim: int = DIM) -> dict[str, np.ndarray]:
     """A row for every looked-up id, which depends on the id alone."""
     return {
         name: np.array(
-            [np.random.default_rng(ident).normal(scale=0.3, size=dim) for ident in lookup.ids_M.tolist()],
+            [np.random.default_rng(ident % 2**64).normal(scale=0.3, size=dim) for ident in lookup.ids_M.tolist()],
             dtype=np.float32,
         ).reshape(-1, dim)
         for name, lookup in features.lookups.items()

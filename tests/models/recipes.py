@@ -13,6 +13,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.features.features import SequenceFeatures
 from rayrec.samples.features.neighbors import NeighborFinder
+from rayrec.samples.features.prefix_paths import PrefixPaths
 from rayrec.samples.graph import TemporalGraph
 from tests.helpers.data import sample_batch
 from tests.models.networks import DIM
@@ -61,6 +62,17 @@ MODELS = {
         "behavior_weights": {"VIEW": 0.5},
         "experts": {"count": 3, "per_token": 1},
         "retrieval": {"max_length": 6, "num_events": 3, "num_recent": 1, "q2i_negatives": 5},
+    },
+}
+
+
+MODELS |= {
+    "prefix_decoder, sparse": {"name": "prefix_decoder", "prefix_matrix": "sparse", "user_embedding": True},
+    "prefix_decoder, sampled": {
+        "name": "prefix_decoder",
+        "prefix_matrix": "sparse",
+        "num_siblings": 2,
+        "behavior_weights": {"LIKE": 2.0},
     },
 }
 
@@ -125,6 +137,7 @@ def features_of(name: str, step: int = 0, rows=ROWS, num_trainers: int = 1):
         negatives_per_event=3 if config.negatives.per_event else 0,
         label_sizes={label: len(LABELS[label]) for label in config.needs_labels},
         neighbors=neighbors_of(config.event_neighbors),
+        paths=PrefixPaths(CODES_IL, config.siblings_per_prefix, None, seed=0),
         num_trainers=num_trainers,
     )
     batch = sample_batch(rows, step)

@@ -37,6 +37,11 @@ class ModelConfig(Config):
         """Embedding tables whose rows the model reads: width of the rows by name."""
         return {}
 
+    @property
+    def init_scales(self) -> dict[str, float]:
+        """Of tables whose new rows are not of the size that `sparse.init_scale` says: theirs, by name."""
+        return {}
+
     def check_device(self, device: Device) -> None:
         """Refuse settings that the device cannot train.
 

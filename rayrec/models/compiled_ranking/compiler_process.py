@@ -82,7 +82,12 @@ def compile_package(job: Job, package: Path) -> None:
     model = network(job).to(device).eval()
     if model.table_of_catalog is not None:
         width = next(table.width for table in job.signature.tables if table.name == model.table_of_catalog)
-        model.set_catalog(torch.randn(job.model.catalog.num_items, width, device=device))
+        num_rows = len(model.catalog_ids(np.arange(job.model.catalog.num_items)))
+        model.set_catalog(torch.randn(num_rows, width, device=device))
+    if model.reads_rows:
+        raise NeverCompiledError(
+            "rows of long prefixes are read while items are generated; hold all of them (model.held_prefixes)"
+        )
     program = PaddedRanking(model, job.signature, job.bucket)
     weights = list(weights_of(model).values())
     unfinished = package.with_name(f".{package.stem}.{os.getpid()}.pt2")

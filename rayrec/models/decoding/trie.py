@@ -14,18 +14,15 @@ Axes: I items (leaves), L codes of an item.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from rayrec.platform.arrays import BoolArray, Int64Array
-
-IntArray = NDArray[np.integer]
+from rayrec.platform.code_tree import CodeTree
 
 
 @dataclass(frozen=True)
@@ -111,52 +108,38 @@ class CodeTrie:
         )
 
     @classmethod
-    def from_codes(cls, codes_IL: ArrayLike | Tensor) -> CodeTrie:
+    def from_codes(cls, codes_IL: ArrayLike | Tensor, may_share: bool = False) -> CodeTrie:
         """Build the tree on the CPU.
 
         Args:
-            codes_IL: [I, L] non-negative integers, one distinct tuple per
-                catalog position.
+            codes_IL: [I, L] non-negative integers, a tuple per catalog position.
+            may_share: whether items may share a tuple; a leaf is then a tuple, and has the first of its
+                items.
 
         Raises:
             ValueError: no items, a negative code, or items that share a tuple.
         """
-        codes = codes_IL.cpu().numpy() if isinstance(codes_IL, Tensor) else np.asarray(codes_IL)
-        if codes.ndim != 2 or 0 in codes.shape or codes.dtype.kind not in "iu":
+        codes = codes_IL.cpu().numpy() if isinstance(codes_IL, Tensor) else codes_IL
+        tree = CodeTree.of(codes)
+        num_leaves = tree.num_nodes(tree.depth)
+        if num_leaves < len(tree.order_I) and not may_share:
             raise ValueError(
-                f"expected integer codes of shape [items, levels], got {codes.dtype} of shape {codes.shape}"
-            )
-        if codes.min() < 0:
-            position = int(np.argmax((codes < 0).any(axis=1)))
-            raise ValueError(f"codes must not be negative, got {codes[position].tolist()} at item {position}")
-        num_codes = (codes.max(axis=0).astype(np.int64) + 1).tolist()
-        order_I, columns = _sorted(codes, num_codes)
-        # True where a row starts a new prefix; a prefix that is new stays new at greater depths.
-        starts_I = np.zeros(len(codes), dtype=np.bool_)
-        starts_I[0] = True
-        offsets, children, keys, first_leaves = [], [], [], [np.array([0, len(codes)])]
-        num_parents = 1
-        for depth, column_I in enumerate(columns):
-            level = _level(column_I, starts_I, num_codes[depth])
-            offsets.append(level[0])
-            children.append(level[1])
-            keys.append(level[2])
-            first_leaves.append(level[3])
-            num_parents = len(level[1])
-        if num_parents < len(codes):
-            raise ValueError(
-                f"{len(codes)} items have only {num_parents} distinct code tuples; "
+                f"{len(tree.order_I)} items have only {num_leaves} distinct code tuples; "
                 "apply a collision policy before building the trie"
             )
-        max_children = tuple(int(np.diff(depth_offsets).max()) for depth_offsets in offsets)
+        first_leaves, leaf_items_I = tree.first_items, tree.order_I
+        if num_leaves < len(tree.order_I):
+            starts = tree.first_items[-1]
+            first_leaves = tuple(np.searchsorted(starts, first) for first in tree.first_items)
+            leaf_items_I = tree.order_I[starts[:-1]]
         return cls(
-            tuple(map(_tensor, offsets)),
-            tuple(map(_tensor, children)),
-            _tensor(order_I),
+            tuple(map(_tensor, tree.offsets)),
+            tuple(map(_tensor, tree.codes)),
+            _tensor(leaf_items_I),
             tuple(map(_tensor, first_leaves)),
-            max_children,
-            tuple(map(_tensor, keys)),
-            tuple(num_codes),
+            tree.max_children,
+            tuple(map(_tensor, tree.keys)),
+            tree.num_codes,
         )
 
     @torch.inference_mode(False)
@@ -175,50 +158,3 @@ class CodeTrie:
 
 def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array.astype(np.int64, copy=False))
-
-
-def _sorted(codes_IL: IntArray, num_codes: Sequence[int]) -> tuple[Int64Array, Iterator[Int64Array]]:
-    """Positions in the order of their tuples, equal ones as they come; and each level in that order.
-
-    Args:
-        num_codes: one more than the largest code of each level.
-    """
-    widths = [(size - 1).bit_length() for size in num_codes]
-    position_bits = len(codes_IL).bit_length()
-    if sum(widths) + position_bits > 63:
-        order_I = np.lexsort(codes_IL.T[::-1])
-        return order_I, (codes_I[order_I].astype(np.int64) for codes_I in codes_IL.T)
-    # A tuple and its position in one number: sorting those takes a fifth of sorting tuples, and nothing is
-    # looked up at random, which takes as long again for ten million.
-    packed_I = np.zeros(len(codes_IL), dtype=np.int64)
-    for codes_I, width in zip(codes_IL.T, widths, strict=True):
-        packed_I <<= width
-        packed_I |= codes_I
-    packed_I <<= position_bits
-    packed_I |= np.arange(len(codes_IL))
-    packed_I.sort()
-    below = [position_bits + sum(widths[level + 1 :]) for level in range(len(widths))]
-    columns = ((packed_I >> shift) & ((1 << width) - 1) for shift, width in zip(below, widths, strict=True))
-    return packed_I & ((1 << position_bits) - 1), columns
-
-
-def _level(
-    column_I: Int64Array, starts_I: BoolArray, num_codes: int
-) -> tuple[Int64Array, Int64Array, Int64Array, Int64Array]:
-    """The nodes of one more depth, of rows in the order of their codes.
-
-    Args:
-        column_I: the code that leads there.
-        starts_I: where a node of the depth before begins; on return, of this one.
-        num_codes: one more than the largest code.
-
-    Returns:
-        Offsets of each parent's nodes, codes, keys and first leaves, as in `CodeTrie`.
-    """
-    starts_parent_I = starts_I.copy()
-    starts_I[1:] |= column_I[1:] != column_I[:-1]
-    first = np.flatnonzero(starts_I)
-    codes, is_first_child = column_I[first], starts_parent_I[first]
-    parents = np.cumsum(is_first_child) - 1
-    offsets = np.append(np.flatnonzero(is_first_child), len(first))
-    return offsets, codes, parents * num_codes + codes, np.append(first, len(column_I))

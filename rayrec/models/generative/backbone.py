@@ -21,7 +21,9 @@ from torch.nn import functional
 
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.prefixes import JaggedStep, Step
+from rayrec.models.sequence.sequence_model import ReadRows
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
+from rayrec.platform.arrays import Int64Array
 
 
 class Context(Protocol):
@@ -71,6 +73,21 @@ class GenerativeBackbone(nn.Module, ABC, Generic[C]):
 
     has_jagged_step = False
     """Whether `start_jagged` gives a jagged step."""
+    table_of_catalog: str | None = None
+    """Table of which rows are needed to generate items, beside those of histories."""
+    catalog_VD: Tensor | None = None
+    """The rows of `catalog_ids`."""
+    read_rows: ReadRows | None = None
+    """What reads others of that table."""
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether any of those are asked for."""
+        return False
+
+    def catalog_ids(self) -> Int64Array:
+        """Ids of the rows that are held to generate items, of backbones with a `table_of_catalog`."""
+        raise AssertionError(f"{type(self).__name__} generates items by its weights alone")
 
     @abstractmethod
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:

@@ -135,9 +135,58 @@ class PrefixDecoderConfig(GenerativeConfig):
     """A vector for every prefix of a semantic ID, tied between input and output."""
 
     name: Literal["prefix_decoder"]
+    prefix_matrix: Literal["dense", "sparse"] = "dense"
+    """`dense`: vectors of prefixes are weights of the network. `sparse`: rows of the table `prefix` of
+    parameter servers, for catalogs of any size; a step reads those of its items and those that its targets
+    compete with."""
+    num_siblings: int | None = Field(None, ge=1)
+    """Of the sparse matrix: children that are sampled of each prefix on the path of a target, for the loss to
+    tell the target from; None: all of them."""
+    held_prefixes: int = Field(1_000_000, ge=0)
+    """Of the sparse matrix: rows that a process may hold to generate items, of the shortest prefixes, whole
+    levels alone. Rows of longer ones are read as beams reach them."""
+
+    @model_validator(mode="after")
+    def _siblings_are_of_rows(self) -> Self:
+        if self.num_siblings is not None and self.prefix_matrix == "dense":
+            raise ValueError(
+                "model.num_siblings is of the prefix_matrix 'sparse', and this one is 'dense', whose loss "
+                "goes over all children; leave it out, or set prefix_matrix: sparse"
+            )
+        return self
+
+    @property
+    def tables(self) -> dict[str, int]:
+        prefixes = {"prefix": self.backbone.dim} if self.prefix_matrix == "sparse" else {}
+        return prefixes | super().tables
+
+    @property
+    def init_scales(self) -> dict[str, float]:
+        # A prefix that nothing was learned of is what its codes are, as one that the dense matrix lacks.
+        return {"prefix": 0.0}
+
+    @property
+    def siblings_per_prefix(self) -> int | None:
+        return self.num_siblings
+
+    @property
+    def table_of_catalog(self) -> str | None:
+        return "prefix" if self.prefix_matrix == "sparse" else None
 
     def build_backbone(self, catalog: Catalog, choice: Choice) -> GenerativeBackbone[Any]:
         import torch
+
+        if self.prefix_matrix == "sparse":
+            from rayrec.models.generative.prefix_rows import SparsePrefixDecoder
+
+            known_I = None if catalog.known_I is None else torch.tensor(catalog.known_I)
+            return SparsePrefixDecoder(
+                self.backbone.build(choice),
+                catalog.learned_codes,
+                catalog.level_sizes,
+                known_I,
+                self.held_prefixes,
+            )
 
         from rayrec.models.generative.prefix_decoder import PrefixDecoder
 

@@ -24,6 +24,7 @@ M events whose prefix has several children, J beams that are looked at together.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -50,11 +51,105 @@ MAX_GATHERED = 1 << 24
 """Numbers of vectors that are fetched at once: 64 MiB of float32."""
 
 
-class PrefixDecoder(GenerativeBackbone[VectorContext]):
-    """History to one vector; that vector against those of prefixes."""
+class PrefixBackbone(GenerativeBackbone[VectorContext]):
+    """History to one vector; that vector against those of prefixes, wherever these are."""
 
     tokens_per_event = 1
     codes_IL: Tensor
+
+    def __init__(
+        self,
+        backbone: CausalTransformer,
+        codes_IL: Tensor,
+        level_sizes: Sequence[int],
+        known_I: Tensor | None = None,
+    ) -> None:
+        """
+        Args:
+            codes_IL: [I, L] learned codes of the catalog; items may share all of them.
+            level_sizes: K of each level.
+            known_I: [I] bool, the items it is trained on, whose prefixes have vectors; None is all.
+        """
+        super().__init__()
+        self.backbone = backbone
+        self.dim = backbone.positions_TD.shape[1]
+        known_codes = codes_IL if known_I is None else codes_IL[known_I]
+        self._trie = CodeTrie.from_codes(known_codes, may_share=True)
+        self.shared_KD = nn.ParameterList(_vectors(size, self.dim) for size in level_sizes)
+        self.register_buffer("codes_IL", codes_IL.long(), persistent=False)
+
+    @property
+    def trie(self) -> CodeTrie:
+        """Of the catalog it is trained on."""
+        if self._trie.device != self.codes_IL.device:  # it is no buffer that Module.to() would move
+            self._trie = self._trie.to(self.codes_IL.device)
+        return self._trie
+
+    @abstractmethod
+    def embed_history(self, batch: TensorBatch) -> Tensor:
+        """[N, D] input vector of every history event; only the vectors of these are looked at."""
+
+    @abstractmethod
+    def own_products(self, context_BD: Tensor, depth: int, children: Children) -> Tensor:
+        """[B, R, S] inner products of each row's context with the own vectors of children of nodes of a
+        depth; anything where there is no child."""
+
+    def encode_context(self, batch: TensorBatch) -> VectorContext:
+        return VectorContext(last_contexts(self.backbone, self.embed_history(batch), batch))
+
+    def read_on(self, batch: TensorBatch, past: Past) -> tuple[VectorContext, Sequence[KeysAndValues]]:
+        """As `prefix_cache.ReadsOn` has it."""
+        last_BD, layers = read_on(self.backbone, self.embed_history(batch), batch, past)
+        return VectorContext(last_BD), layers
+
+    def step(self, context: VectorContext, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
+        return self._logits(context, depth, self._nodes(codes_BWd))
+
+    def sequence_logits(self, context: VectorContext, codes_BWL: Tensor) -> list[Tensor]:
+        return [
+            self._logits(context, depth, self._nodes(codes_BWL[:, :, :depth]))
+            for depth in range(codes_BWL.shape[2])
+        ]
+
+    def sequence_logprob(self, context: VectorContext, codes_BWL: Tensor) -> Tensor:
+        """[B, W, L] log-probability of each code among those that lead to an item of the catalog it is
+        trained on; -inf for one that leads to none. No other distribution was trained."""
+        log_probs = []
+        for depth in range(codes_BWL.shape[2]):
+            node_BW = self._nodes(codes_BWL[:, :, :depth])
+            most = self.trie.max_children[depth]
+            children_BWC, is_child_BWC = self.trie.children(depth, node_BW, most)
+            codes_BWC = self.trie.child_codes[depth][children_BWC]
+            logits_BWC = self._logits(context, depth, node_BW).gather(2, codes_BWC)
+            log_probs_BWC = logits_BWC.masked_fill(~is_child_BWC, -torch.inf).log_softmax(dim=2)
+            is_it_BWC = is_child_BWC & (codes_BWC == codes_BWL[:, :, depth, None])
+            log_probs.append(log_probs_BWC.masked_fill(~is_it_BWC, -torch.inf).amax(dim=2))
+        return torch.stack(log_probs, dim=2)
+
+    def _nodes(self, codes: Tensor) -> Tensor:
+        """[...] node of each prefix [..., d]; -1 for one of which training knew nothing."""
+        nodes = torch.zeros(codes.shape[:-1], dtype=torch.int64, device=codes.device)
+        for depth in range(codes.shape[-1]):
+            nodes = self.trie.child(depth, nodes, codes[..., depth])
+        return nodes
+
+    def _logits(self, context: VectorContext, depth: int, node_BW: Tensor) -> Tensor:
+        """[B, W, K]: of every code; those that no known item has there get what their code alone says."""
+        shared_BK = context.vectors_BD @ self.shared_KD[depth].T
+        logits_BWK = shared_BK[:, None, :].expand(-1, node_BW.shape[1], -1)
+        children = Children.of(self.trie, depth, node_BW)
+        own_BRS = self.own_products(context.vectors_BD, depth, children)
+        own_BRS = own_BRS.masked_fill(~children.is_child_BRS, 0.0)
+        codes_BRS = self.trie.child_codes[depth][children.nodes_BRS]
+        if children.prefix_BR is None:
+            return logits_BWK.scatter_add(2, codes_BRS, own_BRS)
+        place_BN = (children.prefix_BR[:, :, None] * logits_BWK.shape[2] + codes_BRS).flatten(1)
+        return logits_BWK.flatten(1).scatter_add(1, place_BN, own_BRS.flatten(1)).view_as(logits_BWK)
+
+
+class PrefixDecoder(PrefixBackbone):
+    """Vectors of prefixes are weights of the network."""
+
     nodes_IL: Tensor
 
     def __init__(
@@ -67,23 +162,14 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
     ) -> None:
         """
         Args:
-            codes_IL: [I, L] learned codes of the catalog; items may share all of them.
-            level_sizes: K of each level.
-            known_I: [I] bool, the items it is trained on, whose prefixes have vectors; None is all.
             trained_I: [I] bool, the items that training has events of, to be given for training alone: the
                 others are no negatives; None is all.
         """
-        super().__init__()
-        self.backbone = backbone
-        dim = backbone.positions_TD.shape[1]
-        known_codes = codes_IL if known_I is None else codes_IL[known_I]
-        self._trie = CodeTrie.from_codes(known_codes.unique(dim=0))
-        self.shared_KD = nn.ParameterList(_vectors(size, dim) for size in level_sizes)
+        super().__init__(backbone, codes_IL, level_sizes, known_I)
         self.own_VD = nn.ParameterList(
-            _vectors(self._trie.num_nodes(depth + 1), dim) for depth in range(self._trie.depth)
+            _vectors(self._trie.num_nodes(depth + 1), self.dim) for depth in range(self._trie.depth)
         )
-        codes_IL = codes_IL.long()
-        self.register_buffer("codes_IL", codes_IL, persistent=False)
+        codes_IL = self.codes_IL
         nodes_IL = torch.stack([self._nodes(codes_IL[:, : d + 1]) for d in range(len(level_sizes))], dim=1)
         self._knows_all = known_I is None or bool((nodes_IL >= 0).all())
         self.register_buffer("nodes_IL", nodes_IL, persistent=False)
@@ -100,13 +186,6 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
                 own_VD[excluded_V] = 0.0
             self.register_buffer(f"_excluded_{depth}", excluded_V, persistent=False)
 
-    @property
-    def trie(self) -> CodeTrie:
-        """Of the catalog it is trained on."""
-        if self._trie.device != self.codes_IL.device:  # it is no buffer that Module.to() would move
-            self._trie = self._trie.to(self.codes_IL.device)
-        return self._trie
-
     def prefix_vectors(self) -> list[Tensor]:
         """Per depth [V, D]: the vector of every prefix."""
         codes = self.trie.child_codes
@@ -116,7 +195,6 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         ]
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
-        """[N, D] input vector of every history event; only the vectors of these are looked at."""
         codes_NL, nodes_NL = self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N]
         parts = []
         for depth, (shared_KD, own_VD) in enumerate(zip(self.shared_KD, self.own_VD, strict=True)):
@@ -178,60 +256,11 @@ class PrefixDecoder(GenerativeBackbone[VectorContext]):
         logits_MC = logits_MC.index_put((event_P, place_P), logits_P)
         return summed_cross_entropy(logits_MC.float(), node_N[chosen_M] - first_M, weights_M)
 
-    def encode_context(self, batch: TensorBatch) -> VectorContext:
-        return VectorContext(last_contexts(self.backbone, self.embed_history(batch), batch))
-
-    def read_on(self, batch: TensorBatch, past: Past) -> tuple[VectorContext, Sequence[KeysAndValues]]:
-        """As `prefix_cache.ReadsOn` has it."""
-        last_BD, layers = read_on(self.backbone, self.embed_history(batch), batch, past)
-        return VectorContext(last_BD), layers
-
-    def step(self, context: VectorContext, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
-        return self._logits(context, depth, self._nodes(codes_BWd))
-
-    def sequence_logits(self, context: VectorContext, codes_BWL: Tensor) -> list[Tensor]:
-        return [
-            self._logits(context, depth, self._nodes(codes_BWL[:, :, :depth]))
-            for depth in range(codes_BWL.shape[2])
-        ]
-
-    def sequence_logprob(self, context: VectorContext, codes_BWL: Tensor) -> Tensor:
-        """[B, W, L] log-probability of each code among those that lead to an item of the catalog it is
-        trained on; -inf for one that leads to none. No other distribution was trained."""
-        log_probs = []
-        for depth in range(codes_BWL.shape[2]):
-            node_BW = self._nodes(codes_BWL[:, :, :depth])
-            most = self.trie.max_children[depth]
-            children_BWC, is_child_BWC = self.trie.children(depth, node_BW, most)
-            codes_BWC = self.trie.child_codes[depth][children_BWC]
-            logits_BWC = self._logits(context, depth, node_BW).gather(2, codes_BWC)
-            log_probs_BWC = logits_BWC.masked_fill(~is_child_BWC, -torch.inf).log_softmax(dim=2)
-            is_it_BWC = is_child_BWC & (codes_BWC == codes_BWL[:, :, depth, None])
-            log_probs.append(log_probs_BWC.masked_fill(~is_it_BWC, -torch.inf).amax(dim=2))
-        return torch.stack(log_probs, dim=2)
-
-    def _nodes(self, codes: Tensor) -> Tensor:
-        """[...] node of each prefix [..., d]; -1 for one of which training knew nothing."""
-        nodes = torch.zeros(codes.shape[:-1], dtype=torch.int64, device=codes.device)
-        for depth in range(codes.shape[-1]):
-            nodes = self.trie.child(depth, nodes, codes[..., depth])
-        return nodes
-
-    def _logits(self, context: VectorContext, depth: int, node_BW: Tensor) -> Tensor:
-        """[B, W, K]: of every code; those that no known item has there get what their code alone says."""
-        shared_BK = context.vectors_BD @ self.shared_KD[depth].T
-        logits_BWK = shared_BK[:, None, :].expand(-1, node_BW.shape[1], -1)
-        children = Children.of(self.trie, depth, node_BW)
-        own_BRS = _products(context.vectors_BD, self.own_VD[depth], children.nodes_BRS)
-        own_BRS = own_BRS.masked_fill(~children.is_child_BRS, 0.0)
-        codes_BRS = self.trie.child_codes[depth][children.nodes_BRS]
-        if children.prefix_BR is None:
-            return logits_BWK.scatter_add(2, codes_BRS, own_BRS)
-        place_BN = (children.prefix_BR[:, :, None] * logits_BWK.shape[2] + codes_BRS).flatten(1)
-        return logits_BWK.flatten(1).scatter_add(1, place_BN, own_BRS.flatten(1)).view_as(logits_BWK)
+    def own_products(self, context_BD: Tensor, depth: int, children: Children) -> Tensor:
+        return products(context_BD, self.own_VD[depth], children.nodes_BRS)
 
 
-def _products(context_BD: Tensor, vectors_VD: Tensor, index_BWC: Tensor) -> Tensor:
+def products(context_BD: Tensor, vectors_VD: Tensor, index_BWC: Tensor) -> Tensor:
     """[B, W, C] inner products of each row's context with some of the vectors."""
     num_rows, num_beams, num_children = index_BWC.shape
     if len(vectors_VD) <= GATHER_COST * num_beams * num_children:

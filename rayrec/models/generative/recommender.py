@@ -15,7 +15,7 @@ from rayrec.models.decoding.prefixes import ItemDistribution, JaggedStep, Step, 
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import Context, GenerativeBackbone
 from rayrec.models.generative.prefix_cache import PrefixCache, ReadsOn
-from rayrec.models.sequence.sequence_model import SequenceModel, TopItems
+from rayrec.models.sequence.sequence_model import ReadRows, SequenceModel, TopItems
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import HOST
@@ -59,6 +59,28 @@ class GenerativeRecommender(SequenceModel):
         self.beam_width = beam_width
         self._num_learned_levels = num_learned_levels
         self._num_codes_of_last = self._trie.num_codes[-1]
+        self.table_of_catalog = backbone.table_of_catalog
+
+    @property
+    def catalog_ID(self) -> Tensor | None:
+        return self.backbone.catalog_VD
+
+    @catalog_ID.setter
+    def catalog_ID(self, rows_VD: Tensor | None) -> None:
+        self.backbone.catalog_VD = rows_VD
+
+    def catalog_ids(self, item_ids_I: Int64Array) -> Int64Array:
+        return self.backbone.catalog_ids()
+
+    def set_catalog(self, rows_ID: Tensor) -> None:
+        self.backbone.catalog_VD = rows_ID
+
+    def set_row_reader(self, read_rows: ReadRows) -> None:
+        self.backbone.read_rows = read_rows
+
+    @property
+    def reads_rows(self) -> bool:
+        return self.backbone.reads_rows
 
     @property
     def trie(self) -> CodeTrie:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
+from rayrec.platform.arrays import Float32Array, Int64Array
 
 Rows = Mapping[str, np.ndarray | Tensor]
 """Table name to [M, D] float32 rows, in the order of the batch's distinct ids; tensors where they are on the
@@ -128,7 +129,7 @@ class RecommendingProgram(DenseProgram, Protocol):
     """One that says which item comes next."""
 
     table_of_catalog: str | None
-    """Sparse table whose rows of every item `recommend` needs, if any."""
+    """Sparse table whose rows of every item, or of their prefixes, `recommend` needs, if any."""
 
     def recommend(self, features: Any, rows: Rows, k: int, excluded_BE: np.ndarray | None) -> RankedItems:
         """The k best next items of each row, none of them in `excluded_BE` (padded with -1).
@@ -136,8 +137,14 @@ class RecommendingProgram(DenseProgram, Protocol):
         A row without history gives nothing to go by and gets no items.
         """
 
-    def set_catalog(self, rows_ID: np.ndarray) -> None:
-        """Give the rows of every item to a program with a `table_of_catalog`."""
+    def take_catalog(self, item_ids_I: Int64Array, read_rows: Callable[[Int64Array], Float32Array]) -> None:
+        """Read what `recommend` needs of the `table_of_catalog`, of programs with one.
+
+        Args:
+            item_ids_I: of every item, by catalog position.
+            read_rows: [M] distinct ids of that table to [M, D] rows; kept where more are read while
+                recommending.
+        """
 
 
 @runtime_checkable

@@ -132,13 +132,20 @@ class SequenceModelConfig(ModelConfig):
 
     @property
     def table_of_catalog(self) -> str | None:
-        """The table whose rows of all items the model needs to recommend; None where it needs none."""
+        """The table whose rows of all items, or of their prefixes, the model needs to recommend; None where
+        it needs none."""
         return None
 
     @property
     def negatives(self) -> Negatives:
         """What is sampled beside the targets."""
         return Negatives()
+
+    @property
+    def siblings_per_prefix(self) -> int | None:
+        """Of models that read the table `prefix`: prefixes that each one on the path of a target is told
+        apart from, at most; None: all that there are."""
+        return None
 
     @property
     def event_neighbors(self) -> NeighborsConfig | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,6 +12,10 @@ from torch.nn import functional
 
 from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
+from rayrec.platform.arrays import Float32Array, Int64Array
+
+ReadRows = Callable[[Int64Array], Float32Array]
+"""[M] distinct ids of a table to their [M, D] rows."""
 
 
 class TopItems(NamedTuple):
@@ -82,9 +86,25 @@ class SequenceModel(nn.Module, ABC):
         """Beams of such a `recommend`; 0 of a model that scores every item."""
         return 0
 
+    def catalog_ids(self, item_ids_I: Int64Array) -> Int64Array:
+        """Ids of the rows that `set_catalog` takes, in its order; of models with a `table_of_catalog`.
+
+        Args:
+            item_ids_I: of every item, by catalog position.
+        """
+        return item_ids_I
+
     def set_catalog(self, rows_ID: Tensor) -> None:
-        """Take the rows of every item; only models with a `table_of_catalog` need them."""
+        """Take the rows of `catalog_ids`; only models with a `table_of_catalog` need them."""
         raise AssertionError(f"{type(self).__name__} recommends without the rows of the catalog")
+
+    def set_row_reader(self, read_rows: ReadRows) -> None:
+        """Take what reads other rows of that table, for models that ask for some while they recommend."""
+
+    @property
+    def reads_rows(self) -> bool:
+        """Whether `recommend` reads rows of tables by itself."""
+        return False
 
 
 def top_items(

@@ -19,8 +19,9 @@ from rayrec.models.program.flops import ModelFlops
 from rayrec.models.program.program import AllowedItems, ProgramPlacement, RankedItems, Rows, SumOverTrainers
 from rayrec.models.program.torch_program import TorchProgram
 from rayrec.models.sequence.catalog import Catalog
-from rayrec.models.sequence.sequence_model import SequenceModel
+from rayrec.models.sequence.sequence_model import ReadRows, SequenceModel
 from rayrec.models.sequence.tensor_batch import Features, TensorBatch
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 
 
@@ -169,8 +170,10 @@ class SequenceProgram(TorchProgram):
         """Beams of such a `recommend`; 0 of a model that scores every item."""
         return self.model.num_beams(k, max_beams)
 
-    def set_catalog(self, rows_ID: np.ndarray) -> None:
+    def take_catalog(self, item_ids_I: Int64Array, read_rows: ReadRows) -> None:
+        rows_ID = read_rows(self.model.catalog_ids(item_ids_I))
         self.model.set_catalog(torch.tensor(rows_ID, device=self._device))
+        self.model.set_row_reader(read_rows)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -36,6 +36,19 @@ class _Chunks(Protocol):
     def is_known_X(self) -> np.ndarray | None: ...
     @property
     def known_XKD(self) -> np.ndarray | None: ...
+
+
+class _PathLevel(Protocol):
+    @property
+    def codes_C(self) -> np.ndarray: ...
+    @property
+    def offsets_P1(self) -> np.ndarray: ...
+    @property
+    def log_shares_P(self) -> np.ndarray: ...
+    @property
+    def parents_N(self) -> np.ndarray: ...
+    @property
+    def targets_N(self) -> np.ndarray: ...
 
 
 class Features(Protocol):
@@ -73,6 +86,8 @@ class Features(Protocol):
     def neighbor_weights_NJ(self) -> np.ndarray | None: ...
     @property
     def old_chunks(self) -> _Chunks | None: ...
+    @property
+    def paths(self) -> Sequence[_PathLevel]: ...
 
 
 class ItemInverse(NamedTuple):
@@ -173,6 +188,49 @@ class ChunkBatch:
 
 
 @dataclass(frozen=True)
+class PathBatch:
+    """One level of the paths of targets, as `rayrec.samples.base.batches.PathLevel`."""
+
+    codes_C: Tensor
+    offsets_P1: Tensor
+    log_shares_P: Tensor
+    parents_N: Tensor
+    targets_N: Tensor
+    num_alternatives: int
+    most_alternatives: int
+    """Of one parent."""
+
+    @staticmethod
+    def build(level: _PathLevel, copies: OverlappedCopies) -> PathBatch:
+        return PathBatch(
+            copies.copied(level.codes_C),
+            copies.copied(level.offsets_P1),
+            copies.copied(level.log_shares_P),
+            copies.copied(level.parents_N),
+            copies.copied(level.targets_N),
+            int(level.offsets_P1[-1]),
+            int(np.diff(level.offsets_P1).max(initial=0)),
+        )
+
+    def some_tokens(self, tokens: slice) -> PathBatch:
+        """Of some targets; the candidates stay whole."""
+        return replace(self, parents_N=self.parents_N[tokens], targets_N=self.targets_N[tokens])
+
+    def stand_in(self) -> PathBatch:
+        """One target, the only child of its parent."""
+        zeros_1 = self.parents_N.new_zeros(1)
+        return PathBatch(
+            zeros_1,
+            torch.arange(2, device=zeros_1.device),
+            self.log_shares_P.new_zeros(1),
+            zeros_1,
+            zeros_1,
+            num_alternatives=1,
+            most_alternatives=1,
+        )
+
+
+@dataclass(frozen=True)
 class TensorBatch:
     """Axes as in `rayrec.samples.base.batches`; `rows` are the looked-up table rows."""
 
@@ -201,6 +259,8 @@ class TensorBatch:
     """Their shares of an event, 0 where there is none."""
     old_chunks: ChunkBatch | None = None
     """What rows have before these events, of models that read summaries of it."""
+    paths: tuple[PathBatch, ...] = ()
+    """Of the targets, level after level, of models whose vectors of prefixes are rows of a table."""
 
     @staticmethod
     def build(
@@ -239,6 +299,7 @@ class TensorBatch:
                 neighbor_weights_NJ=(
                     None if features.neighbor_weights_NJ is None else tensor(features.neighbor_weights_NJ)
                 ),
+                paths=tuple(PathBatch.build(level, copies) for level in features.paths),
             )
             chunks = None
             if features.old_chunks is not None:
@@ -288,6 +349,7 @@ class TensorBatch:
             if self.neighbor_weights_NJ is None
             else self.neighbor_weights_NJ[tokens],
             old_chunks=None if self.old_chunks is None else self.old_chunks.some_rows(rows),
+            paths=tuple(level.some_tokens(tokens) for level in self.paths),
         )
 
     def item_inverse(self) -> ItemInverse:
@@ -299,6 +361,14 @@ class TensorBatch:
         sizes = (num_tokens, num_targets, num_others - num_targets, num_neighbors)
         return ItemInverse(*inverse.split(sizes))
 
+    def prefix_inverse(self) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Which rows of the table `prefix` are whose: ([N, L] of the items, [C] of each level's
+        candidates)."""
+        inverse, sizes = self.inverse["prefix"], [len(level.codes_C) for level in self.paths]
+        inputs, *candidates = inverse.split((len(inverse) - sum(sizes), *sizes))
+        num_levels = len(inputs) // max(len(self.items_N), 1)
+        return inputs.view(len(self.items_N), num_levels), tuple(candidates)
+
     def _part_of(self, table: str, rows: slice, tokens: slice) -> Tensor:
         """The part of an inverse that belongs to some rows; shapes as in `SequenceFeatures`."""
         inverse = self.inverse[table]
@@ -307,6 +377,9 @@ class TensorBatch:
                 return inverse[rows]
             case "code":  # [N, L]
                 return inverse[tokens]
+            case "prefix":
+                prefixes_NL, candidates = self.prefix_inverse()
+                return torch.cat([prefixes_NL[tokens].flatten(), *candidates])
             case "item":
                 inputs, targets, negatives, neighbors = self.item_inverse()
                 if self.negatives_NK is not None:
@@ -332,6 +405,8 @@ class TensorBatch:
         num_neighbors = 0 if neighbors_NJ is None else neighbors_NJ.shape[1]
         num_items = 1 + (1 + num_negatives if num_negatives else 0) + num_neighbors
         shapes = {"user": (1,), "item": (num_items,)}
+        if self.paths:
+            shapes["prefix"] = (2 * len(self.paths),)  # those of the item, and one candidate of each level
         return TensorBatch(
             layout=JaggedLayout.even(1, 1, self.layout.device),
             keys_N=self.keys_N.new_zeros(1),
@@ -354,6 +429,7 @@ class TensorBatch:
             neighbors_NJ=None if neighbors_NJ is None else neighbors_NJ.new_zeros(1, num_neighbors),
             neighbor_weights_NJ=None if weights_NJ is None else weights_NJ.new_zeros(1, num_neighbors),
             old_chunks=None if self.old_chunks is None else self.old_chunks.stand_in(),
+            paths=tuple(level.stand_in() for level in self.paths),
         )
 
     def users_of(self, rows_N: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from rayrec.platform.remote_files import absolute
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.operations.config import OperationConfig
 
-TABLE_SEEDS = {"item": 1, "user": 2, "code": 3, FEATURE_TABLE: 4}
+TABLE_SEEDS = {"item": 1, "user": 2, "code": 3, FEATURE_TABLE: 4, "prefix": 5}
 """Added to 1,000 times the run's seed: tables of one run start with different rows."""
 
 
@@ -102,6 +102,8 @@ class TableSettings(Config):
     eviction: EvictionConfig | None = None
     disk: DiskConfig | None = None
     """For a table larger than the memory of its servers; None: every row is in memory."""
+    init_scale: float | None = Field(None, ge=0)
+    """None: as for all tables, or as the model has it: rows of `prefix` begin at 0."""
 
 
 class SparseConfig(Config):
@@ -115,7 +117,8 @@ class SparseConfig(Config):
     eviction: EvictionConfig | None = None
     """None: every row stays."""
     tables: dict[str, TableSettings] = Field(default_factory=dict)
-    """What is different for one table: `item`, `user`, `code` or, of ranking models, `feature`."""
+    """What is different for one table: `item`, `user`, `code`, `prefix` or, of ranking
+    models, `feature`."""
     cache_rows: int = Field(0, ge=0)
     """Rows of each table that every trainer may hold, where it computes: on an accelerator, memory of all of
     them is taken at once. 0 is no cache. Needs mode `exact_prefetch`."""
@@ -546,7 +549,9 @@ class RunConfig(Config):
             dim=dim,
             weight_dtype=own.weight_dtype or everyone.weight_dtype,
             optimizer=own.optimizer or everyone.optimizer,
-            init_scale=everyone.init_scale,
+            init_scale=self.model.init_scales.get(name, everyone.init_scale)
+            if own.init_scale is None
+            else own.init_scale,
             admission=own.admission or everyone.admission,
             eviction=own.eviction or everyone.eviction,
             disk=own.disk,

@@ -122,8 +122,8 @@ def use_prefix_cache(
 
 
 def give_catalog(program: SequenceProgram, model: TrainedModel) -> None:
-    """The rows of every item, to a network that needs them."""
+    """The rows of the catalog, to a network that needs them."""
     if (table := program.table_of_catalog) is not None:
         assert isinstance(model.assembly.task, NextItemTask), "the program is of it"
         item_ids_I = model.assembly.task.dataset.items.ids_I
-        program.set_catalog(model.tables.read({table: item_ids_I})[table])
+        program.take_catalog(item_ids_I, lambda ids_M: model.tables.read({table: ids_M})[table])

@@ -27,6 +27,7 @@ from rayrec.samples.base.event_times import TIMES, are_event_times
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.features.features import SequenceFeatures
 from rayrec.samples.features.neighbors import NeighborFinder
+from rayrec.samples.features.prefix_paths import PrefixPaths
 from rayrec.samples.features.row_features import HistoryColumns, RowFeatures
 from rayrec.samples.graph.saved import SavedGraph
 from rayrec.samples.graph.sources import check_data, graph_of_dataset
@@ -165,10 +166,29 @@ def sequence_features(
         negatives=model.negatives.sampling,
         train_counts_I=dataset.items.train_counts_I,
         neighbors=neighbor_finder(config, model, dataset),
+        paths=prefix_paths(config, model, dataset, registry),
         label_sizes={label: len(dataset.manifest.labels[label]) for label in model.needs_labels},
         seed=config.seed,
         num_trainers=config.pipeline.num_trainers,
     )
+
+
+def prefix_paths(
+    config: RunConfig, model: SequenceModelConfig, dataset: Dataset, registry: SemanticIdRegistry | None
+) -> PrefixPaths | None:
+    """What finds the prefixes that batches read, for a model whose vectors of prefixes are rows of a
+    table."""
+    if "prefix" not in model.tables:
+        return None
+    assert registry is not None, "a model of prefixes is one of semantic IDs"
+    trained_I = dataset.items.train_counts_I > 0 if trains_on_its_events(config) else None
+    return PrefixPaths(registry.learned_codes_IL, model.siblings_per_prefix, trained_I, config.seed)
+
+
+def trains_on_its_events(config: RunConfig) -> bool:
+    """Whether what is trained on are the training events of the data set, and it knows which items have any:
+    events of other rows, and those that operations bring, are in no count of it."""
+    return config.data.samples is None and not config.data.features
 
 
 def neighbor_finder(config: RunConfig, model: SequenceModelConfig, dataset: Dataset) -> NeighborFinder | None:

@@ -12,6 +12,7 @@ from torch import nn
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import MetaWeights
+from rayrec.models.generative.config import PrefixDecoderConfig
 from rayrec.models.program.program import RankedItems
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.config import SequenceModelConfig
@@ -26,16 +27,19 @@ from rayrec.pipelines.tasks.features import (
     registry_of,
     row_features,
     sequence_features,
+    trains_on_its_events,
 )
 from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.tasks.task import Task
 from rayrec.platform.arrays import Int64Array
+from rayrec.platform.code_tree import num_levels_within
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import Entity, IdKind, Split
 from rayrec.samples.features.features import SequenceFeatures, code_ids
+from rayrec.samples.features.prefix_paths import PrefixPaths
 from rayrec.samples.features.row_features import RowFeatures
 from rayrec.samples.graph.sources import graph_bytes
 from rayrec.samples.operations.program import FeatureProgram
@@ -129,9 +133,8 @@ class NextItemTask(Task):
         return row_features(self.config, self.model, self.dataset, self.sequences, program)
 
     def program(self, optimizer: DenseOptimizerSettings) -> SequenceProgramSpec:
-        data, counts_I = self.config.data, self.dataset.items.train_counts_I
-        if data.samples is None and not data.features:
-            # Events of other rows, and those that operations bring, are in no count of the data set.
+        counts_I = self.dataset.items.train_counts_I
+        if trains_on_its_events(self.config):
             catalog = replace(self.catalog, trained_I=counts_I > 0)
         else:
             catalog = self.catalog
@@ -147,6 +150,9 @@ class NextItemTask(Task):
         if table == "user":
             ids_U: Int64Array = self.dataset.users["user_id"].to_numpy()
             return ids_U
+        if table == "prefix":
+            tree = self._paths.tree
+            return np.concatenate([tree.prefix_ids(depth + 1) for depth in range(tree.depth)])
         assert table == "code", f"no rule for the ids of table {table!r}"
         assert self.registry is not None
         return np.unique(code_ids(self.registry.learned_codes_IL))
@@ -169,6 +175,8 @@ class NextItemTask(Task):
         if table == "code":
             assert self.registry is not None
             return num_tokens * self.registry.num_learned_levels
+        if table == "prefix":
+            return num_tokens * self._paths.tree.depth + self._paths.most_candidates(num_tokens)
         negatives, neighbors = model.negatives, model.event_neighbors
         num_ids = num_tokens if neighbors is None else num_tokens * (1 + neighbors.count)
         if negatives.per_batch or negatives.per_event:  # targets and negatives are looked up, too
@@ -187,12 +195,24 @@ class NextItemTask(Task):
     @property
     def worker_bytes(self) -> int:
         makes_graph = self.model.event_neighbors is not None and self.config.data.graph is None
-        return graph_bytes(self.dataset) if makes_graph else 0
+        of_graph = graph_bytes(self.dataset) if makes_graph else 0
+        return of_graph + (0 if self.sequences.paths is None else self.sequences.paths.num_bytes)
 
     @property
     def catalog_bytes(self) -> int:
         table = self.model.table_of_catalog
-        return 0 if table is None else 4 * self.model.tables[table] * len(self.dataset.items)
+        if table is None:
+            return 0
+        num_rows = len(self.dataset.items)
+        if isinstance(self.model, PrefixDecoderConfig):
+            sizes = [len(codes) for codes in self._paths.tree.codes]
+            num_rows = sum(sizes[: num_levels_within(sizes, self.model.held_prefixes)])
+        return 4 * self.model.tables[table] * num_rows
+
+    @property
+    def _paths(self) -> PrefixPaths:
+        assert self.sequences.paths is not None, "of models that read the table of prefixes"
+        return self.sequences.paths
 
     def validation(self, features: RowFeatures) -> NextItemValidation:
         return NextItemValidation(self, features)

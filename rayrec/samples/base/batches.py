@@ -207,6 +207,26 @@ class OldChunks:
 
 
 @dataclass(frozen=True)
+class PathLevel:
+    """Prefixes of one length between which a loss tells those of targets apart: candidates C, of P parents.
+
+    Alternatives come first, those of each parent side by side, then prefixes of targets that are not among
+    them.
+    """
+
+    codes_C: Int64Array
+    """The last code of each candidate."""
+    offsets_P1: Int64Array
+    """Parent p has the alternatives `offsets_P1[p]` to `offsets_P1[p + 1]` (exclusive)."""
+    log_shares_P: Float32Array
+    """Log of the share of a parent's children that its alternatives are: 0 where they are all of them."""
+    parents_N: Int64Array
+    """The parent of each target's prefix."""
+    targets_N: Int64Array
+    """Which candidate each target's prefix is."""
+
+
+@dataclass(frozen=True)
 class FeatureBatch:
     """One trainer's share of a global batch, ready for lookup and dense compute."""
 
@@ -240,6 +260,9 @@ class FeatureBatch:
     """Their shares: of a token with neighbors, they add up to 1."""
     old_chunks: OldChunks | None = None
     """Of models that read summaries of them."""
+    paths: tuple[PathLevel, ...] = ()
+    """Training: the prefixes of targets by length, of models whose vectors of prefixes are rows of a
+    table."""
     counts: dict[str, int] = field(default_factory=dict)
     """Dropped work, by reason (`unknown_items`, `rows_without_target`, ...)."""
 

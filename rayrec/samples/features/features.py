@@ -20,9 +20,10 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN, Label
 from rayrec.platform.hashing import combine64
 from rayrec.platform.shares import balanced_bounds
-from rayrec.samples.base.batches import FeatureBatch, OldChunks, SampleBatch, TableLookup
+from rayrec.samples.base.batches import FeatureBatch, OldChunks, PathLevel, SampleBatch, TableLookup
 from rayrec.samples.base.jagged import concatenated_ranges, offsets_from_lengths
 from rayrec.samples.features.neighbors import NO_TIME, NeighborFinder
+from rayrec.samples.features.prefix_paths import PrefixPaths
 
 READ = ("rows", "events")
 """Counts of a batch that say what was read; the others say what was dropped of it."""
@@ -47,6 +48,8 @@ class _Share:
     negatives: Int64Array | None
     """Of either kind, one after the other."""
     neighbors_NJ: Int64Array | None = None
+    candidate_ids: Int64Array | None = None
+    """Of the prefixes that those of targets are told apart from, level after level."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,8 @@ class SequenceFeatures:
       Neighbors come last: [.. + N J].
     * `user`: [B] ids of the users.
     * `code`: [N, L] codes of the input items; code c of level l has the id `l << 32 | c`.
+    * `prefix`: the prefixes of the input items' codes, [N L]; in training [N L + C], then the candidates of
+      each level of `FeatureBatch.paths`, one level after the other (`PrefixPaths`).
 
     Negatives of a batch are sampled once for the global one, from `(seed, step)`: every trainer sees the
     same. Negatives of an event are uniform among the items that its row has nowhere, and depend on
@@ -109,6 +114,7 @@ class SequenceFeatures:
         train_counts_I: Int64Array | None = None,
         label_sizes: Mapping[Label, int] | None = None,
         neighbors: NeighborFinder | None = None,
+        paths: PrefixPaths | None = None,
         seed: int = 0,
         num_trainers: int = 1,
     ) -> None:
@@ -129,6 +135,7 @@ class SequenceFeatures:
             train_counts_I: `Dataset.items.train_counts_I`; needed for popularity.
             label_sizes: number of codes of each label that batches may have.
             neighbors: finds what others met beside each input item, before its event; batches need times.
+            paths: finds the prefixes of codes that batches read; needed for the table `prefix`.
         """
         self._item_ids_I = np.asarray(item_ids_I, dtype=np.int64)
         self._index = pd.Index(self._item_ids_I)
@@ -153,6 +160,7 @@ class SequenceFeatures:
         self._cumulative_I = _cumulative(negatives, len(self._item_ids_I), train_counts_I)
         self._label_sizes = label_sizes or {}
         self._neighbors = neighbors
+        self.paths = paths
         self._seed = seed
         self._num_trainers = num_trainers
         self._code_ids_IL = None if codes_IL is None else self._code_ids(codes_IL)
@@ -160,12 +168,15 @@ class SequenceFeatures:
             "item": self._item_table,
             "user": self._user_table,
             "code": self._code_table,
+            "prefix": self._prefix_table,
         }
         unknown = sorted(set(tables) - set(known))
         if unknown:
             raise ValueError(f"there is no table {unknown[0]!r}; known tables: {', '.join(known)}")
         if "code" in tables and codes_IL is None:
             raise ValueError("the table 'code' needs codes_IL, the semantic codes of the items")
+        if "prefix" in tables and paths is None:
+            raise ValueError("the table 'prefix' needs paths, which find the prefixes of the items' codes")
         self._tables = {name: known[name] for name in tables}
 
     def __call__(self, batch: SampleBatch) -> list[FeatureBatch]:
@@ -203,6 +214,7 @@ class SequenceFeatures:
         bounds = balanced_bounds(num_targets_V, self._num_trainers)
         rows = [slice(low, high) for low, high in pairwise(bounds)]
         tokens = [slice(offsets_V1[mine.start], offsets_V1[mine.stop]) for mine in rows]
+        paths = [self._paths_of(batch.step, targets_N[held]) for held in tokens]
         lookups = self._lookups(
             [
                 _Share(
@@ -211,8 +223,9 @@ class SequenceFeatures:
                     targets_N[held],
                     negatives_S if negatives_NK is None else negatives_NK[held].reshape(-1),
                     _part(neighbors_NJ, held),
+                    candidate_ids,
                 )
-                for mine, held in zip(rows, tokens, strict=True)
+                for mine, held, (_, candidate_ids) in zip(rows, tokens, paths, strict=True)
             ]
         )
         return [
@@ -232,6 +245,7 @@ class SequenceFeatures:
                 neighbors_NJ=_part(neighbors_NJ, held),
                 neighbor_weights_NJ=_part(neighbor_weights_NJ, held),
                 old_chunks=None if chunks is None else chunks.some_rows(mine),
+                paths=paths[rank][0],
                 counts={
                     "rows": int(first_V[mine].sum()),
                     "events": int(events_V[mine].sum()),
@@ -479,6 +493,11 @@ class SequenceFeatures:
         wanted_NK = (row_N * num_items)[:, None] + rank_NK
         return rank_NK + np.searchsorted(lacks_below_H, wanted_NK, side="right") - first_B[row_N][:, None]
 
+    def _paths_of(self, step: int, targets_N: Int64Array) -> tuple[tuple[PathLevel, ...], Int64Array | None]:
+        if self.paths is None or "prefix" not in self._tables:
+            return (), None
+        return self.paths.levels(step, targets_N)
+
     def _lookups(self, shares: list[_Share]) -> list[dict[str, TableLookup]]:
         """For each share: table name -> lookup; `updated_ids` is common to all of them."""
         lookups: list[dict[str, TableLookup]] = [{} for _ in shares]
@@ -505,6 +524,11 @@ class SequenceFeatures:
     def _code_table(self, share: _Share) -> Int64Array:
         assert self._code_ids_IL is not None, "checked in the constructor"
         return self._code_ids_IL[share.items_N]
+
+    def _prefix_table(self, share: _Share) -> Int64Array:
+        assert self.paths is not None, "checked in the constructor"
+        of_inputs = self.paths.ids_of(share.items_N).reshape(-1)
+        return of_inputs if share.candidate_ids is None else np.concatenate([of_inputs, share.candidate_ids])
 
     def _code_ids(self, codes_IL: NDArray[np.integer]) -> Int64Array:
         if codes_IL.ndim != 2 or len(codes_IL) != len(self._item_ids_I):
