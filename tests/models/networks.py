@@ -102,7 +102,10 @@ def table_rows(features: FeatureBatch, dim: int = DIM) -> dict[str, np.ndarray]:
     """A row for every looked-up id, which depends on the id alone."""
     return {
         name: np.array(
-            [np.random.default_rng(ident % 2**64).normal(scale=0.3, size=dim) for ident in lookup.ids_M.tolist()],
+            [
+                np.random.default_rng(ident % 2**64).normal(scale=0.3, size=dim)
+                for ident in lookup.ids_M.tolist()
+            ],
             dtype=np.float32,
         ).reshape(-1, dim)
         for name, lookup in features.lookups.items()

@@ -54,6 +54,8 @@ def extend(registry, dataset, vectors_of_new):
         ("generative", {"item_embedding": True}),
         ("generative", {"item_embedding": False}),
         ("prefix", {}),
+        ("prefix", {"prefix_matrix": "sparse"}),
+        ("prefix", {"prefix_matrix": "sparse", "held_prefixes": 0}),
         ("lazy", {}),
     ],
 )

@@ -29,6 +29,7 @@ SETTINGS = {
     "hstu": {"item_matrix": "sparse", "loss": "bce", "negatives_per_event": 3, "user_embedding": True},
     "gnn": {"item_matrix": "sparse", "num_negatives": 5, "user_embedding": True},
     "generative": {"user_embedding": True},
+    "prefix": {"prefix_matrix": "sparse", "num_siblings": 2},
 }
 
 
@@ -253,13 +254,23 @@ def test_the_graph_that_every_feature_worker_makes_is_counted(dataset, caplog):
 
     assert graph.state.num_bytes <= plan.worker_bytes < 1.3 * graph.state.num_bytes
     assert without.worker_bytes == 0
-    assert plan.machine_bytes - replace(plan, worker_bytes=0).machine_bytes == 3 * plan.worker_bytes
+    assert plan.machine_bytes - replace(plan, worker_holds={}).machine_bytes == 3 * plan.worker_bytes
     with caplog.at_level(logging.INFO):
         plan.log()
     assert "3 feature workers hold a graph of" in caplog.text
-    too_much = replace(plan, worker_bytes=10**12, machine_limit=10**12)
+    too_much = replace(plan, worker_holds={"a graph": 10**12}, machine_limit=10**12)
     with pytest.raises(InputError, match=r"3 feature workers .* for a graph each.*data\.graph"):
         too_much.check()
+
+
+def test_the_tree_of_codes_that_every_feature_worker_makes_is_counted(dataset, caplog):
+    plan = plan_memory(assembly_of(dataset, "prefix"))
+
+    assert plan.worker_bytes > 8 * len(dataset.items)
+    with caplog.at_level(logging.INFO):
+        plan.log()
+    assert "1 feature workers hold a tree of codes of" in caplog.text
+    assert "data.graph" not in caplog.text
 
 
 def test_a_cluster_that_is_joined_is_not_judged_by_this_machine(dataset, monkeypatch):

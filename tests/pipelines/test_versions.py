@@ -31,6 +31,7 @@ MODELS = {
     "dense": ("sasrec", {}),
     "generative": ("generative", {"user_embedding": True}),
     "prefix": ("prefix", {}),
+    "rows of prefixes": ("prefix", {"prefix_matrix": "sparse", "held_prefixes": 4}),
 }
 
 

@@ -30,7 +30,7 @@ from rayrec.pipelines.tasks.features import (
     trains_on_its_events,
 )
 from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
-from rayrec.pipelines.tasks.task import Task
+from rayrec.pipelines.tasks.task import GRAPH, Task
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.code_tree import num_levels_within
 from rayrec.platform.errors import InputError
@@ -193,10 +193,13 @@ class NextItemTask(Task):
         return self.model.notes()
 
     @property
-    def worker_bytes(self) -> int:
-        makes_graph = self.model.event_neighbors is not None and self.config.data.graph is None
-        of_graph = graph_bytes(self.dataset) if makes_graph else 0
-        return of_graph + (0 if self.sequences.paths is None else self.sequences.paths.num_bytes)
+    def worker_holds(self) -> dict[str, int]:
+        held = {}
+        if self.model.event_neighbors is not None and self.config.data.graph is None:
+            held[GRAPH] = graph_bytes(self.dataset)
+        if self.sequences.paths is not None:
+            held["a tree of codes"] = self.sequences.paths.num_bytes
+        return held
 
     @property
     def catalog_bytes(self) -> int:

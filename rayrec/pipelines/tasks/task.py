@@ -27,6 +27,9 @@ from rayrec.samples.operations.program import FeatureProgram
 if TYPE_CHECKING:
     from rayrec.pipelines.runs.snapshots import RunState
 
+GRAPH = "a graph"
+"""Of the training events, which feature workers make where there is no saved one."""
+
 
 class TrainingFeatures(Protocol):
     """What feature workers do to rows."""
@@ -145,9 +148,9 @@ class Task(ABC):
         return []
 
     @property
-    def worker_bytes(self) -> int:
-        """What every feature worker makes of the data set and holds, each its own."""
-        return 0
+    def worker_holds(self) -> dict[str, int]:
+        """What every feature worker makes of the data set and holds, each its own: bytes by what it is."""
+        return {}
 
     @property
     def catalog_bytes(self) -> int:

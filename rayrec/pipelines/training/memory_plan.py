@@ -28,6 +28,7 @@ from rayrec.embeddings.capacity import (
 )
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly
+from rayrec.pipelines.tasks.task import GRAPH
 from rayrec.platform.cluster import starts_cluster
 from rayrec.platform.devices import device_memory_bytes, device_named
 from rayrec.platform.errors import InputError
@@ -132,11 +133,16 @@ class MemoryPlan:
     """What a trainer's accelerator has; None without one, or where it is not on this machine."""
     num_readers: int
     num_workers: int
-    worker_bytes: int
-    """What each feature worker holds besides: a graph of the training events."""
+    worker_holds: dict[str, int]
+    """What each feature worker makes and holds: bytes by what it is."""
     object_store_bytes: int
     disk_folders: dict[str, Path]
     """By table, where rows go that memory has no room for, if servers are here and it must be a disk."""
+
+    @property
+    def worker_bytes(self) -> int:
+        """Of what each feature worker makes and holds."""
+        return sum(self.worker_holds.values())
 
     @property
     def machine_bytes(self) -> int:
@@ -204,11 +210,11 @@ class MemoryPlan:
                 )
             workers, remedy = "", ""
             if self.worker_bytes:
-                workers = (
-                    f"{self.num_workers} feature workers "
-                    f"{human_size(self.num_workers * self.worker_bytes)} for a graph each, "
-                )
-                remedy = "let feature workers share a saved graph (data.graph), "
+                of_workers = human_size(self.num_workers * self.worker_bytes)
+                held = " and ".join(self.worker_holds)
+                workers = f"{self.num_workers} feature workers {of_workers} for {held} each, "
+                if GRAPH in self.worker_holds:
+                    remedy = "let feature workers share a saved graph (data.graph), "
             trainers = self.trainer.num_trainers * self.trainer.peak_bytes
             raise InputError(
                 f"the run would need {human_size(self.machine_bytes)} and this machine has "
@@ -232,10 +238,9 @@ class MemoryPlan:
             "activations aside"
         )
         if self.worker_bytes:
-            parts.append(
-                f"{self.num_workers} feature workers hold a graph of {human_size(self.worker_bytes)} each "
-                "(with data.graph, they share the files of one)"
-            )
+            held = [f"{what} of {human_size(num_bytes)}" for what, num_bytes in self.worker_holds.items()]
+            share = " (with data.graph, they share the files of one)" if GRAPH in self.worker_holds else ""
+            parts.append(f"{self.num_workers} feature workers hold {' and '.join(held)} each{share}")
         if self.machine_limit is not None:
             parts.append(
                 f"in all {human_size(self.machine_bytes)} of this machine's {human_size(self.machine_limit)}"
@@ -342,7 +347,7 @@ def plan_memory(assembly: Assembly, is_here: bool | None = None) -> MemoryPlan:
         device_limit=device_memory_bytes(config.device) if is_here else None,
         num_readers=pipeline.num_readers,
         num_workers=pipeline.num_feature_workers,
-        worker_bytes=assembly.task.worker_bytes,
+        worker_holds=assembly.task.worker_holds,
         object_store_bytes=config.cluster.object_store_bytes if is_here else 0,
         disk_folders={
             table.name: table.disk.folder_path

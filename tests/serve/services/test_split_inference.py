@@ -29,6 +29,8 @@ RUNS = {
     "times": ("hstu", {}),
     "neighbors": ("gnn", {"item_matrix": "sparse", "num_negatives": 8}),
     "beams": ("generative", {}),
+    "rows of prefixes": ("prefix", {"prefix_matrix": "sparse"}),
+    "rows of prefixes, read": ("prefix", {"prefix_matrix": "sparse", "held_prefixes": 4}),
     "instructions": ("encoder", {"instruction": {"parts": ["scenario", "behavior", "trigger_item"]}}),
 }
 
