@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,6 +49,14 @@ Names = Annotated[
 TimeFormat = Annotated[str | None, typer.Option(help="How dates are written, if not in ISO 8601: %d/%m/%Y.")]
 TimeUnitOption = Annotated[
     str | None, typer.Option("--time-unit", help="Unit of numeric times: s, ms, us or ns [s].")
+]
+
+
+ResumeOption = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="On Ray: go on with what an interrupted preparation has done, if there is one."
+    ),
 ]
 
 
@@ -107,12 +117,7 @@ def prepare_command(
             "not given, on Ray for large logs and where RAY_ADDRESS names a cluster.",
         ),
     ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="On Ray: go on with what an interrupted preparation has done, if there is one."
-        ),
-    ] = False,
+    resume: ResumeOption = False,
     spill: Annotated[
         Path | None,
         typer.Option(
@@ -150,10 +155,7 @@ def prepare_command(
         },
         source="rayrec prepare",
     )
-    if use_ray is False and (resume or spill is not None):
-        raise InputError("--resume and --spill belong to preparation on Ray; leave them or --no-ray out")
-    if resume or spill is not None:
-        use_ray = True
+    use_ray = chosen_ray(use_ray, resume, spill)
     with progress_bar("prepare") as update:
 
         def progress(phase: str, done: int, total: int) -> None:
@@ -194,9 +196,7 @@ def _prepared(
         raise InputError(
             f"{source}: a source of this layout is read by one process; leave --resume and --spill out"
         )
-    from rayrec.platform.cluster import ClusterConfig, ray_cluster
-
-    with ray_cluster(ClusterConfig(dashboard=False, object_store_bytes=_OBJECT_STORE_BYTES), cpus_needed=1):
+    with preparing_cluster():
         if num_events is None:
             from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray
 
@@ -208,6 +208,26 @@ def _prepared(
 
 _OBJECT_STORE_BYTES = 512 << 20
 """Of a cluster that is started here: plans and counters go through it, not the log."""
+
+
+def chosen_ray(use_ray: bool | None, resume: bool, spill: Path | None) -> bool | None:
+    """What is asked for: --resume and --spill are of preparation on Ray.
+
+    Raises:
+        InputError: they come with --no-ray.
+    """
+    if use_ray is False and (resume or spill is not None):
+        raise InputError("--resume and --spill belong to preparation on Ray; leave them or --no-ray out")
+    return True if resume or spill is not None else use_ray
+
+
+@contextmanager
+def preparing_cluster() -> Iterator[None]:
+    """A cluster for tasks of preparation, inside the block."""
+    from rayrec.platform.cluster import ClusterConfig, ray_cluster
+
+    with ray_cluster(ClusterConfig(dashboard=False, object_store_bytes=_OBJECT_STORE_BYTES), cpus_needed=1):
+        yield
 
 
 def names_of(names: str | None) -> tuple[str, ...] | None:

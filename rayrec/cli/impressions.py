@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rayrec.cli.app import app
-from rayrec.cli.data import TimeUnitOption
+from rayrec.cli.data import ResumeOption, TimeUnitOption, chosen_ray, preparing_cluster
 from rayrec.platform.console import Answer, command, log, print_rows, progress_bar
 from rayrec.platform.errors import InputError
+
+if TYPE_CHECKING:
+    from rayrec.samples.impressions.config import ImpressionsConfig
+    from rayrec.samples.impressions.division import Progress
+    from rayrec.samples.impressions.report import ImpressionsReport
 
 
 class ImpressionLayout(StrEnum):
@@ -32,7 +38,7 @@ class ImpressionSplitKind(StrEnum):
 
 @command(app, "impressions")
 def impressions_command(
-    source: Annotated[Path, typer.Argument(help="Folder or file with the impressions.")],
+    source: Annotated[str, typer.Argument(help="Folder or file with the impressions, or its URL.")],
     out_folder: Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the data set to write.")],
     layout: Annotated[ImpressionLayout, typer.Option(help="Layout of the source.")],
     label: Annotated[
@@ -105,11 +111,26 @@ def impressions_command(
     ] = None,
     min_count: Annotated[int, typer.Option(help="Ids seen less often in training rows share one id.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of a random split.")] = 0,
+    use_ray: Annotated[
+        bool | None,
+        typer.Option(
+            "--ray/--no-ray",
+            help="Prepare in tasks on Ray, a file each, or in this process; if not given, on Ray for many "
+            "large files and where RAY_ADDRESS names a cluster.",
+        ),
+    ] = None,
+    resume: ResumeOption = False,
+    spill: Annotated[
+        Path | None,
+        typer.Option(
+            help="On Ray: folder for the rows between the passes, which take about what the data set takes "
+            "[beside OUT]; all nodes have to see it."
+        ),
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an existing data set of impressions.")] = False,
 ) -> Answer:
     """Turn impressions into a data set for ranking models: checked, hashed, split."""
     from rayrec.samples.impressions.config import ImpressionsConfig
-    from rayrec.samples.impressions.prepare import prepare_impressions
 
     config = ImpressionsConfig.parse(
         {
@@ -140,14 +161,48 @@ def impressions_command(
         },
         source="rayrec impressions",
     )
+    use_ray = chosen_ray(use_ray, resume, spill)
     with progress_bar("impressions") as update:
 
         def progress(phase: str, done: int, total: int | None) -> None:
-            update(done, total)
+            update(done, total, phase)
 
-        report = prepare_impressions(source, out_folder, config, progress)
+        report = _prepared(source, out_folder, config, use_ray, progress, resume, spill)
     print_rows("Impressions", report.rows())
     return report.to_json()
+
+
+_MANY_BYTES = 2 << 30
+"""Of several files, from which Ray is worth its start."""
+
+
+def _prepared(
+    source: str,
+    out: Path,
+    config: ImpressionsConfig,
+    use_ray: bool | None,
+    progress: Progress,
+    resume: bool,
+    spill: Path | None,
+) -> ImpressionsReport:
+    from rayrec.platform.remote_files import located
+    from rayrec.samples.dataset.dataset_folder import IMPRESSIONS
+    from rayrec.samples.impressions.distributed import prepare_impressions_distributed
+    from rayrec.samples.impressions.layouts import load_impressions
+    from rayrec.samples.impressions.prepare import prepare_impressions
+    from rayrec.samples.prepare.writer import check_target
+
+    check_target(out, IMPRESSIONS, config.overwrite)  # before Ray starts
+    if use_ray is None:
+        files = load_impressions(located(source), config).files
+        is_large = len(files) > 1 and sum(file.stat().st_size for file in files) >= _MANY_BYTES
+        use_ray = bool(files) and ("RAY_ADDRESS" in os.environ or is_large)
+    if not use_ray:
+        return prepare_impressions(source, out, config, progress)
+    with preparing_cluster():
+        from rayrec.samples.prepare.distributed.ray_tasks import run_tasks_on_ray
+
+        return prepare_impressions_distributed(source, out, config, run_tasks_on_ray, progress, resume, spill)
 
 
 @app.command(

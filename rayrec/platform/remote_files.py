@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import fsspec
 import pyarrow as pa
@@ -91,6 +91,15 @@ def remote_folder(url: str | Path) -> RemoteFolder:
 def is_url(location: str | Path) -> bool:
     """Whether a location has a scheme; a `Path` cannot have one."""
     return isinstance(location, str) and _SCHEME.match(location) is not None
+
+
+def located(location: str | Path) -> Path:
+    """A path, or what stands for one at a URL.
+
+    Raises:
+        InputError: as `remote_folder`.
+    """
+    return cast(Path, RemotePath.of(str(location))) if is_url(location) else Path(location)
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class PrefixBackbone(GenerativeBackbone[VectorContext]):
         known_codes = codes_IL if known_I is None else codes_IL[known_I]
         self._trie = CodeTrie.from_codes(known_codes, may_share=True)
         self.shared_KD = nn.ParameterList(_vectors(size, self.dim) for size in level_sizes)
-        self.register_buffer("codes_IL", codes_IL.long(), persistent=False)
+        self.register_buffer("codes_IL", codes_IL, persistent=False)
 
     @property
     def trie(self) -> CodeTrie:
@@ -169,7 +169,7 @@ class PrefixDecoder(PrefixBackbone):
         self.own_VD = nn.ParameterList(
             _vectors(self._trie.num_nodes(depth + 1), self.dim) for depth in range(self._trie.depth)
         )
-        codes_IL = self.codes_IL
+        codes_IL = codes_IL.long()
         nodes_IL = torch.stack([self._nodes(codes_IL[:, : d + 1]) for d in range(len(level_sizes))], dim=1)
         self._knows_all = known_I is None or bool((nodes_IL >= 0).all())
         self.register_buffer("nodes_IL", nodes_IL, persistent=False)
@@ -195,7 +195,7 @@ class PrefixDecoder(PrefixBackbone):
         ]
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
-        codes_NL, nodes_NL = self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N]
+        codes_NL, nodes_NL = self.codes_IL[batch.items_N].long(), self.nodes_IL[batch.items_N]
         parts = []
         for depth, (shared_KD, own_VD) in enumerate(zip(self.shared_KD, self.own_VD, strict=True)):
             own_ND = functional.embedding(nodes_NL[:, depth].clamp(min=0), own_VD)

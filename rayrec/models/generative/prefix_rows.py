@@ -74,7 +74,7 @@ class SparsePrefixDecoder(PrefixBackbone):
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         prefixes_NL, _ = batch.prefix_inverse()
-        codes_NL = self.codes_IL[batch.items_N]
+        codes_NL = self.codes_IL[batch.items_N].long()
         shared = [
             functional.embedding(codes_NL[:, d], shared_KD) for d, shared_KD in enumerate(self.shared_KD)
         ]

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.registry import Registry
-from rayrec.platform.remote_files import RemotePath, is_url
+from rayrec.platform.remote_files import is_url, located
 from rayrec.samples.base.config import PrepareConfig, option
 from rayrec.samples.importers.importer import Importer
 from rayrec.samples.importers.roles import check_columns, keep_apart
@@ -69,7 +68,7 @@ def recognize(source: str | Path, config: PrepareConfig) -> RecognizedSource:
         InputError: nothing there, no layout fits, or a setting has no effect on the layout.
     """
     # Importers of tables use methods that both have.
-    path = cast(Path, RemotePath.of(str(source))) if is_url(source) else Path(source)
+    path = located(source)
     layouts = _layouts() if config.layout == "auto" else iter([(config.layout, _checked(config.layout))])
     if not path.exists():
         raise InputError(f"{path}: no such file or folder; give the folder or file with the behavior log")

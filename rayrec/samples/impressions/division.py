@@ -5,7 +5,7 @@ Axis: R rows of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,25 +77,43 @@ class Division:
         return np.searchsorted(limits, rows_R, side="right").astype(np.int8)
 
 
-def divide(source: ImpressionSource, config: ImpressionsConfig, progress: Progress) -> Division:
-    """Choose the rule; the order of rows and fractions by time take a pass over the source.
+@dataclass(frozen=True)
+class RowsSeen:
+    """What a pass over rows has found out for the rule."""
+
+    num_rows: int
+    times_T: Int64Array
+    """Distinct times in microseconds, ascending; none where rows are not divided by time."""
+    counts_T: Int64Array
+    """Rows of each."""
+
+    @classmethod
+    def of(cls, seen: Iterable[RowsSeen]) -> RowsSeen:
+        """Of all rows together: what is kept grows with the times, not with the rows."""
+        num_rows, times_T, counts_T = 0, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        for one in seen:
+            num_rows += one.num_rows
+            both_T, indices = np.unique(np.concatenate([times_T, one.times_T]), return_inverse=True)
+            counts = np.concatenate([counts_T, one.counts_T])
+            times_T, counts_T = both_T, np.bincount(indices, counts, len(both_T)).astype(np.int64)
+        return cls(num_rows, times_T, counts_T)
+
+
+def rule_of(
+    source: ImpressionSource, config: ImpressionsConfig
+) -> Literal["given", "order", "time", "random"]:
+    """By what the rows are divided; `given`: their parts say it.
 
     Raises:
-        InputError: the source cannot be divided in this way, or nothing would be left to train on.
+        InputError: the source cannot be divided in this way.
     """
     kind = config.split
     if source.is_divided:
-        own: Literal["files", "time", "data_set"] = "files" if source.boundaries is None else "time"
-        if source.held_out_of is not None:
-            own = "data_set"
-        elif kind not in ("auto", own):
+        own = "files" if source.boundaries is None else "time"
+        if source.held_out_of is None and kind not in ("auto", own):
             why = "has files for each split" if own == "files" else "is divided by time by its layout"
             raise InputError(f"{source.name} {why}; leave {option('split')} out, or set it to {own}")
-        valid_start, test_start = source.boundaries or (None, None)
-        split = ImpressionSplit(
-            kind=own, valid_start=valid_start, test_start=test_start, held_out_of=source.held_out_of
-        )
-        return _division(split, source, config)
+        return "given"
     if kind == "auto":
         kind = "order" if source.time is None else "time"
     if kind == "files":
@@ -103,29 +121,57 @@ def divide(source: ImpressionSource, config: ImpressionsConfig, progress: Progre
             f"{source.name}: there are no files for train, valid (or dev) and test; choose order, time or "
             f"random with {option('split')}"
         )
-    if kind == "random":
-        return _division(ImpressionSplit(kind="random"), source, config)
-    if kind == "order":
-        num_rows = sum(len(batch) for _, batch, _ in _passed(source, source.schema.labels[:1], progress))
-        return _division(ImpressionSplit(kind="order"), source, config, num_rows)
-    if source.time is None:
+    if kind == "time" and source.time is None:
         raise InputError(
             f"{source.name}: no column is the time; name it ({option('time')}) or split by order"
         )
-    times_T, counts_T = _tally_times(source, source.time, config.time_unit, progress)
-    if not len(times_T):
+    return kind
+
+
+def divide(source: ImpressionSource, config: ImpressionsConfig, progress: Progress) -> Division:
+    """Choose the rule; the order of rows and fractions by time take a pass over the source.
+
+    Raises:
+        InputError: the source cannot be divided in this way, or nothing would be left to train on.
+    """
+    rule = rule_of(source, config)
+    seen = rows_seen(source, config, progress) if rule in ("order", "time") else None
+    return division_of(source, config, seen)
+
+
+def division_of(source: ImpressionSource, config: ImpressionsConfig, seen: RowsSeen | None) -> Division:
+    """The rule as a pass over the rows has made it.
+
+    Args:
+        seen: of all rows, where the rule is order or time.
+
+    Raises:
+        InputError: as `divide`.
+    """
+    rule = rule_of(source, config)
+    if rule == "given":
+        own: Literal["files", "time", "data_set"] = "files" if source.boundaries is None else "time"
+        if source.held_out_of is not None:
+            own = "data_set"
+        valid_start, test_start = source.boundaries or (None, None)
+        split = ImpressionSplit(
+            kind=own, valid_start=valid_start, test_start=test_start, held_out_of=source.held_out_of
+        )
+        return _division(split, source, config)
+    if rule == "random":
+        return _division(ImpressionSplit(kind="random"), source, config)
+    assert seen is not None, "the rule takes a pass"
+    if rule == "order":
+        return _division(ImpressionSplit(kind="order"), source, config, seen.num_rows)
+    if not seen.num_rows:
         raise InputError(f"{source.name}: there are no rows in it; expected impressions")
     starts = None
     if config.valid_start is not None and config.test_start is not None:
         starts = (config.valid_start, config.test_start)
     fractions = (config.valid_fraction, config.test_fraction)
-    valid_start, test_start = time_boundaries(times_T, counts_T, starts, fractions, "impression")
-    return _division(
-        ImpressionSplit(kind="time", valid_start=valid_start, test_start=test_start),
-        source,
-        config,
-        int(counts_T.sum()),
-    )
+    valid_start, test_start = time_boundaries(seen.times_T, seen.counts_T, starts, fractions, "impression")
+    split = ImpressionSplit(kind="time", valid_start=valid_start, test_start=test_start)
+    return _division(split, source, config, seen.num_rows)
 
 
 def _division(
@@ -156,17 +202,21 @@ def _passed(
             progress("dividing", done, None)
 
 
-def _tally_times(
-    source: ImpressionSource, time: str, unit: TimeUnit | None, progress: Progress
-) -> tuple[Int64Array, Int64Array]:
-    """Distinct times, ascending, and the rows of each: what is kept grows with the times, not the rows."""
-    times_T, counts_T = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
-    for part, batch, first in _passed(source, (time,), progress):
-        found_T, found_counts_T = np.unique(times_of_rows(part, batch, time, unit, first), return_counts=True)
-        both_T, indices = np.unique(np.concatenate([times_T, found_T]), return_inverse=True)
-        counts = np.concatenate([counts_T, found_counts_T])
-        times_T, counts_T = both_T, np.bincount(indices, counts, len(both_T)).astype(np.int64)
-    return times_T, counts_T
+def rows_seen(source: ImpressionSource, config: ImpressionsConfig, progress: Progress) -> RowsSeen:
+    """Count the rows of a source, and tally their times where it is to be divided by them."""
+    if rule_of(source, config) != "time":
+        nothing = np.zeros(0, dtype=np.int64)
+        passed = _passed(source, source.schema.labels[:1], progress)
+        return RowsSeen(sum(len(batch) for _, batch, _ in passed), nothing, nothing)
+    assert source.time is not None, "the rule is by time"
+    time, unit = source.time, config.time_unit
+
+    def of_batches() -> Iterator[RowsSeen]:
+        for part, batch, first in _passed(source, (time,), progress):
+            times_T, counts_T = np.unique(times_of_rows(part, batch, time, unit, first), return_counts=True)
+            yield RowsSeen(len(batch), times_T, counts_T)
+
+    return RowsSeen.of(of_batches())
 
 
 def times_of_rows(

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ import pyarrow.parquet as pq
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
-from rayrec.samples.dataset.dataset_folder import IMPRESSIONS, TRAIN_FOLDER, FileEntry, train_files
+from rayrec.platform.remote_files import located
+from rayrec.samples.dataset.dataset_folder import IMPRESSIONS, FileEntry, train_files
 from rayrec.samples.dataset.manifest import EVALUATION_FILES
 from rayrec.samples.impressions.columns import key_column, key_lists, label_column, number_column
 from rayrec.samples.impressions.config import ImpressionsConfig
@@ -34,6 +36,7 @@ from rayrec.samples.impressions.manifest import ImpressionManifest, SchemaInfo, 
 from rayrec.samples.impressions.report import ImpressionsReport
 from rayrec.samples.impressions.source import SPLITS, ImpressionSource, SplitName
 from rayrec.samples.impressions.vocabulary import Vocabulary
+from rayrec.samples.prepare.splits import train_file
 from rayrec.samples.prepare.writer import RowGroupWriter, check_target, whole_folder
 
 _log = logging.getLogger(__name__)
@@ -42,12 +45,12 @@ _log = logging.getLogger(__name__)
 KEPT_TIME = pa.timestamp("us", "UTC")
 
 
-def _silent(phase: str, done: int, total: int | None) -> None:
+def silent(phase: str, done: int, total: int | None) -> None:
     pass
 
 
 def prepare_impressions(
-    source: str | Path, out: str | Path, config: ImpressionsConfig, progress: Progress = _silent
+    source: str | Path, out: str | Path, config: ImpressionsConfig, progress: Progress = silent
 ) -> ImpressionsReport:
     """Write the data set `out` from `source`; `out` appears when it is whole, or not at all.
 
@@ -55,7 +58,7 @@ def prepare_impressions(
         InputError: something in the source or the config cannot be used, or `out` is taken.
     """
     check_target(Path(out), IMPRESSIONS, config.overwrite)
-    loaded = load_impressions(Path(source), config)
+    loaded = load_impressions(located(source), config)
     return write_impressions(loaded, Path(out), config, str(source), progress=progress)
 
 
@@ -66,7 +69,7 @@ def write_impressions(
     origin: str,
     layout: str | None = None,
     extra: Mapping[str, float] | None = None,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> ImpressionsReport:
     """`prepare_impressions` of rows that are already at hand.
 
@@ -81,22 +84,47 @@ def write_impressions(
     check_target(out, IMPRESSIONS, config.overwrite)
     with whole_folder(out) as folder:
         division = divide(source, config, progress)
-        vocabulary = Vocabulary(_spaces(source.schema))
-        num_rare = dict.fromkeys(_spaces(source.schema), 0)
+        vocabulary = Vocabulary(spaces_of(source.schema))
+        num_rare = dict.fromkeys(spaces_of(source.schema), 0)
         if config.min_count > 1:
-            for rows, codes_R in _rows(source, config, division, "counting", progress, with_values=False):
-                train = rows.filter(pa.array(codes_R == SPLITS.index("train")))
-                _with_ids(train, source.schema, vocabulary)
+            for rows in training_keys(source, config, division, progress):
+                with_ids(rows, source.schema, vocabulary)
             vocabulary, num_rare = Vocabulary.without_rare(vocabulary, config.min_count)
-        kept = {
-            name: KEPT_TIME if column == source.time else pa.string() for column, name in source.kept.items()
-        }
-        writer = _Writer(folder, source.schema, kept, config)
-        for rows, codes_R in _rows(source, config, division, "writing", progress):
-            writer.write(_with_ids(rows, source.schema, vocabulary), codes_R)
-        files = writer.close(source.name)
-        columns = SchemaInfo.of(source.schema)
-        manifest = ImpressionManifest(
+        writer = _Writer(folder, written_schema(source), config)
+        counts = SplitCounts(source.schema.labels)
+        for rows, codes_R in checked_rows(source, config, division, "writing", progress):
+            for split, chosen in by_split(with_ids(rows, source.schema, vocabulary), codes_R):
+                writer.write(split, chosen)
+                counts.add(split, chosen)
+        counts.check(source.name)
+        written = Written(writer.close(), counts, vocabulary, num_rare)
+        manifest = written.manifest(source, config, origin, division, layout, extra)
+        manifest.write(folder)
+    warn_of_what_was_written(out, manifest, source.schema, config, vocabulary)
+    return ImpressionsReport(out, manifest)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is known of a data set when its files are there."""
+
+    files: Mapping[str, FileEntry]
+    """By name below the folder."""
+    counts: SplitCounts
+    vocabulary: Vocabulary
+    num_rare: Mapping[str, int]
+
+    def manifest(
+        self,
+        source: ImpressionSource,
+        config: ImpressionsConfig,
+        origin: str,
+        division: Division,
+        layout: str | None = None,
+        extra: Mapping[str, float] | None = None,
+    ) -> ImpressionManifest:
+        columns, counts = SchemaInfo.of(source.schema), self.counts
+        return ImpressionManifest(
             format=IMPRESSIONS.format,
             name=source.name,
             source=origin,
@@ -105,19 +133,28 @@ def write_impressions(
             split=division.split,
             seed=config.seed,
             min_count=config.min_count,
-            rows={split: writer.rows[split] for split in SPLITS},
-            known=writer.per_label(writer.known),
-            positives=writer.per_label(writer.positives),
-            num_ids=vocabulary.num_ids(),
-            num_rare=num_rare,
+            rows={split: counts.rows[split] for split in SPLITS},
+            known=counts.per_label(counts.known),
+            positives=counts.per_label(counts.positives),
+            num_ids=self.vocabulary.num_ids(),
+            num_rare=dict(self.num_rare),
             history=source.history,
             origins=config.origins,
-            kept=tuple(kept),
+            kept=tuple(source.kept.values()),
             extra=dict(extra or {}),
-            files=files,
-            fingerprint=fingerprint_of(files, columns),
+            files=dict(self.files),
+            fingerprint=fingerprint_of(dict(self.files), columns),
         )
-        manifest.write(folder)
+
+
+def warn_of_what_was_written(
+    out: Path,
+    manifest: ImpressionManifest,
+    schema: ImpressionSchema,
+    config: ImpressionsConfig,
+    vocabulary: Vocabulary,
+) -> None:
+    """Warn of ids that are written in two ways, of labels without information, and of lists apart."""
     for space, (number, key, plain) in vocabulary.written_in_two_ways().items():
         _log.warning(
             "%s: %s ids of the space %s differ from others only in how they are written, such as %r and %r; "
@@ -129,8 +166,7 @@ def write_impressions(
             plain,
         )
     _warn_of_constant_labels(manifest)
-    _warn_of_lists_apart(out, manifest, source.schema, config.list_separator)
-    return ImpressionsReport(out, manifest)
+    _warn_of_lists_apart(out, manifest, schema, config.list_separator)
 
 
 def _group_of_its_own(schema: ImpressionSchema) -> str | None:
@@ -143,29 +179,44 @@ def _id_columns(schema: ImpressionSchema) -> dict[str, str]:
     return {**schema.ids, **({} if own is None else {own: own})}
 
 
-def _spaces(schema: ImpressionSchema) -> tuple[str, ...]:
+def spaces_of(schema: ImpressionSchema) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*_id_columns(schema).values(), *schema.lists.values()]))
 
 
-def _rows(
+def training_keys(
+    source: ImpressionSource,
+    config: ImpressionsConfig,
+    division: Division,
+    progress: Progress,
+    rows_before: int = 0,
+) -> Iterator[pa.Table]:
+    """The keys of rows to train on, whose ids are counted."""
+    rows = checked_rows(source, config, division, "counting", progress, False, rows_before)
+    for batch, codes_R in rows:
+        yield batch.filter(pa.array(codes_R == SPLITS.index("train")))
+
+
+def checked_rows(
     source: ImpressionSource,
     config: ImpressionsConfig,
     division: Division,
     phase: str,
     progress: Progress,
     with_values: bool = True,
+    rows_before: int = 0,
 ) -> Iterator[tuple[pa.Table, SplitCodes]]:
     """Checked rows with keys instead of ids, and the split of each.
 
     Args:
         with_values: labels and numbers too.
+        rows_before: rows of the whole source before those of this one.
     """
     schema = source.schema
     ids = _id_columns(schema)
     values = (*schema.labels, *schema.numbers) if with_values else ()
     kept = source.kept if with_values else {}
     wanted = tuple(dict.fromkeys([*values, *ids, *schema.lists, *kept, *division.columns]))
-    done = 0
+    done = rows_before
     for part in source.parts:
         first = 0
         for batch in part.read(wanted):
@@ -193,7 +244,7 @@ def _rows(
             progress(phase, done, division.num_rows)
 
 
-def _with_ids(rows: pa.Table, schema: ImpressionSchema, vocabulary: Vocabulary) -> pa.Table:
+def with_ids(rows: pa.Table, schema: ImpressionSchema, vocabulary: Vocabulary) -> pa.Table:
     """The rows with ids instead of keys."""
     rows = rows.combine_chunks()
     columns = {name: rows[name] for name in rows.column_names}
@@ -216,20 +267,12 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
     )
 
 
-class _Writer:
-    """Rows to the files of their split, counted."""
-
-    def __init__(
-        self,
-        folder: Path,
-        schema: ImpressionSchema,
-        kept: Mapping[str, pa.DataType],
-        config: ImpressionsConfig,
-    ) -> None:
-        self._folder = folder
-        self._labels = schema.labels
-        own = _group_of_its_own(schema)
-        fields = {
+def written_schema(source: ImpressionSource) -> pa.Schema:
+    """Columns of the files, and their types."""
+    schema, own = source.schema, _group_of_its_own(source.schema)
+    kept = {name: KEPT_TIME if column == source.time else pa.string() for column, name in source.kept.items()}
+    return pa.schema(
+        {
             **dict.fromkeys(schema.labels, pa.int8()),
             **dict.fromkeys(schema.numbers, pa.float32()),
             **dict.fromkeys(schema.ids, pa.int64()),
@@ -237,10 +280,63 @@ class _Writer:
             **({} if own is None else {own: pa.int64()}),
             **kept,
         }
-        self._schema = pa.schema(fields)
+    )
+
+
+def by_split(rows: pa.Table, codes_R: SplitCodes) -> Iterator[tuple[SplitName, pa.Table]]:
+    """The rows of each split that has any."""
+    for code in np.unique(codes_R).tolist():
+        own_R = codes_R == code
+        yield SPLITS[code], rows if own_R.all() else rows.filter(pa.array(own_R))
+
+
+class SplitCounts:
+    """Rows of each split, and those whose label is known and positive."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self._labels = tuple(labels)
+        self.rows: Counter[SplitName] = Counter()
+        self.known: Counter[tuple[str, SplitName]] = Counter()
+        self.positives: Counter[tuple[str, SplitName]] = Counter()
+
+    def add(self, split: SplitName, rows: pa.Table) -> None:
+        self.rows[split] += len(rows)
+        for label in self._labels:
+            self.known[label, split] += len(rows) - rows[label].null_count
+            positives = int(np.count_nonzero(rows[label].fill_null(0).to_numpy()))
+            self.positives[label, split] += positives
+
+    def merge(self, other: SplitCounts) -> None:
+        """Add those of other rows."""
+        self.rows += other.rows
+        self.known += other.known
+        self.positives += other.positives
+
+    def check(self, name: str) -> None:
+        """Refuse a data set that nothing can be trained on.
+
+        Raises:
+            InputError: there are no training rows.
+        """
+        if not self.rows["train"]:
+            raise InputError(
+                f"{name}: there is no row to train on, {self.rows['valid']:,} validate and "
+                f"{self.rows['test']:,} are tested; give more rows, or hold out less of them"
+            )
+
+    def per_label(self, counts: Counter[tuple[str, SplitName]]) -> dict[str, dict[SplitName, int]]:
+        return {label: {split: counts[label, split] for split in SPLITS} for label in self._labels}
+
+
+class _Writer:
+    """Rows to the files of their split."""
+
+    def __init__(self, folder: Path, schema: pa.Schema, config: ImpressionsConfig) -> None:
+        self._folder = folder
+        self._schema = schema
         self._writers: dict[SplitName, RowGroupWriter] = {
             "train": RowGroupWriter(
-                lambda number: folder / TRAIN_FOLDER / f"part-{number:05d}.parquet",
+                lambda number: folder / train_file(number),
                 self._schema,
                 config.rows_per_group,
                 config.rows_per_file,
@@ -252,44 +348,19 @@ class _Writer:
                 self._schema,
                 config.rows_per_group,
             )
-        self.rows: Counter[SplitName] = Counter()
-        self.known: Counter[tuple[str, SplitName]] = Counter()
-        self.positives: Counter[tuple[str, SplitName]] = Counter()
 
-    def write(self, rows: pa.Table, codes_R: SplitCodes) -> None:
-        rows = rows.select(self._schema.names)
-        for code in np.unique(codes_R).tolist():
-            split = SPLITS[code]
-            own_R = codes_R == code
-            chosen = rows if own_R.all() else rows.filter(pa.array(own_R))
-            self._writers[split].write(chosen)
-            self.rows[split] += len(chosen)
-            for label in self._labels:
-                self.known[label, split] += len(chosen) - chosen[label].null_count
-                positives = int(np.count_nonzero(chosen[label].fill_null(0).to_numpy()))
-                self.positives[label, split] += positives
+    def write(self, split: SplitName, rows: pa.Table) -> None:
+        self._writers[split].write(rows.select(self._schema.names))
 
-    def close(self, name: str) -> dict[str, FileEntry]:
-        """Finish the files; name below the folder -> entry of the manifest.
-
-        Raises:
-            InputError: there are no training rows.
-        """
+    def close(self) -> dict[str, FileEntry]:
+        """Finish the files; name below the folder -> entry of the manifest."""
         rows: dict[Path, int] = {}
         for writer in self._writers.values():
             rows |= writer.close()
-        if not self.rows["train"]:
-            raise InputError(
-                f"{name}: there is no row to train on, {self.rows['valid']:,} validate and "
-                f"{self.rows['test']:,} are tested; give more rows, or hold out less of them"
-            )
         return {
             path.relative_to(self._folder).as_posix(): FileEntry.of(path, count)
             for path, count in rows.items()
         }
-
-    def per_label(self, counts: Counter[tuple[str, SplitName]]) -> dict[str, dict[SplitName, int]]:
-        return {label: {split: counts[label, split] for split in SPLITS} for label in self._labels}
 
 
 def _warn_of_lists_apart(

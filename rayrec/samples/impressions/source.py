@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
@@ -46,6 +47,8 @@ class ImpressionSource:
     """UNIX seconds from which rows validate and are tested, where the layout has divided them by time."""
     held_out_of: str | None = None
     """Fingerprint of the data set of histories whose held-out events the layout has held out."""
+    files: tuple[Path, ...] = ()
+    """Of each part its file, which any process may read; none where a layout has put rows together."""
     history: HistoryRule | None = None
     """What histories are made of, where the layout made them, or was told."""
 

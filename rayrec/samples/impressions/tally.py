@@ -53,6 +53,12 @@ class IdTally:
         return self._ids_D
 
     @property
+    def checks_D(self) -> Int64Array:
+        """A second hash of the key of each."""
+        self._merge()
+        return self._checks_D
+
+    @property
     def counts_D(self) -> Int64Array:
         """How often each was seen."""
         self._merge()

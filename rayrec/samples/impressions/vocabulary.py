@@ -43,6 +43,12 @@ class Vocabulary:
             num_rare[space] = len(ids_D) - len(made._frequent[space])
         return made, num_rare
 
+    def like(self) -> Vocabulary:
+        """One that keeps the same ids, and has met nothing."""
+        made = Vocabulary(self._tallies)
+        made._frequent = self._frequent
+        return made
+
     def ids(self, space: str, keys: pa.StringArray) -> pa.Int64Array:
         """[R] ids; null stays null.
 
@@ -63,6 +69,21 @@ class Vocabulary:
         except IdCollisionError as error:
             raise _collision(space, error) from error
         return pa.array(self._written(space, ids_D)[indices_R], mask=missing_R)
+
+    def merge(self, other: Vocabulary) -> None:
+        """Add what another has met, of rows that come after those of this one.
+
+        Raises:
+            InputError: two keys have one id. It may come with a later call.
+        """
+        for space, tally in other._tallies.items():
+            try:
+                self._tallies[space].add(tally.ids_D, tally.checks_D, tally.counts_D)
+            except IdCollisionError as error:
+                raise _collision(space, error) from error
+            self._has_rare[space] |= other._has_rare[space]
+            for id_, keys in list(other._odd[space].items())[: _MOST_ODD - len(self._odd[space])]:
+                self._odd[space].setdefault(id_, keys)
 
     def num_ids(self) -> dict[str, int]:
         """Distinct ids that `ids` has given, by space.

@@ -61,6 +61,7 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
         schema=ImpressionSchema(labels=("click",), ids=ids),
         parts=tuple(_part(path, split if len(files) > 1 else None) for split, path in files.items()),  # type: ignore[arg-type]
         time=_TIME,
+        files=tuple(files.values()),
     )
 
 

@@ -33,6 +33,7 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
         name=source.resolve().name.split(".")[0],
         schema=ImpressionSchema(labels=("label",), numbers=NUMBERS, ids={name: name for name in IDS}),
         parts=tuple(_part(path, split if len(files) > 1 else None) for split, path in files.items()),  # type: ignore[arg-type]
+        files=tuple(files.values()),
     )
 
 

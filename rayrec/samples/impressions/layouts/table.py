@@ -31,13 +31,15 @@ def load(source: Path, config: ImpressionsConfig) -> ImpressionSource:
     schema = ImpressionSchema(config.labels, config.numbers, config.ids, config.lists, config.group)
     needed = dict.fromkeys((*schema.labels, *schema.features))
     needed |= dict.fromkeys(name for name in (schema.group, config.time, *config.kept) if name is not None)
-    parts = tuple(_part(file, split, tuple(needed)) for file, split in _files(source))
+    files = _files(source)
+    parts = tuple(_part(file, split, tuple(needed)) for file, split in files)
     return ImpressionSource(
         source.resolve().name.split(".")[0],
         schema,
         parts,
         time=config.time,
         kept=config.kept,
+        files=tuple(file.path for file, _ in files),
         history=HistoryRule(events="all", length=config.history_length),
     )
 

@@ -119,6 +119,11 @@ class WorkFolder:
                 results[index] = result if keep else None
         return [results[index] for index in range(len(arguments))]
 
+    def results(self, stage: str, count: int) -> Iterator[Any]:
+        """The results of the tasks of a stage that has run, one after the other: not all are held."""
+        for index in range(count):
+            yield pickle.loads(self._result(stage, index).read_bytes())
+
     def remove_spilled(self, pattern: str) -> None:
         """Delete spilled tables that no later pass reads."""
         for path in self.spill.glob(pattern):
