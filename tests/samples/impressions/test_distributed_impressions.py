@@ -256,3 +256,15 @@ def test_ids_written_in_two_ways_are_told_whatever_file_they_are_in(tmp_path, ca
     assert texts[0] == texts[1]
     assert any("'05' and '5'" in text for text in texts[0])
     assert json.loads((tmp_path / "many" / "impressions.json").read_text())["num_ids"]["shop"] == 12
+
+
+@pytest.mark.ray
+def test_tasks_on_ray_write_the_same_data_set(ray_cluster, tmp_path):
+    from rayrec.samples.prepare.distributed.ray_tasks import run_tasks_on_ray
+
+    source = in_files(tmp_path / "log", kind="csv")
+    expected = prepare_impressions(source, tmp_path / "one", settings(min_count=3)).manifest
+    found = prepare_impressions_distributed(
+        source, tmp_path / "many", settings(min_count=3), run_tasks_on_ray
+    )
+    assert found.manifest == expected
