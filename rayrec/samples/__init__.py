@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rayrec.samples.importers.tables import read_table as read_table
     from rayrec.samples.impressions.config import ImpressionsConfig as ImpressionsConfig
     from rayrec.samples.impressions.dataset import ImpressionDataset as ImpressionDataset
+    from rayrec.samples.impressions.distributed import (
+        prepare_impressions_distributed as prepare_impressions_distributed,
+    )
     from rayrec.samples.impressions.prepare import prepare_impressions as prepare_impressions
     from rayrec.samples.operations.columns import input_type as input_type
     from rayrec.samples.operations.columns import is_number as is_number
