@@ -13,7 +13,7 @@ from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.platform.devices import HOST, KINDS, device_memory, device_named, hardware_name, why_missing
 from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions
-from tests.models.networks import table_rows
+from tests.models.networks import DIM, table_rows
 from tests.models.recipes import MODELS, SETTINGS, features_of, model_of
 
 ACCELERATORS = [kind for kind in KINDS if device_named(kind).has_own_memory]
@@ -56,6 +56,11 @@ def test_a_device_trains_as_the_host(name, device):
         np.testing.assert_allclose(there.weights()[weight_name], weight, rtol=2e-3, atol=2e-5)
 
 
+def rows_by_id(ids_M):
+    rows = [np.random.default_rng(ident % 2**64).normal(size=DIM) for ident in ids_M.tolist()]
+    return np.array(rows, dtype=np.float32).reshape(-1, DIM)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_device_ranks_as_the_host(name, device):
     there, here = program(name, device), program(name, HOST.torch)
@@ -65,7 +70,7 @@ def test_a_device_ranks_as_the_host(name, device):
     ]
     for trained in (there, here):
         if trained.table_of_catalog is not None:
-            trained.set_catalog(np.random.default_rng(0).normal(size=(9, 8)).astype(np.float32))
+            trained.take_catalog(np.arange(9), rows_by_id)
 
     ranked = there.recommend(features, table_rows(features), 3, excluded_BE)
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.sequence.item_losses import CrossEntropy, SampledSoftmax
 from rayrec.models.sequence.next_item import DenseNextItemModel, SparseNextItemModel
@@ -251,8 +252,40 @@ def test_the_catalog_is_taken_as_arrays():
     features = histories([[1, 2]], NUM_ITEMS, tables=("item",))
 
     assert sampled.table_of_catalog == "item"
-    sampled.set_catalog(np.eye(NUM_ITEMS, DIM, dtype=np.float32))
+    asked = []
+    sampled.take_catalog(
+        np.arange(NUM_ITEMS), lambda ids_M: asked.append(ids_M) or np.eye(NUM_ITEMS, DIM, dtype=np.float32)
+    )
+    assert asked[0].tolist() == list(range(NUM_ITEMS))
     assert sampled.recommend(features, table_rows(features), NUM_ITEMS, None).items_BK.shape == (1, NUM_ITEMS)
+
+
+@pytest.mark.parametrize(
+    "compute", [PLAIN, ComputeSettings(precision="bfloat16", weights="bfloat16_with_master")]
+)
+def test_frozen_weights_stay_as_they_are_and_have_no_optimizer_state(compute):
+    """Weight decay would shrink them: the optimizer is not given them."""
+    decaying = dataclasses.replace(SETTINGS, weight_decay=0.5)
+
+    def frozen_program() -> SequenceProgram:
+        torch.manual_seed(0)
+        model = DenseNextItemModel(backbone(0.3, 1), CrossEntropy(), NUM_ITEMS, DIM)
+        for parameter in model.backbone.parameters():
+            parameter.requires_grad_(False)
+        return SequenceProgram(model, decaying, CPU, seed=5, compute=compute)
+
+    trained = frozen_program()
+    before = trained.weights()
+
+    losses = train(trained, range(6))
+
+    after, state = trained.weights(), trained.optimizer_state()
+    assert losses[-1] < losses[0]
+    assert {name for name in after if after[name].tobytes() != before[name].tobytes()} == {"items_ID"}
+    assert {name.rpartition("/")[0] for name in state} == {"", "items_ID"}
+    second = frozen_program()
+    second.load(after, state)
+    assert train(second, range(6, 8)) == train(trained, range(6, 8))
 
 
 def test_the_learning_rate_follows_its_schedule():

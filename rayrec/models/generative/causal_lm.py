@@ -36,6 +36,7 @@ from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.backbone import GenerativeBackbone, summed_cross_entropy
 from rayrec.models.generative.chunk_summaries import ChunkSummaries, SummarySettings
 from rayrec.models.generative.transformers_attention import Attending, Continuations, PackedRows
+from rayrec.models.program.sharding import whole
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 
 
@@ -209,7 +210,11 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
         """[..., D] to [..., K] of the codes of a level."""
         head = self.network.get_output_embeddings()
         codes = slice(self._first_tokens[level], self._first_tokens[level] + self.level_sizes[level])
-        return functional.linear(hidden, head.weight[codes], None if head.bias is None else head.bias[codes])
+        # Heads of adapters have no `bias`. Those of split networks are DTensors, which do not mix with plain
+        # tensors.
+        bias = getattr(head, "bias", None)
+        weight_KD = whole(head.weight)[codes]
+        return functional.linear(hidden, weight_KD, None if bias is None else whole(bias)[codes])
 
 
 def _token_layout(layout: JaggedLayout, num_levels: int, num_more: int) -> tuple[JaggedLayout, Tensor]:

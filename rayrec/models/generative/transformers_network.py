@@ -187,6 +187,10 @@ def _check_same_logits(network: Any, vocabulary_size: int, num_positions: int, s
     """
     name = type(network).__name__
     head = network.get_output_embeddings()
+    num_layers = getattr(network.config, "num_hidden_layers", None)
+    if getattr(head, "weight", None) is None or num_layers is None:
+        what = "layers of its own" if num_layers is None else "matrix of outputs"
+        raise InputError(f"{source}: {name} has no {what} that RayRec knows of; choose another model_type")
     num_tokens = min(8, num_positions)
     places = torch.arange(num_tokens, device=head.weight.device)
     tokens = (vocabulary_size - 1 - places * max(1, vocabulary_size // num_tokens)).clamp(min=0)[None]
@@ -197,9 +201,8 @@ def _check_same_logits(network: Any, vocabulary_size: int, num_positions: int, s
         hidden = network.base_model(**forward, attending=rows).last_hidden_state
     except InputError:
         raise
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{source}: {name} cannot be adapted: {error}") from error
-    num_layers = network.config.num_hidden_layers
+    except Exception as error:  # whatever the code of an architecture raises when it is called in our way
+        raise _not_adapted(source, name, error) from error
     if sorted(rows.keys) != list(range(num_layers)):
         raise InputError(
             f"{source}: {name} has {num_layers} layers, of which {len(rows.keys)} attend by the attention "
@@ -207,10 +210,13 @@ def _check_same_logits(network: Any, vocabulary_size: int, num_positions: int, s
         )
     if getattr(network.config, "final_logit_softcapping", None) is not None:
         raise InputError(f"{source}: {name} caps its logits; set final_logit_softcapping to null")
-    ours = nn.functional.linear(hidden, head.weight, head.bias)
-    network.set_attn_implementation("eager")
-    theirs = network(**forward).logits
-    network.set_attn_implementation(ATTENTION)
+    ours = nn.functional.linear(hidden, head.weight, getattr(head, "bias", None))
+    try:
+        network.set_attn_implementation("eager")
+        theirs = network(**forward).logits
+        network.set_attn_implementation(ATTENTION)
+    except Exception as error:
+        raise _not_adapted(source, name, error) from error
     difference, spread = (ours - theirs).abs().max().item(), theirs.std().item()
     if not difference <= 1e-3 * spread + 1e-6:
         raise InputError(
@@ -218,3 +224,10 @@ def _check_same_logits(network: Any, vocabulary_size: int, num_positions: int, s
             "RayRec computes them: it does more than attention and a matrix of outputs; choose another "
             "model_type"
         )
+
+
+def _not_adapted(source: str, name: str, error: Exception) -> InputError:
+    said = " ".join(str(error).split())[:300]
+    return InputError(
+        f"{source}: {name} cannot be adapted ({type(error).__name__}: {said}); choose another model_type"
+    )

@@ -32,8 +32,9 @@ class MasterWeights:
             if parameter.ndim < 2:
                 self.by_name[name] = parameter
                 continue
-            master = nn.Parameter(parameter.detach())
-            parameter.register_post_accumulate_grad_hook(partial(_hand_up, master))
+            master = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(_hand_up, master))
             self._pairs.append((parameter, master))
             self.by_name[name] = master
         self._is_narrow = False

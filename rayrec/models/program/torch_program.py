@@ -129,9 +129,12 @@ class TorchProgram(ABC):
         parameters: dict[str, Tensor] = dict(self._module.named_parameters())
         if self._masters is not None:
             parameters = self._masters.by_name
+        # A frozen weight has no gradient, and weight decay would shrink it all the same.
+        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        self._trained_parameters = trained
         settings = self._settings
         optimizer = torch.optim.AdamW(
-            _groups(self._module, parameters, settings),
+            _groups(self._module, trained, settings),
             lr=settings.learning_rate,
             fused=settings.fused,
             foreach=not settings.fused,
@@ -154,7 +157,7 @@ class TorchProgram(ABC):
                 # A batch of a folder that grows may have no target at all.
                 (loss / max(features.num_targets, 1)).backward()
                 loss_sum += loss.detach()
-        for parameter in self._parameters.values():
+        for parameter in self._trained_parameters.values():
             parameter.grad = _or_zeros(parameter)
         row_grads = {name: _or_zeros(rows_MD) for name, rows_MD in batch.rows.items()}
         self._batch_step = features.step
@@ -201,7 +204,9 @@ class TorchProgram(ABC):
                 if not math.isfinite(get_total_norm(gradients).item()):
                     raise self._diverged(self._what_is_not_finite())
             if self._settings.max_grad_norm is not None:
-                torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._settings.max_grad_norm)
+                torch.nn.utils.clip_grad_norm_(
+                    self._trained_parameters.values(), self._settings.max_grad_norm
+                )
         for group in self._optimizer.param_groups:
             group["lr"] = self._settings.learning_rate * self._settings.schedule.factor(self._step)
         self._optimizer.step()
@@ -249,7 +254,7 @@ class TorchProgram(ABC):
     def _what_is_not_finite(self) -> str:
         norms = {
             name: torch.linalg.vector_norm(gradient).item()
-            for name, gradient in zip(self._parameters, self._dense_gradients(), strict=True)
+            for name, gradient in zip(self._trained_parameters, self._dense_gradients(), strict=True)
         }
         for name, norm in norms.items():
             if not math.isfinite(norm):
@@ -266,7 +271,7 @@ class TorchProgram(ABC):
 
     def _dense_gradients(self) -> list[Tensor]:
         """What this trainer holds of each."""
-        return [local(_or_zeros(parameter)) for parameter in self._parameters.values()]
+        return [local(_or_zeros(parameter)) for parameter in self._trained_parameters.values()]
 
     def _begin_inference(self) -> None:
         """Before each time that the module is asked for anything but its loss."""
@@ -283,7 +288,7 @@ class TorchProgram(ABC):
 
     def optimizer_state(self) -> dict[str, np.ndarray]:
         state = {"step": np.array(self._step, dtype=np.int64)}
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._trained_parameters.items():
             for key, value in self._optimizer.state[parameter].items():
                 state[f"{name}/{key}"] = _copy(value)
         return state
@@ -301,7 +306,7 @@ class TorchProgram(ABC):
         self._step = int(optimizer_state["step"])
         if self._step == 0:
             return
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._trained_parameters.items():
             self._optimizer.state[parameter] = {
                 "step": torch.tensor(optimizer_state[f"{name}/step"]).to(
                     self._device if self._settings.fused else HOST.torch

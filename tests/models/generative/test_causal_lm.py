@@ -343,6 +343,10 @@ def test_a_network_is_counted_without_its_weights(kind, tmp_path):
             {"kind": "transformers", "settings": {"model_type": "gemma2", **SHAPE, "head_dim": 4}},
             "caps its attention scores",
         ),
+        (
+            {"kind": "transformers", "settings": {"model_type": "llama4_text", **SHAPE}},
+            r"Llama4ForCausalLM cannot be adapted \(AttributeError: .*choose another model_type",
+        ),
     ],
 )
 def test_what_cannot_be_adapted_is_refused_in_a_sentence(network, message):
