@@ -344,7 +344,10 @@ def test_a_network_is_counted_without_its_weights(kind, tmp_path):
             "caps its attention scores",
         ),
         (
-            {"kind": "transformers", "settings": {"model_type": "llama4_text", **SHAPE}},
+            {
+                "kind": "transformers",
+                "settings": {"model_type": "llama4_text", **SHAPE, "num_key_value_heads": 4},
+            },
             r"Llama4ForCausalLM cannot be adapted \(AttributeError: .*choose another model_type",
         ),
     ],
