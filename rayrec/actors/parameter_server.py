@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,6 +156,9 @@ class ParameterServer(StageActor[MeterClock]):
     ) -> None:
         """Take this shard's rows out of the files of snapshots, whatever number of shards wrote them.
 
+        Where the shard has the rows of a later step of the same run, only those are read that have changed
+        since, as far as that is known.
+
         Args:
             chain: files of a snapshot of all rows, then of increments, each since the step before.
             incarnation: the new one, the same for all servers: updates of any other are refused from now on.
@@ -169,12 +173,18 @@ class ParameterServer(StageActor[MeterClock]):
                 "every recovery raises the number"
             )
         if self._spec.tables:
-            paths = [[Path(file) for file in files] for files in chain]
-            shard_map = ShardMap(self._spec.num_shards)
-            rows = load_tables(
-                paths, self._spec.tables, shard_map, self._spec.shard, weights_only=weights_only
+            read = partial(
+                load_tables,
+                [[Path(file) for file in files] for files in chain],
+                self._spec.tables,
+                ShardMap(self._spec.num_shards),
+                self._spec.shard,
             )
-            self._shard.restore(rows)
+            if not weights_only and self._shard.roll_back(
+                committed_step, incarnation, lambda changed: read(only=changed)
+            ):
+                return
+            self._shard.restore(read(weights_only=weights_only))
         self._shard.begin(committed_step, incarnation)
 
 
