@@ -60,6 +60,12 @@ class FeatureWorker(StageActor[StageClock]):
         groups = [tuple(batches[first : first + self._group_size]) for first in starts]
         return BatchSummary(rows.cursor, rows.unreadable), *groups
 
+    def reach(self, servers: Sequence[Any]) -> None:
+        """Announce batches to these servers. A worker that starts again knows the first ones only: then those
+        that have been replaced bring rows up when they are looked up."""
+        if self._read_ahead is not None:
+            self._read_ahead = self._read_ahead.to(servers)
+
     def ranking(self, samples: SampleBatch) -> tuple[FeatureBatch, np.ndarray]:
         """Features to rank what comes next, and the items each row has seen ([B, E], padded with -1)."""
         assert isinstance(self._features, RowFeatures), "runs ask for what their task does"

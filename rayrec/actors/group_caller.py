@@ -50,18 +50,27 @@ class GroupCallerActor(StageActor[MeterClock]):
     """A thin shell; trainers of its node reach it through shared memory, others as Ray calls."""
 
     def __init__(self, role: ActorRole, spec: GroupSpec, servers: Sequence[Any]) -> None:
-        super().__init__(role, MeterClock(lambda: self._caller.busy_s))
-        members = spec.members(role.member)
-        self._leader = Leader(members)
-        self._caller = GroupCaller(
-            role.member,
+        super().__init__(role, MeterClock(lambda: self._busy_before_s + self._caller.busy_s))
+        self._spec = spec
+        self._busy_before_s = 0.0
+        self._leader, self._caller = self._begun(servers)
+        self._listening = Listening(role.actor_name, self.answer)
+
+    def reach(self, servers: Sequence[Any]) -> None:
+        """Call these servers from now on; nothing is known of calls before, and `lead` has to follow."""
+        self._busy_before_s += self._caller.busy_s
+        self._leader, self._caller = self._begun(servers)
+
+    def _begun(self, servers: Sequence[Any]) -> tuple[Leader, GroupCaller]:
+        spec, members = self._spec, self._spec.members(self._role.member)
+        return Leader(members), GroupCaller(
+            self._role.member,
             members,
             spec.tables,
             ShardMap(len(servers)),
             connect(servers, spec.transport),
             spec.wait_timeout_s,
         )
-        self._listening = Listening(role.actor_name, self._caller.answer)
 
     def place(self) -> ServerPlace:
         """Where this caller runs; from now on it listens for processes of its node, too."""
@@ -84,7 +93,7 @@ class GroupCallerActor(StageActor[MeterClock]):
         return self._leader.ask(number, method, ranks)
 
     def abort(self, error: BaseException) -> None:
-        """As `GroupCaller.abort`; only where all trainers are in one process."""
+        """As `GroupCaller.abort`."""
         self._caller.abort(error)
 
     def stats(self) -> StageTimes:

@@ -24,6 +24,8 @@ from rayrec.embeddings.transport.protocol import Empty, ReplyT, ShardCall
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import MeterClock, StageTimes
 
+SERVER_STAGE = "parameter_server"
+
 
 @dataclass(frozen=True)
 class ServerSpec:
@@ -76,7 +78,7 @@ class ParameterServer(StageActor[MeterClock]):
         return self._listening.place()
 
     def abort(self, error: BaseException) -> None:
-        """Let go the calls that wait for a trainer which has failed; only where both are in one process."""
+        """Let go the calls that wait for a trainer which has failed, or for who waits for a lost server."""
         self._shard.abort(error)
 
     def check_sees(self, file: str) -> None:
@@ -208,15 +210,17 @@ def spawn_parameter_servers(host: Host, spec: ServerSpec, num_cpus: float) -> li
     Args:
         spec: of any of them; they differ in `shard` alone.
     """
-    return [
-        host.spawn(
-            ParameterServer,
-            "parameter_server",
-            shard,
-            (replace(spec, shard=shard),),
-            # Of every trainer, two reads (or heads of steps) and a question for evictions may wait for a
-            # step, whose update needs a thread to arrive on; a snapshot is written, and may be released.
-            {"num_cpus": num_cpus, "max_concurrency": (4 + spec.max_staleness) * spec.num_trainers + 4},
-        )
-        for shard in range(spec.num_shards)
-    ]
+    return [spawn_parameter_server(host, spec, shard, num_cpus) for shard in range(spec.num_shards)]
+
+
+def spawn_parameter_server(host: Host, spec: ServerSpec, shard: int, num_cpus: float) -> Any:
+    """Start one of them."""
+    return host.spawn(
+        ParameterServer,
+        SERVER_STAGE,
+        shard,
+        (replace(spec, shard=shard),),
+        # Of every trainer, two reads (or heads of steps) and a question for evictions may wait for a
+        # step, whose update needs a thread to arrive on; a snapshot is written, and may be released.
+        {"num_cpus": num_cpus, "max_concurrency": (4 + spec.max_staleness) * spec.num_trainers + 4},
+    )

@@ -1,4 +1,4 @@
-"""A shard that goes back to a snapshot by the rows that have changed since, against one that loads all of it."""
+"""A shard that goes back to a snapshot by the rows that have changed since, against one that loads all."""
 
 from contextlib import closing
 from functools import partial
@@ -172,7 +172,8 @@ def test_a_server_that_goes_back_opens_its_own_files_and_reads_rows_of_those_gro
             own, mine = server, ids[at]
         server._shard.apply(UpdateTag(0, 0, 0), {"items": (ids[at], np.ones((len(at), 3), dtype=np.float32))})
         parts = [server._shard.export("items")]
-        files += [str(tmp_path / file.name) for file in write_table(tmp_path, table, shard_map, number, 0, parts)]
+        written = write_table(tmp_path, table, shard_map, number, 0, parts)
+        files += [str(tmp_path / file.name) for file in written]
     own.load([files], 0, 1)
     expected = own._shard.export("items")
     own._shard.apply(UpdateTag(1, 1, 0), {"items": (mine[:1], np.ones((1, 3), dtype=np.float32))})

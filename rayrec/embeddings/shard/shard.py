@@ -439,7 +439,7 @@ class EmbeddingShard:
         incarnation: int,
         rows_of: Callable[[Mapping[str, Int64Array]], Mapping[str, Iterable[TableRows]]],
     ) -> bool:
-        """Be again what a snapshot holds, and begin an incarnation with it, without the rows that are as then.
+        """Be again what a snapshot holds, by the rows that have changed since, and begin an incarnation.
 
         Other calls wait meanwhile, and those that wait for a step are let go.
 

@@ -30,6 +30,7 @@ from rayrec.pipelines.cluster.quarantine import Quarantine
 from rayrec.pipelines.cluster.reservation import reserved
 from rayrec.pipelines.cluster.watch import Watch
 from rayrec.pipelines.tasks.assembly import Assembly
+from rayrec.pipelines.training.lost_server import ServerReplacement
 from rayrec.pipelines.training.stages import Stages, spawn_stages
 from rayrec.platform.ray_errors import StageHungError, root_cause
 
@@ -66,11 +67,18 @@ def running_stages(
         try:
             actors = spawn_stages(host, assembly, folder)
             stateless = frozenset(actor.name for actor in host.spawned if not actor.has_state)
-            stateful = [*actors.servers, *actors.callers, *actors.trainers]
-            watch = Watch(monitor, stateless, hang_timeout_s, stateful)
+
+            def watch_over(stateful: Sequence[Any]) -> Watch:
+                return Watch(monitor, stateless, hang_timeout_s, stateful)
+
+            watch = watch_over([*actors.servers, *actors.callers, *actors.trainers])
             _wait_until_up(host.spawned, START_PATIENCE_S, watch, max(START_PATIENCE_S, hang_timeout_s))
             must_leave = LeaveWatch(Quarantine(cluster_folder()), room.node_ids, room.has_room_elsewhere)
-            stages = replace(Stages.of(assembly, actors, watch, host), must_leave=must_leave)
+            stages = replace(
+                Stages.of(assembly, actors, watch, host),
+                must_leave=must_leave,
+                without_lost=ServerReplacement(host, assembly, monitor, room.again, watch_over),
+            )
             stages.connect_trainers(host)
             yield stages.led_by_groups()
         except StageHungError:

@@ -35,6 +35,15 @@ class StageActors(NamedTuple):
     """Of the servers, one for each group of trainers; none where every trainer calls for itself."""
 
 
+class Replaced(NamedTuple):
+    """What has become of stages that lost an actor."""
+
+    stages: Stages
+    """With others in its place; what they hold is to be loaded."""
+    death: Exception
+    """Names who was lost."""
+
+
 @dataclass(frozen=True)
 class Stages:
     """The actors of a run, what the readers are to read, and what waits for answers."""
@@ -56,6 +65,8 @@ class Stages:
     """Calls trainers by their groups; None: each by itself."""
     must_leave: Callable[[], str | None] = lambda: None
     """Which node the run has to leave and why; None: it may stay."""
+    without_lost: Callable[[Exception, Stages], Replaced | None] = lambda error, stages: None
+    """After an error: the stages with a new actor for the lost one; None: all have to start again."""
 
     @classmethod
     def of(cls, assembly: Assembly, actors: StageActors, watch: Calls, host: Host) -> Stages:
@@ -135,18 +146,7 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
         lookup_settings(assembly).max_staleness,
         pipeline.queue_depth,
     )
-    spec = ServerSpec(
-        assembly.tables,
-        num_shards=config.num_servers,
-        shard=0,
-        num_trainers=groups.num_groups,
-        wait_timeout_s=sparse.wait_timeout_s,
-        max_staleness=lookup_settings(assembly).max_staleness,
-        memory_limit=sparse.server_memory,
-        num_threads=sparse.server_threads,
-        called_by="trainer" if groups.group_size == 1 else "group",
-    )
-    servers = spawn_parameter_servers(host, spec, pipeline.cpus_per_actor)
+    servers = spawn_parameter_servers(host, server_spec(assembly), pipeline.cpus_per_actor)
     readers = spawn_sample_readers(
         host, assembly.plan.spec, pipeline.num_readers, pipeline.cpus_per_actor, recovery.stage_restarts
     )
@@ -164,6 +164,23 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
         host, trainer_spec(assembly, folder), servers, callers, pipeline.cpus_per_trainer
     )
     return StageActors(readers, workers, servers, trainers, callers)
+
+
+def server_spec(assembly: Assembly) -> ServerSpec:
+    """What all servers of a run have to know; they differ in `shard`."""
+    config, sparse = assembly.config, assembly.config.sparse
+    num_trainers, group_size = config.pipeline.num_trainers, config.pipeline.group_size
+    return ServerSpec(
+        assembly.tables,
+        num_shards=config.num_servers,
+        shard=0,
+        num_trainers=-(-num_trainers // group_size),
+        wait_timeout_s=sparse.wait_timeout_s,
+        max_staleness=lookup_settings(assembly).max_staleness,
+        memory_limit=sparse.server_memory,
+        num_threads=sparse.server_threads,
+        called_by="trainer" if group_size == 1 else "group",
+    )
 
 
 def lookup_settings(assembly: Assembly) -> LookupSettings:
