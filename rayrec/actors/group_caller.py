@@ -78,7 +78,10 @@ class GroupCallerActor(StageActor[MeterClock]):
 
     def answer(self, call: ShardCall[ReplyT], empty: Empty = np.empty) -> ReplyT:
         """As `GroupCaller.answer`."""
-        return self._caller.answer(call, empty)
+        reply = self._caller.answer(call, empty)
+        if call.commits(reply):
+            self._metrics.after_batch(self._times())
+        return reply
 
     def lead(self, trainers: Sequence[Any], below: Sequence[tuple[Any, int]]) -> None:
         """As `Leader.lead`."""
@@ -97,9 +100,12 @@ class GroupCallerActor(StageActor[MeterClock]):
         self._caller.abort(error)
 
     def stats(self) -> StageTimes:
-        times = self._clock.times(num_batches=self._caller.num_steps)
+        times = self._times()
         self._metrics.publish(times)
         return times
+
+    def _times(self) -> StageTimes:
+        return self._clock.times(num_batches=self._caller.num_steps)
 
 
 def spawn_trainer_groups(host: Host, spec: GroupSpec, servers: Sequence[Any]) -> list[Any]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rayrec.embeddings.base.distinct_ids import add_part, sum_by_id
-from rayrec.embeddings.storage.index import MISSING, IdMap
+from rayrec.embeddings.storage.index import IdIndex
 from rayrec.platform.arrays import Float32Array, Int32Array, Int64Array
 from rayrec.platform.deduplication import deduplicate
 
@@ -212,23 +212,24 @@ class _TableSum:
     """Of one table: the sum that `sum_by_id` gives of all parts at once, with the same bits."""
 
     def __init__(self, dim: int) -> None:
-        self._numbers = IdMap()
+        self._index = IdIndex()
         self._ids: list[Int64Array] = []
-        self._sums_RD = np.empty((0, dim), dtype=np.float32)
+        self._sums_CD = np.empty((0, dim), dtype=np.float32)
+        """With room for more: what was never written takes no memory."""
 
     def add(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
-        num_summed = len(self._sums_RD)
-        numbers_M = self._numbers.find(ids_M)
-        new = np.flatnonzero(numbers_M == MISSING)
-        numbers_M[new] = np.arange(num_summed, num_summed + len(new))
-        self._numbers.assign(ids_M[new], numbers_M[new])
-        self._ids.append(ids_M[new])
-        # In place: the kernel moves pages of a large array, and nothing is held twice.
-        self._sums_RD.resize((num_summed + len(new), self._sums_RD.shape[1]), refcheck=False)
-        add_part(self._sums_RD, num_summed, numbers_M, grads_MD)
+        num_summed = len(self._index)
+        numbers_M = self._index.find_or_add(ids_M)  # new ones get numbers in their order
+        self._ids.append(ids_M[numbers_M >= num_summed])
+        if len(self._index) > len(self._sums_CD):
+            sums_CD = np.empty((2 * len(self._index), self._sums_CD.shape[1]), dtype=np.float32)
+            sums_CD[:num_summed] = self._sums_CD[:num_summed]
+            self._sums_CD = sums_CD
+        add_part(self._sums_CD, num_summed, numbers_M, grads_MD)
 
     def result(self) -> tuple[Int64Array, Float32Array]:
-        return np.concatenate([np.empty(0, dtype=np.int64), *self._ids]), self._sums_RD
+        ids_R = np.concatenate([np.empty(0, dtype=np.int64), *self._ids])
+        return ids_R, self._sums_CD[: len(ids_R)]
 
 
 def summed(updates: Sequence[SparseUpdate]) -> dict[str, tuple[Int64Array, Float32Array]]:

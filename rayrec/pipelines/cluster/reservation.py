@@ -91,6 +91,13 @@ class Reservation:
 
         return options
 
+    def apart(self, stage: str, every: int) -> list[int]:
+        """Numbers of the groups of so many members each that are not on one node."""
+        ids = self._node_ids_of(stage)
+        return [
+            number for number in range(-(-len(ids) // every)) if len(set(ids[number * every :][:every])) > 1
+        ]
+
     def _node_ids_of(self, stage: str) -> list[str]:
         """Ray's, of the nodes that the members of a stage are on."""
         held = {} if self._held is None else placement_group_table(self._held)["bundles_to_node_id"]

@@ -27,7 +27,7 @@ from rayrec.pipelines.cluster.leaving import LeaveWatch
 from rayrec.pipelines.cluster.nodes import cluster_folder
 from rayrec.pipelines.cluster.placement import actor_groups
 from rayrec.pipelines.cluster.quarantine import Quarantine
-from rayrec.pipelines.cluster.reservation import reserved
+from rayrec.pipelines.cluster.reservation import Reservation, reserved
 from rayrec.pipelines.cluster.watch import Watch
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.training.lost_server import ServerReplacement
@@ -58,6 +58,7 @@ def running_stages(
         room.log()
         monitor = spawn_heartbeat_monitor(run)
         heartbeats_to = HeartbeatSettings(monitor_name(run), hang_timeout_s / HEARTBEATS_PER_TIMEOUT)
+        _warn_of_groups_apart(room, assembly.config.pipeline.group_size)
         beside_trainers = room.beside(TRAINER_STAGE, assembly.config.pipeline.group_size)
 
         def where(stage: str) -> Where:
@@ -94,6 +95,17 @@ def running_stages(
         finally:
             host.close()
             ray.kill(monitor)
+
+
+def _warn_of_groups_apart(room: Reservation, group_size: int) -> None:
+    if apart := room.apart(TRAINER_STAGE, group_size):
+        logger.warning(
+            "group%s %s of trainers %s on several nodes: their calls cross the network before they are added "
+            "up; take as many trainers per group (pipeline.trainers_per_group) as each node has",
+            "s" if len(apart) > 1 else "",
+            ", ".join(map(str, apart)),
+            "are" if len(apart) > 1 else "is",
+        )
 
 
 def _wait_until_up(started: Sequence[Spawned], patience_s: float, watch: Watch, look_every_s: float) -> None:

@@ -99,7 +99,7 @@ class Stages:
         return [*self.readers, *self.feature_workers, *self.servers, *self.callers, *self.trainers]
 
     def stats(self) -> StageStats:
-        groups = [self.readers, self.feature_workers, self.servers, self.trainers]
+        groups = [self.readers, self.feature_workers, self.servers, self.trainers, self.callers]
         return StageStats(*(self.watch.get([actor.stats.remote() for actor in group]) for group in groups))
 
     def load(
