@@ -345,7 +345,7 @@ def plan_shards(
 
 
 def sum_bytes(config: TableConfig, num_ids: int) -> int:
-    """Most that the running sum of so many ids' gradients takes: its rows twice while it grows, and an index."""
+    """Most that the running sum of so many ids' gradients takes: rows twice while it grows, and an index."""
     return num_ids * (_ID + 2 * 4 * config.dim) + index_bytes(num_ids)
 
 

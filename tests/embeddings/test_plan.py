@@ -330,9 +330,9 @@ def test_a_caller_of_a_group_holds_no_more_than_was_planned():
         send(0, rank)  # compiles
     tracemalloc.start()
     for rank in range(group_size - 1):
-        send(2, rank)  # the others' next step
-    for rank in range(group_size):
         send(1, rank)
+        send(2, rank)
+    send(1, group_size - 1)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

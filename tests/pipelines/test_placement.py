@@ -233,7 +233,8 @@ def test_a_run_knows_whether_it_has_room_elsewhere(monkeypatch):
 
 
 def test_a_lost_server_comes_back_to_its_node_or_to_another_if_it_was_there_alone(monkeypatch):
-    nodes = [node("a", CPU=4), node("b", CPU=4)]
+    a, b, c = (letter * 56 for letter in "abc")  # Ray takes nothing shorter
+    nodes = [node(a, CPU=4), node(b, CPU=4)]
     monkeypatch.setattr(reservation, "cluster_nodes", lambda: nodes)
     servers, trainers = group(2, resources={"CPU": 1.0}), group(1, stage="trainer", resources={"CPU": 1.0})
     placed = {"parameter_server": list(nodes), "trainer": [nodes[0]]}
@@ -243,12 +244,12 @@ def test_a_lost_server_comes_back_to_its_node_or_to_another_if_it_was_there_alon
         options = mine.again("parameter_server", member)
         return None if options is None else options["scheduling_strategy"].node_id
 
-    assert [again(0), again(1)] == ["a", "b"]
-    nodes[:] = [node("a", CPU=4, free={"CPU": 1.0})]  # b is gone
-    assert again(1) == "a"
+    assert [again(0), again(1)] == [a, b]
+    nodes[:] = [node(a, CPU=4, free={"CPU": 1.0})]  # b is gone
+    assert again(1) == a
     nodes[0] = replace(nodes[0], free={"CPU": 0.0})
     assert again(1) is None
-    nodes[:] = [node("b", CPU=4), node("c", CPU=4)]  # a is gone, and a trainer with it
+    nodes[:] = [node(b, CPU=4), node(c, CPU=4)]  # a is gone, and a trainer with it
     assert again(0) is None
 
 
