@@ -87,9 +87,13 @@ class GroupCallerActor(StageActor[MeterClock]):
         """As `Leader.lead`."""
         self._leader.lead(trainers, below)
 
-    def forward(self, number: int, method: str, batches: Sequence[Any]) -> list[Any]:
+    def take(self, step: int, batches: Any) -> None:
+        """As `Leader.take`."""
+        self._leader.take(step, batches)
+
+    def forward(self, number: int, method: str, step: int | None = None) -> list[Any]:
         """As `Leader.forward`."""
-        return self._leader.forward(number, method, batches)
+        return self._leader.forward(number, method, step)
 
     def ask(self, number: int, method: str, ranks: Sequence[int]) -> list[Any]:
         """As `Leader.ask`."""
@@ -119,10 +123,11 @@ def spawn_trainer_groups(host: Host, spec: GroupSpec, servers: Sequence[Any]) ->
             group,
             (spec, list(servers)),
             # No CPU of its own: it works while its trainers wait for it. Calls of trainers on other nodes
-            # wait on threads, as those of trainers do on a server; and those of the driver, two a batch.
+            # wait on threads, as those of trainers do on a server; and those of the driver, two a batch, and
+            # of the worker that brings it.
             {
                 "num_cpus": 0,
-                "max_concurrency": (4 + spec.max_staleness) * spec.group_size + 2 * spec.queue_depth + 8,
+                "max_concurrency": (4 + spec.max_staleness) * spec.group_size + 3 * spec.queue_depth + 8,
             },
         )
         for group in range(spec.num_groups)

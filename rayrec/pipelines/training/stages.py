@@ -14,7 +14,7 @@ from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.sample_reader import spawn_sample_readers
 from rayrec.actors.spawning import Calls, Host
-from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
+from rayrec.actors.trainer import TRAINER_STAGE, TrainerSpec, connect_trainers, spawn_trainers
 from rayrec.embeddings.lookup.modes import LookupSettings
 from rayrec.pipelines.metrics.stage_stats import StageStats
 from rayrec.pipelines.runs.snapshots import Snapshot
@@ -95,8 +95,9 @@ class Stages:
         return replace(self, by_group=ByGroup(self.callers, self.trainers, self.group_size, self.watch.get))
 
     @property
-    def actors(self) -> list[Any]:
-        return [*self.readers, *self.feature_workers, *self.servers, *self.callers, *self.trainers]
+    def beside_trainers(self) -> list[Any]:
+        """All other actors."""
+        return [*self.readers, *self.feature_workers, *self.servers, *self.callers]
 
     def stats(self) -> StageStats:
         groups = [self.readers, self.feature_workers, self.servers, self.trainers, self.callers]
@@ -150,6 +151,7 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
     readers = spawn_sample_readers(
         host, assembly.plan.spec, pipeline.num_readers, pipeline.cpus_per_actor, recovery.stage_restarts
     )
+    callers = spawn_trainer_groups(host, groups, servers)
     workers = spawn_feature_workers(
         host,
         partial(features_of, config, assembly.rows.columns),
@@ -158,8 +160,9 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
         ReadAhead(assembly.tables, servers) if any(table.disk for table in assembly.tables) else None,
         recovery.stage_restarts,
         pipeline.group_size,
+        # Threads of one process are called one by one, with objects that are there anyway.
+        callers if host.meeting(TRAINER_STAGE) is None else (),
     )
-    callers = spawn_trainer_groups(host, groups, servers)
     trainers = spawn_trainers(
         host, trainer_spec(assembly, folder), servers, callers, pipeline.cpus_per_trainer
     )
