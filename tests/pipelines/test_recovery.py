@@ -165,7 +165,8 @@ def test_a_group_of_trainers_that_loses_its_caller_goes_back_to_the_last_snapsho
 ):
     run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
     config = settings(data, pipeline__num_trainers=2, pipeline__trainers_per_group=2)
-    train(config, undisturbed, cluster=in_process)
+    stages = train(config, undisturbed, cluster=in_process).stages
+    assert stages["callers_busy_s"] > 0
 
     def kill_caller() -> None:
         wait_for_snapshot(run)
