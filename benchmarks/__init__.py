@@ -68,6 +68,7 @@ BENCHES: dict[str, Bench] = {
     "scale": partial(_run, "scale", "bench"),
     "scale-catalog": partial(_run, "scale_catalog", "bench"),
     "scale-prefixes": partial(_run, "scale_prefixes", "bench"),
+    "scale-rollback": partial(_run, "scale_rollback", "bench"),
     "scale-tree": partial(_run, "scale_tree", "bench"),
     "sparse": partial(_run, "sparse", "bench"),
     "stores": partial(_run, "stores", "bench"),

@@ -3,8 +3,9 @@
     python -m benchmarks.chaos [--kills 50] [--seed 0]
 
 A small run trains while its processes are killed (SIGKILL) at random steps: driver, sample readers, feature
-workers, parameter servers, trainers. A run whose driver is dead is begun again with other numbers of readers,
-feature workers and servers. In the end it is held against the same run left alone:
+workers, parameter servers, trainers, and the processes that call for groups of trainers. A run whose driver
+is dead is begun again with other numbers of readers, feature workers and servers. In the end it is held
+against the same run left alone:
 
 * every row of the data set is consumed once in every epoch, by the cursor of the last snapshot;
 * dense weights, their optimizer's state, and every embedding row with its state have the same bits;
@@ -44,7 +45,9 @@ from rayrec.platform.console import log
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
 
-ROLES = ("driver", "sample_reader", "feature_worker", "parameter_server", "trainer")
+ROLES = ("driver", "sample_reader", "feature_worker", "parameter_server", "trainer-")
+GROUP_ROLE = "trainer_group"
+"""Of runs whose trainers have groups."""
 LAYOUTS = ((2, 1, 1), (3, 2, 2), (1, 1, 2), (2, 3, 1))
 """(servers, readers, feature workers) of the first start, the second, ...; then from the first again."""
 BATCH_SIZE = 16
@@ -71,16 +74,24 @@ class Outcome:
     """From the run that was left alone; there should be none."""
 
 
-def chaos(folder: Path, num_kills: int, num_trainers: int, seed: int, cluster: str | None = None) -> Outcome:
+def chaos(
+    folder: Path,
+    num_kills: int,
+    num_trainers: int,
+    seed: int,
+    cluster: str | None = None,
+    group_size: int = 1,
+) -> Outcome:
     """Train a run under kills in an empty folder, and hold it against one that is left alone.
 
     Args:
         num_kills: at least as many as there are roles: every role dies.
         cluster: Ray's address; None lets every driver start its own.
+        group_size: trainers of a group.
     """
-    data = _data_set(folder, num_kills)
-    run = ChaosRun(folder, data, num_trainers, seed, cluster)
-    starts = run.train_under(_victims(num_kills, seed))
+    data = ring_of_items(folder, num_kills * STEPS_PER_KILL)
+    run = ChaosRun(folder, data, num_trainers, group_size, seed, cluster)
+    starts = run.train_under(_victims(num_kills, seed, roles(group_size)))
     alone = folder / "alone"
     run.start(alone, LAYOUTS[0], step_s=0.0).wait()
     journal = run.journal("chaos")
@@ -98,10 +109,12 @@ def chaos(folder: Path, num_kills: int, num_trainers: int, seed: int, cluster: s
 class ChaosRun:
     """One run, its drivers and its victims."""
 
-    def __init__(self, folder: Path, data: Path, num_trainers: int, seed: int, cluster: str | None) -> None:
+    def __init__(
+        self, folder: Path, data: Path, num_trainers: int, group_size: int, seed: int, cluster: str | None
+    ) -> None:
         self._folder = folder
         self._data = data
-        self._num_trainers = num_trainers
+        self._num_trainers, self._group_size = num_trainers, group_size
         self._random = random.Random(seed)
         self._cluster = cluster
         self.kills: Counter[str] = Counter()
@@ -128,7 +141,8 @@ class ChaosRun:
 
     def start(self, run: Path, layout: tuple[int, int, int], step_s: float) -> subprocess.Popen[bytes]:
         config = self._folder / f"{run.name}.yaml"
-        config.write_text(self._config(layout).to_yaml())
+        settings = small_run(self._data, layout, self._num_trainers, self._group_size, self._cluster)
+        config.write_text(settings.to_yaml())
         journal = self._folder / f"{run.name}.jsonl"
         command = [sys.executable, "-m", "benchmarks.chaos_driver", config, run, journal, str(step_s)]
         with open(self._folder / f"{run.name}.log", "ab") as output:
@@ -171,45 +185,66 @@ class ChaosRun:
     def _errors(self) -> str:
         return (self._folder / "chaos.log").read_text()[-2000:]
 
-    def _config(self, layout: tuple[int, int, int]) -> RunConfig:
-        num_servers, num_readers, num_workers = layout
-        backbone = {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8}
-        return RunConfig.parse(
-            {
-                "data": {"path": str(self._data), "window_rows": 100},
-                "model": {
-                    "name": "sasrec",
-                    "item_matrix": "sparse",
-                    "num_negatives": 16,
-                    "user_embedding": True,
-                    "backbone": backbone | {"dropout": 0.1},
-                },
-                "sparse": {
-                    "num_servers": num_servers,
-                    "optimizer": {"kind": "adam", "lr": 0.03},
-                    "tables": {
-                        "user": {"eviction": {"max_age_steps": 20, "every_steps": 7}},
-                        "item": {"admission": {"min_sightings": 2}},
-                    },
-                },
-                "pipeline": {
-                    "num_readers": num_readers,
-                    "num_feature_workers": num_workers,
-                    "num_trainers": self._num_trainers,
-                    "trainer_threads": 1,
-                    "cpus_per_actor": 0.01,
-                    "cpus_per_trainer": 0.01,
-                },
-                "training": {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "schedule": {"warmup_steps": 4}},
-                "evaluation": {"batch_size": 64, "every_epochs": 4},
-                "snapshots": {"every_steps": 5, "increments": 2},
-                "recovery": {"hang_timeout_s": 5.0, "max_rollbacks": 50, "stage_restarts": 100},
-                "cluster": {"address": self._cluster, "dashboard": False},
-            }
-        )
-
 
 EPOCHS = 8
+
+
+def small_run(
+    data: Path,
+    layout: tuple[int, int, int],
+    num_trainers: int,
+    group_size: int = 1,
+    cluster: str | None = None,
+    **recovery: Any,
+) -> RunConfig:
+    """A run of small steps, with rows that are admitted late and given up.
+
+    Args:
+        layout: (servers, readers, feature workers).
+        cluster: Ray's address; None lets the driver start its own.
+        recovery: settings of it.
+    """
+    num_servers, num_readers, num_workers = layout
+    backbone = {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8}
+    return RunConfig.parse(
+        {
+            "data": {"path": str(data), "window_rows": 100},
+            "model": {
+                "name": "sasrec",
+                "item_matrix": "sparse",
+                "num_negatives": 16,
+                "user_embedding": True,
+                "backbone": backbone | {"dropout": 0.1},
+            },
+            "sparse": {
+                "num_servers": num_servers,
+                "optimizer": {"kind": "adam", "lr": 0.03},
+                "tables": {
+                    "user": {"eviction": {"max_age_steps": 20, "every_steps": 7}},
+                    "item": {"admission": {"min_sightings": 2}},
+                },
+            },
+            "pipeline": {
+                "num_readers": num_readers,
+                "num_feature_workers": num_workers,
+                "num_trainers": num_trainers,
+                "trainers_per_group": group_size,
+                "trainer_threads": 1,
+                "cpus_per_actor": 0.01,
+                "cpus_per_trainer": 0.01,
+            },
+            "training": {"batch_size": BATCH_SIZE, "epochs": EPOCHS, "schedule": {"warmup_steps": 4}},
+            "evaluation": {"batch_size": 64, "every_epochs": 4},
+            "snapshots": {"every_steps": 5, "increments": 2},
+            "recovery": {
+                "hang_timeout_s": 5.0,
+                "max_rollbacks": 50,
+                "stage_restarts": 100,
+                **recovery,
+            },
+            "cluster": {"address": cluster, "dashboard": False},
+        }
+    )
 
 
 def differences(run: Path, alone: Path, num_epochs: int) -> list[str]:
@@ -283,17 +318,22 @@ def _other_losses(journal: list[dict[str, Any]], alone: list[dict[str, Any]]) ->
     ]
 
 
-def _victims(num_kills: int, seed: int) -> list[str]:
+def roles(group_size: int) -> tuple[str, ...]:
+    """Parts of the names of processes that a run has."""
+    return ROLES if group_size == 1 else (*ROLES, GROUP_ROLE)
+
+
+def _victims(num_kills: int, seed: int, roles: Sequence[str]) -> list[str]:
     """Roles in random order, each at least once."""
     draw = random.Random(seed)
-    victims = [*ROLES, *draw.choices(ROLES, k=num_kills - len(ROLES))]
+    victims = [*roles, *draw.choices(roles, k=num_kills - len(roles))]
     draw.shuffle(victims)
     return victims
 
 
-def _data_set(folder: Path, num_kills: int) -> Path:
-    """Users who walk round a ring of 50 items, enough of them for the steps that the kills need."""
-    num_users = -(-num_kills * STEPS_PER_KILL // EPOCHS) * BATCH_SIZE
+def ring_of_items(folder: Path, num_steps: int) -> Path:
+    """Users who walk round a ring of 50 items, enough of them for so many steps of `small_run`."""
+    num_users = -(-num_steps // EPOCHS) * BATCH_SIZE
     draw = np.random.default_rng(0)
     lengths_U = draw.integers(4, 12, num_users)
     users_N = np.repeat(np.arange(num_users), lengths_U)
@@ -326,15 +366,19 @@ def _is_there(process: int) -> bool:
 
 
 def main(
-    kills: Annotated[int, typer.Option(min=len(ROLES), help="Processes to kill, over both runs.")] = 50,
+    kills: Annotated[int, typer.Option(min=len(ROLES), help="Processes to kill, over all runs.")] = 50,
     seed: Annotated[int, typer.Option(help="Of what is killed, and when.")] = 0,
 ) -> None:
-    """Two runs under kills, one with one trainer and one with two."""
+    """Three runs under kills: with one trainer, with two, and with two groups of two."""
     failed = False
-    for num_trainers, share in ((1, kills - kills // 2), (2, kills // 2)):
+    for num_trainers, group_size, share in (
+        (1, 1, kills - 2 * (kills // 3)),
+        (2, 1, kills // 3),
+        (4, 2, kills // 3),
+    ):
         with tempfile.TemporaryDirectory() as folder:
-            outcome = chaos(Path(folder), share, num_trainers, seed)
-        log.print(f"{num_trainers} trainers: {outcome}")
+            outcome = chaos(Path(folder), share, num_trainers, seed, group_size=group_size)
+        log.print(f"{num_trainers} trainers in groups of {group_size}: {outcome}")
         failed = failed or bool(outcome.differences)
     raise typer.Exit(int(failed))
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rayrec.actors.feature_worker import BatchSummary
+from rayrec.actors.feature_worker import BatchSummary, hand_over
 from rayrec.actors.parameter_server import ParameterServer, ServerSpec
 from rayrec.actors.spawning import ActorRole
 from rayrec.actors.transport import connect
@@ -90,18 +90,24 @@ class LightReader(LightActor):
 class LightFeatureWorker(LightActor):
     """Draws ids of all trainers, and gives each its batch."""
 
-    def __init__(self, role: ActorRole, num_trainers: int, group_size: int) -> None:
+    def __init__(
+        self, role: ActorRole, num_trainers: int, group_size: int, leaders: Sequence[Any] = ()
+    ) -> None:
         super().__init__(role)
-        self._num_trainers, self._group_size = num_trainers, group_size
+        self._num_trainers, self._group_size, self._leaders = num_trainers, group_size, leaders
 
-    def compute(self, step: int, row: int) -> tuple[Any, ...]:
+    def compute(self, step: int, row: int) -> Any:
         random = np.random.default_rng(step)
         drawn_TN = random.zipf(1.2, (self._num_trainers, IDS_OF_TRAINER)) % CATALOG
         updated = np.unique(drawn_TN)
         batches = [RankBatch(step, {TABLE.name: Ids(np.unique(drawn_N), updated)}) for drawn_N in drawn_TN]
         summary = BatchSummary(Intervals())
         starts = range(0, self._num_trainers, self._group_size)
-        return summary, *(tuple(batches[first : first + self._group_size]) for first in starts)
+        groups = [tuple(batches[first : first + self._group_size]) for first in starts]
+        if self._leaders:
+            hand_over(step, groups, self._leaders)
+            return summary
+        return summary, *groups
 
 
 class LightTrainer(LightActor):

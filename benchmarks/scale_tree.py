@@ -205,7 +205,7 @@ def _spawn(host: RayHost, trainers: int, group: int) -> Stages:
         for rank in range(trainers)
     ]
     reader = host.spawn(LightReader, "sample_reader", 0, (), free)
-    worker = host.spawn(LightFeatureWorker, "feature_worker", 0, (trainers, group), free)
+    worker = host.spawn(LightFeatureWorker, "feature_worker", 0, (trainers, group, callers), free)
     ray.get([actor.handle.stats.remote() for actor in host.spawned])
     watch = Watch(None, frozenset(), WAIT_S)  # type: ignore[arg-type]  # nobody hangs here
     stages = Stages(StepPlan(), [reader], [worker], servers, members, watch, callers, group_size=group)

@@ -28,6 +28,8 @@ class _Link(Protocol):
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]: ...
 
+    def close(self) -> None: ...
+
 
 class TrainerGroup:
     """One trainer's end of the group; an `Exchange` of `rayrec.embeddings.base.exchange`."""
@@ -67,6 +69,13 @@ class TrainerGroup:
 
             self._store = TCPStore(*where, self.num_trainers, is_master=False)
         self._link = _ProcessGroups(self._store, backend, self.num_trainers, self._rank)
+
+    def leave(self) -> None:
+        """Meet nobody any more, until the next `join`; those that wait for this one get an error at once."""
+        self._store = None
+        if (link := self._link) is not None:
+            self._link = None
+            link.close()
 
     def all_reduce(self, flat: torch.Tensor) -> None:
         """Replace a tensor by its sum over the trainers."""
@@ -114,6 +123,13 @@ class _ProcessGroups:
             group=self._host_group,
         )
         return np.split(received, np.cumsum(splits)[:-1])
+
+    def close(self) -> None:
+        import torch
+
+        self._host_group = None
+        # It hangs up: whoever waits for this process in a sum hears of it.
+        torch.distributed.destroy_process_group()
 
 
 class Meeting:
@@ -165,3 +181,6 @@ class _Seat:
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         return [brought[self._rank] for brought in self._meeting.rows.exchange(self._rank, list(parts))]
+
+    def close(self) -> None:
+        self._meeting.abort()

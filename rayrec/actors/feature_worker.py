@@ -42,14 +42,22 @@ class FeatureWorker(StageActor[StageClock]):
         make_features: Callable[[], RowFeatures | ImpressionFeatures],
         read_ahead: ReadAhead | None = None,
         group_size: int = 1,
+        leaders: Sequence[Any] = (),
     ) -> None:
+        """
+        Args:
+            leaders: of the groups, which get their trainers' batches from here. Without any, `compute`
+                returns them.
+        """
         super().__init__(role, StageClock())
+        self._leaders = leaders
         self._features = make_features()
         self._group_size = group_size
         self._read_ahead = read_ahead
 
-    def compute(self, step: int, *parts: RowBatch) -> tuple[BatchSummary | RankBatches, ...]:
-        """A summary, and the per-rank batches of every group of trainers, each an object of its own."""
+    def compute(self, step: int, *parts: RowBatch) -> BatchSummary | tuple[BatchSummary | RankBatches, ...]:
+        """A summary, and the per-rank batches of every group of trainers, each an object of its own; or the
+        summary alone, when all leaders of groups have theirs."""
         with self._heartbeats.during("compute", step), self._clock.busy():
             rows = RowBatch.concatenate(parts)
             batches: Sequence[FeatureBatch | ImpressionBatch] = self._features.training(step, rows)
@@ -58,7 +66,17 @@ class FeatureWorker(StageActor[StageClock]):
         self._metrics.after_batch(self._clock.times())
         starts = range(0, len(batches), self._group_size)
         groups = [tuple(batches[first : first + self._group_size]) for first in starts]
-        return BatchSummary(rows.cursor, rows.unreadable), *groups
+        summary = BatchSummary(rows.cursor, rows.unreadable)
+        if self._leaders:
+            hand_over(step, groups, self._leaders)
+            return summary
+        return summary, *groups
+
+    def reach(self, servers: Sequence[Any]) -> None:
+        """Announce batches to these servers. A worker that starts again knows the first ones only: then those
+        that have been replaced bring rows up when they are looked up."""
+        if self._read_ahead is not None:
+            self._read_ahead = self._read_ahead.to(servers)
 
     def ranking(self, samples: SampleBatch) -> tuple[FeatureBatch, np.ndarray]:
         """Features to rank what comes next, and the items each row has seen ([B, E], padded with -1)."""
@@ -78,6 +96,13 @@ class FeatureWorker(StageActor[StageClock]):
         return times
 
 
+def hand_over(step: int, groups: Sequence[Any], leaders: Sequence[Any]) -> None:
+    """Bring the batches of a step to the leaders of their groups; returns when all have them."""
+    import ray
+
+    ray.get([leader.take.remote(step, batches) for leader, batches in zip(leaders, groups, strict=True)])
+
+
 def spawn_feature_workers(
     host: Host,
     make_features: Callable[[], RowFeatures | ImpressionFeatures],
@@ -86,11 +111,13 @@ def spawn_feature_workers(
     read_ahead: ReadAhead | None = None,
     restarts: int = 0,
     group_size: int = 1,
+    leaders: Sequence[Any] = (),
 ) -> list[Any]:
     """Start the feature workers of a run.
 
     Args:
         group_size: trainers whose per-rank batches are one object.
+        leaders: of these groups, if they get the objects from the workers and not by the driver.
         make_features: called in every worker's process. Objects of Ray's as arguments would be gone for one
             that starts again.
     """
@@ -99,7 +126,7 @@ def spawn_feature_workers(
             FeatureWorker,
             "feature_worker",
             member,
-            (make_features, read_ahead, group_size),
+            (make_features, read_ahead, group_size, leaders),
             {"num_cpus": num_cpus},
             restarts,
         )

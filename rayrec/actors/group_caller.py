@@ -50,18 +50,27 @@ class GroupCallerActor(StageActor[MeterClock]):
     """A thin shell; trainers of its node reach it through shared memory, others as Ray calls."""
 
     def __init__(self, role: ActorRole, spec: GroupSpec, servers: Sequence[Any]) -> None:
-        super().__init__(role, MeterClock(lambda: self._caller.busy_s))
-        members = spec.members(role.member)
-        self._leader = Leader(members)
-        self._caller = GroupCaller(
-            role.member,
+        super().__init__(role, MeterClock(lambda: self._busy_before_s + self._caller.busy_s))
+        self._spec = spec
+        self._busy_before_s = 0.0
+        self._leader, self._caller = self._begun(servers)
+        self._listening = Listening(role.actor_name, self.answer)
+
+    def reach(self, servers: Sequence[Any]) -> None:
+        """Call these servers from now on; nothing is known of calls before, and `lead` has to follow."""
+        self._busy_before_s += self._caller.busy_s
+        self._leader, self._caller = self._begun(servers)
+
+    def _begun(self, servers: Sequence[Any]) -> tuple[Leader, GroupCaller]:
+        spec, members = self._spec, self._spec.members(self._role.member)
+        return Leader(members), GroupCaller(
+            self._role.member,
             members,
             spec.tables,
             ShardMap(len(servers)),
             connect(servers, spec.transport),
             spec.wait_timeout_s,
         )
-        self._listening = Listening(role.actor_name, self._caller.answer)
 
     def place(self) -> ServerPlace:
         """Where this caller runs; from now on it listens for processes of its node, too."""
@@ -69,28 +78,38 @@ class GroupCallerActor(StageActor[MeterClock]):
 
     def answer(self, call: ShardCall[ReplyT], empty: Empty = np.empty) -> ReplyT:
         """As `GroupCaller.answer`."""
-        return self._caller.answer(call, empty)
+        reply = self._caller.answer(call, empty)
+        if call.commits(reply):
+            self._metrics.after_batch(self._times())
+        return reply
 
     def lead(self, trainers: Sequence[Any], below: Sequence[tuple[Any, int]]) -> None:
         """As `Leader.lead`."""
         self._leader.lead(trainers, below)
 
-    def forward(self, number: int, method: str, batches: Sequence[Any]) -> list[Any]:
+    def take(self, step: int, batches: Any) -> None:
+        """As `Leader.take`."""
+        self._leader.take(step, batches)
+
+    def forward(self, number: int, method: str, step: int | None = None) -> list[Any]:
         """As `Leader.forward`."""
-        return self._leader.forward(number, method, batches)
+        return self._leader.forward(number, method, step)
 
     def ask(self, number: int, method: str, ranks: Sequence[int]) -> list[Any]:
         """As `Leader.ask`."""
         return self._leader.ask(number, method, ranks)
 
     def abort(self, error: BaseException) -> None:
-        """As `GroupCaller.abort`; only where all trainers are in one process."""
+        """As `GroupCaller.abort`."""
         self._caller.abort(error)
 
     def stats(self) -> StageTimes:
-        times = self._clock.times(num_batches=self._caller.num_steps)
+        times = self._times()
         self._metrics.publish(times)
         return times
+
+    def _times(self) -> StageTimes:
+        return self._clock.times(num_batches=self._caller.num_steps)
 
 
 def spawn_trainer_groups(host: Host, spec: GroupSpec, servers: Sequence[Any]) -> list[Any]:
@@ -104,10 +123,11 @@ def spawn_trainer_groups(host: Host, spec: GroupSpec, servers: Sequence[Any]) ->
             group,
             (spec, list(servers)),
             # No CPU of its own: it works while its trainers wait for it. Calls of trainers on other nodes
-            # wait on threads, as those of trainers do on a server; and those of the driver, two a batch.
+            # wait on threads, as those of trainers do on a server; and those of the driver, two a batch, and
+            # of the worker that brings it.
             {
                 "num_cpus": 0,
-                "max_concurrency": (4 + spec.max_staleness) * spec.group_size + 2 * spec.queue_depth + 8,
+                "max_concurrency": (4 + spec.max_staleness) * spec.group_size + 3 * spec.queue_depth + 8,
             },
         )
         for group in range(spec.num_groups)

@@ -74,6 +74,10 @@ class HeartbeatMonitor:
     def take(self, actor_name: str, heartbeat: Heartbeat) -> None:
         self._last[actor_name] = heartbeat, self._clock()
 
+    def forget(self, actor_name: str) -> None:
+        """It is gone; another one of this name has said nothing yet."""
+        self._last.pop(actor_name, None)
+
     def accounts(self) -> dict[str, Account]:
         now = self._clock()
         return {name: Account(heartbeat, now - then) for name, (heartbeat, then) in self._last.items()}

@@ -1,5 +1,11 @@
 """Calls trainers for the driver: those of a group, and by the first of other groups those of theirs.
 
+    feature worker ── batch of step t ──► every group: takes it          the driver hears that all have it
+    driver ── train(t) ──► first group ──► its trainers, with the batch
+                                └──► other groups ──► their trainers
+
+So a batch costs the driver three calls, however many trainers there are.
+
 Calls come numbered, since they run on threads; every trainer gets them by their numbers.
 """
 
@@ -23,6 +29,9 @@ class Leader:
         self._trainers: list[Any] = []
         self._below: list[tuple[Any, int]] = []
         self._turned, self._next = threading.Condition(), 0
+        self._batches: dict[int, Any] = {}
+        """By step: those that feature workers have brought, and that trainers have not got to train."""
+        self._trained = -1
 
     def lead(self, trainers: Sequence[Any], below: Sequence[tuple[Any, int]]) -> None:
         """Whom to call; once, before the first call.
@@ -34,21 +43,33 @@ class Leader:
         """
         self._trainers, self._below = list(trainers), list(below)
 
-    def forward(self, number: int, method: str, batches: Sequence[Any]) -> list[Any]:
-        """Call the trainers of this group and of those below with a batch; returns what they answer.
+    def take(self, step: int, batches: Any) -> None:
+        """Keep the per-rank batches of a step; a worker that has started again may bring them again."""
+        import ray
+
+        # An object of this process: of the worker's own, its death would take the batch along.
+        kept = ray.put(batches)
+        with self._turned:
+            if step > self._trained:
+                self._batches[step] = kept
+
+    def forward(self, number: int, method: str, step: int | None = None) -> list[Any]:
+        """Call the trainers of this group and of those below; returns what they answer.
 
         Args:
             number: of the call, from 0.
-            batches: for each group, the object of its per-rank batches. They do not come here.
+            step: whose batch they get, which every group has taken; `train` is the last to ask for it. None:
+                the method takes nothing.
         """
         import ray
 
         with self._in_turn(number):
-            own = [getattr(trainer, method).remote(batches[0]) for trainer in self._trainers]
-            first, others = 1, []
-            for group, num_groups in self._below:
-                others.append(group.forward.remote(number, method, batches[first : first + num_groups]))
-                first += num_groups
+            arguments = [] if step is None else [self._batches[step]]
+            if method == "train" and step is not None:
+                del self._batches[step]
+                self._trained = step
+            own = [getattr(trainer, method).remote(*arguments) for trainer in self._trainers]
+            others = [group.forward.remote(number, method, step) for group, _ in self._below]
         # Of all at once: the first error ends the wait for the others.
         answers = ray.get([*own, *others])
         return [*answers[: len(own)], *(answer for below in answers[len(own) :] for answer in below)]

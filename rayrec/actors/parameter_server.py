@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,8 @@ from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
 from rayrec.embeddings.transport.protocol import Empty, ReplyT, ShardCall
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import MeterClock, StageTimes
+
+SERVER_STAGE = "parameter_server"
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class ParameterServer(StageActor[MeterClock]):
         return self._listening.place()
 
     def abort(self, error: BaseException) -> None:
-        """Let go the calls that wait for a trainer which has failed; only where both are in one process."""
+        """Let go the calls that wait for a trainer which has failed, or for who waits for a lost server."""
         self._shard.abort(error)
 
     def check_sees(self, file: str) -> None:
@@ -155,6 +158,9 @@ class ParameterServer(StageActor[MeterClock]):
     ) -> None:
         """Take this shard's rows out of the files of snapshots, whatever number of shards wrote them.
 
+        Where the shard has the rows of a later step of the same run, only those are read that have changed
+        since, as far as that is known.
+
         Args:
             chain: files of a snapshot of all rows, then of increments, each since the step before.
             incarnation: the new one, the same for all servers: updates of any other are refused from now on.
@@ -169,12 +175,18 @@ class ParameterServer(StageActor[MeterClock]):
                 "every recovery raises the number"
             )
         if self._spec.tables:
-            paths = [[Path(file) for file in files] for files in chain]
-            shard_map = ShardMap(self._spec.num_shards)
-            rows = load_tables(
-                paths, self._spec.tables, shard_map, self._spec.shard, weights_only=weights_only
+            read = partial(
+                load_tables,
+                [[Path(file) for file in files] for files in chain],
+                self._spec.tables,
+                ShardMap(self._spec.num_shards),
+                self._spec.shard,
             )
-            self._shard.restore(rows)
+            if not weights_only and self._shard.roll_back(
+                committed_step, incarnation, lambda changed: read(only=changed)
+            ):
+                return
+            self._shard.restore(read(weights_only=weights_only))
         self._shard.begin(committed_step, incarnation)
 
 
@@ -198,15 +210,17 @@ def spawn_parameter_servers(host: Host, spec: ServerSpec, num_cpus: float) -> li
     Args:
         spec: of any of them; they differ in `shard` alone.
     """
-    return [
-        host.spawn(
-            ParameterServer,
-            "parameter_server",
-            shard,
-            (replace(spec, shard=shard),),
-            # Of every trainer, two reads (or heads of steps) and a question for evictions may wait for a
-            # step, whose update needs a thread to arrive on; a snapshot is written, and may be released.
-            {"num_cpus": num_cpus, "max_concurrency": (4 + spec.max_staleness) * spec.num_trainers + 4},
-        )
-        for shard in range(spec.num_shards)
-    ]
+    return [spawn_parameter_server(host, spec, shard, num_cpus) for shard in range(spec.num_shards)]
+
+
+def spawn_parameter_server(host: Host, spec: ServerSpec, shard: int, num_cpus: float) -> Any:
+    """Start one of them."""
+    return host.spawn(
+        ParameterServer,
+        SERVER_STAGE,
+        shard,
+        (replace(spec, shard=shard),),
+        # Of every trainer, two reads (or heads of steps) and a question for evictions may wait for a
+        # step, whose update needs a thread to arrive on; a snapshot is written, and may be released.
+        {"num_cpus": num_cpus, "max_concurrency": (4 + spec.max_staleness) * spec.num_trainers + 4},
+    )

@@ -17,9 +17,14 @@ class ReadAhead:
     """Announces batches to the parameter servers; nobody waits for an answer, and none changes a result."""
 
     def __init__(self, tables: Sequence[TableConfig], servers: Sequence[Any]) -> None:
+        self._tables = tables
         self._on_disk = [table.name for table in tables if table.disk is not None]
         self._servers = servers
         self._shard_map = ShardMap(len(servers))
+
+    def to(self, servers: Sequence[Any]) -> ReadAhead:
+        """The same to other servers."""
+        return ReadAhead(self._tables, servers)
 
     def __call__(self, shares: Sequence[FeatureBatch | ImpressionBatch]) -> None:
         """Start reading the rows of a step before they are asked for.

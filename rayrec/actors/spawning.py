@@ -143,6 +143,13 @@ class RayHost:
     def meeting(self, stage: str) -> None:
         return None
 
+    def forget(self, handle: Any) -> None:
+        """An actor has died, and another one takes its name."""
+        import ray
+
+        ray.kill(handle)  # without, Ray's client holds the name to be taken
+        self.spawned[:] = [actor for actor in self.spawned if actor.handle is not handle]
+
     def close(self) -> None:
         import ray
 

@@ -25,7 +25,7 @@ from rayrec.actors.stage_actor import StageActor, this_node
 from rayrec.actors.transport import TransportChoice, connect
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.lookup.lookups import LookupStats, TrainerLink
+from rayrec.embeddings.lookup.lookups import LookupMode, LookupStats, TrainerLink
 from rayrec.embeddings.lookup.modes import LookupSettings, caches_on, make_lookups
 from rayrec.embeddings.transport.client import ShardClient
 from rayrec.models.base.compute import PLAIN, ComputeSettings
@@ -138,23 +138,8 @@ class Trainer(StageActor[StageClock]):
         super().__init__(role, StageClock())
         self._spec = spec
         self._device = get_device(spec.device)
-        transport, shard_map = connect(servers, spec.transport), ShardMap(max(len(servers), 1))
-        self._client = ShardClient(spec.tables, shard_map, transport)
         self._group = TrainerGroup(spec.num_trainers, role.member)
-        exchange = self._group if spec.num_trainers > 1 else None
-        self._new_lookups = lambda incarnation: make_lookups(
-            spec.lookups,
-            TrainerLink(
-                spec.tables,
-                shard_map,
-                transport,
-                role.member,
-                incarnation,
-                is_in_group=spec.group_size > 1,
-            ),
-            exchange,
-            caches_on(self._device),
-        )
+        self.reach(servers)
         self._lookups = self._new_lookups(0)
         self._utilization = Utilization(self._matrix_rate())
         self._node = this_node()
@@ -169,6 +154,35 @@ class Trainer(StageActor[StageClock]):
             )
         )
         self._dense_clock = StageClock()
+
+    def reach(self, servers: Sequence[Any]) -> None:
+        """Call these servers, or the callers of them, from the next `load` on."""
+        self._shard_map = ShardMap(max(len(servers), 1))
+        self._transport = connect(servers, self._spec.transport)
+        self._client = ShardClient(self._spec.tables, self._shard_map, self._transport)
+
+    def _new_lookups(self, incarnation: int) -> LookupMode:
+        spec = self._spec
+        return make_lookups(
+            spec.lookups,
+            TrainerLink(
+                spec.tables,
+                self._shard_map,
+                self._transport,
+                self._role.member,
+                incarnation,
+                is_in_group=spec.group_size > 1,
+            ),
+            self._group if spec.num_trainers > 1 else None,
+            caches_on(self._device),
+        )
+
+    def rest(self) -> None:
+        """Leave the group of trainers; by the answer, all calls before this one have ended.
+
+        `join` and `load` have to follow.
+        """
+        self._group.leave()
 
     def open_group(self) -> Address:
         """Where the trainers can meet; asked of the first one."""

@@ -326,12 +326,13 @@ def plan_shards(
     step_bytes = 0
     for config in tables:
         row = 4 * config.dim
-        # Of several trainers one may be a step ahead, and the sum of their parts is one more array; a
-        # single trainer's part is applied as it came.
+        # Of several trainers one may be a step ahead. A part is given back once it is in the sum, where the
+        # parts of all lower ranks have to be first: if the first rank is the last to come, all others wait.
+        # A single trainer's part is applied as it came.
         num_waiting = 1 + max_staleness + (num_trainers > 1)
-        step_bytes += step_ids[config.name] * (
-            row + num_waiting * (row + _ID) + (row if num_trainers > 1 else 0)
-        )
+        step_bytes += step_ids[config.name] * (row + num_waiting * (row + _ID))
+        if num_trainers > 1:
+            step_bytes += sum_bytes(config, step_ids[config.name])
     shards = []
     for shard in range(num_shards):
         planned = []
@@ -341,6 +342,31 @@ def plan_shards(
             planned.append(plan_table(config, num_ids, min(num_ids, most_rows)))
         shards.append(ShardPlan(shard, tuple(planned), step_bytes))
     return tuple(shards)
+
+
+def sum_bytes(config: TableConfig, num_ids: int) -> int:
+    """Most that the running sum of so many ids' gradients takes: rows twice while it grows, and an index."""
+    return num_ids * (_ID + 2 * 4 * config.dim) + index_bytes(num_ids)
+
+
+def caller_bytes(
+    tables: Sequence[TableConfig], batch_ids: Mapping[str, int], group_size: int, max_staleness: int = 0
+) -> int:
+    """Most that the caller of a group of trainers holds, Python and libraries aside.
+
+    Its trainers' gradients of a step, until all are there, and of the next one; their sum, and the parts of
+    it that go to each server; rows that came, and the copy for each trainer; ids, and where each trainer's
+    are.
+
+    Args:
+        batch_ids: most distinct ids of each table in one trainer's share of a batch.
+    """
+    found = 0
+    for config in tables:
+        row, num_ids = 4 * config.dim, group_size * batch_ids[config.name]
+        waiting = (2 + max_staleness) * (row + _ID)
+        found += num_ids * (waiting + 2 * row + 2 * row + 3 * _ID)
+    return found
 
 
 CACHE_RECORDS = 2

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rayrec.embeddings.config import EvictionConfig, TableConfig
-from rayrec.embeddings.shard.contributions import Part, UpdateTag
+from rayrec.embeddings.shard.contributions import Contribution, Part, StepContributions, UpdateTag, summed
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from tests.embeddings.sparse_runs import ids
+from tests.helpers.examples import examples
 
 TABLE = TableConfig(name="items", dim=4, seed=3)
 
@@ -141,3 +144,81 @@ def test_tables_that_evict_take_no_heads():
     served.apply(UpdateTag(0, 0, 0), update(1))
     with pytest.raises(ValueError, match="takes no heads"):
         served.take_head(head(1), update(1), {})
+
+
+def updates_of(num_trainers: int, seed: int) -> list[dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Overlapping ids, and gradients whose sum depends on its order; some trainers have none."""
+    rng = np.random.default_rng(seed)
+    updates = []
+    for _ in range(num_trainers):
+        ids_M = rng.choice(40, size=rng.integers(0, 25), replace=False)
+        grads_MD = (rng.standard_normal((len(ids_M), 4)) * 10.0 ** rng.integers(-6, 6)).astype(np.float32)
+        updates.append({"items": (ids_M, grads_MD)} if len(ids_M) else {})
+    return updates
+
+
+def by_id(sums: dict[str, tuple[np.ndarray, np.ndarray]]) -> list[tuple[int, bytes]]:
+    ids_R, sums_RD = sums.get("items", (np.empty(0, np.int64), np.empty((0, 4), np.float32)))
+    return sorted(zip(ids_R.tolist(), (sum_D.tobytes() for sum_D in sums_RD), strict=True))
+
+
+def split(update, is_head) -> tuple[dict, dict]:
+    if not update:
+        return {}, {}
+    ids_M, grads_MD = update["items"]
+    at_M = is_head[ids_M]
+    return {"items": (ids_M[at_M], grads_MD[at_M])}, {"items": (ids_M[~at_M], grads_MD[~at_M])}
+
+
+@examples(200)
+@given(
+    num_trainers=st.integers(1, 6), seed=st.integers(0, 10_000), some_whole=st.booleans(), order=st.randoms()
+)
+def test_whatever_comes_first_the_sum_is_that_of_the_ranks_in_their_order(
+    num_trainers, seed, some_whole, order
+):
+    updates = updates_of(num_trainers, seed)
+    rng = np.random.default_rng(seed + 1)
+    is_head, is_whole = rng.random(40) < 0.4, some_whole & (rng.random(num_trainers) < 0.5)
+    calls = []
+    for rank, update_of in enumerate(updates):
+        if is_whole[rank]:
+            calls.append((UpdateTag(0, 0, rank), Contribution(update_of, {}, {})))
+        else:
+            first, then = split(update_of, is_head)
+            announced = {name: ids_M for name, (ids_M, _) in then.items()}
+            calls.append((head(rank=rank), Contribution(first, {}, announced)))
+            calls.append((rest(rank=rank), Contribution(then, {}, {})))
+    order.shuffle(calls)
+    expected, applied = by_id(summed(updates)), []
+    found = StepContributions(num_trainers)
+    for number, (tag, contribution) in enumerate(calls):
+        found.add(tag, contribution)
+        assert (not found.missing()) == (number == len(calls) - 1)
+        if found.missing() and found.has_all_heads() and not found.is_begun:
+            assert set(found.ids_of_all().get("items", [])) == {id_ for id_, _ in expected}
+            applied = by_id(found.heads())
+            found.begin()
+
+    assert sorted(applied + by_id(found.left())) == expected
+    assert found.num_waiting == 0
+
+
+@pytest.mark.parametrize("parts", ["whole", "heads"])
+def test_of_64_trainers_that_come_in_order_no_gradient_waits(parts):
+    """Of those that come in the opposite order, all but one do."""
+    updates = updates_of(64, seed=1)
+    most = {}
+    for ranks in (range(64), range(63, -1, -1)):
+        found, held = StepContributions(64), []
+        for rank in ranks:
+            if parts == "whole":
+                found.add(UpdateTag(0, 0, rank), Contribution(updates[rank], {}, {}))
+            else:
+                first, then = split(updates[rank], np.arange(40) < 10)
+                found.add(head(rank=rank), Contribution(first, {}, {}))
+                found.add(rest(rank=rank), Contribution(then, {}, {}))
+            held.append(found.num_waiting)
+        most[ranks.step] = max(held)
+        assert by_id(found.left()) == by_id(summed(updates))
+    assert most == {1: 0, -1: 63 * (1 if parts == "whole" else 2)}

@@ -13,6 +13,7 @@ from rayrec.embeddings.capacity import (
     HELD_RECORDS,
     batch_bytes,
     cache_bytes,
+    caller_bytes,
     count_by_shard,
     device_cache_bytes,
     plan_shards,
@@ -41,7 +42,9 @@ from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
 from rayrec.embeddings.storage.index import IdIndex, index_bytes
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.embeddings.table.table import EmbeddingTable
-from rayrec.embeddings.transport.client import LocalTransport
+from rayrec.embeddings.transport.client import LocalTransport, answered
+from rayrec.embeddings.transport.group_caller import GroupCaller
+from rayrec.embeddings.transport.protocol import ApplyCall, ShardTransport
 from tests.embeddings.sparse_runs import alone, make_shards
 
 KINDS = [SgdConfig(), RowwiseAdagradConfig(), AdagradConfig(), AdamConfig(), PartialRowwiseAdamConfig()]
@@ -303,7 +306,38 @@ def test_updates_that_wait_for_others_are_counted():
 
     assert step_bytes(1, 0) == 100 * (32 + 40)  # a reply and an update
     assert step_bytes(1, 2) == 100 * (32 + 3 * 40)
-    assert step_bytes(2, 0) == 200 * (32 + 2 * 40 + 32)  # two updates of each, and their sum
+    growing = 200 * (8 + 2 * 32) + index_bytes(200)  # their sum
+    assert step_bytes(2, 0) == 200 * (32 + 2 * 40) + growing  # two updates of each
+
+
+class Taken(ShardTransport):
+    """Servers that take everything and keep nothing."""
+
+    def call(self, shard, call):
+        return answered(lambda: call.tag.step)
+
+
+def test_a_caller_of_a_group_holds_no_more_than_was_planned():
+    config, group_size, num_ids = TableConfig(name="items", dim=16), 4, 5000
+    caller = GroupCaller(0, range(group_size), [config], ShardMap(2), Taken())
+
+    def send(step: int, rank: int) -> None:
+        ids_M = np.arange(num_ids) + rank * num_ids
+        grads_MD = np.full((num_ids, 16), 0.5, np.float32)
+        caller.answer(ApplyCall(UpdateTag(0, step, rank), {"items": (ids_M, grads_MD)}, {}))
+
+    for rank in range(group_size):
+        send(0, rank)  # compiles
+    tracemalloc.start()
+    for rank in range(group_size - 1):
+        send(1, rank)
+        send(2, rank)
+    send(1, group_size - 1)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    planned = caller_bytes([config], {"items": num_ids}, group_size)
+    assert 0.5 * planned < peak <= planned
 
 
 def test_without_tables_there_are_no_servers():

@@ -289,6 +289,42 @@ def test_an_increment_without_what_it_builds_upon_is_refused(tmp_path):
             load_tables(wrong, [table], ShardMap(1), 0)
 
 
+def test_an_id_that_an_increment_removed_and_that_comes_back_is_given_up_once(tmp_path):
+    """After the load it is to be looked at once again, not also for the row that it had before."""
+    eviction = EvictionConfig(max_age_steps=1, every_steps=1)
+    table = TABLES[0].model_copy(update={"eviction": eviction})
+    shard, ids_M, nothing = EmbeddingShard([table], 0, 1), np.arange(3), np.arange(0)
+
+    def step(shard: EmbeddingShard, number: int, ids_M: np.ndarray) -> None:
+        update = {"items": (ids_M, np.ones((len(ids_M), 3), dtype=np.float32))}
+        shard.apply(UpdateTag(shard.incarnation, number, 0), update)
+
+    def saved(number: int, since: int | None) -> list:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        shard.begin_snapshot(number)
+        parts = shard.export_snapshot("items", number, since)
+        files = write_table(folder, table, ShardMap(1), 0, number, parts)
+        shard.release(number)
+        return [folder / file.name for file in files]
+
+    step(shard, 0, ids_M)
+    chain = [saved(0, None)]
+    step(shard, 1, nothing)
+    step(shard, 2, nothing)
+    chain.append(saved(2, 0))
+    restored = EmbeddingShard([table], 0, 1)
+    restored.restore(load_tables(chain, [table], ShardMap(1), 0))
+    restored.begin(2, 1)
+    assert restored.stats().num_rows == {"items": 0}
+
+    for number, ids in ((3, ids_M), (4, nothing), (5, nothing)):
+        step(restored, number, ids)
+
+    assert restored.evicted(4)["items"].tolist() == ids_M.tolist()
+    assert restored.export("items").evicted.ids_V.tolist() == ids_M.tolist()
+
+
 def test_a_snapshot_that_lacks_the_file_of_a_shard_is_refused(tmp_path):
     files = save(grown_shards(3), tmp_path)
     left = [path for path in files if path.name != "items-00001.parquet"]

@@ -156,6 +156,19 @@ def test_a_cache_is_part_of_a_trainer(dataset):
     assert cached.peak_bytes >= without.peak_bytes + cached.cache_bytes - less_held
 
 
+def test_callers_of_groups_are_a_part_of_the_plan_and_servers_are_called_by_them(dataset):
+    alone, together = (
+        plan_memory(assembly_of(dataset, num_trainers=8, trainers_per_group=size), is_here=True)
+        for size in (1, 4)
+    )
+    assert (alone.num_callers, alone.caller_bytes, together.num_callers) == (0, 0, 2)
+    servers = [sum(shard.peak_bytes for shard in plan.shards) for plan in (alone, together)]
+    assert servers[1] < servers[0]  # two parts of a step wait there, not eight
+    added = together.num_callers * (together.caller_bytes + memory_plan.PROCESS_BYTES)
+    assert together.machine_bytes == alone.machine_bytes + added - (servers[0] - servers[1])
+    assert together.to_json()["caller_bytes"] == together.caller_bytes > 0
+
+
 def test_records_in_flight_are_counted_as_the_mode_has_them(dataset):
     def batch_bytes(mode: str, **pipeline) -> int:
         return plan_memory(assembly_of(dataset, mode=mode, **pipeline)).trainer.batch_bytes

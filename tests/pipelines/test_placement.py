@@ -232,6 +232,35 @@ def test_a_run_knows_whether_it_has_room_elsewhere(monkeypatch):
     assert mine.has_room_elsewhere()
 
 
+def test_a_lost_server_comes_back_to_its_node_or_to_another_if_it_was_there_alone(monkeypatch):
+    a, b, c = (letter * 56 for letter in "abc")  # Ray takes nothing shorter
+    nodes = [node(a, CPU=4), node(b, CPU=4)]
+    monkeypatch.setattr(reservation, "cluster_nodes", lambda: nodes)
+    servers, trainers = group(2, resources={"CPU": 1.0}), group(1, stage="trainer", resources={"CPU": 1.0})
+    placed = {"parameter_server": list(nodes), "trainer": [nodes[0]]}
+    mine = Reservation([servers, trainers], placed, None, {})
+
+    def again(member: int) -> Any:
+        options = mine.again("parameter_server", member)
+        return None if options is None else options["scheduling_strategy"].node_id
+
+    assert [again(0), again(1)] == [a, b]
+    nodes[:] = [node(a, CPU=4, free={"CPU": 1.0})]  # b is gone
+    assert again(1) == a
+    nodes[0] = replace(nodes[0], free={"CPU": 0.0})
+    assert again(1) is None
+    nodes[:] = [node(b, CPU=4), node(c, CPU=4)]  # a is gone, and a trainer with it
+    assert again(0) is None
+
+
+def test_groups_of_trainers_that_are_not_on_one_node_are_known():
+    trainers, a, b = group(5, stage="trainer"), node("a"), node("b")
+    mine = Reservation([trainers], {"trainer": [a, a, a, b, b]}, None, {})
+    assert mine.apart("trainer", 2) == [1]
+    assert mine.apart("trainer", 1) == mine.apart("trainer", 3)[:0] == []
+    assert mine.apart("trainer", 5) == [0]
+
+
 def test_nodes_that_ray_refuses_come_last_at_the_next_look(monkeypatch):
     cluster = Cluster(monkeypatch, [node("a", CPU=9), node("b"), node("c", CPU=2)], {"a"})
     with reservation.reserved([group(1)], patience_s=60.0):

@@ -132,14 +132,25 @@ def test_stateless_stages_that_die_are_replaced_and_lost_state_is_that_of_the_la
     def kill(member: str) -> Callable[[], None]:
         return lambda: kill_process(process_of("run", member))
 
+    stayed: list[list[int]] = []
+
+    def look() -> None:
+        members = ("parameter_server-0", "trainer-0", "sample_reader-0", "parameter_server-1")
+        stayed.append([process_of("run", member).number for member in members])
+
     def kill_server() -> None:
         wait_for_snapshot(run)
+        look()
         kill("parameter_server-1")()
 
-    kills = {3: kill("sample_reader-0"), 6: kill("feature_worker-0"), 15: kill_server}
+    kills = {3: kill("sample_reader-0"), 6: kill("feature_worker-0"), 15: kill_server, 40: look}
     train(settings(data), run, on_step=at(kills))
 
     (of_server,) = recoveries(run)
+    before, after = stayed
+    assert before[:3] == after[:3], "nobody else starts again"
+    assert before[3] != after[3]
+    assert of_server["replaced_alone"]
     assert of_server["reason"].startswith("run/parameter_server-1 died")
     assert of_server["snapshot"] in ("step-000000006", "step-000000012")
     assert differences(run, alone[0], EPOCHS) == []
@@ -154,7 +165,8 @@ def test_a_group_of_trainers_that_loses_its_caller_goes_back_to_the_last_snapsho
 ):
     run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
     config = settings(data, pipeline__num_trainers=2, pipeline__trainers_per_group=2)
-    train(config, undisturbed, cluster=in_process)
+    stages = train(config, undisturbed, cluster=in_process).stages
+    assert stages["callers_busy_s"] > 0
 
     def kill_caller() -> None:
         wait_for_snapshot(run)
@@ -164,6 +176,33 @@ def test_a_group_of_trainers_that_loses_its_caller_goes_back_to_the_last_snapsho
 
     (of_caller,) = recoveries(run)
     assert of_caller["reason"].startswith("run/trainer_group-0 died")
+    assert differences(run, undisturbed, EPOCHS) == []
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_trainers_that_wait_for_each_other_stay_when_a_server_is_lost(
+    ray_cluster, data, tmp_path, group_size
+):
+    """One has failed at a lookup, the other may be in a sum with it; or both at the process beside them."""
+    run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    config = settings(data, pipeline__num_trainers=2, pipeline__trainers_per_group=group_size)
+    train(config, undisturbed, cluster=in_process)
+    stayed: list[list[int]] = []
+
+    def look() -> None:
+        stayed.append([process_of("run", f"trainer-{rank}").number for rank in range(2)])
+
+    def kill_server() -> None:
+        wait_for_snapshot(run)
+        look()
+        kill_process(process_of("run", "parameter_server-0"))
+
+    train(config, run, on_step=at({15: kill_server, 40: look, 41: kill_server}))
+
+    assert [of_server["replaced_alone"] for of_server in recoveries(run)] == [True, True]
+    assert stayed[0] == stayed[1] == stayed[2]
     assert differences(run, undisturbed, EPOCHS) == []
 
 

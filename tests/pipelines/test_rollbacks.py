@@ -57,3 +57,17 @@ def test_who_may_only_be_slow_gets_more_time_until_the_run_is_further(tmp_path):
     folder.update(last="step-000000010")
     rollbacks.allow(RuntimeError("run/trainer-0 died"))
     assert rollbacks.patience == 1
+
+
+def test_a_return_with_what_is_left_counts_as_any_other_and_is_marked(tmp_path):
+    folder = RunFolder.create(tmp_path / "run", CONFIG)
+    rollbacks = Rollbacks(1, folder)
+    rollbacks.allow(RuntimeError("run/parameter_server-0 died"), is_alone=True)
+    last = RuntimeError("run/parameter_server-1 died")
+    for _ in range(2):  # inside of the attempt, and when it has ended
+        with pytest.raises(RuntimeError, match="run/parameter_server-1 died"):
+            rollbacks.allow(last)
+
+    assert len(last.__notes__) == 1
+    (record,) = [json.loads(line) for line in (folder.path / "recoveries.jsonl").read_text().splitlines()]
+    assert record["replaced_alone"]

@@ -148,7 +148,7 @@ def test_a_run_without_room_for_all_its_actors_starts_none_and_says_what_is_miss
     monkeypatch.setattr(reservation.logger, "warning", warning)
 
     with running_stages("room", assembly_of()) as stages:
-        assert len(stages.actors) == 4
+        assert len(stages.beside_trainers) == 3
 
     assert "the run has not started: 1 of 1 trainer find no room (each asks for 1 CPU)" in said[0]
     assert "has 0.8 of 8 CPU free" in said[0]

@@ -89,25 +89,27 @@ def kept(promises: list[Any]) -> list[Any]:
 @pytest.mark.parametrize(("num_trainers", "group_size"), [(2, 2), (5, 2), (9, 4), (30, 2)])
 def test_trainers_get_calls_in_the_drivers_order_whichever_comes_first(monkeypatch, num_trainers, group_size):
     monkeypatch.setattr(ray, "get", kept)
+    monkeypatch.setattr(ray, "put", lambda value: value)
     random.seed(num_trainers)
     trainers = [NotedTrainer(rank) for rank in range(num_trainers)]
     starts = range(0, num_trainers, group_size)
     with ThreadPoolExecutor(100) as pool:
-        groups = [
-            Later(Leader(range(first, min(first + group_size, num_trainers))), pool) for first in starts
-        ]
-        calls = ByGroup(groups, trainers, group_size, kept)
-        assert calls.num_groups == len(starts)
+        leaders = [Leader(range(first, min(first + group_size, num_trainers))) for first in starts]
+        calls = ByGroup([Later(leader, pool) for leader in leaders], trainers, group_size, kept)
         promised = []
         for step in range(6):
-            shares = [f"step {step} of group {group}" for group in range(len(starts))]
-            promised += [calls.prefetch(shares), calls.train(shares)]
+            for group, leader in enumerate(leaders):
+                leader.take(step, f"step {step} of group {group}")
+            promised += [calls.prefetch(step, []), calls.train(step, [])]
+            if step == 4:  # a worker that has started again
+                leaders[0].take(2, "step 2 again")
             if step == 3:
                 promises = calls.ask("drain", range(num_trainers))
                 (weights,) = kept(calls.ask("dense_weights", [num_trainers - 1]))
         for number, promise in enumerate(promised):
             answers = calls.answers(kept(promise))
             assert answers == [(("prefetch", "train")[number % 2], rank) for rank in range(num_trainers)]
+        assert calls.answers(kept(calls.each("drain"))) == [("drain", rank) for rank in range(num_trainers)]
     assert kept(promises) == [("drain", rank) for rank in range(num_trainers)]
     assert weights == ("dense_weights", num_trainers - 1)
     for rank, trainer in enumerate(trainers):
@@ -117,11 +119,13 @@ def test_trainers_get_calls_in_the_drivers_order_whichever_comes_first(monkeypat
             expected += [("prefetch", share), ("train", share)]
             expected += [("drain",)] if step == 3 else []
             expected += [("dense_weights",)] if step == 3 and rank == num_trainers - 1 else []
+        expected.append(("drain",))
         assert trainer.calls == expected
 
 
 def test_what_a_trainer_raises_the_driver_hears(monkeypatch):
     monkeypatch.setattr(ray, "get", kept)
+    monkeypatch.setattr(ray, "put", lambda value: value)
     trainers = [NotedTrainer(rank) for rank in range(4)]
 
     def fails(share: str) -> Any:
@@ -136,17 +140,19 @@ def test_what_a_trainer_raises_the_driver_hears(monkeypatch):
     for rank in (0, 1, 2):  # for the one that has failed
         trainers[rank].train = type("Method", (), {"remote": staticmethod(waits)})
     with ThreadPoolExecutor(20) as pool:
-        groups = [Later(Leader(range(first, first + 2)), pool) for first in (0, 2)]
-        calls = ByGroup(groups, trainers, 2, kept)
+        leaders = [Leader(range(first, first + 2)) for first in (0, 2)]
+        for leader in leaders:
+            leader.take(0, "a batch")
+        calls = ByGroup([Later(leader, pool) for leader in leaders], trainers, 2, kept)
         with pytest.raises(ValueError, match="a gradient is not finite"):
-            kept(calls.train(["a", "b"]))
+            kept(calls.train(0, []))
 
 
 def test_each_trainer_gets_the_object_of_its_group():
     trainers = [NotedTrainer(rank) for rank in range(3)]
     calls = EachTrainer(trainers, group_size=2)
 
-    assert calls.num_groups == 2
-    assert calls.answers(kept(calls.train(["a", "b"]))) == [("train", rank) for rank in range(3)]
+    assert calls.num_objects == 2
+    assert calls.answers(kept(calls.train(0, ["a", "b"]))) == [("train", rank) for rank in range(3)]
     assert [trainer.calls for trainer in trainers] == [[("train", "a")], [("train", "a")], [("train", "b")]]
     assert kept(calls.ask("drain", [2])) == [("drain", 2)]

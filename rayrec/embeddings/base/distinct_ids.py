@@ -55,6 +55,11 @@ def sum_by_id(parts: Sequence[tuple[Int64Array, Float32Array]]) -> tuple[Int64Ar
     return ids_R, sums_RD
 
 
+def add_part(sums_RD: Float32Array, num_summed: int, numbers_M: Int64Array, grads_MD: Float32Array) -> None:
+    """Add one part to sums of which so many rows have begun; new ones come in the order of their numbers."""
+    _add_part(sums_RD, num_summed, kernel_input(numbers_M, np.int64), kernel_input(grads_MD, np.float32))
+
+
 def add_rows(sum_RD: Float32Array, rows_M: Int64Array, grads_MD: Float32Array) -> None:
     """sum_RD[rows_M] += grads_MD, one after the other; a row may come several times."""
     _add_part(sum_RD, len(sum_RD), kernel_input(rows_M, np.int64), kernel_input(grads_MD, np.float32))

@@ -433,6 +433,44 @@ class EmbeddingShard:
         self._replace_tables(restored, f"shard {self._shard} was restored; an incarnation has to begin")
         self._is_restored = True
 
+    def roll_back(
+        self,
+        step: int,
+        incarnation: int,
+        rows_of: Callable[[Mapping[str, Int64Array]], Mapping[str, Iterable[TableRows]]],
+    ) -> bool:
+        """Be again what a snapshot holds, by the rows that have changed since, and begin an incarnation.
+
+        Other calls wait meanwhile, and those that wait for a step are let go.
+
+        Args:
+            step: of the snapshot.
+            rows_of: what it holds of ids by table, in parts; sighted and evicted ids whole.
+
+        Returns:
+            Whether it is known which rows have changed since; otherwise nothing has changed.
+
+        Raises:
+            ValueError: an incarnation older than the current one.
+            Exception: as `restore`, or of `rows_of`; `restore` before going on.
+        """
+        with self._lock.between_steps():
+            changed = {name: table.changed_since(step) for name, table in self._tables.items()}
+            known = {name: ids_K for name, ids_K in changed.items() if ids_K is not None}
+            if len(known) < len(changed) or self._is_restored:
+                return False
+            if self._snapshot is not None:
+                self._end_snapshot("the rows go back to an earlier snapshot")
+            self._failure = RuntimeError(f"shard {self._shard} is going back to step {step}")
+            self._pending = {}
+            self._lock.changed.notify_all()
+            parts = rows_of(known)
+            for name, table in self._tables.items():
+                table.roll_back(known[name], parts[name])
+            self._is_restored = True
+            self.begin(step, incarnation)
+            return True
+
     def _empty_tables(self) -> dict[str, EmbeddingTable]:
         return {config.name: EmbeddingTable(config, self._num_threads) for config in self._configs}
 

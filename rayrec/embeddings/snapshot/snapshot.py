@@ -28,7 +28,7 @@ import contextlib
 import itertools
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,10 +44,11 @@ from rayrec.embeddings.base.threads import give_way
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.snapshot.saved_files import SavedFile, WrittenFile
+from rayrec.embeddings.storage.index import MISSING, IdMap
 from rayrec.embeddings.table.admission import Sighted
 from rayrec.embeddings.table.eviction import Evicted
 from rayrec.embeddings.table.table import EmbeddingTable, TableRows
-from rayrec.platform.arrays import BoolArray, Float32Array
+from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 
 FORMAT_VERSION = 3
@@ -213,6 +214,7 @@ def load_tables(
     shard: int,
     *,
     weights_only: bool = False,
+    only: Mapping[str, Int64Array] | None = None,
 ) -> dict[str, Iterator[TableRows]]:
     """Rows of one shard out of the files of all shards that wrote them.
 
@@ -222,6 +224,8 @@ def load_tables(
         shard_map, shard: which rows to take; need not be the map the files were written with.
         weights_only: for another run to begin with: rows as if no step had changed them yet, with the state
             that its optimizer begins with. Only dims have to agree then.
+        only: by table, distinct ids whose rows are wanted, for `EmbeddingShard.roll_back`; what is not a
+            row comes whole all the same.
 
     Returns:
         Parts by table, which are read when asked for, for `EmbeddingShard.restore`.
@@ -234,7 +238,9 @@ def load_tables(
     configs = {config.name: config for config in tables}
     snapshots = [[_described(path, configs, weights_only) for path in paths] for paths in _snapshots(chain)]
     loaded = {
-        name: _TableChain(config, snapshots).parts(shard_map.buckets(shard))
+        name: _TableChain(config, snapshots).parts(
+            shard_map.buckets(shard), None if only is None else _set_of(only[name])
+        )
         for name, config in configs.items()
     }
     if weights_only:
@@ -346,8 +352,8 @@ class _TableChain:
                     )
             last_step = files[0].step
 
-    def parts(self, buckets: range) -> Iterator[TableRows]:
-        """What the chain has of some buckets."""
+    def parts(self, buckets: range, only: IdMap | None = None) -> Iterator[TableRows]:
+        """What the chain has of some buckets; of rows, those of some ids alone."""
         wanted_B = np.zeros(NUM_BUCKETS, dtype=np.bool_)
         wanted_B[buckets.start : buckets.stop] = True
         *_, last = self._snapshots
@@ -363,12 +369,12 @@ class _TableChain:
                     counting_B[file.buckets.start : file.buckets.stop] = False
             for file in files:
                 if file.content == "removed" and file.has_any_of(counting_B):
-                    for columns in _batches(file.path, counting_B):
+                    for columns in _batches(file.path, counting_B, only):
                         nothing = replace(self._nothing, since=file.since)
                         yield replace(nothing, removed_X=columns["id"].to_numpy())
             for file in files:
                 if file.content == "rows" and file.has_any_of(counting_B):
-                    for columns in _batches(file.path, counting_B):
+                    for columns in _batches(file.path, counting_B, only):
                         yield replace(_rows(columns), since=file.since)
 
     def _check_whole(self, files: Sequence[_TableFile]) -> None:
@@ -449,8 +455,14 @@ def _described(path: Path, configs: dict[str, TableConfig], weights_only: bool) 
     )
 
 
-def _batches(path: Path, wanted_B: BoolArray) -> Iterator[pa.RecordBatch]:
-    """What a file has of some buckets, in parts of bounded size."""
+def _set_of(ids_K: Int64Array) -> IdMap:
+    found = IdMap(len(ids_K))
+    found.assign(ids_K, np.zeros(len(ids_K), dtype=np.int64))
+    return found
+
+
+def _batches(path: Path, wanted_B: BoolArray, only: IdMap | None = None) -> Iterator[pa.RecordBatch]:
+    """What a file has of some buckets, or of some ids in them, in parts of bounded size."""
     try:
         with pq.ParquetFile(path) as file:
             groups = [
@@ -458,14 +470,24 @@ def _batches(path: Path, wanted_B: BoolArray) -> Iterator[pa.RecordBatch]:
                 for group in range(file.num_row_groups)
                 if _overlaps(file.metadata.row_group(group), wanted_B)
             ]
+            if only is not None:
+                # Ids are a fiftieth of a row: a group without any that is wanted is not read.
+                groups = [group for group in groups if _has_any(file, group, only)]
             for batch in file.iter_batches(_ROWS_PER_PART, row_groups=groups):
                 is_wanted_M = wanted_B[batch["bucket"].to_numpy()]
+                if only is not None:
+                    is_wanted_M &= only.find(batch["id"].to_numpy()) != MISSING
                 if is_wanted_M.all():
                     yield batch
                 elif is_wanted_M.any():
                     yield batch.filter(pa.array(is_wanted_M))
     except (OSError, pa.ArrowInvalid) as error:
         raise InputError(f"{path}: cannot be read as a snapshot of embedding rows: {error}") from error
+
+
+def _has_any(file: pq.ParquetFile, group: int, ids: IdMap) -> bool:
+    found = ids.find(file.read_row_group(group, columns=["id"])["id"].to_numpy())
+    return bool((found != MISSING).any())
 
 
 def _overlaps(group: pq.RowGroupMetaData, wanted_B: BoolArray) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rayrec.embeddings.config import EvictionConfig
+from rayrec.embeddings.storage.index import MISSING, IdMap
 from rayrec.platform.arrays import Int32Array, Int64Array
 
 _SAMPLE = 65_536
@@ -145,6 +146,19 @@ class AgeCalendar:
         ids, self._old, self._num_moved = self._old, _IdList(), 0
         while len(ids):
             yield self._take(ids)
+
+    def discard(self, ids: IdMap) -> None:
+        """Take ids out of whatever list they are in: a pass over all lists."""
+        for due, listed in self._lists.items():
+            self._lists[due] = self._without(listed, ids)
+        self._old = self._without(self._old, ids)
+
+    def _without(self, listed: _IdList, ids: IdMap) -> _IdList:
+        listed_K = listed.all()
+        kept = _IdList()
+        kept.add(listed_K[ids.find(listed_K) == MISSING])
+        self._num_bytes += kept.num_bytes - listed.num_bytes
+        return kept
 
     def _put(self, due: int, ids_M: Int64Array) -> None:
         if due not in self._lists:

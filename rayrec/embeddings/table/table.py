@@ -488,6 +488,51 @@ class EmbeddingTable:
             raise ValueError(f"table {self.config.name!r} has {self.num_rows} rows; load into an empty one")
         ages = calendar_of(self.config.eviction)
         filled = self._empty_rows(ages)
+        waiting = self._fill(filled, ages, parts)
+        self._rows, self._ages = filled, ages
+        self._take_waiting(*waiting)
+
+    def changed_since(self, step: int) -> Int64Array | None:
+        """[K] distinct ids whose rows later steps have made, changed or given up; None where it is not known.
+
+        Args:
+            step: of a snapshot that was begun, or that the rows were loaded from.
+        """
+        if not self._given_up.knows(step):
+            return None
+        changed = self._given_up.between(step, sys.maxsize)
+        if self._changed.knows(step):
+            changed += self._changed.between(step, sys.maxsize)
+        else:  # there were too many to remember; each record has the step that changed it last
+            for ids_M, records, rows_M in self._rows.parts(ordered=False):
+                changed.append(ids_M[self._ops.stamps(records, rows_M)[:, 0] > step])
+        return _distinct(changed)
+
+    def roll_back(self, changed_K: Int64Array, parts: Iterable[TableRows]) -> None:
+        """Be again what a snapshot holds, of which only the rows that have changed since are read.
+
+        After an error the table is neither.
+
+        Args:
+            changed_K: as `changed_since` gave them.
+            parts: as for `load`, of these ids alone; sighted and evicted ids are whole.
+
+        Raises: as `load`.
+        """
+        assert self._snapshot is None, f"{self.config.name!r}: a snapshot is being read"
+        self._rows.remove(changed_K)
+        if self._ages is not None:
+            listed = IdMap(len(changed_K))
+            listed.assign(changed_K, np.zeros(len(changed_K), dtype=np.int64))
+            self._ages.discard(listed)
+        self._take_waiting(*self._fill(self._rows, self._ages, parts))
+        self._given_up, self._changed = IdsSince(GIVEN_UP_SHARE), IdsSince(CHANGED_SHARE)
+        self._last_snapshot_step = None
+
+    def _fill(
+        self, filled: RowStorage, ages: AgeCalendar | None, parts: Iterable[TableRows]
+    ) -> tuple[list[Sighted], list[Evicted]]:
+        """Put parts into rows that have none of their ids; returns what is not a row."""
         sighted: list[Sighted] = []
         evicted: list[Evicted] = []
         listed = IdMap()
@@ -508,7 +553,13 @@ class EmbeddingTable:
                     ages.add(ids_M[is_new_M], steps_M[is_new_M])
             sighted.append(part.sighted)
             evicted.append(part.evicted)
-        self._rows, self._ages = filled, ages
+        if ages is not None and len(listed):
+            listed_K = listed.items()[0]
+            listed.remove(listed_K[filled.present(listed_K)])
+            ages.discard(listed)  # one that gets a row again would be there twice, and given up twice
+        return sighted, evicted
+
+    def _take_waiting(self, sighted: Sequence[Sighted], evicted: Sequence[Evicted]) -> None:
         self._sightings.load(Sighted.joined(sighted))
         self._tombstones.load(Evicted.joined(evicted))
 

@@ -304,6 +304,7 @@ class TorchProgram(ABC):
         if optimizer_state is None:
             return
         self._step = int(optimizer_state["step"])
+        self._optimizer.state.clear()
         if self._step == 0:
             return
         for name, parameter in self._trained_parameters.items():

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayrec.embeddings.capacity import ShardPlan, batch_bytes, device_batch_bytes, plan_shards, spread
+from rayrec.embeddings.capacity import (
+    ShardPlan,
+    batch_bytes,
+    caller_bytes,
+    device_batch_bytes,
+    plan_shards,
+    spread,
+)
 from rayrec.embeddings.config import TableConfig
 from rayrec.pipelines.capacity.cluster_spec import ClusterSpec
 from rayrec.pipelines.capacity.step_model import layout_of
@@ -120,6 +127,9 @@ def memory_fit(work: Workload, tables: Sequence[TableConfig], cluster: ClusterSp
     host = _host_bytes(trainer, has_cards) + TRAINER_PROCESS_BYTES
     workers = -(-(work.num_readers + work.num_feature_workers) // max(layout.trainer_nodes, 1))
     of_trainers = per_node * host + workers * PROCESS_BYTES
+    if work.group_size > 1:
+        held = caller_bytes(resized, ids, work.group_size, int(work.mode == "bounded_stale"))
+        of_trainers += -(-per_node // work.group_size) * (held + PROCESS_BYTES)
     of_servers = 0.0
     if server is not None:
         of_servers = layout.servers_per_node * (server.peak_bytes + PROCESS_BYTES)

@@ -69,6 +69,29 @@ def death_behind(error: Exception, actors: Sequence[ActorHandle]) -> ActorDeathE
     return None
 
 
+def deaths_among(
+    actors: Sequence[ActorHandle], patience_s: float = DEATH_KNOWN_S
+) -> dict[int, ActorDeathError]:
+    """Those that are known to be dead, by position; empty if no death shows in time, or one is in doubt.
+
+    Returns as soon as there is a death: of the others, those that die a moment later may be missing.
+    """
+    waiting: dict[Any, int] = {actor.stats.remote(): position for position, actor in enumerate(actors)}
+    ends, deaths = time.monotonic() + patience_s, dict[int, ActorDeathError]()
+    while waiting and not deaths and (left_s := ends - time.monotonic()) > 0:
+        some, _ = ray.wait(list(waiting), num_returns=1, timeout=left_s)
+        ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0) if some else ([], [])
+        for ref in ready:
+            position = waiting.pop(ref)
+            try:
+                ray.get(ref)
+            except Exception as found:
+                if not isinstance(death := root_cause(found), ActorDeathError):
+                    return {}
+                deaths[position] = death
+    return deaths
+
+
 def _a_node_is_gone() -> bool:
     """Whether Ray counts a node as alive that takes no connection."""
     for node in ray.nodes():

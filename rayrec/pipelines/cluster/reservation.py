@@ -91,6 +91,13 @@ class Reservation:
 
         return options
 
+    def apart(self, stage: str, every: int) -> list[int]:
+        """Numbers of the groups of so many members each that are not on one node."""
+        ids = self._node_ids_of(stage)
+        return [
+            number for number in range(-(-len(ids) // every)) if len(set(ids[number * every :][:every])) > 1
+        ]
+
     def _node_ids_of(self, stage: str) -> list[str]:
         """Ray's, of the nodes that the members of a stage are on."""
         held = {} if self._held is None else placement_group_table(self._held)["bundles_to_node_id"]
@@ -111,6 +118,25 @@ class Reservation:
         elif selector := _selector(group, self._left_out):
             options["label_selector"] = selector
         return options
+
+    def again(self, stage: str, member: int) -> Mapping[str, Any] | None:
+        """As `of`, for a lost member with state that is to start again alone; None: it finds no place.
+
+        It comes back to its node. Where that is gone it goes to another one, if nothing else of the attempt
+        was there: what is pinned to a lost node, and what Ray does not move, comes back with a new attempt.
+        """
+        group, node_ids = self._groups[stage], {name: self._node_ids_of(name) for name in self._placed}
+        node, nodes = node_ids[stage][member], cluster_nodes()
+        if any(each.id == node and each.is_usable for each in nodes):
+            return self._options(stage, member)
+        if sum(ids.count(node) for ids in node_ids.values()) > 1:
+            return None
+        try:
+            (elsewhere,) = assign([replace(group, count=1)], nodes)[stage]
+        except NoNodeError:
+            return None
+        strategy = NodeAffinitySchedulingStrategy(elsewhere.id, soft=False)
+        return {**ray_options(group.resources), "scheduling_strategy": strategy}
 
     @property
     def node_ids(self) -> frozenset[str]:

@@ -31,14 +31,21 @@ class Rollbacks:
         self._count = 0
         self._patience = 1
         self._snapshot = folder.state["last"]
+        self._refused: Exception | None = None
 
     @property
     def patience(self) -> int:
         """Times `recovery.hang_timeout_s`, that an attempt is to have."""
         return self._patience
 
-    def allow(self, error: Exception) -> None:
-        """Note a return, for this reason, to what is the last snapshot now; or raise the error again."""
+    def allow(self, error: Exception, is_alone: bool = False) -> None:
+        """Note a return, for this reason, to what is the last snapshot now; or raise the error again.
+
+        Args:
+            is_alone: whether what was lost has been replaced, and all else stays.
+        """
+        if error is self._refused:
+            raise error
         last = self._folder.state["last"]
         if last != self._snapshot:
             self._snapshot, self._count, self._patience = last, 0, 1
@@ -50,8 +57,11 @@ class Rollbacks:
                 f"The run has gone back to its last snapshot {self._most} times (recovery.max_rollbacks); "
                 "continue it with --resume"
             )
+            self._refused = error
             raise error
-        self._folder.log_recovery({"time": time.time(), "reason": str(error), "snapshot": last})
+        record = {"time": time.time(), "reason": str(error), "snapshot": last}
+        self._folder.log_recovery(record | ({"replaced_alone": True} if is_alone else {}))
         self._folder.update(rollbacks=self._folder.state.get("rollbacks", 0) + 1)
         where = "the beginning" if last is None else last
-        logger.warning("%s; the run goes back to %s", error, where)
+        how = ", with what is left of it" if is_alone else ""
+        logger.warning("%s; the run goes back to %s%s", error, where, how)

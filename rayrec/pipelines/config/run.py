@@ -332,6 +332,9 @@ class RecoveryConfig(Config):
     """Times that each reader and feature worker may be started again."""
     max_rollbacks: int = Field(5, ge=0)
     """Returns to the last snapshot, because a server or trainer was lost, before there is a new one."""
+    replace_lost_server: bool = True
+    """Whether a server that dies alone is replaced alone: all other actors stay, and go back to the last
+    snapshot by the rows that have changed since. Off: all actors end and start again."""
     hang_timeout_s: float = Field(300.0, gt=0)
     """Time in which nothing comes of the actors, after which one of them hangs; up to four times as long
     after a run went back because one did, until there is a new snapshot."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rayrec.actors.parameter_server import ServerStats
 from rayrec.actors.trainer import TrainerStats
@@ -17,6 +17,8 @@ class StageStats:
     feature_workers: list[StageTimes]
     servers: list[ServerStats]
     trainers: list[TrainerStats]
+    callers: list[StageTimes] = field(default_factory=list)
+    """Of groups of trainers."""
 
     def summary(self) -> dict[str, float]:
         """Where the time of training went, averaged over the members of a stage; no validation in it.
@@ -24,7 +26,7 @@ class StageStats:
         `*_busy_s` is work and `*_waiting_s` idling between batches. A trainer waits within batches as
         well, `lookup_waiting_s` for rows and `update_waiting_s` for updates: with these, every stage's
         seconds add up to those of training. `dense_busy_s` is a part of `trainer_busy_s`; servers are
-        busy for `servers_lookup_s` and `servers_update_s`.
+        busy for `servers_lookup_s` and `servers_update_s`. `callers_*` are there where trainers have groups.
         Rows that the trainers' caches held are `cache_hits`; the rest, `cache_misses`. `max_staleness` is
         the most updates that were not acknowledged when the rows of a batch were asked for.
         `lookup_early_rows` were asked for before the update of the step before was sent, and
@@ -38,6 +40,7 @@ class StageStats:
             **_seconds("read", self.readers),
             **_seconds("features", self.feature_workers),
             **_seconds("servers", [stats.stage for stats in self.servers]),
+            **(_seconds("callers", self.callers) if self.callers else {}),
             **_seconds("trainer", [stats.stage for stats in trainers]),
             "dense_busy_s": _mean([stats.dense_s for stats in trainers]),
             "lookup_waiting_s": _mean([stats.rows_wait_s for stats in lookups]),

@@ -20,6 +20,7 @@ from rayrec.embeddings.capacity import (
     ShardPlan,
     batch_bytes,
     cache_bytes,
+    caller_bytes,
     count_by_shard,
     device_batch_bytes,
     device_cache_bytes,
@@ -135,6 +136,10 @@ class MemoryPlan:
     num_workers: int
     worker_holds: dict[str, int]
     """What each feature worker makes and holds: bytes by what it is."""
+    num_callers: int
+    """Processes that call for a group of trainers; none where each calls for itself."""
+    caller_bytes: int
+    """What each of them holds of the steps of its trainers."""
     object_store_bytes: int
     disk_folders: dict[str, Path]
     """By table, where rows go that memory has no room for, if servers are here and it must be a disk."""
@@ -150,7 +155,8 @@ class MemoryPlan:
         return (
             sum(shard.peak_bytes for shard in self.shards)
             + self.trainer.num_trainers * (self.trainer.peak_bytes + TRAINER_PROCESS_BYTES)
-            + (len(self.shards) + self.num_readers + self.num_workers) * PROCESS_BYTES
+            + (len(self.shards) + self.num_readers + self.num_workers + self.num_callers) * PROCESS_BYTES
+            + self.num_callers * self.caller_bytes
             + self.num_workers * self.worker_bytes
             + DRIVER_BYTES
             + RAY_BYTES
@@ -215,6 +221,9 @@ class MemoryPlan:
                 workers = f"{self.num_workers} feature workers {of_workers} for {held} each, "
                 if GRAPH in self.worker_holds:
                     remedy = "let feature workers share a saved graph (data.graph), "
+            if self.num_callers:
+                callers = human_size(self.num_callers * self.caller_bytes)
+                workers += f"{self.num_callers} callers of groups {callers} for what trainers read and send, "
             trainers = self.trainer.num_trainers * self.trainer.peak_bytes
             raise InputError(
                 f"the run would need {human_size(self.machine_bytes)} and this machine has "
@@ -237,6 +246,10 @@ class MemoryPlan:
             f"{trainer.num_trainers} trainers need up to {human_size(trainer.peak_bytes)} each, dense "
             "activations aside"
         )
+        if self.num_callers:
+            parts.append(
+                f"{self.num_callers} callers of groups hold up to {human_size(self.caller_bytes)} each"
+            )
         if self.worker_bytes:
             held = [f"{what} of {human_size(num_bytes)}" for what, num_bytes in self.worker_holds.items()]
             share = " (with data.graph, they share the files of one)" if GRAPH in self.worker_holds else ""
@@ -268,6 +281,8 @@ class MemoryPlan:
                 "peak_bytes": self.trainer.peak_bytes,
                 "device_bytes": self.trainer.device_bytes,
             },
+            "num_callers": self.num_callers,
+            "caller_bytes": self.caller_bytes,
             "worker_bytes": self.worker_bytes,
             "server_limit": self.server_limit,
             "device_limit": self.device_limit,
@@ -308,6 +323,11 @@ def plan_memory(assembly: Assembly, is_here: bool | None = None) -> MemoryPlan:
     }
     # A batch has no more distinct ids than there are.
     batch_ids = {name: min(assembly.task.most_batch_ids(name), num_ids[name]) for name in tables}
+    group_size = pipeline.group_size
+    max_staleness = pipeline.max_staleness if pipeline.mode == "bounded_stale" else 0
+    num_callers = 0 if group_size == 1 or not tables else -(-pipeline.num_trainers // group_size)
+    # Servers are called by groups: with the distinct ids of all their trainers.
+    caller_ids = {name: min(group_size * most, num_ids[name]) for name, most in batch_ids.items()}
     if is_here is None:
         is_here = starts_cluster(config.cluster)
     # Then the cache is there; everything else of a batch crosses the host's memory, as without one.
@@ -316,10 +336,10 @@ def plan_memory(assembly: Assembly, is_here: bool | None = None) -> MemoryPlan:
         shards=plan_shards(
             assembly.tables,
             ids_by_shard,
-            batch_ids,
+            caller_ids,
             sparse.num_servers,
-            pipeline.num_trainers,
-            pipeline.max_staleness if pipeline.mode == "bounded_stale" else 0,
+            num_callers or pipeline.num_trainers,
+            max_staleness,
         ),
         trainer=TrainerPlan(
             dense=dense_size(assembly),
@@ -347,6 +367,10 @@ def plan_memory(assembly: Assembly, is_here: bool | None = None) -> MemoryPlan:
         device_limit=device_memory_bytes(config.device) if is_here else None,
         num_readers=pipeline.num_readers,
         num_workers=pipeline.num_feature_workers,
+        num_callers=num_callers,
+        caller_bytes=caller_bytes(assembly.tables, batch_ids, group_size, max_staleness)
+        if num_callers
+        else 0,
         worker_holds=assembly.task.worker_holds,
         object_store_bytes=config.cluster.object_store_bytes if is_here else 0,
         disk_folders={

@@ -88,7 +88,7 @@ class _Begun:
     step: int
     summary: Any
     features: list[Any]
-    """Features, one object per group of trainers."""
+    """Features, one object per group of trainers; none where groups get them from the worker."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,9 @@ class TrainingPipeline:
             BatchError: the next batch cannot be made; all before it have been yielded.
             StageHungError: nothing comes of an actor for too long.
         """
-        for actor in self._stages.actors:
+        for actor in self._stages.beside_trainers:
             actor.start_clock.remote()
+        self._trainers.each("start_clock")
         error: BatchError | None = None
         begun: deque[_Begun] = deque()
         prefetched: deque[_Prefetched] = deque()
@@ -165,8 +166,9 @@ class TrainingPipeline:
             # The next batch's rows are asked for before this one is trained; the last has no next.
             while len(prefetched) > 1 or (prefetched and not begun and following == stop):
                 training.append(self._train(prefetched.popleft(), wants_snapshot))
-        self._stages.watch.get([trainer.drain.remote() for trainer in self._stages.trainers])
-        self._stages.watch.get([actor.stop_clock.remote() for actor in self._stages.actors])
+        self._stages.watch.get(self._trainers.each("drain"))
+        others = [actor.stop_clock.remote() for actor in self._stages.beside_trainers]
+        self._stages.watch.get([*others, *self._trainers.each("stop_clock")])
         if error is not None:
             raise error
 
@@ -180,8 +182,10 @@ class TrainingPipeline:
             for reading in readings(stages.plan, batch, len(stages.readers))
         ]
         worker = stages.feature_workers[step % len(stages.feature_workers)]
-        compute: Any = worker.compute.options(num_returns=1 + self._trainers.num_groups)
-        summary, *batches = compute.remote(step, *parts)
+        num_objects = self._trainers.num_objects
+        compute: Any = worker.compute.options(num_returns=1 + num_objects)
+        made = compute.remote(step, *parts)
+        summary, *batches = made if num_objects else [made]
         return _Begun(step, summary, batches)
 
     def _comes_first(self, batch: _Begun, training: deque[_Training]) -> bool:
@@ -201,7 +205,7 @@ class TrainingPipeline:
             if is_of_cluster(cause):
                 raise
             raise BatchError(batch.step, cause) from error
-        return _Prefetched(batch, summary, self._trainers.prefetch(batch.features))
+        return _Prefetched(batch, summary, self._trainers.prefetch(batch.step, batch.features))
 
     def _train(self, prefetched: _Prefetched, wants_snapshot: Callable[[int], bool]) -> _Training:
         """Stages 3 to 5."""
@@ -209,7 +213,7 @@ class TrainingPipeline:
         is_wanted = wants_snapshot(step)
         if is_wanted:
             self._stages.watch.get([server.begin_snapshot.remote(step) for server in self._stages.servers])
-        reports = self._trainers.train(prefetched.batch.features)
+        reports = self._trainers.train(step, prefetched.batch.features)
         return _Training(prefetched, reports, self._pending_snapshot(step) if is_wanted else None)
 
     def begin_snapshot(self, step: int) -> PendingSnapshot:

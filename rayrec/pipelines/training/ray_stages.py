@@ -27,9 +27,10 @@ from rayrec.pipelines.cluster.leaving import LeaveWatch
 from rayrec.pipelines.cluster.nodes import cluster_folder
 from rayrec.pipelines.cluster.placement import actor_groups
 from rayrec.pipelines.cluster.quarantine import Quarantine
-from rayrec.pipelines.cluster.reservation import reserved
+from rayrec.pipelines.cluster.reservation import Reservation, reserved
 from rayrec.pipelines.cluster.watch import Watch
 from rayrec.pipelines.tasks.assembly import Assembly
+from rayrec.pipelines.training.lost_server import ServerReplacement
 from rayrec.pipelines.training.stages import Stages, spawn_stages
 from rayrec.platform.ray_errors import StageHungError, root_cause
 
@@ -57,6 +58,7 @@ def running_stages(
         room.log()
         monitor = spawn_heartbeat_monitor(run)
         heartbeats_to = HeartbeatSettings(monitor_name(run), hang_timeout_s / HEARTBEATS_PER_TIMEOUT)
+        _warn_of_groups_apart(room, assembly.config.pipeline.group_size)
         beside_trainers = room.beside(TRAINER_STAGE, assembly.config.pipeline.group_size)
 
         def where(stage: str) -> Where:
@@ -66,11 +68,18 @@ def running_stages(
         try:
             actors = spawn_stages(host, assembly, folder)
             stateless = frozenset(actor.name for actor in host.spawned if not actor.has_state)
-            stateful = [*actors.servers, *actors.callers, *actors.trainers]
-            watch = Watch(monitor, stateless, hang_timeout_s, stateful)
+
+            def watch_over(stateful: Sequence[Any]) -> Watch:
+                return Watch(monitor, stateless, hang_timeout_s, stateful)
+
+            watch = watch_over([*actors.servers, *actors.callers, *actors.trainers])
             _wait_until_up(host.spawned, START_PATIENCE_S, watch, max(START_PATIENCE_S, hang_timeout_s))
             must_leave = LeaveWatch(Quarantine(cluster_folder()), room.node_ids, room.has_room_elsewhere)
-            stages = replace(Stages.of(assembly, actors, watch, host), must_leave=must_leave)
+            stages = replace(
+                Stages.of(assembly, actors, watch, host),
+                must_leave=must_leave,
+                without_lost=ServerReplacement(host, assembly, monitor, room.again, watch_over),
+            )
             stages.connect_trainers(host)
             yield stages.led_by_groups()
         except StageHungError:
@@ -86,6 +95,17 @@ def running_stages(
         finally:
             host.close()
             ray.kill(monitor)
+
+
+def _warn_of_groups_apart(room: Reservation, group_size: int) -> None:
+    if apart := room.apart(TRAINER_STAGE, group_size):
+        logger.warning(
+            "group%s %s of trainers %s on several nodes: their calls cross the network before they are added "
+            "up; take as many trainers per group (pipeline.trainers_per_group) as each node has",
+            "s" if len(apart) > 1 else "",
+            ", ".join(map(str, apart)),
+            "are" if len(apart) > 1 else "is",
+        )
 
 
 def _wait_until_up(started: Sequence[Spawned], patience_s: float, watch: Watch, look_every_s: float) -> None:

@@ -431,7 +431,9 @@ class Attempt:
         self._folder.forget_after(snapshot.committed_step + 1)
         self._progress = RunProgress(**snapshot.state.progress)
         self._cursor = snapshot.cursor
-        self._flops_at_record = (0.0, self._progress.training_s)
+        # Trainers that have stayed have counted those of the steps that are undone, too.
+        flops = self._stages.stats().summary()["model_flops"]
+        self._flops_at_record = (flops, self._progress.training_s)
         self._stages.load(snapshot, snapshot.committed_step, self._incarnation)
         return snapshot.committed_step + 1
 

@@ -14,7 +14,7 @@ from rayrec.actors.parameter_server import ServerSpec, spawn_parameter_servers
 from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.sample_reader import spawn_sample_readers
 from rayrec.actors.spawning import Calls, Host
-from rayrec.actors.trainer import TrainerSpec, connect_trainers, spawn_trainers
+from rayrec.actors.trainer import TRAINER_STAGE, TrainerSpec, connect_trainers, spawn_trainers
 from rayrec.embeddings.lookup.modes import LookupSettings
 from rayrec.pipelines.metrics.stage_stats import StageStats
 from rayrec.pipelines.runs.snapshots import Snapshot
@@ -33,6 +33,15 @@ class StageActors(NamedTuple):
     trainers: list[Any]
     callers: list[Any]
     """Of the servers, one for each group of trainers; none where every trainer calls for itself."""
+
+
+class Replaced(NamedTuple):
+    """What has become of stages that lost an actor."""
+
+    stages: Stages
+    """With others in its place; what they hold is to be loaded."""
+    death: Exception
+    """Names who was lost."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,8 @@ class Stages:
     """Calls trainers by their groups; None: each by itself."""
     must_leave: Callable[[], str | None] = lambda: None
     """Which node the run has to leave and why; None: it may stay."""
+    without_lost: Callable[[Exception, Stages], Replaced | None] = lambda error, stages: None
+    """After an error: the stages with a new actor for the lost one; None: all have to start again."""
 
     @classmethod
     def of(cls, assembly: Assembly, actors: StageActors, watch: Calls, host: Host) -> Stages:
@@ -84,11 +95,12 @@ class Stages:
         return replace(self, by_group=ByGroup(self.callers, self.trainers, self.group_size, self.watch.get))
 
     @property
-    def actors(self) -> list[Any]:
-        return [*self.readers, *self.feature_workers, *self.servers, *self.callers, *self.trainers]
+    def beside_trainers(self) -> list[Any]:
+        """All other actors."""
+        return [*self.readers, *self.feature_workers, *self.servers, *self.callers]
 
     def stats(self) -> StageStats:
-        groups = [self.readers, self.feature_workers, self.servers, self.trainers]
+        groups = [self.readers, self.feature_workers, self.servers, self.trainers, self.callers]
         return StageStats(*(self.watch.get([actor.stats.remote() for actor in group]) for group in groups))
 
     def load(
@@ -135,21 +147,11 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
         lookup_settings(assembly).max_staleness,
         pipeline.queue_depth,
     )
-    spec = ServerSpec(
-        assembly.tables,
-        num_shards=config.num_servers,
-        shard=0,
-        num_trainers=groups.num_groups,
-        wait_timeout_s=sparse.wait_timeout_s,
-        max_staleness=lookup_settings(assembly).max_staleness,
-        memory_limit=sparse.server_memory,
-        num_threads=sparse.server_threads,
-        called_by="trainer" if groups.group_size == 1 else "group",
-    )
-    servers = spawn_parameter_servers(host, spec, pipeline.cpus_per_actor)
+    servers = spawn_parameter_servers(host, server_spec(assembly), pipeline.cpus_per_actor)
     readers = spawn_sample_readers(
         host, assembly.plan.spec, pipeline.num_readers, pipeline.cpus_per_actor, recovery.stage_restarts
     )
+    callers = spawn_trainer_groups(host, groups, servers)
     workers = spawn_feature_workers(
         host,
         partial(features_of, config, assembly.rows.columns),
@@ -158,12 +160,30 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
         ReadAhead(assembly.tables, servers) if any(table.disk for table in assembly.tables) else None,
         recovery.stage_restarts,
         pipeline.group_size,
+        # Threads of one process are called one by one, with objects that are there anyway.
+        callers if host.meeting(TRAINER_STAGE) is None else (),
     )
-    callers = spawn_trainer_groups(host, groups, servers)
     trainers = spawn_trainers(
         host, trainer_spec(assembly, folder), servers, callers, pipeline.cpus_per_trainer
     )
     return StageActors(readers, workers, servers, trainers, callers)
+
+
+def server_spec(assembly: Assembly) -> ServerSpec:
+    """What all servers of a run have to know; they differ in `shard`."""
+    config, sparse = assembly.config, assembly.config.sparse
+    num_trainers, group_size = config.pipeline.num_trainers, config.pipeline.group_size
+    return ServerSpec(
+        assembly.tables,
+        num_shards=config.num_servers,
+        shard=0,
+        num_trainers=-(-num_trainers // group_size),
+        wait_timeout_s=sparse.wait_timeout_s,
+        max_staleness=lookup_settings(assembly).max_staleness,
+        memory_limit=sparse.server_memory,
+        num_threads=sparse.server_threads,
+        called_by="trainer" if group_size == 1 else "group",
+    )
 
 
 def lookup_settings(assembly: Assembly) -> LookupSettings:

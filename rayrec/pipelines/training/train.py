@@ -214,10 +214,22 @@ def supervise(
                     ExitStack() as closing,
                     cluster.running(folder.name, current, folder.path.resolve(), hang_timeout_s) as stages,
                 ):
-                    initial = initial_snapshot(current) if snapshot is None else None
-                    attempt = Attempt(current, folder, stages, on_step, snapshot, initial)
-                    closing.callback(attempt.close)
-                    result = attempt.run()
+                    while result is None:
+                        initial = initial_snapshot(current) if snapshot is None else None
+                        attempt = Attempt(current, folder, stages, on_step, snapshot, initial)
+                        closing.callback(attempt.close)
+                        try:
+                            result = attempt.run()
+                        except Exception as error:
+                            # What the actors that stay hold is of steps after a snapshot, or of no use.
+                            has_any = folder.state["last"] is not None
+                            replaced = stages.without_lost(error, stages) if has_any else None
+                            if replaced is None:
+                                raise
+                            closing.close()
+                            rollbacks.allow(replaced.death, is_alone=True)
+                            stages, snapshot = replaced.stages, _snapshot_to_resume(folder, assembly)
+                            current = assembly.going_on_from(snapshot, folder.path)
             except NodeLeftError as left:
                 # No step is lost, and no return to the last snapshot is used up.
                 last = folder.state["last"]

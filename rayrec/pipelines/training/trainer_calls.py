@@ -1,6 +1,6 @@
 """How the driver's loop calls the trainers: each, or by groups, so that its work grows less with them.
 
-    EachTrainer     driver ─► trainer 0, trainer 1, ...
+    EachTrainer     driver ─► trainer 0, trainer 1, ...                 with the batch, which the driver owns
     ByGroup         driver ─► group 0 ─► trainer 0, trainer 1, ...      (`rayrec.actors.leading`)
                                 └─► group 1 ─► trainer 8, ...
 
@@ -21,16 +21,20 @@ class TrainerCalls(Protocol):
     """All trainers of a run, called at once."""
 
     @property
-    def num_groups(self) -> int:
-        """Objects that a feature worker makes of a batch: one for each group."""
+    def num_objects(self) -> int:
+        """That a feature worker makes of a batch: one for each group; none where it brings them there."""
         ...
 
-    def prefetch(self, batches: Sequence[Any]) -> list[Any]:
-        """Promises that all trainers have a batch, by group."""
+    def prefetch(self, step: int, batches: Sequence[Any]) -> list[Any]:
+        """Promises that all trainers have a batch."""
         ...
 
-    def train(self, batches: Sequence[Any]) -> list[Any]:
+    def train(self, step: int, batches: Sequence[Any]) -> list[Any]:
         """Promises of all trainers' reports; `answers` says what is in them."""
+        ...
+
+    def each(self, method: str) -> list[Any]:
+        """Promises that all trainers have carried out a method."""
         ...
 
     def answers(self, kept: Sequence[Any]) -> list[Any]:
@@ -50,14 +54,17 @@ class EachTrainer:
     group_size: int = 1
 
     @property
-    def num_groups(self) -> int:
+    def num_objects(self) -> int:
         return -(-len(self.trainers) // self.group_size)
 
-    def prefetch(self, batches: Sequence[Any]) -> list[Any]:
+    def prefetch(self, step: int, batches: Sequence[Any]) -> list[Any]:
         return [trainer.prefetch.remote(batch) for trainer, batch in self._pairs(batches)]
 
-    def train(self, batches: Sequence[Any]) -> list[Any]:
+    def train(self, step: int, batches: Sequence[Any]) -> list[Any]:
         return [trainer.train.remote(batch) for trainer, batch in self._pairs(batches)]
+
+    def each(self, method: str) -> list[Any]:
+        return [getattr(trainer, method).remote() for trainer in self.trainers]
 
     def _pairs(self, batches: Sequence[Any]) -> list[tuple[Any, Any]]:
         return [(trainer, batches[rank // self.group_size]) for rank, trainer in enumerate(self.trainers)]
@@ -72,6 +79,9 @@ class EachTrainer:
 class ByGroup:
     """The trainers of a group by the process beside them; of a tree of groups, the driver calls the first."""
 
+    num_objects = 0
+    """Feature workers bring batches to the groups."""
+
     def __init__(
         self,
         groups: Sequence[Any],
@@ -84,7 +94,6 @@ class ByGroup:
             get: waits for promises, as `Calls.get`.
         """
         self._first = groups[0]
-        self.num_groups = len(groups)
         self._get = get
         self._number = 0
         """Of the next call: groups make their trainers' calls in this order."""
@@ -97,15 +106,14 @@ class ByGroup:
             ]
         )
 
-    def prefetch(self, batches: Sequence[Any]) -> list[Any]:
-        return self._forward("prefetch", batches)
+    def prefetch(self, step: int, batches: Sequence[Any]) -> list[Any]:
+        return [self._first.forward.remote(self._next(), "prefetch", step)]
 
-    def train(self, batches: Sequence[Any]) -> list[Any]:
-        return self._forward("train", batches)
+    def train(self, step: int, batches: Sequence[Any]) -> list[Any]:
+        return [self._first.forward.remote(self._next(), "train", step)]
 
-    def _forward(self, method: str, batches: Sequence[Any]) -> list[Any]:
-        # In a list: batches go from the feature worker to the trainers.
-        return [self._first.forward.remote(self._next(), method, list(batches))]
+    def each(self, method: str) -> list[Any]:
+        return [self._first.forward.remote(self._next(), method)]
 
     def answers(self, kept: Sequence[Any]) -> list[Any]:
         (answers,) = kept
