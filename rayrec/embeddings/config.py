@@ -81,7 +81,7 @@ class DiskConfig(Config):
 
     memory: ByteSize
     """Most that each server's part of the table may take of memory, such as `8 GiB`: rows, what finds them
-    (27 to 54 bytes for every row, also of those on disk) and 22 MiB to move rows."""
+    (12 to 13 bytes for every row, also of those on disk) and 23 MiB to move rows."""
     folder: str | None = None
     """On a local disk of every server; None: the system's temporary folder. It needs room for twice the
     rows, and nothing in it outlives the run."""
