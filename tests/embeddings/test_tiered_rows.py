@@ -195,7 +195,7 @@ def test_the_limit_holds_while_rows_and_the_map_of_ids_grow():
         assert table.num_bytes <= memory
         on_disk.append(table._rows.num_on_disk)
     assert table.num_rows == 300_000
-    assert on_disk[-1] > 200_000
+    assert on_disk[-1] > 190_000
     some_M = np.arange(0, 300_000, 1000)
     whole = EmbeddingTable(config.model_copy(update={"disk": None}))
     for step in range(15):
@@ -210,11 +210,12 @@ def test_too_little_memory_for_the_map_of_ids_is_an_error_that_changes_nothing()
     def grow(step: int) -> None:
         table.apply(np.arange(step * 20_000, (step + 1) * 20_000), np.zeros((20_000, 3), np.float32), step)
 
-    fitting = 3  # steps; their ids fit into a map of 2 MiB, beside which one of 4 MiB does not
-    for step in range(fitting):
-        grow(step)
+    fitting = 0  # steps; the map of their ids takes what memory there is
     with pytest.raises(MemoryError, match=r"'items'.*disk\.memory allows 26\.0 MiB"):
-        grow(fitting)
+        for step in range(40):
+            grow(step)
+            fitting = step + 1
+    assert fitting > 3
     assert table.num_rows == fitting * 20_000
     assert np.array_equal(table.lookup(np.arange(10)), EmbeddingTable(CONFIG).lookup(np.arange(10)))
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from rayrec.embeddings.base.compiled import load64, prefetch, store32, store64
 from rayrec.embeddings.base.routing import NUM_BUCKETS
 from rayrec.embeddings.storage.index import HASHES, MISSING, grouped_ids, groups_by_bucket
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.compiled import kernel_input, mix64, unmix64
 
 _PARTITION_BITS = 12
@@ -40,6 +40,10 @@ _AFTER_GROWTH, _MOST_LOAD = 0.87, 0.945
 """Share of the slots in use when the map has grown, and when it grows again."""
 _SPARE_SLOTS = 8
 """Of every partition, since chance fills small ones unevenly."""
+_MOST_SPARE_SLOTS = 32
+"""The same and room for new ids, of a map to which a hundred thousand ids come at once at most."""
+_DEVIATIONS = 5
+"""Of chance: one partition gets so many more of new ids than the others in one of a thousand times."""
 _MOVED_WITHIN = 0.02
 """Every partition has moved to its new place when there are so many more ids: it is crowded until then."""
 _SPARE_ROOM = 1 / 8
@@ -148,14 +152,23 @@ class PackedMap:
         return groups_by_bucket(counts, max(least, grouped_ids(self._num_slots)), fill)
 
     def _has_to_grow(self, num_more: int) -> bool:
-        return bool(num_more) and self._num_ids + num_more > _MOST_LOAD * self._num_slots
+        if not num_more:
+            return False
+        if self._num_ids + num_more > _MOST_LOAD * self._num_slots:
+            return True
+        return bool((self._most_after(num_more) > _usable(self._new_sizes_P)).any())
+
+    def _most_after(self, num_more: int) -> Float64Array:
+        """[P] ids of each partition when so many more have come, at most but for chance."""
+        mean = num_more / _NUM_PARTITIONS
+        return self._counts_P + np.ceil(mean + _DEVIATIONS * np.sqrt(mean))
 
     def _sizes_for(self, num_more: int) -> Int64Array:
         """[P] slots of each partition when so many more ids have come; none gets smaller."""
-        mean = num_more / _NUM_PARTITIONS
-        expected_P = self._counts_P + mean + 2 * np.sqrt(mean)
+        expected_P = self._counts_P + num_more / _NUM_PARTITIONS
         sizes_P = np.ceil(expected_P / _AFTER_GROWTH).astype(np.int64) + _SPARE_SLOTS
-        return np.maximum(sizes_P, self._new_sizes_P)
+        most_P = np.ceil(self._most_after(num_more) * 64 / 63).astype(np.int64) + 2
+        return np.maximum(np.maximum(sizes_P, most_P), self._new_sizes_P)
 
     def _grow(self, num_more: int) -> None:
         """Give every partition a new place; they are moved there later."""
@@ -206,9 +219,14 @@ class PackedMap:
 _PARTITIONS_BYTES = 5 * 8 * _NUM_PARTITIONS
 
 
+def _usable(sizes_P: Int64Array) -> Int64Array:
+    """[P] ids that partitions take. One slot in 64 stays empty: searches of a full one would be long."""
+    return sizes_P - 1 - (sizes_P >> 6)
+
+
 def packed_slots(num_ids: int) -> int:
-    """Most `PackedMap.num_slots` with so many ids that came a few at a time."""
-    return int(num_ids / _AFTER_GROWTH) + (_SPARE_SLOTS + 1) * _NUM_PARTITIONS
+    """Most `PackedMap.num_slots` with so many ids, which came a few at a time."""
+    return int(num_ids / _AFTER_GROWTH) + _MOST_SPARE_SLOTS * _NUM_PARTITIONS
 
 
 def packed_bytes(num_ids: int) -> int:
@@ -357,8 +375,7 @@ def _assign(
         if is_there:
             _write(_at(base, start + slot), key, numbers_M[m] + 1)
             continue
-        # One in 64 stays empty: searches of a full partition would be long.
-        if counts_P[partition] + 1 + (size >> 6) >= size:
+        if counts_P[partition] >= size - 1 - (size >> 6):  # as `_usable` says
             return m, num_added
         _insert(base, start, size, slot, key, numbers_M[m] + 1)
         counts_P[partition] += 1
