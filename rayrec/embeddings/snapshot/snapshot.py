@@ -12,7 +12,8 @@ float32, whatever the table keeps: its 16-bit numbers are among them. They are o
 (`numpy.frombuffer` reads it), since lists cost three times as long to write.
 
 Files of an increment have rows that were changed after the step `since` of an earlier snapshot, and ids
-whose rows were given up since then; sighted and evicted ids are whole. A chain is a snapshot with all rows
+whose rows were given up since then; of sighted and evicted ids, those of later steps, and in the metadata up to
+which step they are `forgotten`. (In version 3 sighted and evicted ids were whole.) A chain is a snapshot with all rows
 and increments of it, each since the step of the one before: what it holds is what a snapshot with all rows
 of the last one's step would hold. A shard may have written all rows in an increment: then nothing that
 came before counts for its buckets.
@@ -46,11 +47,12 @@ from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.snapshot.saved_files import SavedFile, WrittenFile
 from rayrec.embeddings.table.admission import Sighted
 from rayrec.embeddings.table.eviction import Evicted
-from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.embeddings.table.table import EmbeddingTable, Forgotten, TableRows
 from rayrec.platform.arrays import BoolArray, Float32Array
 from rayrec.platform.errors import InputError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+_READ_VERSIONS = (3, 4)
 
 _METADATA_KEY = b"rayrec.table"
 _ROWS_PER_GROUP = 65_536
@@ -84,6 +86,7 @@ def write_table(
     contents = _Contents(folder, f"{config.name}-{shard:05d}", _identity(config))
     buckets = shard_map.buckets(shard)
     contents.described |= {"step": step, "since": None, "buckets": [buckets.start, buckets.stop]}
+    contents.described["forgotten"] = [NEVER, NEVER]
     try:
         with ThreadPoolExecutor(1, "snapshot", give_way) as writer:
             _write_parts(contents, parts, writer)
@@ -111,6 +114,8 @@ def _write_parts(contents: _Contents, parts: Iterable[TableRows], writer: Execut
 
 def _write_part(contents: _Contents, rows: TableRows) -> None:
     contents.described["since"] = rows.since
+    if rows.forgotten != Forgotten():
+        contents.described["forgotten"] = [rows.forgotten.sighted_step, rows.forgotten.evicted_step]
     columns = {
         "id": rows.ids_M,
         "bucket": bucket_of(rows.ids_M),
@@ -302,6 +307,8 @@ class _TableFile:
     step: int
     since: int | None
     buckets: range
+    forgotten: Forgotten | None
+    """None where sighted and evicted ids are whole, though rows may be those of an increment."""
 
     def has_any_of(self, wanted_B: BoolArray) -> bool:
         """Whether it may have rows of some buckets; what has none of a server's is not opened for it."""
@@ -350,17 +357,14 @@ class _TableChain:
         """What the chain has of some buckets."""
         wanted_B = np.zeros(NUM_BUCKETS, dtype=np.bool_)
         wanted_B[buckets.start : buckets.stop] = True
-        *_, last = self._snapshots
-        yield replace(
-            self._nothing,
-            sighted=_sighted(self._read_all(last, "sighted", wanted_B)),
-            evicted=_evicted(self._read_all(last, "evicted", wanted_B)),
-        )
         for number, files in enumerate(self._snapshots):
-            counting_B = wanted_B.copy()
-            for file in itertools.chain.from_iterable(self._snapshots[number + 1 :]):
-                if file.content == "rows" and file.since is None:
-                    counting_B[file.buckets.start : file.buckets.stop] = False
+            later = list(itertools.chain.from_iterable(self._snapshots[number + 1 :]))
+            counting_B = _without(wanted_B, [file for file in later if file.since is None])
+            # Of ids without rows, too, unless all of them came later.
+            waiting_B = _without(wanted_B, [file for file in later if file.forgotten is None])
+            for file in files:
+                if file.content == "rows" and file.forgotten is not None and file.has_any_of(waiting_B):
+                    yield replace(self._nothing, since=file.since, forgotten=file.forgotten)
             for file in files:
                 if file.content == "removed" and file.has_any_of(counting_B):
                     for columns in _batches(file.path, counting_B):
@@ -370,6 +374,8 @@ class _TableChain:
                 if file.content == "rows" and file.has_any_of(counting_B):
                     for columns in _batches(file.path, counting_B):
                         yield replace(_rows(columns), since=file.since)
+            sighted, evicted = (self._read_all(files, name, waiting_B) for name in ("sighted", "evicted"))
+            yield replace(self._nothing, sighted=_sighted(sighted), evicted=_evicted(evicted))
 
     def _check_whole(self, files: Sequence[_TableFile]) -> None:
         covered_B = np.zeros(NUM_BUCKETS, dtype=np.bool_)
@@ -395,6 +401,15 @@ class _TableChain:
             if file.content == content and file.has_any_of(wanted_B)
             for columns in _batches(file.path, wanted_B)
         ]
+
+
+def _without(wanted_B: BoolArray, files: Iterable[_TableFile]) -> BoolArray:
+    """Buckets that none of these files covers."""
+    left_B = wanted_B.copy()
+    for file in files:
+        if file.content == "rows":
+            left_B[file.buckets.start : file.buckets.stop] = False
+    return left_B
 
 
 def _identity(config: TableConfig) -> dict[str, Any]:
@@ -424,9 +439,10 @@ def _described(path: Path, configs: dict[str, TableConfig], weights_only: bool) 
     if _METADATA_KEY not in metadata:
         raise InputError(f"{path}: a Parquet file, but not a snapshot of embedding rows")
     described = json.loads(metadata[_METADATA_KEY])
-    if described["format_version"] != FORMAT_VERSION:
+    if described["format_version"] not in _READ_VERSIONS:
         raise InputError(
-            f"{path}: format version {described['format_version']}; this version reads {FORMAT_VERSION}"
+            f"{path}: format version {described['format_version']}; this version reads "
+            f"{' and '.join(map(str, _READ_VERSIONS))}"
         )
     name = described["table"]
     if name not in configs:
@@ -446,7 +462,14 @@ def _described(path: Path, configs: dict[str, TableConfig], weights_only: bool) 
         described["step"],
         described["since"],
         range(*described["buckets"]),
+        _forgotten(described),
     )
+
+
+def _forgotten(described: dict[str, Any]) -> Forgotten | None:
+    if described["since"] is None or "forgotten" not in described:
+        return None
+    return Forgotten(*described["forgotten"], range(*described["buckets"]))
 
 
 def _batches(path: Path, wanted_B: BoolArray) -> Iterator[pa.RecordBatch]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.embeddings.base.routing import bucket_of
+from rayrec.embeddings.base.layout import NEVER
+from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
 from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
 from rayrec.embeddings.storage.index import MISSING, IdMap
@@ -98,6 +99,8 @@ class Tombstones:
         """What each step gave up, the oldest first; some of it may have been forgotten since."""
         self.snapshot: ConsistentSnapshot | None = None
         """What is told of every change before it is made."""
+        self.forgotten_step = NEVER
+        """What this step gave up, and those before, is not remembered any more."""
 
     @property
     def ids(self) -> IdMap:
@@ -116,7 +119,8 @@ class Tombstones:
         """Remember what this step gave up, and no longer what is too old."""
         if len(ids_V):
             self._put(ids_V, step)
-        while self._by_step and step - self._by_step[0][0] > self._remember_steps:
+        self.forgotten_step = max(self.forgotten_step, step - self._remember_steps - 1)
+        while self._by_step and self._by_step[0][0] <= self.forgotten_step:
             old_step, ids_V = self._by_step.popleft()
             ids_V = self._still_of(ids_V, old_step)
             self._keep(ids_V)
@@ -128,6 +132,7 @@ class Tombstones:
     def forget_all_old(self, step: int) -> None:
         """Once the newest is too old, give back the memory of all: an index does not shrink by itself."""
         if self._by_step and step - self._by_step[-1][0] > self._remember_steps:
+            self.forgotten_step = max(self.forgotten_step, self._by_step[-1][0])
             self._keep(self.ids.items()[0])
             self._steps = None
             self._by_step.clear()
@@ -147,6 +152,10 @@ class Tombstones:
                 found.append(Evicted(ids_V, np.full(len(ids_V), of_step, dtype=np.int32)))
         return Evicted.joined(found)
 
+    def named_since(self, step: int) -> list[Int64Array]:
+        """In parts, ids that commits after `step` gave up, those of `since` among them."""
+        return [ids_V for of_step, ids_V in self._by_step if of_step > step]
+
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
 
@@ -165,16 +174,32 @@ class Tombstones:
             steps_M[steps_M == MISSING] = ABSENT
             self.snapshot.keep(ids_M, steps_M, lambda at_K: steps_M[at_K, None])
 
-    def load(self, evicted: Evicted) -> None:
-        """Replace everything remembered so far."""
-        self._steps = None
-        self._by_step.clear()
+    def put(self, evicted: Evicted) -> None:
+        """Remember what later steps than those known gave up, or other ids of the same steps."""
         if not len(evicted):
             return
         order_V = np.argsort(evicted.steps_V, kind="stable")
         steps, starts = np.unique(evicted.steps_V[order_V], return_index=True)
         for step, ids_V in zip(steps.tolist(), np.split(evicted.ids_V[order_V], starts[1:]), strict=True):
             self._put(ids_V, step)
+
+    def sort(self) -> None:
+        """After `put` and `forget_until` of parts in any order: bring what is remembered in order."""
+        by_step: dict[int, list[Int64Array]] = {}
+        for step, ids_V in self._by_step:
+            by_step.setdefault(step, []).append(self._still_of(ids_V, step))
+        self._by_step = deque((step, np.concatenate(by_step[step])) for step in sorted(by_step))
+
+    def forget_until(self, step: int, buckets: range = range(NUM_BUCKETS)) -> None:
+        """Forget ids of these buckets that this step gave up, or one before."""
+        self.forgotten_step = max(self.forgotten_step, step)
+        if self._steps is not None:
+            ids_V, steps_V = self._steps.items()
+            ids_V = ids_V[steps_V <= step]
+            if len(buckets) < NUM_BUCKETS:
+                buckets_V = bucket_of(ids_V)
+                ids_V = ids_V[(buckets_V >= buckets.start) & (buckets_V < buckets.stop)]
+            self._steps.remove(ids_V)
 
     @property
     def _listed_bytes(self) -> int:

@@ -10,17 +10,17 @@ Axes: M ids of one call, D numbers of a row, S numbers of its optimizer state, W
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rayrec.embeddings.base.distinct_ids import first_repeated
 from rayrec.embeddings.base.layout import NEVER, STEP_WORD
+from rayrec.embeddings.base.routing import NUM_BUCKETS
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.storage.consistent_snapshot import ConsistentSnapshot, Wait, max_buffer_bytes
 from rayrec.embeddings.storage.disk.tiered_rows import Fetch, TieredRows
@@ -44,6 +44,16 @@ is not worth it beyond. And those whose rows have changed, up to a sixteenth: to
 times longer than to pass by it in a look at all rows, and they take memory all the time."""
 
 
+class Forgotten(NamedTuple):
+    """What of some buckets' ids is remembered no longer than until a step: `NEVER` for none."""
+
+    sighted_step: int = NEVER
+    """Ids that were named last in this step or before wait no longer."""
+    evicted_step: int = NEVER
+    """Tombstones of this step and of those before are gone."""
+    buckets: range = range(NUM_BUCKETS)
+
+
 @dataclass(frozen=True)
 class TableRows:
     """Rows of a table with everything needed to go on training them."""
@@ -61,9 +71,12 @@ class TableRows:
     evicted: Evicted = field(default_factory=Evicted.nothing)
     """Ids whose rows were given up."""
     since: int | None = None
-    """With a step, these are not all rows, but those that a later step has changed."""
+    """With a step, these are not all rows, but those that a later step has changed; and of the ids that wait
+    or were evicted, those of later steps. Who has a row waits no longer."""
     removed_X: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
     """Ids whose rows steps after `since` gave up, to be done before rows are put in."""
+    forgotten: Forgotten = Forgotten()
+    """With `since`: what is over by the step of these rows; in one part for all of its buckets."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,7 @@ class TableSnapshot:
     rows: ConsistentSnapshot
     sighted: ConsistentSnapshot
     evicted: ConsistentSnapshot
+    forgotten: Forgotten
 
     def end(self, error: Exception) -> None:
         for snapshot in (self.rows, self.sighted, self.evicted):
@@ -114,7 +128,7 @@ class EmbeddingTable:
         self._num_threads = num_threads
         self._ops = RowOperations(config, num_threads)
         self._sightings = SightingCounters(config.admission)
-        self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
+        self._tombstones = self._no_tombstones()
         self._ages: AgeCalendar | None = calendar_of(config.eviction)
         self._rows: RowStorage = self._empty_rows(self._ages)
         self._num_created = self._num_evicted = self._num_not_admitted = 0
@@ -409,6 +423,7 @@ class EmbeddingTable:
             snapshot_of(self._rows, self._rows.num_bytes),
             snapshot_of(self._sightings, self._sightings.num_bytes),
             snapshot_of(self._tombstones, self._tombstones.num_bytes),
+            Forgotten(self._sightings.forgotten_step, self._tombstones.forgotten_step),
         )
         self._sightings.snapshot, self._tombstones.snapshot = self._snapshot.sighted, self._snapshot.evicted
         self.begin_changes(step)
@@ -417,8 +432,8 @@ class EmbeddingTable:
 
     def begin_changes(self, step: int) -> None:
         """Let a later snapshot say what has changed since this step, which was committed last."""
-        self._given_up.begin(step)
-        self._changed.begin(step)
+        for known in (self._given_up, self._changed, self._sightings.changed):
+            known.begin(step)
 
     def end_snapshot(self) -> None:
         """What changes from now on need not be kept."""
@@ -432,29 +447,33 @@ class EmbeddingTable:
         Args:
             lock: holds the table's lock.
             since: only rows that steps after this one have changed, if the ids whose rows they gave up are
-                known; those come first. Sighted and evicted ids are there whole in any case.
+                known; those come first. Likewise of sighted and evicted ids.
         """
         with lock():
             if since is not None and not self._given_up.knows(since):
                 since = None
             removed: list[Int64Array] = []
-            changed: list[Int64Array] | None = None
+            changed = named = evicted = None
             if since is not None:
                 removed = self._given_up.between(since, snapshot.step)
-                if self._changed.knows(since):
-                    changed = self._changed.between(since, sys.maxsize)
+                changed = self._changed.since(since)
+                named = self._sightings.changed.since(since)
+                evicted = self._tombstones.named_since(since)
             # If this snapshot fails, the next is since the same step as this one, or the one before.
             needed = snapshot.step_before if since is None else since
             if needed is not None:
-                self._given_up.forget(needed)
-                self._changed.forget(needed)
+                for known in (self._given_up, self._changed, self._sightings.changed):
+                    known.forget(needed)
         # Without the lock: there may be millions.
-        changed_K = None if changed is None else _distinct(changed)
+        changed_K, named_K, evicted_V = (
+            None if parts is None else _distinct(parts) for parts in (changed, named, evicted)
+        )
+        forgotten = Forgotten() if since is None else snapshot.forgotten
         nothing = replace(self._no_rows(), since=since)
-        yield replace(nothing, removed_X=_distinct(removed))
-        for part in snapshot.evicted.parts(lock):
+        yield replace(nothing, removed_X=_distinct(removed), forgotten=forgotten)
+        for part in snapshot.evicted.parts(lock, since, evicted_V):
             yield replace(nothing, evicted=Evicted.of(part))
-        for part in snapshot.sighted.parts(lock):
+        for part in snapshot.sighted.parts(lock, since, named_K):
             yield replace(nothing, sighted=Sighted.of(part))
         for ids_K, records_KW in snapshot.rows.parts(lock, since, changed_K):
             yield replace(nothing, **self._unpacked(ids_K, records_KW))
@@ -478,7 +497,7 @@ class EmbeddingTable:
     def load(self, parts: Iterable[TableRows]) -> None:
         """Fill an empty table with rows that come in parts; what is not a row may be in any of them.
 
-        Parts with `since` change what those before them have filled in, and have all that is not a row.
+        Parts with `since` change what those before them have filled in.
 
         Raises:
             ValueError: the table has rows, an id comes twice, or a shape is not this table's.
@@ -488,12 +507,13 @@ class EmbeddingTable:
             raise ValueError(f"table {self.config.name!r} has {self.num_rows} rows; load into an empty one")
         ages = calendar_of(self.config.eviction)
         filled = self._empty_rows(ages)
-        sighted: list[Sighted] = []
-        evicted: list[Evicted] = []
+        sightings, tombstones = SightingCounters(self.config.admission), self._no_tombstones()
         listed = IdMap()
         """Ids that were removed: they are still in the calendar, in a list that is early enough."""
         for part in parts:
             self._check_part(part)
+            if part.since is not None:
+                self._apply_waiting(part, sightings, tombstones)
             if len(part.removed_X):
                 if ages is not None:  # others came and went between two snapshots, and were never listed
                     had_row_X = part.removed_X[filled.present(part.removed_X)]
@@ -506,11 +526,23 @@ class EmbeddingTable:
                     ids_M, steps_M = part.ids_M[piece][new], part.steps_M[piece][new]
                     is_new_M = listed.find(ids_M) == MISSING
                     ages.add(ids_M[is_new_M], steps_M[is_new_M])
-            sighted.append(part.sighted)
-            evicted.append(part.evicted)
+            sightings.put(part.sighted)
+            tombstones.put(part.evicted)
+        tombstones.sort()
         self._rows, self._ages = filled, ages
-        self._sightings.load(Sighted.joined(sighted))
-        self._tombstones.load(Evicted.joined(evicted))
+        self._sightings, self._tombstones = sightings, tombstones
+
+    @staticmethod
+    def _apply_waiting(part: TableRows, sightings: SightingCounters, tombstones: Tombstones) -> None:
+        """What a part with `since` ends of ids without rows, before what it puts in."""
+        for ids_K in (part.removed_X, part.ids_M):  # both were admitted
+            sightings.drop(ids_K)
+        tombstones.forget(part.ids_M)
+        forgotten = part.forgotten
+        if forgotten.sighted_step > NEVER:
+            sightings.forget_until(forgotten.sighted_step, forgotten.buckets)
+        if forgotten.evicted_step > NEVER:
+            tombstones.forget_until(forgotten.evicted_step, forgotten.buckets)
 
     def _check_part(self, rows: TableRows) -> None:
         self._check_ids(rows.ids_M)
@@ -548,6 +580,9 @@ class EmbeddingTable:
                 f"table {self.config.name!r}: ids must be one-dimensional int64, "
                 f"got {ids_M.dtype} of shape {ids_M.shape}"
             )
+
+    def _no_tombstones(self) -> Tombstones:
+        return Tombstones(self.config.eviction.remember_steps if self.config.eviction else 0)
 
     def _empty_rows(self, ages: AgeCalendar | None) -> RowStorage:
         if self.config.disk is None:
