@@ -47,6 +47,7 @@ from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.snapshot.saved_files import SavedFile, WrittenFile
 from rayrec.embeddings.table.admission import Sighted
 from rayrec.embeddings.table.eviction import Evicted
+from rayrec.embeddings.table.event_clock import NO_TIME, ClockState
 from rayrec.embeddings.table.table import EmbeddingTable, Forgotten, TableRows
 from rayrec.platform.arrays import BoolArray, Float32Array
 from rayrec.platform.errors import InputError
@@ -116,6 +117,8 @@ def _write_part(contents: _Contents, rows: TableRows) -> None:
     contents.described["since"] = rows.since
     if rows.forgotten != Forgotten():
         contents.described["forgotten"] = [rows.forgotten.sighted_step, rows.forgotten.evicted_step]
+    if rows.clock != ClockState():
+        contents.described["clock"] = [rows.clock.now, rows.clock.times]
     columns = {
         "id": rows.ids_M,
         "bucket": bucket_of(rows.ids_M),
@@ -283,6 +286,7 @@ def _untrained(parts: Iterable[TableRows], config: TableConfig) -> Iterator[Tabl
             counts_M=np.zeros(num_rows, dtype=np.int32),
             sighted=Sighted.nothing(),
             evicted=Evicted.nothing(),
+            clock=ClockState(),
         )
 
 
@@ -309,6 +313,7 @@ class _TableFile:
     buckets: range
     forgotten: Forgotten | None
     """None where sighted and evicted ids are whole, though rows may be those of an increment."""
+    clock: ClockState
 
     def has_any_of(self, wanted_B: BoolArray) -> bool:
         """Whether it may have rows of some buckets; what has none of a server's is not opened for it."""
@@ -374,6 +379,11 @@ class _TableChain:
                 if file.content == "rows" and file.has_any_of(counting_B):
                     for columns in _batches(file.path, counting_B):
                         yield replace(_rows(columns), since=file.since)
+            if files is self._snapshots[-1]:
+                for file in files:
+                    if file.clock != ClockState():  # alike in all of them
+                        yield replace(self._nothing, since=file.since, clock=file.clock)
+                        break
             sighted, evicted = (self._read_all(files, name, waiting_B) for name in ("sighted", "evicted"))
             yield replace(self._nothing, sighted=_sighted(sighted), evicted=_evicted(evicted))
 
@@ -463,7 +473,13 @@ def _described(path: Path, configs: dict[str, TableConfig], weights_only: bool) 
         described["since"],
         range(*described["buckets"]),
         _forgotten(described),
+        _clock(described),
     )
+
+
+def _clock(described: dict[str, Any]) -> ClockState:
+    now, times = described.get("clock", (NO_TIME, ()))
+    return ClockState(now, tuple((step, time) for step, time in times))
 
 
 def _forgotten(described: dict[str, Any]) -> Forgotten | None:

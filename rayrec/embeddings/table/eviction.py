@@ -29,33 +29,58 @@ _LEAST_LISTED_BYTES = 2**14
 
 def choose_victims(
     config: EvictionConfig,
+    most_rows: int | None,
     ids_R: Int64Array,
     steps_R: Int32Array,
     counts_R: Int32Array,
     step: int,
+    old_step: int = NEVER - 1,
 ) -> BoolArray:
     """[R] whether each row is given up when `step` commits.
 
-    Age first; of what is left, every bucket keeps its `max_rows_per_bucket` best rows. Recent means the
-    last step that changed the row, then the number of steps that did; frequent the other way round; ties
-    go by mix64 of the id, the larger stays.
+    Age and score first; of what is left, every bucket keeps its `most_rows` best rows. Recent means the
+    last step that changed the row, then the number of steps that did; frequent the other way round; of scores,
+    the step comes second, too; ties go by mix64 of the id, the larger stays.
+
+    Args:
+        old_step: rows that were changed last in this step or before are too old by the clock.
     """
-    victims_R = np.zeros(len(ids_R), dtype=np.bool_)
+    victims_R = steps_R <= old_step
     if config.max_age_steps is not None:
         victims_R |= step - steps_R > config.max_age_steps
-    if config.max_rows_per_bucket is not None:
+    if config.min_score is not None:
+        victims_R |= _scores(config, steps_R, counts_R, step) < int(config.min_score * 2**_SCORE_BITS)
+    if most_rows is not None:
         kept_K = np.flatnonzero(~victims_R)
         buckets_K = bucket_of(ids_R[kept_K])
-        in_full_K = np.bincount(buckets_K)[buckets_K] > config.max_rows_per_bucket
+        in_full_K = np.bincount(buckets_K)[buckets_K] > most_rows
         kept_K, buckets_K = kept_K[in_full_K], buckets_K[in_full_K]  # the rest needs no sorting
-        best, second = steps_R[kept_K], counts_R[kept_K]
-        if config.keep == "frequent":
-            best, second = second, best
+        best, second = _marks(config, steps_R[kept_K], counts_R[kept_K], step)
         order_K = np.lexsort((~mix64(ids_R[kept_K]), -second, -best, buckets_K))
         kept_K, buckets_K = kept_K[order_K], buckets_K[order_K]
         place_K = np.arange(len(kept_K)) - np.searchsorted(buckets_K, buckets_K)  # within its bucket
-        victims_R[kept_K[place_K >= config.max_rows_per_bucket]] = True
+        victims_R[kept_K[place_K >= most_rows]] = True
     return victims_R
+
+
+_SCORE_BITS = 31
+"""Of a score that stand for less than a step."""
+
+
+def _scores(config: EvictionConfig, steps_K: Int32Array, counts_K: Int32Array, step: int) -> Int64Array:
+    """In parts of a step, as integers: every machine halves alike."""
+    assert config.half_life_steps is not None, "the config has been checked"
+    half_lives_K = np.minimum((step - steps_K.astype(np.int64)) // config.half_life_steps, 62)
+    return (counts_K.astype(np.int64) << _SCORE_BITS) >> half_lives_K
+
+
+def _marks(
+    config: EvictionConfig, steps_K: Int32Array, counts_K: Int32Array, step: int
+) -> tuple[Int32Array | Int64Array, Int32Array]:
+    """What rows are compared by, first and second; the larger the better."""
+    if config.keep == "score":
+        return _scores(config, steps_K, counts_K, step), steps_K
+    return (counts_K, steps_K) if config.keep == "frequent" else (steps_K, counts_K)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from rayrec.embeddings.storage.row_storage import MemoryRows, RowsPart, RowStora
 from rayrec.embeddings.table.admission import Sighted, SightingCounters
 from rayrec.embeddings.table.age_calendar import LISTED_BYTES, AgeCalendar, calendar_of
 from rayrec.embeddings.table.eviction import Evicted, Tombstones, choose_victims
+from rayrec.embeddings.table.event_clock import ClockState, EventClock
 from rayrec.embeddings.table.ids_since import IdsSince
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
@@ -77,6 +78,8 @@ class TableRows:
     """Ids whose rows steps after `since` gave up, to be done before rows are put in."""
     forgotten: Forgotten = Forgotten()
     """With `since`: what is over by the step of these rows; in one part for all of its buckets."""
+    clock: ClockState = ClockState()
+    """Of a table whose rows live for some hours; in the first part."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class TableSnapshot:
     sighted: ConsistentSnapshot
     evicted: ConsistentSnapshot
     forgotten: Forgotten
+    clock: ClockState
 
     def end(self, error: Exception) -> None:
         for snapshot in (self.rows, self.sighted, self.evicted):
@@ -130,7 +134,9 @@ class EmbeddingTable:
         self._sightings = SightingCounters(config.admission)
         self._tombstones = self._no_tombstones()
         self._ages: AgeCalendar | None = calendar_of(config.eviction)
+        self._clock = self._clock_at(ClockState())
         self._rows: RowStorage = self._empty_rows(self._ages)
+        self._most_per_bucket = config.most_rows_per_bucket
         self._num_created = self._num_evicted = self._num_not_admitted = 0
         self._snapshot: TableSnapshot | None = None
         self._last_snapshot_step: int | None = None
@@ -248,13 +254,16 @@ class EmbeddingTable:
                 self._note_changes(ids_M[piece], before_M, newest)
             self._rows.records.write(rows_M, 0, records_MW[piece])
 
-    def apply(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
+    def apply(
+        self, ids_M: Int64Array, grads_MD: Float32Array, step: int, newest_event: int | None = None
+    ) -> None:
         """One step's update: admit ids, create their rows, let the optimizer change all of them, evict.
 
         Args:
             ids_M: [M] distinct ids.
             grads_MD: [M, D] their gradients, float32.
             step: number of the step, from 0.
+            newest_event: UNIX seconds of the newest event that the step has read, if it says so.
 
         Raises:
             ValueError: wrong shape or dtype, or a gradient that is not finite; nothing has changed.
@@ -263,7 +272,7 @@ class EmbeddingTable:
         self.check_update(ids_M, grads_MD)
         self.reserve(ids_M)
         self.apply_checked(ids_M, grads_MD, step)
-        self.evict(step)
+        self.evict(step, newest_event)
 
     def check_update(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
         """Raise the ValueError that `apply` would raise; changes nothing."""
@@ -313,21 +322,30 @@ class EmbeddingTable:
         """Most that an eviction takes on the way, when so many more ids have rows, beside `num_bytes`."""
         return 0 if self.config.eviction is None else _EVICTING * (self.num_rows + num_more)
 
-    def evict(self, step: int) -> None:
-        """Give up the rows that the config wants given up when this step commits."""
+    def evict(self, step: int, newest_event: int | None = None) -> None:
+        """Give up the rows that the config wants given up when this step commits.
+
+        Args:
+            newest_event: as for `apply`.
+        """
         self._sightings.forget(step)
         self._tombstones.forget_all_old(step)
+        if self._clock is not None:
+            self._clock.advance(newest_event)
         eviction = self.config.eviction
         if eviction is None:
             return
         if not eviction.is_due(step):
             self._look_ahead(step)
             return
+        old_step = NEVER - 1 if self._clock is None else self._clock.old_step(step)
         found = []
         # In parts: to choose takes 113 bytes for each row that is looked at.
-        for ids_M, records, rows_M in self._rows_to_evict_from(step):
+        for ids_M, records, rows_M in self._rows_to_evict_from(step, old_step):
             stamps_M2 = self._ops.stamps(records, rows_M)
-            victims_M = choose_victims(eviction, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step)
+            victims_M = choose_victims(
+                eviction, self._most_per_bucket, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step, old_step
+            )
             found.append(ids_M[victims_M])
             self._keep(ids_M[victims_M], records, rows_M[victims_M])
             if self._ages is not None:
@@ -338,18 +356,29 @@ class EmbeddingTable:
         self._rows.remove(ids_V)
         self._num_evicted += len(ids_V)
 
-    def _rows_to_evict_from(self, step: int) -> Iterator[RowsPart]:
+    def _rows_to_evict_from(self, step: int, old_step: int) -> Iterator[RowsPart]:
         """Rows among which all victims of a step are, in parts."""
         if self._ages is None:
             yield from self._rows.parts(ordered=False)
             return
-        for ids_K in self._ages.take(step):
+        for ids_K in self._ages.take(self._last_list(step, old_step)):
             yield from self._rows.look(ids_K)
+
+    def _last_list(self, step: int, old_step: int) -> int:
+        """Up to which list of the calendar rows may be too old."""
+        eviction = self.config.eviction
+        assert eviction is not None, "there are ages"
+        if eviction.ttl_hours is None:
+            return step
+        # Lists of steps of the last change. One may hold rows that are too old by steps, and others.
+        if eviction.max_age_steps is not None:
+            old_step = max(old_step, step - eviction.max_age_steps + eviction.every_steps - 2)
+        return old_step
 
     def _look_ahead(self, step: int) -> None:
         """Look at some of the rows that may be too old soon, rather than at all of them in one step."""
-        # Not where rows may be on disk: those that go would be read twice.
-        if self._ages is None or not self._rows.stay:
+        # Not where rows may be on disk: those that go would be read twice. Nor where it is not known how soon.
+        if self._ages is None or self._clock is not None or not self._rows.stay:
             return
         for some_K in self._ages.ahead(step):
             for ids_K, records, rows_K in self._rows.look(some_K):
@@ -387,6 +416,7 @@ class EmbeddingTable:
         The first has what is not a row. Between parts rows may be read, but none may change.
         """
         sighted, evicted = self._sightings.export(), self._tombstones.since(NEVER)
+        clock = self._clock_state
         for ids_M, records, rows_M in self._rows.parts(ordered=True):
             weights_MD = np.empty((len(ids_M), self.config.dim), dtype=np.float32)
             self._ops.gather(records, rows_M, ids_M, weights_MD)
@@ -399,8 +429,9 @@ class EmbeddingTable:
                 counts_M=np.ascontiguousarray(stamps_M2[:, 1]),
                 sighted=sighted,
                 evicted=evicted,
+                clock=clock,
             )
-            sighted, evicted = Sighted.nothing(), Evicted.nothing()
+            sighted, evicted, clock = Sighted.nothing(), Evicted.nothing(), ClockState()
 
     def begin_snapshot(self, step: int, wait: Wait, most_bytes: int | None = None) -> TableSnapshot:
         """Begin a snapshot of what the table holds now; `snapshot_parts` reads it, `end_snapshot` ends it.
@@ -424,6 +455,7 @@ class EmbeddingTable:
             snapshot_of(self._sightings, self._sightings.num_bytes),
             snapshot_of(self._tombstones, self._tombstones.num_bytes),
             Forgotten(self._sightings.forgotten_step, self._tombstones.forgotten_step),
+            self._clock_state,
         )
         self._sightings.snapshot, self._tombstones.snapshot = self._snapshot.sighted, self._snapshot.evicted
         self.begin_changes(step)
@@ -470,7 +502,7 @@ class EmbeddingTable:
         )
         forgotten = Forgotten() if since is None else snapshot.forgotten
         nothing = replace(self._no_rows(), since=since)
-        yield replace(nothing, removed_X=_distinct(removed), forgotten=forgotten)
+        yield replace(nothing, removed_X=_distinct(removed), forgotten=forgotten, clock=snapshot.clock)
         for part in snapshot.evicted.parts(lock, since, evicted_V):
             yield replace(nothing, evicted=Evicted.of(part))
         for part in snapshot.sighted.parts(lock, since, named_K):
@@ -508,10 +540,12 @@ class EmbeddingTable:
         ages = calendar_of(self.config.eviction)
         filled = self._empty_rows(ages)
         sightings, tombstones = SightingCounters(self.config.admission), self._no_tombstones()
+        clock = ClockState()
         listed = IdMap()
         """Ids that were removed: they are still in the calendar, in a list that is early enough."""
         for part in parts:
             self._check_part(part)
+            clock = ClockState.latest(clock, part.clock)
             if part.since is not None:
                 self._apply_waiting(part, sightings, tombstones)
             if len(part.removed_X):
@@ -529,7 +563,7 @@ class EmbeddingTable:
             sightings.put(part.sighted)
             tombstones.put(part.evicted)
         tombstones.sort()
-        self._rows, self._ages = filled, ages
+        self._rows, self._ages, self._clock = filled, ages, self._clock_at(clock)
         self._sightings, self._tombstones = sightings, tombstones
 
     @staticmethod
@@ -580,6 +614,16 @@ class EmbeddingTable:
                 f"table {self.config.name!r}: ids must be one-dimensional int64, "
                 f"got {ids_M.dtype} of shape {ids_M.shape}"
             )
+
+    @property
+    def _clock_state(self) -> ClockState:
+        return ClockState() if self._clock is None else self._clock.state
+
+    def _clock_at(self, state: ClockState) -> EventClock | None:
+        """The clock of a table whose rows live for some hours."""
+        if self.config.eviction is None or self.config.eviction.ttl_hours is None:
+            return None
+        return EventClock(3600 * self.config.eviction.ttl_hours, state)
 
     def _no_tombstones(self) -> Tombstones:
         return Tombstones(self.config.eviction.remember_steps if self.config.eviction else 0)
@@ -652,4 +696,5 @@ def joined(parts: Sequence[TableRows]) -> TableRows:
         counts_M=np.concatenate([part.counts_M for part in parts]),
         sighted=parts[0].sighted,
         evicted=parts[0].evicted,
+        clock=parts[0].clock,
     )
