@@ -41,7 +41,9 @@ def test_a_hash_gives_its_id_back(value):
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["assign", "find", "remove"]), st.dictionaries(INT64, NUMBERS, max_size=30)),
+        st.tuples(
+            st.sampled_from(["assign", "find", "remove"]), st.dictionaries(INT64, NUMBERS, max_size=30)
+        ),
         max_size=15,
     )
 )
@@ -62,7 +64,9 @@ def test_a_packed_map_behaves_like_a_dict(calls):
     assert sorted(all_ids(index)) == sorted(model)
 
 
-@pytest.mark.parametrize("ids_M", [np.arange(40_000), ids_of_one_partition(20_000)], ids=["spread", "crowded"])
+@pytest.mark.parametrize(
+    "ids_M", [np.arange(40_000), ids_of_one_partition(20_000)], ids=["spread", "crowded"]
+)
 @pytest.mark.parametrize("step", [37, 5000])
 def test_ids_stay_while_the_map_grows_in_place(ids_M, step):
     """Half of them leave again, so that partitions move while others are emptied."""
@@ -138,7 +142,7 @@ def test_a_scan_finds_each_id_once_while_the_map_grows():
     index.assign(always_M, always_M)
     seen, first, next_id = [], 0, 10**6
     while first < HASHES:
-        found_K, first = index.ids_from(first, 3000, range(0, 40_000))
+        found_K, first = index.ids_from(first, 3000, range(40_000))
         seen += found_K.tolist()
         index.reserve(3000)
         index.assign(np.arange(next_id, next_id + 3000), np.zeros(3000, np.int64))

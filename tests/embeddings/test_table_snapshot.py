@@ -256,7 +256,9 @@ def test_files_of_older_versions_are_refused(tmp_path):
     table = pq.read_table(path)
     described = json.loads(table.schema.metadata[b"rayrec.table"]) | {"format_version": 2}
     pq.write_table(table.replace_schema_metadata({b"rayrec.table": json.dumps(described)}), path)
-    with pytest.raises(InputError, match=r"items-00000\.parquet: format version 2; this version reads 3 and 4"):
+    with pytest.raises(
+        InputError, match=r"items-00000\.parquet: format version 2; this version reads 3 and 4"
+    ):
         load_tables([path], TABLES, ShardMap(1), 0)
 
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rayrec.embeddings.config import EvictionConfig
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
@@ -199,6 +200,27 @@ def test_ties_are_read_in_another_order_in_every_step_if_so_set(dataset: Dataset
     (again,) = features.training(2, rows_read)
     assert again.items_N.tolist() == batches[2].items_N.tolist()
     assert [batch.times_N is None for batch in batches] == [model == "sasrec"] * 5
+
+
+def test_batches_say_their_newest_event_where_rows_live_for_hours(dataset: Dataset, tmp_path: Path):
+    items = dataset.items.ids_I[:4]
+    rows = {"user_id": [1, 2], "item_ids": [items, items], "timestamps": [[5, 6, 7, 9], [1, 2, 11, 4]]}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    plain = config(dataset.root, "sasrec", samples=str(tmp_path))
+    settings = plain.model_copy(
+        update={"sparse": plain.sparse.model_copy(update={"eviction": EvictionConfig(ttl_hours=1)})}
+    )
+    for each, expected in ((settings, 11), (plain, None)):
+        assembly = assemble(each)
+        batch = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(0))
+        for share in features_of(each, assembly.rows.columns).training(0, batch):
+            assert share.newest_event == expected
+            assert share.times_N is None
+    pq.write_table(pa.table({"user_id": [1], "item_ids": [[1, 2]]}), tmp_path / "a.parquet")
+    with pytest.raises(
+        InputError, match=r"'timestamps' .* since eviction\.ttl_hours goes by when events were"
+    ):
+        _ = assemble(settings).features
 
 
 def test_rows_whose_ties_are_redrawn_have_to_have_times(dataset: Dataset, tmp_path: Path):

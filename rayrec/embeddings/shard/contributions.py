@@ -47,6 +47,9 @@ class UpdateTag(NamedTuple):
     rank: int
     """Rank of the trainer that sends it."""
     part: Part = Part.WHOLE
+    newest_event: int | None = None
+    """UNIX seconds of the newest event that the step's batch has, if tables go by it; alike in all tags of a
+    step, and no part of what tells them apart."""
 
 
 class Contribution(NamedTuple):
@@ -66,6 +69,8 @@ class StepContributions:
         self._parts: dict[tuple[int, Part], Contribution] = {}
         self.is_begun = False
         """Whether the heads are in the rows already."""
+        self.newest_event: int | None = None
+        """Of the step, as tags have it."""
 
     def add(self, tag: UpdateTag, contribution: Contribution) -> None:
         """Store one part of a trainer's contribution.
@@ -77,6 +82,8 @@ class StepContributions:
         if any((tag.rank, part) in self._parts for part in others):
             raise ValueError(f"trainer {tag.rank} sent step {tag.step} whole and in parts")
         self._parts[tag.rank, tag.part] = contribution
+        if tag.newest_event is not None:
+            self.newest_event = max(tag.newest_event, self.newest_event or tag.newest_event)
 
     def has(self, tag: UpdateTag) -> bool:
         return (tag.rank, tag.part) in self._parts

@@ -641,7 +641,7 @@ class EmbeddingShard:
             if not arrived.missing():
                 # Before the first row changes: a snapshot after the last step begins here at the latest.
                 self._take_snapshot()
-                self._commit(step, arrived.left(), arrived.dirty())
+                self._commit(step, arrived.left(), arrived.dirty(), arrived.newest_event)
                 del self._pending[step]
                 self._committed_step = step
                 continue
@@ -663,6 +663,7 @@ class EmbeddingShard:
         step: int,
         update: Mapping[str, tuple[Int64Array, Float32Array]],
         dirty: list[DirtyRows],
+        newest_event: int | None,
     ) -> None:
         """Records come in the order of their trainers."""
         self._check_sums(update)
@@ -675,7 +676,7 @@ class EmbeddingShard:
                 self._tables[name].write_records(ids_K, records_KW)
         self._apply(step, update)
         for table in self._tables.values():
-            table.evict(step)
+            table.evict(step, newest_event)
 
     def _take_snapshot(self) -> None:
         """With the lock held: let the snapshot begin, if it is one after the last committed step."""

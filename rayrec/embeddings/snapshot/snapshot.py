@@ -46,8 +46,8 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.snapshot.saved_files import SavedFile, WrittenFile
 from rayrec.embeddings.table.admission import Sighted
-from rayrec.embeddings.table.eviction import Evicted
 from rayrec.embeddings.table.event_clock import NO_TIME, ClockState
+from rayrec.embeddings.table.eviction import Evicted
 from rayrec.embeddings.table.table import EmbeddingTable, Forgotten, TableRows
 from rayrec.platform.arrays import BoolArray, Float32Array
 from rayrec.platform.errors import InputError

@@ -29,8 +29,8 @@ from rayrec.embeddings.storage.records import RecordAccess, RecordArray
 from rayrec.embeddings.storage.row_storage import MemoryRows, RowsPart, RowStorage, SnapshotSource
 from rayrec.embeddings.table.admission import Sighted, SightingCounters
 from rayrec.embeddings.table.age_calendar import LISTED_BYTES, AgeCalendar, calendar_of
-from rayrec.embeddings.table.eviction import Evicted, Tombstones, choose_victims
 from rayrec.embeddings.table.event_clock import ClockState, EventClock
+from rayrec.embeddings.table.eviction import Evicted, Tombstones, choose_victims
 from rayrec.embeddings.table.ids_since import IdsSince
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array

@@ -430,6 +430,11 @@ class RunConfig(Config):
                 "data.redraw_ties is about histories that the next item is predicted of, and model "
                 f"{self.model.name!r} reads impressions; leave it out"
             )
+        if self.model.kind == "impressions" and self.goes_by_event_times:
+            raise ValueError(
+                f"eviction.ttl_hours goes by the times of a history's events, and model {self.model.name!r} "
+                "reads impressions; use max_age_steps"
+            )
         if self.model.kind == "impressions" and self.evaluation.instruction is not None:
             raise ValueError(
                 f"evaluation.instruction is set, and {self.model.name!r} recommends nothing: leave it out"
@@ -553,6 +558,12 @@ class RunConfig(Config):
             schedule=schedule,
             seed=1000 * self.seed + TABLE_SEEDS[name],
         )
+
+    @property
+    def goes_by_event_times(self) -> bool:
+        """Whether rows of a table live for some hours, by the newest event of each batch."""
+        evictions = (table.eviction for table in self.tables(RateSchedule()))
+        return any(eviction is not None and eviction.ttl_hours is not None for eviction in evictions)
 
     def dense_optimizer(self, schedule: RateSchedule, fused: bool) -> DenseOptimizerSettings:
         optimizer = self.training.optimizer
