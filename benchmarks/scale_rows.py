@@ -1,7 +1,7 @@
 """What rows on disk take of memory, and many of them under a limit.
 
-* `scale-rows-bytes`: memory of the map of ids as it is for tables in memory, over that of tables on disk: what
-  each process takes more when five million ids have come, 100,000 at a time, as the system counts it.
+* `scale-rows-bytes`: memory of the map of ids as it is for tables in memory, over that of tables on disk:
+  what each process takes more when five million ids have come, 100,000 at a time, as the system counts it.
   It is the size at which the map in memory is densest (27 bytes an id; 54 just after it has grown).
 * `scale-rows-speed`: steps per second of a table on disk, over those of one with the map of tables in memory,
   each in a process of its own; the table of the bench `tiers`, with a fifth of its rows.
@@ -124,8 +124,8 @@ def _train_many(disk: DiskConfig, num_rows: int) -> int:
     stats = table.shard.stats()
     log.print(
         f"scale-rows: {stats.num_rows['items']:,} rows: {num_rows / created_s:,.0f} created/s, "
-        f"{UPDATES * AT_ONCE / updated_s:,.0f} read and updated/s, {stats.num_bytes / 2**20:,.0f} MiB counted, "
-        f"{most_resident() / 2**20:,.0f} resident, {stats.disk_bytes / 2**30:.1f} GiB of disk"
+        f"{UPDATES * AT_ONCE / updated_s:,.0f} read and updated/s, "
+        f"{stats.num_bytes / 2**20:,.0f} MiB counted, {most_resident() / 2**20:,.0f} resident, {stats.disk_bytes / 2**30:.1f} GiB of disk"
     )
     return most_resident()
 

@@ -79,7 +79,8 @@ class EvictionConfig(Config):
     and 54 bytes for the index of each (13 where the table has a `disk`)."""
     keep: Literal["recent", "frequent", "score"] = "recent"
     """Of a bucket that is too full, the rows that were changed last (LRU), in most steps (LFU), or of the
-    highest score: the number of steps that changed a row, halved for every `half_life_steps` since the last."""
+    highest score: the number of steps that changed a row, halved for every `half_life_steps` since the last
+    of them."""
     half_life_steps: int | None = Field(default=None, ge=1)
     """Of scores."""
     min_score: float | None = Field(default=None, gt=0)

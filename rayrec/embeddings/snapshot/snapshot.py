@@ -12,8 +12,8 @@ float32, whatever the table keeps: its 16-bit numbers are among them. They are o
 (`numpy.frombuffer` reads it), since lists cost three times as long to write.
 
 Files of an increment have rows that were changed after the step `since` of an earlier snapshot, and ids
-whose rows were given up since then; of sighted and evicted ids, those of later steps, and in the metadata up to
-which step they are `forgotten`. (In version 3 sighted and evicted ids were whole.) A chain is a snapshot with all rows
+whose rows were given up since then; of sighted and evicted ids, those of later steps, and in the metadata up
+to which step they are `forgotten`. (In version 3 they were whole.) A chain is a snapshot with all rows
 and increments of it, each since the step of the one before: what it holds is what a snapshot with all rows
 of the last one's step would hold. A shard may have written all rows in an increment: then nothing that
 came before counts for its buckets.
@@ -485,7 +485,8 @@ def _clock(described: dict[str, Any]) -> ClockState:
 def _forgotten(described: dict[str, Any]) -> Forgotten | None:
     if described["since"] is None or "forgotten" not in described:
         return None
-    return Forgotten(*described["forgotten"], range(*described["buckets"]))
+    sighted_step, evicted_step = described["forgotten"]
+    return Forgotten(sighted_step, evicted_step, range(*described["buckets"]))
 
 
 def _batches(path: Path, wanted_B: BoolArray) -> Iterator[pa.RecordBatch]:

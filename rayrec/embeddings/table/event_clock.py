@@ -1,7 +1,7 @@
 """The time of a table: the newest event that its steps have read.
 
-A machine's clock would give up other rows each time that a step is done. Events come with the data, and what is
-remembered of them with the snapshot:
+A machine's clock would give up other rows each time that a step is done. Events come with the data, and
+what is remembered of them with the snapshot:
 
     step      ... 999         1999         2999         evictions are due
     time          10:00       10:40        11:30        newest event until then

@@ -39,8 +39,8 @@ def choose_victims(
     """[R] whether each row is given up when `step` commits.
 
     Age and score first; of what is left, every bucket keeps its `most_rows` best rows. Recent means the
-    last step that changed the row, then the number of steps that did; frequent the other way round; of scores,
-    the step comes second, too; ties go by mix64 of the id, the larger stays.
+    last step that changed the row, then the number of steps that did; frequent the other way round; after
+    the score, the step comes second, too; ties go by mix64 of the id, the larger stays.
 
     Args:
         old_step: rows that were changed last in this step or before are too old by the clock.

@@ -55,6 +55,9 @@ class Forgotten(NamedTuple):
     buckets: range = range(NUM_BUCKETS)
 
 
+_NOTHING_FORGOTTEN, _NO_CLOCK = Forgotten(), ClockState()
+
+
 @dataclass(frozen=True)
 class TableRows:
     """Rows of a table with everything needed to go on training them."""
@@ -76,9 +79,9 @@ class TableRows:
     or were evicted, those of later steps. Who has a row waits no longer."""
     removed_X: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
     """Ids whose rows steps after `since` gave up, to be done before rows are put in."""
-    forgotten: Forgotten = Forgotten()
+    forgotten: Forgotten = _NOTHING_FORGOTTEN
     """With `since`: what is over by the step of these rows; in one part for all of its buckets."""
-    clock: ClockState = ClockState()
+    clock: ClockState = _NO_CLOCK
     """Of a table whose rows live for some hours; in the first part."""
 
 
@@ -377,7 +380,7 @@ class EmbeddingTable:
 
     def _look_ahead(self, step: int) -> None:
         """Look at some of the rows that may be too old soon, rather than at all of them in one step."""
-        # Not where rows may be on disk: those that go would be read twice. Nor where it is not known how soon.
+        # Not where rows may be on disk: those that go would be read twice. Nor where nobody knows how soon.
         if self._ages is None or self._clock is not None or not self._rows.stay:
             return
         for some_K in self._ages.ahead(step):

@@ -1,8 +1,8 @@
 """id -> number in eleven bytes a slot, nine of ten slots in use: the map of a table whose rows are on disk.
 
-    hash of the id   | partition: 12 bits | key: 52 bits |           the id follows from it: mix64 is a bijection
-    slot             | key: 52 bits | number + 1: 36 bits |          88 bits; all 0 is an empty slot
-    slots            | partition 0 | partition 1 | ...               one array; each partition as large as it needs
+    hash of the id   | partition: 12 bits | key: 52 bits |     the id follows from it: mix64 is a bijection
+    slot             | key: 52 bits | number + 1: 36 bits |    88 bits; all 0 is an empty slot
+    slots            | partition 0 | partition 1 | ...         one array; each partition has what it needs
 
 An id's slot is looked for from its home on, which its key says; of two ids, the one farther from home goes
 first (robin hood hashing: Celis, Larson and Munro, FOCS 1985), so that a crowded partition has no long
