@@ -125,7 +125,8 @@ def _train_many(disk: DiskConfig, num_rows: int) -> int:
     log.print(
         f"scale-rows: {stats.num_rows['items']:,} rows: {num_rows / created_s:,.0f} created/s, "
         f"{UPDATES * AT_ONCE / updated_s:,.0f} read and updated/s, "
-        f"{stats.num_bytes / 2**20:,.0f} MiB counted, {most_resident() / 2**20:,.0f} resident, {stats.disk_bytes / 2**30:.1f} GiB of disk"
+        f"{stats.num_bytes / 2**20:,.0f} MiB counted, {most_resident() / 2**20:,.0f} resident, "
+        f"{stats.disk_bytes / 2**30:.1f} GiB of disk"
     )
     return most_resident()
 
