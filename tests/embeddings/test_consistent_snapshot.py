@@ -43,7 +43,7 @@ from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
 from rayrec.embeddings.storage.index import IdMap
 from rayrec.embeddings.storage.row_storage import MemoryRows
 from rayrec.embeddings.table import ids_since
-from rayrec.embeddings.table.table import TableRows
+from rayrec.embeddings.table.table_rows import TableRows
 from tests.embeddings.dictionary_oracle import DictionaryTable
 from tests.embeddings.test_admission_and_eviction import check_calendar
 from tests.helpers.examples import examples

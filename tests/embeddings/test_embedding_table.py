@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from rayrec.embeddings.base.routing import bucket_of
 from rayrec.embeddings.config import AdamConfig, RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.storage import records
-from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.table.table_rows import TableRows
 from rayrec.platform.hashing import combine64
 
 CONFIG = TableConfig(name="items", dim=3, seed=7, init_scale=0.1)

@@ -21,7 +21,7 @@ from rayrec.embeddings.snapshot import snapshot
 from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
 from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
-from rayrec.embeddings.table.table import TableRows
+from rayrec.embeddings.table.table_rows import TableRows
 from rayrec.platform.errors import InputError
 
 TABLES = (

@@ -19,7 +19,8 @@ from rayrec.embeddings.config import (
 from rayrec.embeddings.storage.disk import record_log, tiered_rows
 from rayrec.embeddings.storage.disk.page_reads import ALIGNMENT
 from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
-from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.table.table_rows import TableRows
 from tests.helpers.examples import examples
 
 CONFIG = TableConfig(name="items", dim=3, seed=7)

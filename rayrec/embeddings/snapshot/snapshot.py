@@ -48,7 +48,8 @@ from rayrec.embeddings.snapshot.saved_files import SavedFile, WrittenFile
 from rayrec.embeddings.table.admission import Sighted
 from rayrec.embeddings.table.event_clock import NO_TIME, ClockState
 from rayrec.embeddings.table.eviction import Evicted
-from rayrec.embeddings.table.table import EmbeddingTable, Forgotten, TableRows
+from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.table.table_rows import Forgotten, TableRows
 from rayrec.platform.arrays import BoolArray, Float32Array
 from rayrec.platform.errors import InputError
 
