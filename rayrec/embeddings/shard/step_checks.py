@@ -101,9 +101,9 @@ class StepChecks:
         return MemoryError(
             f"shard {self._shard} refuses step {step}: its tables would need "
             f"{human_size(bytes_after(tables, num_more))} and may take {human_size(limit)}; table "
-            f"{fullest!r} has {table.num_rows:,} rows ({human_size(table.num_bytes)}) and {num_more[fullest]:,} more "
-            "were to come; no row has changed. Raise sparse.server_memory, use more servers, or let rows be "
-            "evicted"
+            f"{fullest!r} has {table.num_rows:,} rows ({human_size(table.num_bytes)}) and "
+            f"{num_more[fullest]:,} more were to come; no row has changed. Raise sparse.server_memory, use "
+            "more servers, or let rows be evicted"
         )
 
     @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ByteSize, Field, field_validator, model_validator
+from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
 
 from rayrec.embeddings.base.layout import WeightDtype
 from rayrec.embeddings.config import (
@@ -421,6 +421,14 @@ class RunConfig(Config):
                 f"data.numbers are columns that ranking models read, and {self.model.name!r} reads "
                 "histories; leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _tables_can_be_made(self) -> RunConfig:
+        try:
+            self.tables(RateSchedule())
+        except ValidationError as error:
+            raise ValueError(f"sparse: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
         return self
 
     @model_validator(mode="after")
