@@ -1,5 +1,6 @@
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -142,7 +143,7 @@ def test_files_are_plain_parquet_ordered_by_bucket_and_id(tmp_path):
     assert keys == sorted(keys)
     assert len(keys) == len(IDS)
     assert json.loads(table.schema.metadata[b"rayrec.table"]) == {
-        "format_version": 3,
+        "format_version": 4,
         "step": 2,
         "since": None,
         "buckets": [0, 65536],
@@ -262,6 +263,32 @@ def test_files_of_older_versions_are_refused(tmp_path):
         InputError, match=r"items-00000\.parquet: format version 2; this version reads 3 and 4"
     ):
         load_tables([path], TABLES, ShardMap(1), 0)
+
+
+def test_increments_of_the_version_before_have_all_ids_that_wait(tmp_path):
+    """They were written whole; what is not in the last of them waits no longer."""
+    table = TABLES[0].model_copy(update={"admission": IdAdmissionConfig(min_sightings=3)})
+    shard, chain, waiting = EmbeddingShard([table], 0, 1), [], {}
+    for step, named in enumerate((IDS[:20], IDS[:10], IDS[5:30])):
+        shard.apply(UpdateTag(0, step, 0), {"items": (named, np.ones((len(named), 3), np.float32))})
+        rows = shard.export("items")
+        waiting = dict(zip(rows.sighted.ids_K.tolist(), rows.sighted.counts_K.tolist(), strict=True))
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        rows = replace(rows, since=step - 1 if step else None)
+        names = [file.name for file in write_table(folder, table, ShardMap(1), 0, step, [rows])]
+        for name in names:
+            content = pq.read_table(folder / name)
+            described = json.loads(content.schema.metadata[b"rayrec.table"]) | {"format_version": 3}
+            described.pop("forgotten", None)
+            content = content.replace_schema_metadata({b"rayrec.table": json.dumps(described)})
+            pq.write_table(content, folder / name)
+        chain.append([folder / name for name in names])
+    restored = EmbeddingShard([table], 0, 1)
+    restored.restore(load_tables(chain, [table], ShardMap(1), 0))
+    found = restored.export("items").sighted
+    assert dict(zip(found.ids_K.tolist(), found.counts_K.tolist(), strict=True)) == waiting
+    assert 0 < len(waiting) < 30
 
 
 def test_a_file_that_turns_out_damaged_while_rows_are_read_is_named(tmp_path):

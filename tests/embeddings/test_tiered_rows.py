@@ -65,7 +65,16 @@ class TieredMachine(RuleBasedStateMachine):
         dtype=st.sampled_from(["float32", "bfloat16"]),
         optimizer=st.sampled_from([RowwiseAdagradConfig(), AdamConfig()]),
         admission=st.sampled_from([IdAdmissionConfig(), IdAdmissionConfig(min_sightings=2)]),
-        eviction=st.sampled_from([None, EvictionConfig(max_age_steps=3, every_steps=2)]),
+        eviction=st.sampled_from(
+            [
+                None,
+                EvictionConfig(max_age_steps=3, every_steps=2),
+                EvictionConfig(ttl_hours=1, every_steps=2),
+                EvictionConfig(
+                    min_score=0.5, half_life_steps=2, max_rows=65_536, keep="score", every_steps=2
+                ),
+            ]
+        ),
     )
     def start(self, dtype, optimizer, admission, eviction):
         config = CONFIG.model_copy(
@@ -93,7 +102,7 @@ class TieredMachine(RuleBasedStateMachine):
     def apply(self, ids):
         ids_M, grads_MD = np.array(ids, dtype=np.int64), gradients(self.step, len(ids))
         for table in (self.whole, self.tiered):
-            table.apply(ids_M, grads_MD, self.step)
+            table.apply(ids_M, grads_MD, self.step, newest_event=1000 * self.step)
         self.step += 1
 
     @rule(ids=st.lists(st.integers(-20, 20), max_size=12))

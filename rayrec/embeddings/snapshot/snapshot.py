@@ -88,7 +88,6 @@ def write_table(
     contents = _Contents(folder, f"{config.name}-{shard:05d}", _identity(config))
     buckets = shard_map.buckets(shard)
     contents.described |= {"step": step, "since": None, "buckets": [buckets.start, buckets.stop]}
-    contents.described["forgotten"] = [NEVER, NEVER]
     try:
         with ThreadPoolExecutor(1, "snapshot", give_way) as writer:
             _write_parts(contents, parts, writer)
@@ -116,6 +115,8 @@ def _write_parts(contents: _Contents, parts: Iterable[TableRows], writer: Execut
 
 def _write_part(contents: _Contents, rows: TableRows) -> None:
     contents.described["since"] = rows.since
+    if rows.since is not None:  # the first part says it for all that follow
+        contents.described.setdefault("forgotten", [NEVER, NEVER])
     if rows.forgotten != Forgotten():
         contents.described["forgotten"] = [rows.forgotten.sighted_step, rows.forgotten.evicted_step]
     if rows.clock != ClockState():
