@@ -201,6 +201,8 @@ def assert_same(first: TableRows, second: TableRows) -> None:
     for name, values in vars(first).items():
         if isinstance(values, np.ndarray):
             assert values.tobytes() == getattr(second, name).tobytes(), name
+        elif name in ("forgotten", "clock"):
+            assert values == getattr(second, name), name
         elif name != "since":
             assert_same(values, getattr(second, name))
 

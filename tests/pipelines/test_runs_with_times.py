@@ -322,3 +322,35 @@ def test_a_model_of_time_trains_validates_and_goes_on_through_actors(dataset: Da
         evaluate(tmp_path / "resumed").to_json()["results"]
         == evaluate(tmp_path / "once").to_json()["results"]
     )
+
+
+def test_rows_that_live_for_hours_are_given_up_alike_by_a_run_that_goes_on(dataset: Dataset, tmp_path: Path):
+    """By the times of events: what is repeated, on another number of servers, gives up the same rows."""
+    items, samples = dataset.items.ids_I, tmp_path / "samples"
+    samples.mkdir()
+    rows = {
+        "user_id": list(range(40)),
+        "item_ids": [items[(row + np.arange(4)) % len(items)].tolist() for row in range(40)],
+        "timestamps": [(36_000 * row + np.arange(4)).tolist() for row in range(40)],
+    }
+    pq.write_table(pa.table(rows), samples / "a.parquet")
+    settings = config(dataset.root, samples=str(samples)).model_dump()
+    settings["model"] |= {"item_matrix": "sparse", "loss": "bce", "negatives_per_event": 2}
+    settings["pipeline"] |= {"num_trainers": 2, "trainer_threads": 1, "cpus_per_trainer": 0.5}
+    settings["training"] |= {"batch_size": 4}
+    settings["sparse"] |= {"eviction": {"ttl_hours": 1, "every_steps": 1}, "num_servers": 1}
+    settings["training"] |= {"epochs": 2}
+
+    once = train(RunConfig.parse(settings), tmp_path / "once", cluster=in_process)
+    settings["training"] |= {"epochs": 1}
+    settings["sparse"] |= {"num_servers": 2}
+    first = train(RunConfig.parse(settings), tmp_path / "resumed", cluster=in_process)
+    settings["training"] |= {"epochs": 2}
+    resumed = train(RunConfig.parse(settings), tmp_path / "resumed", resume=True, cluster=in_process)
+
+    assert first.stages["sparse_rows_evicted"] > 0
+    assert resumed.final_loss == once.final_loss
+    assert (
+        evaluate(tmp_path / "resumed").to_json()["results"]
+        == evaluate(tmp_path / "once").to_json()["results"]
+    )
