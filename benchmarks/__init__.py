@@ -69,6 +69,7 @@ BENCHES: dict[str, Bench] = {
     "scale-catalog": partial(_run, "scale_catalog", "bench"),
     "scale-prefixes": partial(_run, "scale_prefixes", "bench"),
     "scale-rollback": partial(_run, "scale_rollback", "bench"),
+    "scale-rows": partial(_run, "scale_rows", "bench"),
     "scale-tree": partial(_run, "scale_tree", "bench"),
     "sparse": partial(_run, "sparse", "bench"),
     "stores": partial(_run, "stores", "bench"),

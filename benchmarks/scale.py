@@ -3,8 +3,9 @@
 One server's part of a table in this process, called as its actor calls it. Bars:
 
 * `scale-increment`: 0.05 s over the processor's seconds of an increment of 1,000 changed rows out of 10
-  million, files included.
+  million: the step that changes and notes them, the snapshot's beginning, its files, and its end.
 * `scale-eviction`: the time of a step over that of one which gives up rows by their age, of 20 million rows.
+  From the table without eviction the same rows are taken between the steps, so that both are as large.
   Each step creates 50,000 rows, changes 50,000 others of the last 200 steps, and gives up those that no step
   has changed for 400 steps, which are as many as are created once the table is full.
 * `scale-eviction-seldom`: the same for the mean of 50 steps, when rows are given up once in them.
@@ -69,13 +70,17 @@ class Table:
             self.shard.apply(UpdateTag(0, self.step, 0), {self.config.name: (ids_M, grads_MD)})
         return seconds()
 
+    def take(self, ids_M: np.ndarray) -> None:
+        """Remove rows, as nobody can who calls a server."""
+        self.shard._table(self.config.name)._rows.remove(ids_M)
+
     def snapshot(self, folder: Path, since: int | None) -> float:
         """Write what has changed since a step; returns the processor's seconds."""
-        self.shard.begin_snapshot(self.step)
         with _processor() as seconds:
+            self.shard.begin_snapshot(self.step)
             parts = self.shard.export_snapshot(self.config.name, self.step, since)
             write_table(folder, self.config, ShardMap(1), 0, self.step, parts)
-        self.shard.release(self.step)
+            self.shard.release(self.step)
         return seconds()
 
 
@@ -90,9 +95,9 @@ def _increment_bar(num_rows: int, repeats: int) -> Bar:
         pass
     table.shard.release(since)
     for number in range(1 + repeats):  # kernels are compiled by the first
-        table.apply(np.arange(CHANGED) * (num_rows // CHANGED) + number)
+        step_s = table.apply(np.arange(CHANGED) * (num_rows // CHANGED) + number)
         with tempfile.TemporaryDirectory() as folder:
-            times.append(table.snapshot(Path(folder), since))
+            times.append(step_s + table.snapshot(Path(folder), since))
         since = table.step
     del times[0]
     log.print(f"increments of {CHANGED:,} of {num_rows:,} rows: median {statistics.median(times):.3f} s")
@@ -102,15 +107,17 @@ def _increment_bar(num_rows: int, repeats: int) -> Bar:
 
 
 class _Ages:
-    """A table that creates and changes as many rows at every step, and one that also gives them up."""
+    """A table that gives up rows at every step, and one from which they are taken beside what is measured."""
 
     def __init__(self, num_rows: int, every: int) -> None:
         eviction = EvictionConfig(max_age_steps=MAX_AGE, every_steps=every)
         self.new = num_rows // MAX_AGE
         self.tables = {
             name: Table(TableConfig(name=name, dim=AGES_DIM, eviction=config))
-            for name, config in (("stay", None), ("go", eviction))
+            for name, config in (("go", eviction), ("stay", None))
         }
+        self._given_up: dict[int, np.ndarray] = {}
+        """By step, ids that the one has given up and the other still has."""
         self._random = {name: np.random.default_rng(33) for name in self.tables}
         for _ in range(MAX_AGE + every):
             for name in self.tables:
@@ -123,7 +130,17 @@ class _Ages:
         named = [np.arange(next_id, next_id + self.new)]
         if next_id:
             named.append(np.unique(self._random[name].integers(first, next_id, self.new)))
-        return table.apply(np.concatenate(named))
+        seconds = table.apply(np.concatenate(named))
+        if name == "go":
+            nothing = np.empty(0, dtype=np.int64)
+            self._given_up[table.step] = table.shard.evicted(table.step - 1).get(name, nothing)
+        else:
+            table.take(self._given_up.pop(table.step))
+        return seconds
+
+    def check_sizes(self) -> None:
+        held = {name: table.shard.stats().num_rows[name] for name, table in self.tables.items()}
+        assert held["go"] == held["stay"], f"the tables differ: {held}"
 
     def rate(self, name: str, num_steps: int) -> float:
         return num_steps / sum(self.apply(name) for _ in range(num_steps))
@@ -132,6 +149,7 @@ class _Ages:
 def _eviction_bar(num_rows: int, repeats: int, every: int) -> Bar:
     ages = _Ages(2 * num_rows, every)
     ratios = interleaved(lambda: ages.rate("go", every), lambda: ages.rate("stay", every), repeats)
+    ages.check_sizes()
     held = ages.tables["go"].shard.stats().num_rows["go"]
     log.print(f"eviction at every {every}. step, {held:,} rows: {statistics.median(ratios):.2f} of the rate")
     name = "scale-eviction" if every == 1 else "scale-eviction-seldom"

@@ -59,7 +59,7 @@ def bench(options: BenchOptions) -> list[Bar]:
     with scratch_folder(options.data) as folder:
         disk = RandomReads(folder, num_rows * RECORD_BYTES)
         try:
-            with _running(num_rows, DiskConfig(memory=memory, folder=str(folder))) as tiered:
+            with running(num_rows, DiskConfig(memory=memory, folder=str(folder))) as tiered:
                 return _bars(tiered, disk, num_rows, memory, options.pairs)
         finally:
             disk.close()
@@ -75,7 +75,7 @@ def _bars(tiered: Server, disk: RandomReads, num_rows: int, memory: int, pairs: 
     for _ in range(3):  # thrown away: until memory holds what is asked for often
         tiered.window(STEPS)
     of_disk = interleaved(from_disk_rate, disk.measure, pairs, _show("rows from disk/s", "disk", windows))
-    with _running(num_rows, None) as in_memory:
+    with running(num_rows, None) as in_memory:
         in_memory.window(STEPS)
         of_memory = interleaved(
             lambda: STEPS / tiered.window(STEPS).seconds,
@@ -121,10 +121,18 @@ class Window:
 class Server:
     """A process with one shard and batches to train it on."""
 
-    def __init__(self, num_rows: int, disk: DiskConfig | None) -> None:
+    def __init__(
+        self, num_rows: int, disk: DiskConfig | None, prepare: Callable[[], None] | None = None
+    ) -> None:
+        """Start the process and make its table.
+
+        Args:
+            num_rows: that the table has before the first window.
+            prepare: called in the process before anything else.
+        """
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, num_rows, disk), daemon=True)
+        self._process = context.Process(target=_serve, args=(theirs, num_rows, disk, prepare), daemon=True)
         self._process.start()
         theirs.close()  # so that the server's end is the only one, and its death an EOFError here
         where = "memory" if disk is None else "memory and disk"
@@ -143,24 +151,30 @@ class Server:
 
 
 @contextmanager
-def _running(num_rows: int, disk: DiskConfig | None) -> Iterator[Server]:
-    server = Server(num_rows, disk)
+def running(
+    num_rows: int, disk: DiskConfig | None, prepare: Callable[[], None] | None = None
+) -> Iterator[Server]:
+    server = Server(num_rows, disk, prepare)
     try:
         yield server
     finally:
         server.stop()
 
 
-def _serve(connection: Connection, num_rows: int, disk: DiskConfig | None) -> None:
+def _serve(
+    connection: Connection, num_rows: int, disk: DiskConfig | None, prepare: Callable[[], None] | None
+) -> None:
     """The server's process: trains as many steps as it is told."""
+    if prepare is not None:
+        prepare()
     batches = Batches(num_rows, BATCH)
     # Compilers, libraries, and what a batch takes while it is there, beside the table: not the table's.
     rehearsal = Training(batches, None, num_rows=BATCH)
     rehearsal.window(STEPS)
-    _forget_most_resident()  # nor is what the C library keeps of memory that was freed before
+    forget_most_resident()  # nor is what the C library keeps of memory that was freed before
     beside = rehearsal.window(STEPS).most_resident - rehearsal.num_bytes
     del rehearsal
-    _forget_most_resident()
+    forget_most_resident()
     training = Training(batches, disk, num_rows, beside)
     connection.send(training.rows_per_s)
     while True:
@@ -206,7 +220,7 @@ class Training:
             num_distinct=sum(map(len, ids[:-1])),
             num_from_disk=self._num_from_disk - before,
             most_counted=self._most_counted,
-            most_resident=_most_resident() - self._resident_beside,
+            most_resident=most_resident() - self._resident_beside,
         )
 
     @property
@@ -223,14 +237,14 @@ class Training:
         self._most_counted = max(self._most_counted, self.num_bytes)
 
 
-def _most_resident() -> int:
-    """Bytes of this process that were in memory at most since `_forget_most_resident`."""
+def most_resident() -> int:
+    """Bytes of this process that were in memory at most since `forget_most_resident`."""
     found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1]) * 1024
 
 
-def _forget_most_resident() -> None:
+def forget_most_resident() -> None:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")

@@ -45,6 +45,8 @@ from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
 
 TRAINER_STAGE = "trainer"
+_STEPS_OF_EVENTS = 64
+"""Steps for which the newest event is known: more than are in flight, whose updates may still be sent."""
 CATALOG_CHUNK = 65_536
 """Rows of the whole catalog are read in pieces of this many items."""
 
@@ -139,6 +141,7 @@ class Trainer(StageActor[StageClock]):
         self._spec = spec
         self._device = get_device(spec.device)
         self._group = TrainerGroup(spec.num_trainers, role.member)
+        self._newest_events: dict[int, int] = {}
         self.reach(servers)
         self._lookups = self._new_lookups(0)
         self._utilization = Utilization(self._matrix_rate())
@@ -172,6 +175,7 @@ class Trainer(StageActor[StageClock]):
                 self._role.member,
                 incarnation,
                 is_in_group=spec.group_size > 1,
+                newest_events=self._newest_events,
             ),
             self._group if spec.num_trainers > 1 else None,
             caches_on(self._device),
@@ -198,6 +202,7 @@ class Trainer(StageActor[StageClock]):
         features = self._own(batches)
         # The clock: a part of a batch that `train` counts.
         with self._heartbeats.during("prefetch", features.step), self._clock.busy(num_batches=0):
+            self._note_newest_event(features)
             self._lookups.prefetch(features.step, features.lookups)
 
     def train(self, batches: RankBatches) -> TrainerReport:
@@ -205,6 +210,7 @@ class Trainer(StageActor[StageClock]):
         features = self._own(batches)
         waited_s, began = self._waited_s(), time.perf_counter()
         with self._heartbeats.during("train", features.step), self._clock.busy():
+            self._note_newest_event(features)
             rows = self._lookups.rows(features.step, features.lookups)
             with self._dense_clock.busy():
                 gradients = self._program.backward(features, rows)
@@ -219,6 +225,13 @@ class Trainer(StageActor[StageClock]):
 
     def _own(self, batches: RankBatches) -> FeatureBatch | ImpressionBatch:
         return batches[self._role.member % self._spec.group_size]
+
+    def _note_newest_event(self, features: FeatureBatch | ImpressionBatch) -> None:
+        """For the tags of the step's calls."""
+        if isinstance(features, FeatureBatch) and features.newest_event is not None:
+            self._newest_events[features.step] = features.newest_event
+            for step in [step for step in self._newest_events if step < features.step - _STEPS_OF_EVENTS]:
+                del self._newest_events[step]
 
     def _waited_s(self) -> float:
         lookups = self._lookups.stats

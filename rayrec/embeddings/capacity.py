@@ -36,7 +36,8 @@ from rayrec.embeddings.config import DiskConfig, TableConfig
 from rayrec.embeddings.snapshot.snapshot import PARTS_WAITING
 from rayrec.embeddings.storage.consistent_snapshot import max_buffer_bytes, most_listed
 from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES
-from rayrec.embeddings.storage.index import grouping_bytes, index_bytes
+from rayrec.embeddings.storage.disk.packed_map import packed_bytes, packed_slots
+from rayrec.embeddings.storage.index import grouping_bytes, index_bytes, index_slots
 from rayrec.embeddings.storage.row_storage import BUCKET_PARTS, SCANNED_ROWS
 from rayrec.embeddings.table.age_calendar import LISTED_BYTES, calendar_of
 from rayrec.embeddings.table.row_operations import RowOperations
@@ -221,7 +222,8 @@ def plan_table(config: TableConfig, num_ids: int, num_rows: int) -> TablePlan:
         extra_bytes={
             "growing": index // 2 if index > index_bytes(0) else 0,
             "evicting": 0 if config.eviction is None else _evicting_bytes(num_rows),
-            "saving": _writing_bytes(num_rows, index, exported) + _known_bytes(config, num_rows),
+            "saving": _writing_bytes(num_rows, index_slots(num_rows), exported)
+            + _known_bytes(config, num_rows),
         },
     )
 
@@ -232,10 +234,10 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
     limit = int(disk.memory)
     words = RowOperations(config).num_words
     # What is known of rows in memory has positions for as many as an empty table could hold there.
-    at_first = _MOVING_BYTES + grouping_bytes(index_bytes(0))
+    at_first = _MOVING_BYTES + packed_bytes(0) + grouping_bytes(packed_slots(0))
     most_rows = max(0, limit - at_first) // (4 * words + _ROW_IN_USE + _FREE_ROW)
-    in_order = grouping_bytes(in_memory.index_bytes)
-    finding = in_memory.index_bytes + num_rows // 4 + in_order + _MOVING_BYTES + _ROW_IN_USE * most_rows
+    index = packed_bytes(num_rows) + grouping_bytes(packed_slots(num_rows))
+    finding = index + num_rows // 4 + _MOVING_BYTES + _ROW_IN_USE * most_rows
     beside = finding + in_memory.waiting_bytes
     room = max(0, limit - beside) // (4 * words + _FREE_ROW)
     share = min(1.0, room / num_rows) if num_rows else 0.0
@@ -253,7 +255,7 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
         # Once it has rows on disk, it takes all that it may.
         index_bytes=held.index_bytes + max(0, unused),
         extra_bytes={
-            # Rows in memory make room for these two.
+            # The index grows in place, and rows in memory make room for what an eviction takes.
             "growing": 0,
             "evicting": 0,
             "saving": in_memory.extra_bytes["saving"],
@@ -261,7 +263,7 @@ def _plan_tiered_table(config: TableConfig, num_ids: int, num_rows: int, disk: D
         buffer_bytes=buffered,
         disk_bytes=2 * 4 * (words + 2) * num_rows,
         memory_limit=limit,
-        least_bytes=beside + in_memory.extra_bytes["growing"] + 64 * (4 * words + _FREE_ROW),
+        least_bytes=beside + 64 * (4 * words + _FREE_ROW),
     )
 
 
@@ -271,9 +273,9 @@ def _evicting_bytes(num_rows: int) -> int:
     return _CHOOSING * part + _VICTIM * num_rows
 
 
-def _writing_bytes(num_rows: int, index: int, row_bytes: int) -> int:
+def _writing_bytes(num_rows: int, num_slots: int, row_bytes: int) -> int:
     """While a table's rows are written: a list of ids, parts, and a group of rows on its way to the file."""
-    listed = min(num_rows, most_listed(index))
+    listed = min(num_rows, most_listed(num_slots))
     group = min(num_rows, _ROWS_PER_GROUP)
     part = max(min(num_rows * row_bytes, _PART_BYTES), -(-num_rows // NUM_BUCKETS) * row_bytes)
     parts = 3 * part + min(num_rows * row_bytes, PARTS_WAITING * part)
@@ -465,9 +467,9 @@ def spread(num_ids: int, num_shards: int) -> list[int]:
 
 def _most_rows(config: TableConfig, num_buckets: int, new_rows_per_step: int) -> int:
     """Most rows that eviction leaves, and those that come until it happens again."""
-    if config.eviction is None or config.eviction.max_rows_per_bucket is None:
+    if config.eviction is None or config.most_rows_per_bucket is None:
         return sys.maxsize
-    kept = config.eviction.max_rows_per_bucket * num_buckets
+    kept = config.most_rows_per_bucket * num_buckets
     return kept + config.eviction.every_steps * new_rows_per_step
 
 

@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
+_FIRST_INVERSE = np.uint64(0x96DE1B173F119089)
+_SECOND_INVERSE = np.uint64(0x319642B2D24D8EC3)
 _S27 = np.uint64(27)
 _S30 = np.uint64(30)
 _S31 = np.uint64(31)
@@ -30,6 +32,15 @@ def mix64(value: Any) -> Any:
     z = (z ^ (z >> _S30)) * _FIRST
     z = (z ^ (z >> _S27)) * _SECOND
     return z ^ (z >> _S31)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def unmix64(mixed: Any) -> Any:
+    """The uint64 whose `mix64` this is."""
+    z = np.uint64(mixed)
+    z = (z ^ (z >> _S31) ^ (z >> np.uint64(62))) * _SECOND_INVERSE
+    z = (z ^ (z >> _S27) ^ (z >> np.uint64(54))) * _FIRST_INVERSE
+    return (z ^ (z >> _S30) ^ (z >> np.uint64(60))) - _GOLDEN
 
 
 @njit(nogil=True, cache=True, inline="always")

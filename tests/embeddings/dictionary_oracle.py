@@ -35,11 +35,14 @@ class DictionaryTable:
         self.evicted: dict[int, int] = {}
         """Step of the last eviction by id."""
         self._optimizer = make_optimizer(config.optimizer, config.schedule)
+        self._newest = None
+        self._times: list[tuple[int, int]] = []
+        """(step, newest event until then) of evictions."""
 
     def lookup(self, i: int) -> np.ndarray:
         return (self.rows[i] if i in self.rows else self._new_row(i)).weights_D
 
-    def commit(self, step: int, grads: dict[int, np.ndarray]) -> None:
+    def commit(self, step: int, grads: dict[int, np.ndarray], newest_event: int | None = None) -> None:
         for i, grad_D in grads.items():
             if i not in self.rows and not self._is_admitted(i, step):
                 continue
@@ -48,6 +51,8 @@ class DictionaryTable:
             row.weights_D = self._rounded(row.weights_D, i, step)
             row.step, row.count = step, row.count + 1
         self._forget(step)
+        if newest_event is not None:
+            self._newest = newest_event if self._newest is None else max(self._newest, newest_event)
         self._evict(step)
 
     def everything(self) -> dict[int, tuple]:
@@ -106,18 +111,38 @@ class DictionaryTable:
         victims = set()
         if config.max_age_steps is not None:
             victims = {i for i, row in self.rows.items() if step - row.step > config.max_age_steps}
-        if config.max_rows_per_bucket is not None:
+        if config.ttl_hours is not None and self._newest is not None:
+            self._times.append((step, self._newest))
+            victims |= {i for i, row in self.rows.items() if self._lived_until(row.step)}
+        if config.min_score is not None:
+            victims |= {i for i in self.rows if self._score(i, step) < config.min_score}
+        most = [config.max_rows_per_bucket] if config.max_rows_per_bucket is not None else []
+        most += [config.max_rows // 65_536] if config.max_rows is not None else []
+        if most:
             buckets: dict[int, list[int]] = {}
             for i in self.rows.keys() - victims:
                 buckets.setdefault(int(mix64(i)) % 65_536, []).append(i)
             for members in buckets.values():
-                members.sort(key=self._worth, reverse=True)
-                victims.update(members[config.max_rows_per_bucket :])
+                members.sort(key=lambda i: self._worth(i, step), reverse=True)
+                victims.update(members[min(most) :])
         for i in victims:
             del self.rows[i]
             self.evicted[i] = step
 
-    def _worth(self, i: int) -> tuple:
+    def _lived_until(self, step: int) -> bool:
+        """Whether a row of that last change is too old, by the eviction that followed the change."""
+        ttl_s = 3600 * self.config.eviction.ttl_hours
+        then = next((time for of_step, time in self._times if of_step >= step), self._newest)
+        return then <= self._newest - ttl_s
+
+    def _score(self, i: int, step: int) -> float:
         row = self.rows[i]
-        marks = (row.step, row.count) if self.config.eviction.keep == "recent" else (row.count, row.step)
-        return (*marks, int(mix64(i)))
+        return row.count / 2.0 ** ((step - row.step) // self.config.eviction.half_life_steps)
+
+    def _worth(self, i: int, step: int) -> tuple:
+        row, keep = self.rows[i], self.config.eviction.keep
+        marks = {
+            "recent": (row.step, row.count),
+            "frequent": (row.count, row.step),
+        }
+        return (*(marks[keep] if keep in marks else (self._score(i, step), row.step)), int(mix64(i)))

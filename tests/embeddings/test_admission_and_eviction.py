@@ -42,22 +42,48 @@ configs = st.builds(
         EvictionConfig,
         max_rows_per_bucket=st.integers(1, 4),
         keep=st.sampled_from(["recent", "frequent"]),
-    ).map(lambda config: config.model_copy(update={"every_steps": 1})),
+    ).map(lambda config: config.model_copy(update={"every_steps": 1}))
+    | st.builds(
+        EvictionConfig,
+        ttl_hours=st.sampled_from([0.5, 1.0, 2.5]),
+        max_age_steps=st.none() | st.integers(1, 4),
+        max_rows_per_bucket=st.none() | st.integers(1, 4),
+        every_steps=st.integers(1, 3),
+    )
+    | st.builds(
+        EvictionConfig,
+        max_rows=st.integers(1, 4).map(lambda rows: 65_536 * rows + 7),
+        keep=st.just("score"),
+        half_life_steps=st.integers(1, 3),
+        min_score=st.none() | st.sampled_from([0.25, 0.5]),
+        every_steps=st.integers(1, 3),
+    )
+    | st.builds(
+        EvictionConfig,
+        min_score=st.sampled_from([0.25, 0.5, 2.0]),
+        half_life_steps=st.integers(1, 3),
+        ttl_hours=st.none() | st.just(1.0),
+    ).map(lambda config: config.model_copy(update={"every_steps": 2})),
+)
+steps_of_ids = st.lists(
+    st.tuples(
+        st.lists(st.sampled_from(IDS.tolist()), max_size=12),
+        st.none() | st.integers(-4, 8).map(lambda halves: 1_700_000_000 + 1800 * halves),  # newest event
+    ),
+    max_size=10,
 )
 
 
 @settings(max_examples=150, deadline=None)
-@given(
-    configs, st.lists(st.lists(st.sampled_from(IDS.tolist()), max_size=12), max_size=10), st.integers(0, 99)
-)
+@given(configs, steps_of_ids, st.integers(0, 99))
 def test_a_table_is_a_dictionary_of_rows(config, steps, seed):
     table, expected = EmbeddingTable(config), DictionaryTable(config)
     random = np.random.default_rng(seed)
-    for step, named in enumerate(steps):
+    for step, (named, newest_event) in enumerate(steps):
         ids_M = np.array(list(dict.fromkeys(named)), dtype=np.int64)
         grads_MD = random.standard_normal((len(ids_M), config.dim)).astype(np.float32)
-        table.apply(ids_M, grads_MD, step)
-        expected.commit(step, dict(zip(ids_M.tolist(), grads_MD, strict=True)))
+        table.apply(ids_M, grads_MD, step, newest_event)
+        expected.commit(step, dict(zip(ids_M.tolist(), grads_MD, strict=True)), newest_event)
         for i, weights_D in zip(IDS.tolist(), table.lookup(IDS), strict=True):
             assert weights_D.tobytes() == expected.lookup(i).tobytes()
         if step == len(steps) // 2:  # as after a restart
@@ -204,7 +230,7 @@ def test_float16_keeps_to_its_largest_number():
 
 
 def test_an_eviction_without_a_reason_is_refused():
-    with pytest.raises(ValueError, match="max_age_steps or max_rows_per_bucket"):
+    with pytest.raises(ValueError, match="needs one of max_age_steps, ttl_hours, max_rows_per_bucket"):
         EvictionConfig()
 
 

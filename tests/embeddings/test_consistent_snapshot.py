@@ -43,7 +43,7 @@ from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
 from rayrec.embeddings.storage.index import IdMap
 from rayrec.embeddings.storage.row_storage import MemoryRows
 from rayrec.embeddings.table import ids_since
-from rayrec.embeddings.table.table import TableRows
+from rayrec.embeddings.table.table_rows import TableRows
 from tests.embeddings.dictionary_oracle import DictionaryTable
 from tests.embeddings.test_admission_and_eviction import check_calendar
 from tests.helpers.examples import examples
@@ -58,7 +58,10 @@ RULED = TableConfig(
     admission=IdAdmissionConfig(min_sightings=2, forget_after_steps=3, every_steps=2),
     eviction=EvictionConfig(max_age_steps=2, every_steps=2, remember_steps=3),
 )
-CONFIGS = {"plain": PLAIN, "ruled": RULED}
+TIMED = RULED.model_copy(
+    update={"eviction": EvictionConfig(ttl_hours=1.5, max_age_steps=9, every_steps=2, remember_steps=3)}
+)
+CONFIGS = {"plain": PLAIN, "ruled": RULED, "timed": TIMED}
 IDS = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, size=60)
 
 
@@ -106,9 +109,13 @@ class Run:
         ids_M = IDS[self._steps[self.step]]
         random = np.random.default_rng(self.step)
         grads_MD = random.standard_normal((len(ids_M), self.config.dim)).astype(np.float32)
+        # Half an hour later each time; now and then an old event, or none.
+        newest_event = None if self.step % 5 == 3 else 1_700_000_000 + 1800 * (self.step - self.step % 4)
         for shard, at in zip(self.shards, self.shard_map.split(ids_M), strict=True):
-            shard.apply(UpdateTag(shard.incarnation, self.step, 0), {"items": (ids_M[at], grads_MD[at])})
-        self.oracle.commit(self.step, {int(i): grad_D for i, grad_D in zip(ids_M, grads_MD, strict=True)})
+            tag = UpdateTag(shard.incarnation, self.step, 0, newest_event=newest_event)
+            shard.apply(tag, {"items": (ids_M[at], grads_MD[at])})
+        grads = {int(i): grad_D for i, grad_D in zip(ids_M, grads_MD, strict=True)}
+        self.oracle.commit(self.step, grads, newest_event)
 
     def commit_until(self, step: int) -> None:
         while self.step < step:

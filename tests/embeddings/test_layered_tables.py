@@ -18,7 +18,8 @@ from rayrec.embeddings.snapshot.layered_tables import (
     reading_rows,
 )
 from rayrec.embeddings.snapshot.snapshot import write_table
-from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.table.table_rows import TableRows
 from rayrec.platform.errors import InputError
 from tests.helpers.examples import examples
 

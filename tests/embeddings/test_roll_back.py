@@ -30,6 +30,8 @@ EVICTIONS = (
     None,
     EvictionConfig(max_age_steps=3, every_steps=2, remember_steps=4),
     EvictionConfig(max_rows_per_bucket=3, keep="frequent", every_steps=3, remember_steps=4),
+    EvictionConfig(ttl_hours=3, every_steps=2, remember_steps=4),
+    EvictionConfig(min_score=1.5, half_life_steps=3, every_steps=2, remember_steps=4),
 )
 ADMISSIONS = (
     IdAdmissionConfig(),
@@ -56,7 +58,8 @@ def train(shards: list[EmbeddingShard], table: TableConfig, steps: range, seed: 
         ids_M = rng.choice(IDS, size=rng.integers(0, 12), replace=False)
         grads_MD = rng.standard_normal((len(ids_M), table.dim)).astype(np.float32)
         for shard in shards:
-            shard.apply(UpdateTag(shard.incarnation, step, 0), {table.name: (ids_M, grads_MD)})
+            tag = UpdateTag(shard.incarnation, step, 0, newest_event=3600 * step)
+            shard.apply(tag, {table.name: (ids_M, grads_MD)})
 
 
 def save(shard: EmbeddingShard, table: TableConfig, folder: Path, step: int, since: int | None) -> list[Path]:

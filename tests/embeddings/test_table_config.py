@@ -17,8 +17,49 @@ def test_optimizer_is_chosen_by_its_kind_and_is_rowwise_adagrad_unless_said():
         ({"name": "items", "dim": 0}, "dim"),
         ({"name": "items", "dim": 8, "optimizer": {"kind": "adam", "rl": 1}}, "did you mean 'lr'"),
         ({"name": "items", "dim": 8, "optimizer": {"kind": "adam", "betas": [0.9, 1.0]}}, "betas"),
+        ({"name": "items", "dim": 8, "eviction": {"ttl_hours": 0}}, "ttl_hours"),
+        ({"name": "items", "dim": 8, "eviction": {"max_rows": 1000}}, "max_rows"),
+        ({"name": "items", "dim": 8, "eviction": {"min_score": 0.5}}, "half_life_steps is missing"),
+        (
+            {"name": "items", "dim": 8, "eviction": {"max_age_steps": 9, "half_life_steps": 5}},
+            "half_life_steps needs keep: score or min_score",
+        ),
+        (
+            {
+                "name": "items",
+                "dim": 8,
+                "eviction": {"max_age_steps": 9, "keep": "score", "half_life_steps": 5},
+            },
+            "keep: score needs max_rows_per_bucket, max_rows or max_bytes",
+        ),
+        (
+            {"name": "items", "dim": 64, "eviction": {"max_bytes": "20 MiB"}},
+            r"max_bytes is 20\.0 MiB, less than a row of 322 bytes for each of 65,536 buckets \(20\.1 MiB\)",
+        ),
     ],
 )
 def test_mistakes_in_the_config_are_named(table, message):
     with pytest.raises(InputError, match=message):
         TableConfig.parse(table)
+
+
+@pytest.mark.parametrize(
+    ("eviction", "most"),
+    [
+        ({"max_age_steps": 5}, None),
+        ({"max_rows_per_bucket": 7}, 7),
+        ({"max_rows": 5 * 65_536 + 100}, 5),
+        ({"max_rows": 5 * 65_536, "max_rows_per_bucket": 3}, 3),
+        ({"max_bytes": 10 * 322 * 65_536}, 10),
+    ],
+)
+def test_a_bound_on_a_table_is_one_on_each_of_its_buckets(eviction, most):
+    table = TableConfig.parse({"name": "items", "dim": 64, "eviction": eviction})
+    assert table.most_rows_per_bucket == most
+
+
+def test_what_a_row_takes_is_its_record_and_its_id():
+    table = {"name": "items", "dim": 64}
+    assert TableConfig.parse(table).bytes_of_row == 4 * (64 + 1 + 2) + 54
+    on_disk = TableConfig.parse(table | {"disk": {"memory": "1 GiB"}, "optimizer": {"kind": "adam"}})
+    assert on_disk.bytes_of_row == 4 * (3 * 64 + 2) + 13

@@ -1,5 +1,6 @@
 import json
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,7 @@ from rayrec.embeddings.snapshot import snapshot
 from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
 from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
-from rayrec.embeddings.table.table import TableRows
+from rayrec.embeddings.table.table_rows import TableRows
 from rayrec.platform.errors import InputError
 
 TABLES = (
@@ -86,6 +87,8 @@ def assert_same(first: TableRows, second: TableRows) -> None:
     for name, values in vars(first).items():
         if isinstance(values, np.ndarray):
             assert values.tobytes() == getattr(second, name).tobytes(), name
+        elif name in ("forgotten", "clock"):
+            assert values == getattr(second, name), name
         elif name != "since":
             assert_same(values, getattr(second, name))
 
@@ -140,7 +143,7 @@ def test_files_are_plain_parquet_ordered_by_bucket_and_id(tmp_path):
     assert keys == sorted(keys)
     assert len(keys) == len(IDS)
     assert json.loads(table.schema.metadata[b"rayrec.table"]) == {
-        "format_version": 3,
+        "format_version": 4,
         "step": 2,
         "since": None,
         "buckets": [0, 65536],
@@ -256,8 +259,36 @@ def test_files_of_older_versions_are_refused(tmp_path):
     table = pq.read_table(path)
     described = json.loads(table.schema.metadata[b"rayrec.table"]) | {"format_version": 2}
     pq.write_table(table.replace_schema_metadata({b"rayrec.table": json.dumps(described)}), path)
-    with pytest.raises(InputError, match=r"items-00000\.parquet: format version 2; this version reads 3"):
+    with pytest.raises(
+        InputError, match=r"items-00000\.parquet: format version 2; this version reads 3 and 4"
+    ):
         load_tables([path], TABLES, ShardMap(1), 0)
+
+
+def test_increments_of_the_version_before_have_all_ids_that_wait(tmp_path):
+    """They were written whole; what is not in the last of them waits no longer."""
+    table = TABLES[0].model_copy(update={"admission": IdAdmissionConfig(min_sightings=3)})
+    shard, chain, waiting = EmbeddingShard([table], 0, 1), [], {}
+    for step, named in enumerate((IDS[:20], IDS[:10], IDS[5:30])):
+        shard.apply(UpdateTag(0, step, 0), {"items": (named, np.ones((len(named), 3), np.float32))})
+        rows = shard.export("items")
+        waiting = dict(zip(rows.sighted.ids_K.tolist(), rows.sighted.counts_K.tolist(), strict=True))
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        rows = replace(rows, since=step - 1 if step else None)
+        names = [file.name for file in write_table(folder, table, ShardMap(1), 0, step, [rows])]
+        for name in names:
+            content = pq.read_table(folder / name)
+            described = json.loads(content.schema.metadata[b"rayrec.table"]) | {"format_version": 3}
+            described.pop("forgotten", None)
+            content = content.replace_schema_metadata({b"rayrec.table": json.dumps(described)})
+            pq.write_table(content, folder / name)
+        chain.append([folder / name for name in names])
+    restored = EmbeddingShard([table], 0, 1)
+    restored.restore(load_tables(chain, [table], ShardMap(1), 0))
+    found = restored.export("items").sighted
+    assert dict(zip(found.ids_K.tolist(), found.counts_K.tolist(), strict=True)) == waiting
+    assert 0 < len(waiting) < 30
 
 
 def test_a_file_that_turns_out_damaged_while_rows_are_read_is_named(tmp_path):

@@ -60,7 +60,7 @@ def test_data_and_a_model_are_all_a_run_needs():
         ),
         (
             {"sparse": {"eviction": {"every_steps": 10}}},
-            "an eviction needs max_age_steps or max_rows_per_bucket",
+            "an eviction needs one of max_age_steps, ttl_hours, max_rows_per_bucket",
         ),
         ({"model": {"name": "sasrec", "backbone": {"dim": 9}}}, "backbone.dim must be a multiple"),
         (
@@ -90,6 +90,14 @@ def test_data_and_a_model_are_all_a_run_needs():
         (
             {"data": {"path": "data", "redraw_ties": True}, "model": {"name": "deepfm"}},
             "data.redraw_ties is about histories that the next item is predicted of, and model 'deepfm'",
+        ),
+        (
+            {"sparse": {"eviction": {"ttl_hours": 24}}, "model": {"name": "deepfm"}},
+            "eviction.ttl_hours goes by the times of a history's events, and model 'deepfm' reads",
+        ),
+        (
+            {"sparse": {"eviction": {"max_bytes": "1 MiB"}}, "model": {"name": "deepfm"}},
+            "sparse: table 'feature': eviction.max_bytes is 1.0 MiB, less than a row of",
         ),
         (
             {"training": {"parallel": "fsdp2"}},

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from rayrec.embeddings.config import EvictionConfig
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
@@ -201,6 +202,26 @@ def test_ties_are_read_in_another_order_in_every_step_if_so_set(dataset: Dataset
     assert [batch.times_N is None for batch in batches] == [model == "sasrec"] * 5
 
 
+def test_batches_say_their_newest_event_where_rows_live_for_hours(dataset: Dataset, tmp_path: Path):
+    items = dataset.items.ids_I[:4]
+    rows = {"user_id": [1, 2], "item_ids": [items, items], "timestamps": [[5, 6, 7, 9], [1, 2, 11, 4]]}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    plain = config(dataset.root, "sasrec", samples=str(tmp_path))
+    plain = plain.model_copy(update={"model": plain.model.model_copy(update={"user_embedding": True})})
+    settings = plain.model_copy(
+        update={"sparse": plain.sparse.model_copy(update={"eviction": EvictionConfig(ttl_hours=1)})}
+    )
+    for each, expected in ((settings, 11), (plain, None)):
+        assembly = assemble(each)
+        batch = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(0))
+        for share in features_of(each, assembly.rows.columns).training(0, batch):
+            assert share.newest_event == expected
+            assert share.times_N is None
+    pq.write_table(pa.table({"user_id": [1], "item_ids": [[1, 2]]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"'timestamps' .* eviction\.ttl_hours goes by when events were"):
+        _ = assemble(settings).features
+
+
 def test_rows_whose_ties_are_redrawn_have_to_have_times(dataset: Dataset, tmp_path: Path):
     pq.write_table(pa.table({"user_id": [1], "item_ids": [[1, 2]]}), tmp_path / "a.parquet")
 
@@ -296,6 +317,38 @@ def test_a_model_of_time_trains_validates_and_goes_on_through_actors(dataset: Da
     settings["training"] |= {"epochs": 2}
     resumed = train(RunConfig.parse(settings), tmp_path / "resumed", resume=True, cluster=in_process)
 
+    assert resumed.final_loss == once.final_loss
+    assert (
+        evaluate(tmp_path / "resumed").to_json()["results"]
+        == evaluate(tmp_path / "once").to_json()["results"]
+    )
+
+
+def test_rows_that_live_for_hours_are_given_up_alike_by_a_run_that_goes_on(dataset: Dataset, tmp_path: Path):
+    """By the times of events: what is repeated, on another number of servers, gives up the same rows."""
+    items, samples = dataset.items.ids_I, tmp_path / "samples"
+    samples.mkdir()
+    rows = {
+        "user_id": list(range(40)),
+        "item_ids": [items[(row + np.arange(4)) % len(items)].tolist() for row in range(40)],
+        "timestamps": [(36_000 * row + np.arange(4)).tolist() for row in range(40)],
+    }
+    pq.write_table(pa.table(rows), samples / "a.parquet")
+    settings = config(dataset.root, samples=str(samples)).model_dump()
+    settings["model"] |= {"item_matrix": "sparse", "loss": "bce", "negatives_per_event": 2}
+    settings["pipeline"] |= {"num_trainers": 2, "trainer_threads": 1, "cpus_per_trainer": 0.5}
+    settings["training"] |= {"batch_size": 4}
+    settings["sparse"] |= {"eviction": {"ttl_hours": 1, "every_steps": 1}, "num_servers": 1}
+    settings["training"] |= {"epochs": 2}
+
+    once = train(RunConfig.parse(settings), tmp_path / "once", cluster=in_process)
+    settings["training"] |= {"epochs": 1}
+    settings["sparse"] |= {"num_servers": 2}
+    first = train(RunConfig.parse(settings), tmp_path / "resumed", cluster=in_process)
+    settings["training"] |= {"epochs": 2}
+    resumed = train(RunConfig.parse(settings), tmp_path / "resumed", resume=True, cluster=in_process)
+
+    assert first.stages["sparse_rows_evicted"] > 0
     assert resumed.final_loss == once.final_loss
     assert (
         evaluate(tmp_path / "resumed").to_json()["results"]

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rayrec.embeddings.table.table import TableRows
+from rayrec.embeddings.table.table_rows import TableRows
 from rayrec.pipelines.config.run import PublishConfig
 from rayrec.pipelines.inference.recommender import Answer, Recommendation
 from rayrec.pipelines.runs.run_folder import RunFolder

@@ -56,6 +56,33 @@ def _prefetch(typingctx: Any, address: Any) -> tuple[Any, Any]:
     return types.void(types.uint64), generate
 
 
+def _unaligned_load(typingctx: Any, address: Any) -> tuple[Any, Any]:
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], _INT64_POINTER), align=1)
+
+    return types.uint64(types.uint64), generate
+
+
+def _unaligned_store(typingctx: Any, address: Any, value: Any) -> tuple[Any, Any]:
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], builder.inttoptr(arguments[0], _INT64_POINTER), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), generate
+
+
+def _unaligned_store_half(typingctx: Any, address: Any, value: Any) -> tuple[Any, Any]:
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        half = builder.trunc(arguments[1], _INT32)
+        builder.store(half, builder.inttoptr(arguments[0], ir.PointerType(_INT32)), align=1)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64), generate
+
+
 def _copy_lanes(typingctx: Any, target: Any, source: Any) -> tuple[Any, Any]:
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -161,6 +188,7 @@ LANES = 16
 _LANES_POINTER = ir.PointerType(ir.VectorType(ir.FloatType(), LANES))
 _NO_LANES = ir.Constant(ir.VectorType(ir.FloatType(), LANES), [0.0] * LANES)
 _INT32 = ir.IntType(32)
+_INT64_POINTER = ir.PointerType(ir.IntType(64))
 
 copy_lanes: Any = intrinsic(_copy_lanes)
 """copy_lanes(target, source): copy LANES float32 from one address to another.
@@ -183,6 +211,12 @@ float32_at: Any = intrinsic(_float32_at)
 """float32_at(address): pointer to float32, for `numba.carray`."""
 int32_at: Any = intrinsic(_int32_at)
 """int32_at(address): pointer to int32, for `numba.carray`."""
+load64: Any = intrinsic(_unaligned_load)
+"""load64(address): uint64 at any address."""
+store64: Any = intrinsic(_unaligned_store)
+"""store64(address, value): write a uint64 to any address."""
+store32: Any = intrinsic(_unaligned_store_half)
+"""store32(address, value): write the lower half of a uint64 to any address."""
 prefetch: Any = intrinsic(_prefetch)
 """prefetch(address): ask for a cache line; never faults, has no effect on results."""
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -60,13 +60,15 @@ class TrainerLink:
     clock: Callable[[], float] = time.perf_counter
     is_in_group: bool = False
     """Whether the calls go to a `GroupCaller`, as if that were the only shard."""
+    newest_events: dict[int, int] = field(default_factory=dict)
+    """UNIX seconds of the newest event of every step in flight, for tables whose rows live for some hours."""
 
     def client(self) -> ShardClient:
         return ShardClient(self.tables, self.shard_map, self.transport)
 
     def tag(self, step: int) -> UpdateTag:
         """Of the trainer's contribution to a step."""
-        return UpdateTag(self.incarnation, step, self.rank)
+        return UpdateTag(self.incarnation, step, self.rank, newest_event=self.newest_events.get(step))
 
     def lookup_tag(self, step: int) -> UpdateTag | None:
         """Of a lookup for a step's batch; None where nobody waits for it."""

@@ -48,6 +48,9 @@ class UpdateTag(NamedTuple):
     rank: int
     """Rank of the trainer that sends it."""
     part: Part = Part.WHOLE
+    newest_event: int | None = None
+    """UNIX seconds of the newest event that the step's batch has, if tables go by it; alike in all tags of a
+    step, and no part of what tells them apart."""
 
 
 class Contribution(NamedTuple):
@@ -83,6 +86,8 @@ class StepContributions:
         """With the heads: ids of what will follow, by table."""
         self.is_begun = False
         """Whether the heads are in the rows already."""
+        self.newest_event: int | None = None
+        """Of the step, as tags have it."""
 
     def add(self, tag: UpdateTag, contribution: Contribution) -> None:
         """Take one part of a trainer's contribution.
@@ -99,6 +104,8 @@ class StepContributions:
             self._dirty[tag.rank] = contribution.dirty
         for name, ids_M in contribution.rest.items():
             self._announced.setdefault(name, []).append(ids_M)
+        if tag.newest_event is not None:
+            self.newest_event = max(tag.newest_event, self.newest_event or tag.newest_event)
         self._sum_up()
 
     def has(self, tag: UpdateTag) -> bool:

@@ -35,17 +35,17 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import (
     Contribution,
     DirtyRows,
-    Part,
     SparseUpdate,
     StepContributions,
     UpdateTag,
 )
 from rayrec.embeddings.shard.disk_prefetch import DiskPrefetch
+from rayrec.embeddings.shard.step_checks import StepChecks, bytes_after, table_named
 from rayrec.embeddings.shard.step_lock import StepLock
 from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
-from rayrec.embeddings.table.table import EmbeddingTable, TableCounts, TableRows, TableSnapshot
+from rayrec.embeddings.table.table import EmbeddingTable, TableCounts, TableSnapshot
+from rayrec.embeddings.table.table_rows import TableRows
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
-from rayrec.platform.memory import human_size
 
 LookupRequest = Mapping[str, Int64Array]
 """Distinct ids by table."""
@@ -129,6 +129,7 @@ class EmbeddingShard:
         self._num_threads = num_threads
         self._called_by = called_by
         self._clock = clock
+        self._checks = StepChecks(shard, num_trainers, called_by)
         self._lock = StepLock()
         self._tables = self._empty_tables()
         self._incarnation = incarnation
@@ -235,11 +236,7 @@ class EmbeddingShard:
             self._wait_until_committed(after_step)
             # A call that is delivered again after later steps would put old records over newer rows.
             if self._committed_step == after_step:
-                with self._refusing(f"records that a trainer brings back after step {after_step}"):
-                    for name, (ids_K, records_KW) in dirty.items():
-                        self._table(name).check_records(ids_K, records_KW)
-                        self._table(name).check_distinct(ids_K)
-                        self._table(name).check_have_rows(ids_K)
+                self._checks.written_back(self._tables, after_step, dirty)
                 for name, (ids_K, _) in dirty.items():
                     self._table(name).reserve(ids_K[:0], num_written=len(ids_K))
                 for name, (ids_K, records_KW) in dirty.items():
@@ -497,9 +494,7 @@ class EmbeddingShard:
             )
 
     def _table(self, name: str) -> EmbeddingTable:
-        if name not in self._tables:
-            raise ValueError(f"there is no embedding table {name!r}; tables: {', '.join(self._tables)}")
-        return self._tables[name]
+        return table_named(self._tables, name)
 
     def _rows(
         self,
@@ -587,11 +582,11 @@ class EmbeddingShard:
             return
         if self._failure is not None:
             raise self._failure
-        self._check_order(tag)
+        self._checks.order(tag, self._incarnation, self._committed_step, self._steps_ahead)
         started, held_up_s = self._clock(), self._held_up_s
         try:
             # Before it is stored: a contribution that is refused must not count as one that has arrived.
-            self._check_contribution(tag, contribution)
+            self._checks.contribution(self._tables, tag, contribution)
             if tag.step not in self._pending:
                 self._pending[tag.step] = StepContributions(self._num_trainers)
             self._pending[tag.step].add(tag, contribution)
@@ -619,56 +614,6 @@ class EmbeddingShard:
             or (tag.step in self._pending and self._pending[tag.step].has(tag))
         )
 
-    def _check_order(self, tag: UpdateTag) -> None:
-        if tag.incarnation != self._incarnation:
-            raise ValueError(
-                f"shard {self._shard} is in incarnation {self._incarnation} and refuses the update of "
-                f"step {tag.step} from {self._called_by} {tag.rank} of incarnation {tag.incarnation}"
-            )
-        if not 0 <= tag.rank < self._num_trainers:
-            raise ValueError(
-                f"shard {self._shard} expects {self._called_by}s 0 to {self._num_trainers - 1}, got an "
-                f"update from {self._called_by} {tag.rank}"
-            )
-        if tag.step > self._committed_step + 1 + self._steps_ahead:
-            raise ValueError(
-                f"shard {self._shard}: the update of step {tag.step} from {self._called_by} {tag.rank} "
-                f"leaves a gap after step {self._committed_step}, the last committed one; an update was lost"
-            )
-
-    def _check_contribution(self, tag: UpdateTag, contribution: Contribution) -> None:
-        with self._refusing(f"step {tag.step} because of {self._called_by} {tag.rank}"):
-            for name, (ids_M, grads_MD) in contribution.update.items():
-                # Not that the ids are distinct, which would cost a tenth of an apply: that is asserted there.
-                self._table(name).check_update(ids_M, grads_MD)
-            for name, (ids_K, records_KW) in contribution.dirty.items():
-                self._table(name).check_records(ids_K, records_KW)
-            if tag.part is Part.HEAD:
-                for name in contribution.update:
-                    config = self._table(name).config
-                    if config.disk is not None or config.evicts_at(tag.step):
-                        raise ValueError(f"table {name!r} takes no heads of steps: it evicts, or has a disk")
-
-    def _check_dirty(self, step: int, dirty: Sequence[DirtyRows], update: SparseUpdate) -> None:
-        """What can be said of checked records only when everything that the step changes is there."""
-        for rank, records in enumerate(dirty):
-            with self._refusing(f"step {step} because of {self._called_by} {rank}"):
-                for name, (ids_K, _) in records.items():
-                    self._tables[name].check_have_rows(ids_K)
-        with self._refusing(f"step {step}"):
-            for name, table in self._tables.items():
-                parts = [records[name][0] for records in dirty if name in records]
-                if parts:
-                    parts += [update[name][0]] if name in update else []
-                    table.check_distinct(np.concatenate(parts))
-
-    @contextmanager
-    def _refusing(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except ValueError as error:
-            raise ValueError(f"shard {self._shard} refuses {what}: {error}") from error
-
     def _go_on(self) -> None:
         """Commit the steps that are complete, and begin the next one if all its heads are there."""
         while True:
@@ -679,7 +624,7 @@ class EmbeddingShard:
             if not arrived.missing():
                 # Before the first row changes: a snapshot after the last step begins here at the latest.
                 self._take_snapshot()
-                self._commit(step, arrived.left(), arrived.dirty())
+                self._commit(step, arrived.left(), arrived.dirty(), arrived.newest_event)
                 del self._pending[step]
                 self._committed_step = step
                 continue
@@ -690,7 +635,7 @@ class EmbeddingShard:
 
     def _begin_step(self, step: int, arrived: StepContributions) -> None:
         heads = arrived.heads()
-        self._check_sums(heads)
+        self._checks.sums(self._tables, heads)
         # Of the whole step: what refuses it should do so before a row has changed.
         self._make_room(step, arrived.ids_of_all(), [])
         self._apply(step, heads)
@@ -701,10 +646,11 @@ class EmbeddingShard:
         step: int,
         update: Mapping[str, tuple[Int64Array, Float32Array]],
         dirty: list[DirtyRows],
+        newest_event: int | None,
     ) -> None:
         """Records come in the order of their trainers."""
-        self._check_sums(update)
-        self._check_dirty(step, dirty, update)
+        self._checks.sums(self._tables, update)
+        self._checks.dirty(self._tables, step, dirty, update)
         self._make_room(step, {name: ids_M for name, (ids_M, _) in update.items()}, dirty)
         # From here on nothing fails: all checks and all memory come before the first change, so that a
         # refused step leaves every table as it was.
@@ -713,7 +659,7 @@ class EmbeddingShard:
                 self._tables[name].write_records(ids_K, records_KW)
         self._apply(step, update)
         for table in self._tables.values():
-            table.evict(step)
+            table.evict(step, newest_event)
 
     def _take_snapshot(self) -> None:
         """With the lock held: let the snapshot begin, if it is one after the last committed step."""
@@ -765,12 +711,6 @@ class EmbeddingShard:
             yield
             self._lock.notify_held_up()
 
-    def _check_sums(self, update: Mapping[str, tuple[Int64Array, Float32Array]]) -> None:
-        # With one trainer the contribution was checked when it came; finite numbers can have an infinite sum.
-        if self._num_trainers > 1:
-            for name, (ids_M, grads_MD) in update.items():
-                self._tables[name].check_update(ids_M, grads_MD)
-
     def _make_room(self, step: int, ids: Mapping[str, Int64Array], dirty: list[DirtyRows]) -> None:
         self._check_memory(step, ids)
         nothing = np.empty(0, dtype=np.int64)
@@ -793,28 +733,13 @@ class EmbeddingShard:
         if self._memory_limit is None:
             return
         num_more = {name: len(ids.get(name, ())) for name in self._tables}
-        if self._bytes_after(num_more) + self._snapshot_bytes <= self._memory_limit:
+        if bytes_after(self._tables, num_more) + self._snapshot_bytes <= self._memory_limit:
             return  # even if every id were new: most steps need not look for their ids
         num_more |= {name: self._tables[name].num_missing(ids_M) for name, ids_M in ids.items()}
-        needed = self._bytes_after(num_more)
+        needed = bytes_after(self._tables, num_more)
         limit = self._memory_limit
         if needed + self._snapshot_bytes > limit and self._snapshot_bytes:
             # New rows are not refused for a snapshot's sake: it is written first, or given up.
             self._wait_for_writer(lambda: needed + self._snapshot_bytes <= limit)
-        if needed + self._snapshot_bytes <= limit or not any(num_more.values()):
-            return
-        fullest = max(num_more, key=lambda name: self._tables[name].bytes_after(num_more[name]))
-        table = self._tables[fullest]
-        raise MemoryError(
-            f"shard {self._shard} refuses step {step}: its tables would need {human_size(needed)} and may "
-            f"take {human_size(self._memory_limit)}; table {fullest!r} has {table.num_rows:,} rows "
-            f"({human_size(table.num_bytes)}) and {num_more[fullest]:,} more were to come; no row has "
-            "changed. Raise sparse.server_memory, use more servers, or let rows be evicted"
-        )
-
-    def _bytes_after(self, num_more: Mapping[str, int]) -> int:
-        """What the tables hold then, and what an eviction may take beside them."""
-        held = sum(self._tables[name].bytes_after(more) for name, more in num_more.items())
-        return held + max(
-            (self._tables[name].evicting_bytes(more) for name, more in num_more.items()), default=0
-        )
+        if needed + self._snapshot_bytes > limit and any(num_more.values()):
+            raise self._checks.beyond_memory(step, self._tables, num_more, limit)

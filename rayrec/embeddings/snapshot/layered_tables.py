@@ -22,7 +22,8 @@ from rayrec.embeddings.snapshot.snapshot import load_changes, load_tables
 from rayrec.embeddings.storage.index import MISSING, IdMap
 from rayrec.embeddings.table.admission import Sighted
 from rayrec.embeddings.table.eviction import Evicted
-from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.table.table_rows import TableRows
 from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 

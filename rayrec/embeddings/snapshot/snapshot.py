@@ -12,7 +12,8 @@ float32, whatever the table keeps: its 16-bit numbers are among them. They are o
 (`numpy.frombuffer` reads it), since lists cost three times as long to write.
 
 Files of an increment have rows that were changed after the step `since` of an earlier snapshot, and ids
-whose rows were given up since then; sighted and evicted ids are whole. A chain is a snapshot with all rows
+whose rows were given up since then; of sighted and evicted ids, those of later steps, and in the metadata up
+to which step they are `forgotten`. (In version 3 they were whole.) A chain is a snapshot with all rows
 and increments of it, each since the step of the one before: what it holds is what a snapshot with all rows
 of the last one's step would hold. A shard may have written all rows in an increment: then nothing that
 came before counts for its buckets.
@@ -46,12 +47,15 @@ from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.snapshot.saved_files import SavedFile, WrittenFile
 from rayrec.embeddings.storage.index import MISSING, IdMap
 from rayrec.embeddings.table.admission import Sighted
+from rayrec.embeddings.table.event_clock import NO_TIME, ClockState
 from rayrec.embeddings.table.eviction import Evicted
-from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.table.table_rows import Forgotten, TableRows
 from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+_READ_VERSIONS = (3, 4)
 
 _METADATA_KEY = b"rayrec.table"
 _ROWS_PER_GROUP = 65_536
@@ -112,6 +116,12 @@ def _write_parts(contents: _Contents, parts: Iterable[TableRows], writer: Execut
 
 def _write_part(contents: _Contents, rows: TableRows) -> None:
     contents.described["since"] = rows.since
+    if rows.since is not None:  # the first part says it for all that follow
+        contents.described.setdefault("forgotten", [NEVER, NEVER])
+    if rows.forgotten != Forgotten():
+        contents.described["forgotten"] = [rows.forgotten.sighted_step, rows.forgotten.evicted_step]
+    if rows.clock != ClockState():
+        contents.described["clock"] = [rows.clock.now, rows.clock.times]
     columns = {
         "id": rows.ids_M,
         "bucket": bucket_of(rows.ids_M),
@@ -284,6 +294,7 @@ def _untrained(parts: Iterable[TableRows], config: TableConfig) -> Iterator[Tabl
             counts_M=np.zeros(num_rows, dtype=np.int32),
             sighted=Sighted.nothing(),
             evicted=Evicted.nothing(),
+            clock=ClockState(),
         )
 
 
@@ -308,6 +319,9 @@ class _TableFile:
     step: int
     since: int | None
     buckets: range
+    forgotten: Forgotten | None
+    """None where sighted and evicted ids are whole, though rows may be those of an increment."""
+    clock: ClockState
 
     def has_any_of(self, wanted_B: BoolArray) -> bool:
         """Whether it may have rows of some buckets; what has none of a server's is not opened for it."""
@@ -356,17 +370,18 @@ class _TableChain:
         """What the chain has of some buckets; of rows, those of some ids alone."""
         wanted_B = np.zeros(NUM_BUCKETS, dtype=np.bool_)
         wanted_B[buckets.start : buckets.stop] = True
-        *_, last = self._snapshots
-        yield replace(
-            self._nothing,
-            sighted=_sighted(self._read_all(last, "sighted", wanted_B)),
-            evicted=_evicted(self._read_all(last, "evicted", wanted_B)),
-        )
         for number, files in enumerate(self._snapshots):
-            counting_B = wanted_B.copy()
-            for file in itertools.chain.from_iterable(self._snapshots[number + 1 :]):
-                if file.content == "rows" and file.since is None:
-                    counting_B[file.buckets.start : file.buckets.stop] = False
+            later = list(itertools.chain.from_iterable(self._snapshots[number + 1 :]))
+            counting_B = _without(wanted_B, [file for file in later if file.since is None])
+            # Of ids without rows, too, unless all of them came later.
+            waiting_B = _without(wanted_B, [file for file in later if file.forgotten is None])
+            for file in files:
+                if file.content == "rows" and file.forgotten is not None and file.has_any_of(waiting_B):
+                    yield replace(self._nothing, since=file.since, forgotten=file.forgotten)
+            for file in files if only is not None and self._has_waiting else ():
+                if file.content in ("removed", "rows") and file.since is not None:
+                    for ids_X in _ids(file.path, counting_B):
+                        yield replace(self._nothing, since=file.since, unread_X=ids_X)
             for file in files:
                 if file.content == "removed" and file.has_any_of(counting_B):
                     for columns in _batches(file.path, counting_B, only):
@@ -376,6 +391,18 @@ class _TableChain:
                 if file.content == "rows" and file.has_any_of(counting_B):
                     for columns in _batches(file.path, counting_B, only):
                         yield replace(_rows(columns), since=file.since)
+            if files is self._snapshots[-1]:
+                for file in files:
+                    if file.clock != ClockState():  # alike in all of them
+                        yield replace(self._nothing, since=file.since, clock=file.clock)
+                        break
+            sighted, evicted = (self._read_all(files, name, waiting_B) for name in ("sighted", "evicted"))
+            yield replace(self._nothing, sighted=_sighted(sighted), evicted=_evicted(evicted))
+
+    @property
+    def _has_waiting(self) -> bool:
+        """Whether there may be ids that wait for admission, or were evicted."""
+        return self._config.admission.min_sightings > 1 or self._config.eviction is not None
 
     def _check_whole(self, files: Sequence[_TableFile]) -> None:
         covered_B = np.zeros(NUM_BUCKETS, dtype=np.bool_)
@@ -401,6 +428,15 @@ class _TableChain:
             if file.content == content and file.has_any_of(wanted_B)
             for columns in _batches(file.path, wanted_B)
         ]
+
+
+def _without(wanted_B: BoolArray, files: Iterable[_TableFile]) -> BoolArray:
+    """Buckets that none of these files covers."""
+    left_B = wanted_B.copy()
+    for file in files:
+        if file.content == "rows":
+            left_B[file.buckets.start : file.buckets.stop] = False
+    return left_B
 
 
 def _identity(config: TableConfig) -> dict[str, Any]:
@@ -430,9 +466,10 @@ def _described(path: Path, configs: dict[str, TableConfig], weights_only: bool) 
     if _METADATA_KEY not in metadata:
         raise InputError(f"{path}: a Parquet file, but not a snapshot of embedding rows")
     described = json.loads(metadata[_METADATA_KEY])
-    if described["format_version"] != FORMAT_VERSION:
+    if described["format_version"] not in _READ_VERSIONS:
         raise InputError(
-            f"{path}: format version {described['format_version']}; this version reads {FORMAT_VERSION}"
+            f"{path}: format version {described['format_version']}; this version reads "
+            f"{' and '.join(map(str, _READ_VERSIONS))}"
         )
     name = described["table"]
     if name not in configs:
@@ -452,6 +489,8 @@ def _described(path: Path, configs: dict[str, TableConfig], weights_only: bool) 
         described["step"],
         described["since"],
         range(*described["buckets"]),
+        _forgotten(described),
+        _clock(described),
     )
 
 
@@ -459,6 +498,18 @@ def _set_of(ids_K: Int64Array) -> IdMap:
     found = IdMap(len(ids_K))
     found.assign(ids_K, np.zeros(len(ids_K), dtype=np.int64))
     return found
+
+
+def _clock(described: dict[str, Any]) -> ClockState:
+    now, times = described.get("clock", (NO_TIME, ()))
+    return ClockState(now, tuple((step, time) for step, time in times))
+
+
+def _forgotten(described: dict[str, Any]) -> Forgotten | None:
+    if described["since"] is None or "forgotten" not in described:
+        return None
+    sighted_step, evicted_step = described["forgotten"]
+    return Forgotten(sighted_step, evicted_step, range(*described["buckets"]))
 
 
 def _batches(path: Path, wanted_B: BoolArray, only: IdMap | None = None) -> Iterator[pa.RecordBatch]:
@@ -481,6 +532,16 @@ def _batches(path: Path, wanted_B: BoolArray, only: IdMap | None = None) -> Iter
                     yield batch
                 elif is_wanted_M.any():
                     yield batch.filter(pa.array(is_wanted_M))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise InputError(f"{path}: cannot be read as a snapshot of embedding rows: {error}") from error
+
+
+def _ids(path: Path, wanted_B: BoolArray) -> Iterator[Int64Array]:
+    """The ids of a file in some buckets."""
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_ROWS_PER_PART, columns=["bucket", "id"]):
+                yield batch["id"].to_numpy()[wanted_B[batch["bucket"].to_numpy()]]
     except (OSError, pa.ArrowInvalid) as error:
         raise InputError(f"{path}: cannot be read as a snapshot of embedding rows: {error}") from error
 

@@ -66,9 +66,9 @@ def max_buffer_bytes(num_bytes: int) -> int:
     return max(MIN_BUFFER_BYTES, num_bytes // BUFFER_SHARE)
 
 
-def most_listed(index_bytes: int) -> int:
-    """Ids of a map of so many bytes that are listed at once."""
-    return max(_LEAST_LISTED, index_bytes // 16 // _SLOTS_PER_LISTED_ID)
+def most_listed(num_slots: int) -> int:
+    """Ids of a map of so many slots that are listed at once."""
+    return max(_LEAST_LISTED, num_slots // _SLOTS_PER_LISTED_ID)
 
 
 class SnapshotRecords(NamedTuple):
@@ -231,7 +231,7 @@ class ConsistentSnapshot:
     def _lists(self, lock: Callable[[], AbstractContextManager[object]]) -> Iterator[range]:
         """Buckets whose ids are listed at once."""
         with lock():
-            num_ids, most = len(self._source.ids), most_listed(self._source.ids.num_bytes)
+            num_ids, most = len(self._source.ids), most_listed(self._source.ids.num_slots)
         if num_ids <= most:
             yield range(NUM_BUCKETS)
             return

@@ -9,7 +9,7 @@ Axes: M ids of one call, C slots, R ids in the index, F free rows, K ids of B bu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numba import njit
@@ -38,11 +38,15 @@ class IdMap:
     """Maps ids to numbers that the caller chooses, any but -1. Not thread-safe."""
 
     def __init__(self, expected_ids: int = 0) -> None:
-        self._slots_C2 = _empty_slots(_slots_for(expected_ids))
+        self._slots_C2 = _empty_slots(index_slots(expected_ids))
         self._num_ids = 0
 
     def __len__(self) -> int:
         return self._num_ids
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots_C2)
 
     @property
     def num_bytes(self) -> int:
@@ -81,7 +85,7 @@ class IdMap:
         """Make room for so many more ids, so that adding them cannot fail for memory."""
         num_ids = self._num_ids + num_more
         if num_ids > _MAX_LOAD * len(self._slots_C2):
-            grown_C2 = _empty_slots(_slots_for(num_ids))
+            grown_C2 = _empty_slots(index_slots(num_ids))
             _move(self._slots_C2, grown_C2, _shift(grown_C2))
             self._slots_C2 = grown_C2
 
@@ -126,19 +130,12 @@ class IdMap:
         Returns:
             Groups of ([K] ids ordered by bucket, then as uint64, [B] where each bucket ends among them).
         """
-        size = max(least, len(self._slots_C2) // _SLOTS_PER_GROUPED_ID)
-        ends = np.cumsum(_count_by_bucket(self._slots_C2))
-        bucket = num_done = 0
-        while num_done < len(self):
-            # As many whole buckets as fit, and at least the next one that is not empty.
-            end = int(np.searchsorted(ends, num_done + size, side="right"))
-            end = max(end, int(np.searchsorted(ends, num_done, side="right")) + 1)
-            ends_B = ends[bucket:end] - num_done
-            ids_K = np.empty(int(ends_B[-1]), dtype=np.int64)
-            _ids_by_bucket(self._slots_C2, bucket, np.concatenate(([0], ends_B[:-1])), ids_K)
-            _sort_buckets(ids_K.view(np.uint64), ends_B)
-            yield ids_K, ends_B
-            bucket, num_done = end, int(ends[end - 1])
+        counts = _count_by_bucket(self._slots_C2)
+
+        def fill(bucket: int, positions_B: Int64Array, ids_K: Int64Array) -> None:
+            _ids_by_bucket(self._slots_C2, bucket, positions_B, ids_K)
+
+        return groups_by_bucket(counts, max(least, grouped_ids(self.num_slots)), fill)
 
 
 class IdIndex(IdMap):
@@ -224,6 +221,29 @@ class IdIndex(IdMap):
         return ids_R[order_R], rows_R[order_R]
 
 
+def groups_by_bucket(
+    counts: Int64Array, size: int, fill: Callable[[int, Int64Array, Int64Array], None]
+) -> Iterator[tuple[Int64Array, Int64Array]]:
+    """Groups of `by_bucket`, so many ids each.
+
+    Args:
+        counts: ids of every bucket.
+        fill: writes ids of the buckets from a first one on, each to where it begins in an array.
+    """
+    ends = np.cumsum(counts)
+    bucket = num_done = 0
+    while num_done < ends[-1]:
+        # As many whole buckets as fit, and at least the next one that is not empty.
+        end = int(np.searchsorted(ends, num_done + size, side="right"))
+        end = max(end, int(np.searchsorted(ends, num_done, side="right")) + 1)
+        ends_B = ends[bucket:end] - num_done
+        ids_K = np.empty(int(ends_B[-1]), dtype=np.int64)
+        fill(bucket, np.concatenate(([0], ends_B[:-1])), ids_K)
+        _sort_buckets(ids_K.view(np.uint64), ends_B)
+        yield ids_K, ends_B
+        bucket, num_done = end, int(ends[end - 1])
+
+
 def ordered_by_bucket(ids_K: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Ids by virtual bucket, then as uint64; and where each of all buckets ends among them.
 
@@ -240,22 +260,23 @@ def ordered_by_bucket(ids_K: Int64Array) -> tuple[Int64Array, Int64Array]:
 
 def index_bytes(num_ids: int) -> int:
     """`IdIndex.num_bytes` with so many ids and no free rows."""
-    return 16 * _slots_for(num_ids)
+    return 16 * index_slots(num_ids)
 
 
-def grouped_ids(map_bytes: int) -> int:
-    """Most ids in one of the groups of `IdMap.by_bucket`, unless there are more in a bucket."""
-    return map_bytes // 16 // _SLOTS_PER_GROUPED_ID
-
-
-def grouping_bytes(map_bytes: int) -> int:
-    """What such a group takes: its ids, and where buckets begin and end."""
-    return 8 * (grouped_ids(map_bytes) + 3 * NUM_BUCKETS)
-
-
-def _slots_for(num_ids: int) -> int:
+def index_slots(num_ids: int) -> int:
+    """`IdMap.num_slots` with so many ids."""
     needed = max(_MIN_SLOTS, int(num_ids / _MAX_LOAD) + 1)
     return 1 << (needed - 1).bit_length()
+
+
+def grouped_ids(num_slots: int) -> int:
+    """Most ids in one of the groups of `by_bucket`, unless there are more in a bucket."""
+    return num_slots // _SLOTS_PER_GROUPED_ID
+
+
+def grouping_bytes(num_slots: int) -> int:
+    """What such a group takes: its ids, and where buckets begin and end."""
+    return 8 * (grouped_ids(num_slots) + 3 * NUM_BUCKETS)
 
 
 def _empty_slots(num_slots: int) -> Int64Array:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from rayrec.embeddings.base.layout import NEVER, STEP_WORD
-from rayrec.embeddings.storage.index import MISSING, IdIndex, IdMap
+from rayrec.embeddings.storage.index import MISSING, IdIndex
 from rayrec.embeddings.storage.records import Records
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 
@@ -62,11 +62,24 @@ class Wanted(NamedTuple):
         return (steps_K > self.after_step) & (steps_K <= self.until_step)
 
 
+class ListedIds(Protocol):
+    """Ids of a map, as a snapshot goes through them."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    def ids_from(self, first: int, num_slots: int, buckets: range) -> tuple[Int64Array, int]:
+        """As `IdMap.ids_from`."""
+        ...
+
+
 class SnapshotSource(Protocol):
     """What a snapshot is made of: ids with a record of W words each, and the last step that changed it."""
 
     @property
-    def ids(self) -> IdMap: ...
+    def ids(self) -> ListedIds: ...
 
     @property
     def num_words(self) -> int:

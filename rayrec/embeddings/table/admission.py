@@ -13,13 +13,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.embeddings.base.layout import NEVER
+from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
 from rayrec.embeddings.config import IdAdmissionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
 from rayrec.embeddings.storage.index import MISSING, IdIndex
 from rayrec.embeddings.storage.row_storage import RowReading, Wanted
+from rayrec.embeddings.table.ids_since import IdsSince
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
 
 _MOST = np.iinfo(np.uint16).max
+_CHANGED_SHARE = 16
+"""Ids are known that were named since the last snapshot, up to one for so many that wait."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,10 @@ class SightingCounters:
         self._steps = np.zeros(0, dtype=np.int32)
         self.snapshot: ConsistentSnapshot | None = None
         """What is told of every change before it is made."""
+        self.changed = IdsSince(_CHANGED_SHARE)
+        """Ids by the first step that named them after the last snapshot began."""
+        self.forgotten_step = NEVER
+        """Ids that were named last in this step or before have been dropped."""
 
     def __len__(self) -> int:
         return len(self._index)
@@ -80,7 +89,7 @@ class SightingCounters:
 
     @property
     def num_bytes(self) -> int:
-        return self._index.num_bytes + self._counts.nbytes + self._steps.nbytes
+        return self._index.num_bytes + self._counts.nbytes + self._steps.nbytes + self.changed.num_bytes
 
     def growth_bytes(self, num_more: int) -> int:
         """What `reserve` takes for so many more ids, what it will release again included."""
@@ -112,10 +121,14 @@ class SightingCounters:
         is_new_M = self._index.find(ids_M) < 0
         rows_M = self._index.find_or_add(ids_M)
         self._counts[rows_M[is_new_M]] = 0  # a row that another id had
+        self._steps[rows_M[is_new_M]] = NEVER
         counts_M = np.minimum(self._counts[rows_M].astype(np.int64) + 1, _MOST)
+        admitted_M = counts_M >= self._config.min_sightings
+        if self.changed.is_on:
+            is_first_M = is_new_M | (self._steps[rows_M] <= self.changed.newest)
+            self.changed.add(ids_M[is_first_M & ~admitted_M], step, len(self._index))
         self._counts[rows_M] = counts_M
         self._steps[rows_M] = step
-        admitted_M = counts_M >= self._config.min_sightings
         self._index.remove(ids_M[admitted_M])
         return admitted_M
 
@@ -124,11 +137,19 @@ class SightingCounters:
         config = self._config
         if config.forget_after_steps is None or (step + 1) % config.every_steps:
             return 0
+        return self.forget_until(step - config.forget_after_steps - 1)
+
+    def forget_until(self, step: int, buckets: range = range(NUM_BUCKETS)) -> int:
+        """Drop ids of these buckets that were named last in this step or before; returns how many."""
+        self.forgotten_step = max(self.forgotten_step, step)
         ids_K, rows_K = self._index.items()
-        old_K = step - self._steps[rows_K] > config.forget_after_steps
-        self._keep(ids_K[old_K])
-        self._index.remove(ids_K[old_K])
-        return int(np.count_nonzero(old_K))
+        ids_K = ids_K[self._steps[rows_K] <= step]
+        if len(buckets) < NUM_BUCKETS:
+            buckets_K = bucket_of(ids_K)
+            ids_K = ids_K[(buckets_K >= buckets.start) & (buckets_K < buckets.stop)]
+        self._keep(ids_K)
+        self._index.remove(ids_K)
+        return len(ids_K)
 
     def export(self) -> Sighted:
         """A copy, ordered by id."""
@@ -161,10 +182,16 @@ class SightingCounters:
             steps_M[rows_M != MISSING] = self._steps[rows_M[rows_M != MISSING]]
             self.snapshot.keep(ids_M, steps_M, lambda at_K: self._records(rows_M[at_K]))
 
-    def load(self, sighted: Sighted) -> None:
-        """Replace everything counted so far."""
-        self._index = IdIndex()
-        self.reserve(len(sighted.ids_K))
+    def put(self, sighted: Sighted) -> None:
+        """Set what is known of distinct ids."""
+        if not len(sighted):
+            return
+        self.reserve(len(sighted))
         rows_K = self._index.find_or_add(sighted.ids_K)
         self._counts[rows_K] = sighted.counts_K
         self._steps[rows_K] = sighted.steps_K
+
+    def drop(self, ids_K: Int64Array) -> None:
+        """These distinct ids do not wait any more."""
+        if len(self._index):
+            self._index.remove(ids_K)

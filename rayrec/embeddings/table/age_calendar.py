@@ -75,7 +75,12 @@ class _IdList:
 
 
 class AgeCalendar:
-    """Ids of all rows of a table by the step at which to look at them. Not thread-safe."""
+    """Ids of all rows of a table by the step at which to look at them. Not thread-safe.
+
+    Args:
+        max_age_steps: that a row may have. -1 for the step of its last change itself, or rather of the
+            eviction that follows, where somebody else says which lists are due.
+    """
 
     def __init__(self, max_age_steps: int, every_steps: int) -> None:
         self._max_age, self._every = max_age_steps, every_steps
@@ -138,14 +143,13 @@ class AgeCalendar:
 
         `add` those whose rows stay.
         """
-        while self._dues and self._dues[0] <= step:
-            ids = self._lists.pop(heapq.heappop(self._dues))
+        taken, self._old, self._num_moved = [self._old], _IdList(), 0
+        while self._dues and self._dues[0] <= step:  # all of them first: `add` may make such a list again
+            taken.append(self._lists.pop(heapq.heappop(self._dues)))
             self._num_bytes -= _LIST_BYTES
+        for ids in taken:
             while len(ids):
                 yield self._take(ids)
-        ids, self._old, self._num_moved = self._old, _IdList(), 0
-        while len(ids):
-            yield self._take(ids)
 
     def discard(self, ids: IdMap) -> None:
         """Take ids out of whatever list they are in: a pass over all lists."""
@@ -189,6 +193,11 @@ class AgeCalendar:
 
 def calendar_of(eviction: EvictionConfig | None) -> AgeCalendar | None:
     """The calendar of a table without rows; none where age alone does not say which rows go."""
-    if eviction is None or eviction.max_age_steps is None or eviction.max_rows_per_bucket is not None:
+    if eviction is None or eviction.has_most_rows or eviction.min_score is not None:
         return None
+    if eviction.ttl_hours is not None:
+        # Which step makes a row too old is not known before the clock has come there. So ids are in the list
+        # of the next eviction behind their last change, and lists are taken until the one that is too old.
+        return AgeCalendar(-1, eviction.every_steps)
+    assert eviction.max_age_steps is not None, "there is a reason"
     return AgeCalendar(eviction.max_age_steps, eviction.every_steps)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.embeddings.base.routing import bucket_of
+from rayrec.embeddings.base.layout import NEVER
+from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
 from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
 from rayrec.embeddings.storage.index import MISSING, IdMap
@@ -28,33 +29,58 @@ _LEAST_LISTED_BYTES = 2**14
 
 def choose_victims(
     config: EvictionConfig,
+    most_rows: int | None,
     ids_R: Int64Array,
     steps_R: Int32Array,
     counts_R: Int32Array,
     step: int,
+    old_step: int = NEVER - 1,
 ) -> BoolArray:
     """[R] whether each row is given up when `step` commits.
 
-    Age first; of what is left, every bucket keeps its `max_rows_per_bucket` best rows. Recent means the
-    last step that changed the row, then the number of steps that did; frequent the other way round; ties
-    go by mix64 of the id, the larger stays.
+    Age and score first; of what is left, every bucket keeps its `most_rows` best rows. Recent means the
+    last step that changed the row, then the number of steps that did; frequent the other way round; after
+    the score, the step comes second, too; ties go by mix64 of the id, the larger stays.
+
+    Args:
+        old_step: rows that were changed last in this step or before are too old by the clock.
     """
-    victims_R = np.zeros(len(ids_R), dtype=np.bool_)
+    victims_R = steps_R <= old_step
     if config.max_age_steps is not None:
         victims_R |= step - steps_R > config.max_age_steps
-    if config.max_rows_per_bucket is not None:
+    if config.min_score is not None:
+        victims_R |= _scores(config, steps_R, counts_R, step) < int(config.min_score * 2**_SCORE_BITS)
+    if most_rows is not None:
         kept_K = np.flatnonzero(~victims_R)
         buckets_K = bucket_of(ids_R[kept_K])
-        in_full_K = np.bincount(buckets_K)[buckets_K] > config.max_rows_per_bucket
+        in_full_K = np.bincount(buckets_K)[buckets_K] > most_rows
         kept_K, buckets_K = kept_K[in_full_K], buckets_K[in_full_K]  # the rest needs no sorting
-        best, second = steps_R[kept_K], counts_R[kept_K]
-        if config.keep == "frequent":
-            best, second = second, best
+        best, second = _marks(config, steps_R[kept_K], counts_R[kept_K], step)
         order_K = np.lexsort((~mix64(ids_R[kept_K]), -second, -best, buckets_K))
         kept_K, buckets_K = kept_K[order_K], buckets_K[order_K]
         place_K = np.arange(len(kept_K)) - np.searchsorted(buckets_K, buckets_K)  # within its bucket
-        victims_R[kept_K[place_K >= config.max_rows_per_bucket]] = True
+        victims_R[kept_K[place_K >= most_rows]] = True
     return victims_R
+
+
+_SCORE_BITS = 31
+"""Of a score that stand for less than a step."""
+
+
+def _scores(config: EvictionConfig, steps_K: Int32Array, counts_K: Int32Array, step: int) -> Int64Array:
+    """In parts of a step, as integers: every machine halves alike."""
+    assert config.half_life_steps is not None, "the config has been checked"
+    half_lives_K = np.minimum((step - steps_K.astype(np.int64)) // config.half_life_steps, 62)
+    return (counts_K.astype(np.int64) << _SCORE_BITS) >> half_lives_K
+
+
+def _marks(
+    config: EvictionConfig, steps_K: Int32Array, counts_K: Int32Array, step: int
+) -> tuple[Int32Array | Int64Array, Int32Array]:
+    """What rows are compared by, first and second; the larger the better."""
+    if config.keep == "score":
+        return _scores(config, steps_K, counts_K, step), steps_K
+    return (counts_K, steps_K) if config.keep == "frequent" else (steps_K, counts_K)
 
 
 @dataclass(frozen=True)
@@ -98,6 +124,8 @@ class Tombstones:
         """What each step gave up, the oldest first; some of it may have been forgotten since."""
         self.snapshot: ConsistentSnapshot | None = None
         """What is told of every change before it is made."""
+        self.forgotten_step = NEVER
+        """What this step gave up, and those before, is not remembered any more."""
 
     @property
     def ids(self) -> IdMap:
@@ -116,7 +144,8 @@ class Tombstones:
         """Remember what this step gave up, and no longer what is too old."""
         if len(ids_V):
             self._put(ids_V, step)
-        while self._by_step and step - self._by_step[0][0] > self._remember_steps:
+        self.forgotten_step = max(self.forgotten_step, step - self._remember_steps - 1)
+        while self._by_step and self._by_step[0][0] <= self.forgotten_step:
             old_step, ids_V = self._by_step.popleft()
             ids_V = self._still_of(ids_V, old_step)
             self._keep(ids_V)
@@ -128,6 +157,7 @@ class Tombstones:
     def forget_all_old(self, step: int) -> None:
         """Once the newest is too old, give back the memory of all: an index does not shrink by itself."""
         if self._by_step and step - self._by_step[-1][0] > self._remember_steps:
+            self.forgotten_step = max(self.forgotten_step, self._by_step[-1][0])
             self._keep(self.ids.items()[0])
             self._steps = None
             self._by_step.clear()
@@ -147,6 +177,10 @@ class Tombstones:
                 found.append(Evicted(ids_V, np.full(len(ids_V), of_step, dtype=np.int32)))
         return Evicted.joined(found)
 
+    def named_since(self, step: int) -> list[Int64Array]:
+        """In parts, ids that commits after `step` gave up, those of `since` among them."""
+        return [ids_V for of_step, ids_V in self._by_step if of_step > step]
+
     def begin_reading(self, ids_M: Int64Array) -> None:
         return None
 
@@ -165,16 +199,32 @@ class Tombstones:
             steps_M[steps_M == MISSING] = ABSENT
             self.snapshot.keep(ids_M, steps_M, lambda at_K: steps_M[at_K, None])
 
-    def load(self, evicted: Evicted) -> None:
-        """Replace everything remembered so far."""
-        self._steps = None
-        self._by_step.clear()
+    def put(self, evicted: Evicted) -> None:
+        """Remember what later steps than those known gave up, or other ids of the same steps."""
         if not len(evicted):
             return
         order_V = np.argsort(evicted.steps_V, kind="stable")
         steps, starts = np.unique(evicted.steps_V[order_V], return_index=True)
         for step, ids_V in zip(steps.tolist(), np.split(evicted.ids_V[order_V], starts[1:]), strict=True):
             self._put(ids_V, step)
+
+    def sort(self) -> None:
+        """After `put` and `forget_until` of parts in any order: bring what is remembered in order."""
+        by_step: dict[int, list[Int64Array]] = {}
+        for step, ids_V in self._by_step:
+            by_step.setdefault(step, []).append(self._still_of(ids_V, step))
+        self._by_step = deque((step, np.concatenate(by_step[step])) for step in sorted(by_step))
+
+    def forget_until(self, step: int, buckets: range = range(NUM_BUCKETS)) -> None:
+        """Forget ids of these buckets that this step gave up, or one before."""
+        self.forgotten_step = max(self.forgotten_step, step)
+        if self._steps is not None:
+            ids_V, steps_V = self._steps.items()
+            ids_V = ids_V[steps_V <= step]
+            if len(buckets) < NUM_BUCKETS:
+                buckets_V = bucket_of(ids_V)
+                ids_V = ids_V[(buckets_V >= buckets.start) & (buckets_V < buckets.stop)]
+            self._steps.remove(ids_V)
 
     @property
     def _listed_bytes(self) -> int:

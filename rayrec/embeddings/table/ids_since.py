@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rayrec.embeddings.base.layout import NEVER
 from rayrec.platform.arrays import Int64Array
 
@@ -68,3 +70,7 @@ class IdsSince:
     def between(self, since: int, step: int) -> list[Int64Array]:
         """What steps after the one and until the other have named, in parts; some ids several times."""
         return [ids_K for of_step, ids_K in self._named if since < of_step <= step]
+
+    def since(self, since: int) -> list[Int64Array] | None:
+        """What steps after this one have named, as `between`; None if that is not known."""
+        return self.between(since, sys.maxsize) if self.knows(since) else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -29,9 +29,11 @@ from rayrec.embeddings.storage.records import RecordAccess, RecordArray
 from rayrec.embeddings.storage.row_storage import MemoryRows, RowsPart, RowStorage, SnapshotSource
 from rayrec.embeddings.table.admission import Sighted, SightingCounters
 from rayrec.embeddings.table.age_calendar import LISTED_BYTES, AgeCalendar, calendar_of
+from rayrec.embeddings.table.event_clock import ClockState, EventClock
 from rayrec.embeddings.table.eviction import Evicted, Tombstones, choose_victims
 from rayrec.embeddings.table.ids_since import IdsSince
 from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.embeddings.table.table_rows import Forgotten, TableRows, joined
 from rayrec.platform.arrays import BoolArray, Float32Array, Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input
 
@@ -45,28 +47,6 @@ times longer than to pass by it in a look at all rows, and they take memory all 
 
 
 @dataclass(frozen=True)
-class TableRows:
-    """Rows of a table with everything needed to go on training them."""
-
-    ids_M: Int64Array
-    weights_MD: Float32Array
-    """Float32, also where the table keeps 16 bits of them."""
-    state_MS: Float32Array
-    steps_M: Int32Array
-    """Last step that changed the row."""
-    counts_M: Int32Array
-    """Steps that changed the row."""
-    sighted: Sighted = field(default_factory=Sighted.nothing)
-    """Ids that wait for admission."""
-    evicted: Evicted = field(default_factory=Evicted.nothing)
-    """Ids whose rows were given up."""
-    since: int | None = None
-    """With a step, these are not all rows, but those that a later step has changed."""
-    removed_X: Int64Array = field(default_factory=lambda: np.empty(0, np.int64))
-    """Ids whose rows steps after `since` gave up, to be done before rows are put in."""
-
-
-@dataclass(frozen=True)
 class TableSnapshot:
     """A table as a step left it, while it changes."""
 
@@ -76,6 +56,8 @@ class TableSnapshot:
     rows: ConsistentSnapshot
     sighted: ConsistentSnapshot
     evicted: ConsistentSnapshot
+    forgotten: Forgotten
+    clock: ClockState
 
     def end(self, error: Exception) -> None:
         for snapshot in (self.rows, self.sighted, self.evicted):
@@ -114,9 +96,11 @@ class EmbeddingTable:
         self._num_threads = num_threads
         self._ops = RowOperations(config, num_threads)
         self._sightings = SightingCounters(config.admission)
-        self._tombstones = Tombstones(config.eviction.remember_steps if config.eviction else 0)
+        self._tombstones = self._no_tombstones()
         self._ages: AgeCalendar | None = calendar_of(config.eviction)
+        self._clock = self._clock_at(ClockState())
         self._rows: RowStorage = self._empty_rows(self._ages)
+        self._most_per_bucket = config.most_rows_per_bucket
         self._num_created = self._num_evicted = self._num_not_admitted = 0
         self._snapshot: TableSnapshot | None = None
         self._last_snapshot_step: int | None = None
@@ -234,13 +218,16 @@ class EmbeddingTable:
                 self._note_changes(ids_M[piece], before_M, newest)
             self._rows.records.write(rows_M, 0, records_MW[piece])
 
-    def apply(self, ids_M: Int64Array, grads_MD: Float32Array, step: int) -> None:
+    def apply(
+        self, ids_M: Int64Array, grads_MD: Float32Array, step: int, newest_event: int | None = None
+    ) -> None:
         """One step's update: admit ids, create their rows, let the optimizer change all of them, evict.
 
         Args:
             ids_M: [M] distinct ids.
             grads_MD: [M, D] their gradients, float32.
             step: number of the step, from 0.
+            newest_event: UNIX seconds of the newest event that the step has read, if it says so.
 
         Raises:
             ValueError: wrong shape or dtype, or a gradient that is not finite; nothing has changed.
@@ -249,7 +236,7 @@ class EmbeddingTable:
         self.check_update(ids_M, grads_MD)
         self.reserve(ids_M)
         self.apply_checked(ids_M, grads_MD, step)
-        self.evict(step)
+        self.evict(step, newest_event)
 
     def check_update(self, ids_M: Int64Array, grads_MD: Float32Array) -> None:
         """Raise the ValueError that `apply` would raise; changes nothing."""
@@ -299,21 +286,30 @@ class EmbeddingTable:
         """Most that an eviction takes on the way, when so many more ids have rows, beside `num_bytes`."""
         return 0 if self.config.eviction is None else _EVICTING * (self.num_rows + num_more)
 
-    def evict(self, step: int) -> None:
-        """Give up the rows that the config wants given up when this step commits."""
+    def evict(self, step: int, newest_event: int | None = None) -> None:
+        """Give up the rows that the config wants given up when this step commits.
+
+        Args:
+            newest_event: as for `apply`.
+        """
         self._sightings.forget(step)
         self._tombstones.forget_all_old(step)
+        if self._clock is not None:
+            self._clock.advance(newest_event)
         eviction = self.config.eviction
         if eviction is None:
             return
         if not eviction.is_due(step):
             self._look_ahead(step)
             return
+        old_step = NEVER - 1 if self._clock is None else self._clock.old_step(step)
         found = []
         # In parts: to choose takes 113 bytes for each row that is looked at.
-        for ids_M, records, rows_M in self._rows_to_evict_from(step):
+        for ids_M, records, rows_M in self._rows_to_evict_from(step, old_step):
             stamps_M2 = self._ops.stamps(records, rows_M)
-            victims_M = choose_victims(eviction, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step)
+            victims_M = choose_victims(
+                eviction, self._most_per_bucket, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step, old_step
+            )
             found.append(ids_M[victims_M])
             self._keep(ids_M[victims_M], records, rows_M[victims_M])
             if self._ages is not None:
@@ -324,18 +320,29 @@ class EmbeddingTable:
         self._rows.remove(ids_V)
         self._num_evicted += len(ids_V)
 
-    def _rows_to_evict_from(self, step: int) -> Iterator[RowsPart]:
+    def _rows_to_evict_from(self, step: int, old_step: int) -> Iterator[RowsPart]:
         """Rows among which all victims of a step are, in parts."""
         if self._ages is None:
             yield from self._rows.parts(ordered=False)
             return
-        for ids_K in self._ages.take(step):
+        for ids_K in self._ages.take(self._last_list(step, old_step)):
             yield from self._rows.look(ids_K)
+
+    def _last_list(self, step: int, old_step: int) -> int:
+        """Up to which list of the calendar rows may be too old."""
+        eviction = self.config.eviction
+        assert eviction is not None, "there are ages"
+        if eviction.ttl_hours is None:
+            return step
+        # Lists of steps of the last change. One may hold rows that are too old by steps, and others.
+        if eviction.max_age_steps is not None:
+            old_step = max(old_step, step - eviction.max_age_steps + eviction.every_steps - 2)
+        return old_step
 
     def _look_ahead(self, step: int) -> None:
         """Look at some of the rows that may be too old soon, rather than at all of them in one step."""
-        # Not where rows may be on disk: those that go would be read twice.
-        if self._ages is None or not self._rows.stay:
+        # Not where rows may be on disk: those that go would be read twice. Nor where nobody knows how soon.
+        if self._ages is None or self._clock is not None or not self._rows.stay:
             return
         for some_K in self._ages.ahead(step):
             for ids_K, records, rows_K in self._rows.look(some_K):
@@ -373,6 +380,7 @@ class EmbeddingTable:
         The first has what is not a row. Between parts rows may be read, but none may change.
         """
         sighted, evicted = self._sightings.export(), self._tombstones.since(NEVER)
+        clock = self._clock_state
         for ids_M, records, rows_M in self._rows.parts(ordered=True):
             weights_MD = np.empty((len(ids_M), self.config.dim), dtype=np.float32)
             self._ops.gather(records, rows_M, ids_M, weights_MD)
@@ -385,8 +393,9 @@ class EmbeddingTable:
                 counts_M=np.ascontiguousarray(stamps_M2[:, 1]),
                 sighted=sighted,
                 evicted=evicted,
+                clock=clock,
             )
-            sighted, evicted = Sighted.nothing(), Evicted.nothing()
+            sighted, evicted, clock = Sighted.nothing(), Evicted.nothing(), ClockState()
 
     def begin_snapshot(self, step: int, wait: Wait, most_bytes: int | None = None) -> TableSnapshot:
         """Begin a snapshot of what the table holds now; `snapshot_parts` reads it, `end_snapshot` ends it.
@@ -409,6 +418,8 @@ class EmbeddingTable:
             snapshot_of(self._rows, self._rows.num_bytes),
             snapshot_of(self._sightings, self._sightings.num_bytes),
             snapshot_of(self._tombstones, self._tombstones.num_bytes),
+            Forgotten(self._sightings.forgotten_step, self._tombstones.forgotten_step),
+            self._clock_state,
         )
         self._sightings.snapshot, self._tombstones.snapshot = self._snapshot.sighted, self._snapshot.evicted
         self.begin_changes(step)
@@ -417,8 +428,8 @@ class EmbeddingTable:
 
     def begin_changes(self, step: int) -> None:
         """Let a later snapshot say what has changed since this step, which was committed last."""
-        self._given_up.begin(step)
-        self._changed.begin(step)
+        for known in (self._given_up, self._changed, self._sightings.changed):
+            known.begin(step)
 
     def end_snapshot(self) -> None:
         """What changes from now on need not be kept."""
@@ -432,29 +443,33 @@ class EmbeddingTable:
         Args:
             lock: holds the table's lock.
             since: only rows that steps after this one have changed, if the ids whose rows they gave up are
-                known; those come first. Sighted and evicted ids are there whole in any case.
+                known; those come first. Likewise of sighted and evicted ids.
         """
         with lock():
             if since is not None and not self._given_up.knows(since):
                 since = None
             removed: list[Int64Array] = []
-            changed: list[Int64Array] | None = None
+            changed = named = evicted = None
             if since is not None:
                 removed = self._given_up.between(since, snapshot.step)
-                if self._changed.knows(since):
-                    changed = self._changed.between(since, sys.maxsize)
+                changed = self._changed.since(since)
+                named = self._sightings.changed.since(since)
+                evicted = self._tombstones.named_since(since)
             # If this snapshot fails, the next is since the same step as this one, or the one before.
             needed = snapshot.step_before if since is None else since
             if needed is not None:
-                self._given_up.forget(needed)
-                self._changed.forget(needed)
+                for known in (self._given_up, self._changed, self._sightings.changed):
+                    known.forget(needed)
         # Without the lock: there may be millions.
-        changed_K = None if changed is None else _distinct(changed)
+        changed_K, named_K, evicted_V = (
+            None if parts is None else _distinct(parts) for parts in (changed, named, evicted)
+        )
+        forgotten = Forgotten() if since is None else snapshot.forgotten
         nothing = replace(self._no_rows(), since=since)
-        yield replace(nothing, removed_X=_distinct(removed))
-        for part in snapshot.evicted.parts(lock):
+        yield replace(nothing, removed_X=_distinct(removed), forgotten=forgotten, clock=snapshot.clock)
+        for part in snapshot.evicted.parts(lock, since, evicted_V):
             yield replace(nothing, evicted=Evicted.of(part))
-        for part in snapshot.sighted.parts(lock):
+        for part in snapshot.sighted.parts(lock, since, named_K):
             yield replace(nothing, sighted=Sighted.of(part))
         for ids_K, records_KW in snapshot.rows.parts(lock, since, changed_K):
             yield replace(nothing, **self._unpacked(ids_K, records_KW))
@@ -478,7 +493,7 @@ class EmbeddingTable:
     def load(self, parts: Iterable[TableRows]) -> None:
         """Fill an empty table with rows that come in parts; what is not a row may be in any of them.
 
-        Parts with `since` change what those before them have filled in, and have all that is not a row.
+        Parts with `since` change what those before them have filled in.
 
         Raises:
             ValueError: the table has rows, an id comes twice, or a shape is not this table's.
@@ -490,7 +505,7 @@ class EmbeddingTable:
         filled = self._empty_rows(ages)
         waiting = self._fill(filled, ages, parts)
         self._rows, self._ages = filled, ages
-        self._take_waiting(*waiting)
+        self._sightings, self._tombstones, self._clock = waiting
 
     def changed_since(self, step: int) -> Int64Array | None:
         """[K] distinct ids whose rows later steps have made, changed or given up; None where it is not known.
@@ -515,7 +530,7 @@ class EmbeddingTable:
 
         Args:
             changed_K: as `changed_since` gave them.
-            parts: as for `load`, of these ids alone; sighted and evicted ids are whole.
+            parts: as for `load`, of rows these alone; the others' ids are named (`TableRows.unread_X`).
 
         Raises: as `load`.
         """
@@ -525,20 +540,23 @@ class EmbeddingTable:
             listed = IdMap(len(changed_K))
             listed.assign(changed_K, np.zeros(len(changed_K), dtype=np.int64))
             self._ages.discard(listed)
-        self._take_waiting(*self._fill(self._rows, self._ages, parts))
+        self._sightings, self._tombstones, self._clock = self._fill(self._rows, self._ages, parts)
         self._given_up, self._changed = IdsSince(GIVEN_UP_SHARE), IdsSince(CHANGED_SHARE)
         self._last_snapshot_step = None
 
     def _fill(
         self, filled: RowStorage, ages: AgeCalendar | None, parts: Iterable[TableRows]
-    ) -> tuple[list[Sighted], list[Evicted]]:
-        """Put parts into rows that have none of their ids; returns what is not a row."""
-        sighted: list[Sighted] = []
-        evicted: list[Evicted] = []
+    ) -> tuple[SightingCounters, Tombstones, EventClock | None]:
+        """Put parts into rows that have none of their ids; returns what is known of ids without rows."""
+        sightings, tombstones = SightingCounters(self.config.admission), self._no_tombstones()
+        clock = ClockState()
         listed = IdMap()
         """Ids that were removed: they are still in the calendar, in a list that is early enough."""
         for part in parts:
             self._check_part(part)
+            clock = ClockState.latest(clock, part.clock)
+            if part.since is not None:
+                self._apply_waiting(part, sightings, tombstones)
             if len(part.removed_X):
                 if ages is not None:  # others came and went between two snapshots, and were never listed
                     had_row_X = part.removed_X[filled.present(part.removed_X)]
@@ -551,17 +569,27 @@ class EmbeddingTable:
                     ids_M, steps_M = part.ids_M[piece][new], part.steps_M[piece][new]
                     is_new_M = listed.find(ids_M) == MISSING
                     ages.add(ids_M[is_new_M], steps_M[is_new_M])
-            sighted.append(part.sighted)
-            evicted.append(part.evicted)
+            sightings.put(part.sighted)
+            tombstones.put(part.evicted)
+        tombstones.sort()
         if ages is not None and len(listed):
             listed_K = listed.items()[0]
             listed.remove(listed_K[filled.present(listed_K)])
             ages.discard(listed)  # one that gets a row again would be there twice, and given up twice
-        return sighted, evicted
+        return sightings, tombstones, self._clock_at(clock)
 
-    def _take_waiting(self, sighted: Sequence[Sighted], evicted: Sequence[Evicted]) -> None:
-        self._sightings.load(Sighted.joined(sighted))
-        self._tombstones.load(Evicted.joined(evicted))
+    @staticmethod
+    def _apply_waiting(part: TableRows, sightings: SightingCounters, tombstones: Tombstones) -> None:
+        """What a part with `since` ends of ids without rows, before what it puts in."""
+        for ids_K in (part.removed_X, part.ids_M, part.unread_X):  # all were admitted
+            sightings.drop(ids_K)
+        for ids_K in (part.ids_M, part.unread_X):
+            tombstones.forget(ids_K)
+        forgotten = part.forgotten
+        if forgotten.sighted_step > NEVER:
+            sightings.forget_until(forgotten.sighted_step, forgotten.buckets)
+        if forgotten.evicted_step > NEVER:
+            tombstones.forget_until(forgotten.evicted_step, forgotten.buckets)
 
     def _check_part(self, rows: TableRows) -> None:
         self._check_ids(rows.ids_M)
@@ -599,6 +627,19 @@ class EmbeddingTable:
                 f"table {self.config.name!r}: ids must be one-dimensional int64, "
                 f"got {ids_M.dtype} of shape {ids_M.shape}"
             )
+
+    @property
+    def _clock_state(self) -> ClockState:
+        return ClockState() if self._clock is None else self._clock.state
+
+    def _clock_at(self, state: ClockState) -> EventClock | None:
+        """The clock of a table whose rows live for some hours."""
+        if self.config.eviction is None or self.config.eviction.ttl_hours is None:
+            return None
+        return EventClock(3600 * self.config.eviction.ttl_hours, state)
+
+    def _no_tombstones(self) -> Tombstones:
+        return Tombstones(self.config.eviction.remember_steps if self.config.eviction else 0)
 
     def _empty_rows(self, ages: AgeCalendar | None) -> RowStorage:
         if self.config.disk is None:
@@ -654,18 +695,3 @@ def _distinct(parts: Sequence[Int64Array]) -> Int64Array:
 
 def _waiting_bytes(sightings: SightingCounters, tombstones: Tombstones, ages: AgeCalendar | None) -> int:
     return sightings.num_bytes + tombstones.num_bytes + (0 if ages is None else ages.num_bytes)
-
-
-def joined(parts: Sequence[TableRows]) -> TableRows:
-    """Parts that `export_parts` gave, as one."""
-    if len(parts) == 1:
-        return parts[0]
-    return TableRows(
-        ids_M=np.concatenate([part.ids_M for part in parts]),
-        weights_MD=np.concatenate([part.weights_MD for part in parts]),
-        state_MS=np.concatenate([part.state_MS for part in parts]),
-        steps_M=np.concatenate([part.steps_M for part in parts]),
-        counts_M=np.concatenate([part.counts_M for part in parts]),
-        sighted=parts[0].sighted,
-        evicted=parts[0].evicted,
-    )

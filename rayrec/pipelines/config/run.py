@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ByteSize, Field, field_validator, model_validator
+from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
 
 from rayrec.embeddings.base.layout import WeightDtype
 from rayrec.embeddings.config import (
@@ -430,11 +430,24 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _tables_can_be_made(self) -> RunConfig:
+        try:
+            self.tables(RateSchedule())
+        except ValidationError as error:
+            raise ValueError(f"sparse: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        return self
+
+    @model_validator(mode="after")
     def _impressions_want_nothing(self) -> RunConfig:
         if self.model.kind == "impressions" and self.data.redraw_ties:
             raise ValueError(
                 "data.redraw_ties is about histories that the next item is predicted of, and model "
                 f"{self.model.name!r} reads impressions; leave it out"
+            )
+        if self.model.kind == "impressions" and self.goes_by_event_times:
+            raise ValueError(
+                f"eviction.ttl_hours goes by the times of a history's events, and model {self.model.name!r} "
+                "reads impressions; use max_age_steps"
             )
         if self.model.kind == "impressions" and self.evaluation.instruction is not None:
             raise ValueError(
@@ -561,6 +574,12 @@ class RunConfig(Config):
             schedule=schedule,
             seed=1000 * self.seed + TABLE_SEEDS[name],
         )
+
+    @property
+    def goes_by_event_times(self) -> bool:
+        """Whether rows of a table live for some hours, by the newest event of each batch."""
+        evictions = (table.eviction for table in self.tables(RateSchedule()))
+        return any(eviction is not None and eviction.ttl_hours is not None for eviction in evictions)
 
     def dense_optimizer(self, schedule: RateSchedule, fused: bool) -> DenseOptimizerSettings:
         optimizer = self.training.optimizer

@@ -32,7 +32,8 @@ from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.snapshot.snapshot import load_tables
-from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.table.table_rows import TableRows
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import ATTENTION_FILES, RunFolder
 from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot

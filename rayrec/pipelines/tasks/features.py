@@ -67,9 +67,11 @@ def history_columns(config: RunConfig, model: SequenceModelConfig) -> Mapping[st
         "user_id": WantedColumn(pt.is_integer, "integers"),
         "item_ids": WantedColumn(_is_list_of_integers, "lists of integers"),
     }
-    if model.needs_times or config.data.redraw_ties:
+    if model.needs_times or config.data.redraw_ties or config.goes_by_event_times:
         expected = "lists of seconds, or of dates and times"
-        reader = "the model reads" if model.needs_times else "data.redraw_ties goes by"
+        reader = "data.redraw_ties goes by" if config.data.redraw_ties else "eviction.ttl_hours goes by"
+        if model.needs_times:
+            reader = "the model reads"
         wanted[TIMES] = WantedColumn(are_event_times, expected, f"{reader} when events were")
     for label in model.needs_labels:
         reason = f"the model reads the {label} of events"
@@ -124,7 +126,13 @@ def row_features(
         stores_labels=tuple(label for label in LABELS if operates and dataset.has_label(label)),
     )
     return RowFeatures(
-        sequences, program, config.seed, config.data.cache is not None, histories, config.data.redraw_ties
+        sequences,
+        program,
+        config.seed,
+        config.data.cache is not None,
+        histories,
+        config.data.redraw_ties,
+        config.goes_by_event_times,
     )
 
 

@@ -69,7 +69,7 @@ class NextItemTask(Task):
                 model needs times or labels that the data set does not have.
         """
         dataset = Dataset.open(config.data.path, checksums)
-        if model.needs_times:
+        if model.needs_times or config.goes_by_event_times:
             dataset.check_times()
         check_labels(config, model, dataset)
         registry = registry_of(config, model, dataset)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rayrec.embeddings.table.table import TableRows
+from rayrec.embeddings.table.table_rows import TableRows
 from rayrec.pipelines.inference.recommender import Answer, Recommender
 from rayrec.pipelines.versions.manifest import Probe
 from rayrec.platform.errors import InputError

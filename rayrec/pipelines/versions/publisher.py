@@ -18,7 +18,8 @@ from typing import Any
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.snapshot.layered_tables import reading_config, reading_rows
 from rayrec.embeddings.snapshot.snapshot import load_changes, load_tables, write_table
-from rayrec.embeddings.table.table import EmbeddingTable, TableRows
+from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.table.table_rows import TableRows
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import COLUMNS_FILE, RunFolder

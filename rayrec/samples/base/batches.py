@@ -265,6 +265,8 @@ class FeatureBatch:
     table."""
     counts: dict[str, int] = field(default_factory=dict)
     """Dropped work, by reason (`unknown_items`, `rows_without_target`, ...)."""
+    newest_event: int | None = None
+    """Training: UNIX seconds of the newest event in rows of the *global* batch, where tables go by it."""
 
     @property
     def num_rows(self) -> int:

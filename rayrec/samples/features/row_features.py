@@ -83,6 +83,7 @@ class RowFeatures:
         is_prepared: bool = False,
         histories: HistoryColumns | None = None,
         redraws_ties: bool = False,
+        tells_newest_event: bool = False,
     ) -> None:
         """
         Args:
@@ -92,12 +93,14 @@ class RowFeatures:
             is_prepared: training rows have been through the program already when they were read.
             histories: what is read of those to rank for; None: users and items.
             redraws_ties: training rows have times, and an order of events of one time that is the step's.
+            tells_newest_event: training rows have times, and batches say which was the newest.
         """
         self._sequences = sequences
         self._program = program
         self._seed = seed
         self._is_prepared = is_prepared
         self._redraws_ties = redraws_ties
+        self._tells_newest_event = tells_newest_event
         self._histories = histories = histories or HistoryColumns()
         # Training rows may have more: labels of targets, which are unknown for the next event.
         self._of_histories = program.narrowed(histories.names)
@@ -125,11 +128,17 @@ class RowFeatures:
             context = RowContext(rows.row_keys_B, self._seed, step)
             rows = RowBatch(rows.row_keys_B, self._program(rows.rows, context), rows.cursor)
         samples = SampleBatch.of(step, rows)
+        newest_event: int | None = None
+        if self._tells_newest_event and samples.times_N is not None and len(samples.times_N):
+            newest_event = int(samples.times_N.max())
         if self._redraws_ties:
             samples = with_shuffled_ties(samples, self._seed)
-            if not self._histories.reads_times:
-                samples = replace(samples, times_N=None)
-        return self._sequences(samples)
+        if not self._histories.reads_times:
+            samples = replace(samples, times_N=None)
+        batches = self._sequences(samples)
+        if newest_event is None:
+            return batches
+        return [replace(batch, newest_event=newest_event) for batch in batches]
 
     def ranking(self, samples: SampleBatch, is_prepared: bool = False) -> FeatureBatch:
         """Features to rank what comes next. A trigger is the newest event, which no operation sees.

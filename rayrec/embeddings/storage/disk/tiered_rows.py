@@ -13,17 +13,15 @@ disk. A row is in one place, whole, bit by bit as the last step left it, so noth
 depends on where its rows are.
 
 What counts as memory, and stays below the limit: records in memory, 17 bytes per row for its id, its use
-and the list of free ones, the map (and, while it grows, the new one beside the old one), ids that are
-being put in the order of buckets, the log's buffers and bitmap, and copies on the way to and from disk.
-Rows in memory are what the rest leaves room for; when the map grows, some of them go to disk. What
-callers hold (ids, replies, gradients) does not count.
+and the list of free ones, the map (`packed_map`), ids that are being put in the order of buckets, the log's
+buffers and bitmap, and copies on the way to and from disk. Rows in memory are what the rest leaves room for;
+when the map grows, some of them go to disk. What callers hold (ids, replies, gradients) does not count.
 
 Axes: M ids of one call, W words of a record, R rows in memory, F free rows, K ids of a part, V victims.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -33,8 +31,9 @@ from numpy.typing import NDArray
 
 from rayrec.embeddings.base.layout import STEP_WORD
 from rayrec.embeddings.config import DiskConfig
+from rayrec.embeddings.storage.disk.packed_map import PackedMap
 from rayrec.embeddings.storage.disk.record_log import RecordLog
-from rayrec.embeddings.storage.index import MISSING, IdMap, grouping_bytes
+from rayrec.embeddings.storage.index import MISSING, grouping_bytes
 from rayrec.embeddings.storage.records import Records
 from rayrec.embeddings.storage.row_storage import RowReading, RowsPart, Wanted
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
@@ -112,7 +111,7 @@ class TieredRows:
         self._words = words
         self._limit = int(config.memory)
         self._beside = beside
-        self._map = IdMap()
+        self._map = PackedMap()
         self._log = RecordLog(config.folder_path, words + _ID_WORDS, config.may_be_memory)
         self._copied_rows = max(1, _COPY_BYTES // (4 * (words + _ID_WORDS)))
         self._ids_R, self._use_R = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint8)
@@ -130,7 +129,7 @@ class TieredRows:
         """Rows that were brought up so far."""
 
     @property
-    def ids(self) -> IdMap:
+    def ids(self) -> PackedMap:
         return self._map
 
     @property
@@ -204,8 +203,7 @@ class TieredRows:
         growth = self._map.growth_bytes(num_new)
         if growth:
             self._fit(growth)
-            self._map.reserve(num_new)
-            _return_freed_memory()
+        self._map.reserve(num_new)
         self._compact()
         # Every row that comes in may send another one out, and the batch's own, if it comes in pieces.
         self._log.reserve(2 * num_changed)
@@ -310,7 +308,7 @@ class TieredRows:
     def _fixed_bytes(self) -> int:
         copies = _NUM_COPIES * _COPY_BYTES + _COMPACTED_BYTES
         of_rows = self._ids_R.nbytes + self._use_R.nbytes  # as many as there can be: they do not shrink
-        finding = self._map.num_bytes + grouping_bytes(self._map.num_bytes)
+        finding = self._map.num_bytes + grouping_bytes(self._map.num_slots)
         return finding + self._log.num_bytes + of_rows + copies
 
     def _capacity_beside(self, num_bytes: int) -> int:
@@ -425,13 +423,6 @@ class TieredRows:
             self._num_rows = capacity
             self.records.give_back(capacity)
         self._capacity = capacity
-
-
-def _return_freed_memory() -> None:
-    """Of the map that is no longer needed: the C library would keep up to 32 MiB of it for later."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others keep less
-    if trim is not None:
-        trim(0)
 
 
 def _address(numbers_M: Int64Array) -> Int64Array:
