@@ -187,19 +187,25 @@ class Dataset(DatasetFolder[Manifest]):
         return None
 
     def evaluation_rows(
-        self, split: Split, with_times: bool = False, labels: Sequence[Label] = ()
+        self,
+        split: Split,
+        with_times: bool = False,
+        labels: Sequence[Label] = (),
+        max_rows: int | None = None,
     ) -> EvaluationRows:
         """The users that have a target in this split.
 
         Args:
             with_times: read the times of their histories too; `check_times` says whether there are any.
             labels: of histories and targets, to be read too; `check_label` says whether there are any.
+            max_rows: the first so many users, in the order of a hash of their ids: a sample. No more of the
+                file is read than they take.
         """
         if split not in EVALUATION_FILES:
             raise InputError(f"there is no split {split!r} to evaluate; choose 'valid' or 'test'")
         columns = ["user_id", "history", "target", *([HISTORY_TIMES] if with_times else [])]
         columns += [names[label] for names in (HISTORY_LABELS, TARGET_LABELS) for label in labels]
-        table = self.read(EVALUATION_FILES[split], columns)
+        table = self.read(EVALUATION_FILES[split], columns, max_rows)
         history_ids_N, offsets_B1 = list_values(table["history"])
         return EvaluationRows(
             user_ids_B=table["user_id"].to_numpy(),
@@ -213,9 +219,13 @@ class Dataset(DatasetFolder[Manifest]):
             },
         )
 
-    def target_times(self, split: Split) -> Int64Array:
+    def target_times(self, split: Split, max_rows: int | None = None) -> Int64Array:
         """[B] UNIX seconds of the targets of `evaluation_rows`, in their order."""
-        return self.read(EVALUATION_FILES[split], ["timestamp"])["timestamp"].to_numpy()
+        return self.read(EVALUATION_FILES[split], ["timestamp"], max_rows)["timestamp"].to_numpy()
+
+    def num_evaluated(self, split: Split) -> int:
+        """Users that have a target in this split."""
+        return self.manifest.files[EVALUATION_FILES[split]].rows
 
     def position_by_key(self, key: str) -> int | None:
         """Catalog position of the item the source calls `key`; None when unknown."""

@@ -142,20 +142,37 @@ class DatasetFolder(Generic[M]):
         """Names below `root`, sorted; a file's number is its index here."""
         return train_files(self.manifest.files)
 
-    def read(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    def read(
+        self, name: str, columns: Sequence[str] | None = None, max_rows: int | None = None
+    ) -> pa.Table:
         """One of the files.
 
         Args:
             columns: None for all.
+            max_rows: no more than the first so many rows, and no more of the file than they take.
 
         Raises:
             InputError: it cannot be read.
         """
         path = self.root / name
         try:
-            return pq.read_table(path, columns=None if columns is None else list(columns))
+            if max_rows is None:
+                return pq.read_table(path, columns=None if columns is None else list(columns))
+            return _first_rows(path, columns, max_rows)
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{path}: not a readable Parquet file: {error}") from error
+
+
+def _first_rows(path: Path, columns: Sequence[str] | None, max_rows: int) -> pa.Table:
+    with pq.ParquetFile(path) as file:
+        batches, left = [], max_rows
+        for batch in file.iter_batches(columns=None if columns is None else list(columns)):
+            batches.append(batch.slice(0, left))
+            left -= len(batches[-1])
+            if not left:
+                break
+        wanted = file.schema_arrow if columns is None else pa.schema(map(file.schema_arrow.field, columns))
+    return pa.Table.from_batches(batches, wanted)
 
 
 @dataclass(frozen=True)
