@@ -201,9 +201,7 @@ class _Tokenization:
 
     def _interactions(self, name: str, source: InteractionVectors) -> RowFiles:
         pieces, num_events = _pieces(self._dataset, self._sizes.piece_events)
-        bounds = bounds_of_parts(
-            self._num_items, 2 * source.window * num_events, self._sizes.entries_of_part
-        )
+        bounds = bounds_of_parts(self._num_items, 2 * source.window * num_events, self._sizes.entries_of_part)
         files = NeighborFiles(self._work.spill, self._num_items, source.window, 1.0, bounds)
         starts = self._run_stage("pairs", _spill_piece, _PairsJob(self._dataset.root, files), pieces)
         of_parts = [
@@ -332,7 +330,9 @@ def item_rows(path: Path, start: int, stop: int, columns: Sequence[str]) -> pa.T
                 for batch in file.iter_batches(65_536, [group], list(columns), use_threads=False):
                     if at + len(batch) > start and at < stop:
                         low = max(start - at, 0)
-                        found.append(pa.Table.from_batches([batch]).slice(low, min(stop - at, len(batch)) - low))
+                        found.append(
+                            pa.Table.from_batches([batch]).slice(low, min(stop - at, len(batch)) - low)
+                        )
                     at += len(batch)
                     if at >= stop:
                         break

@@ -142,9 +142,7 @@ class DatasetFolder(Generic[M]):
         """Names below `root`, sorted; a file's number is its index here."""
         return train_files(self.manifest.files)
 
-    def read(
-        self, name: str, columns: Sequence[str] | None = None, max_rows: int | None = None
-    ) -> pa.Table:
+    def read(self, name: str, columns: Sequence[str] | None = None, max_rows: int | None = None) -> pa.Table:
         """One of the files.
 
         Args:

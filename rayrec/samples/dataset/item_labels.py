@@ -51,9 +51,7 @@ def item_labels(dataset: Dataset, column: str | None = None) -> ItemLabels | Non
             return None
         column = usual[0]
     elif column not in names:
-        raise InputError(
-            f"{dataset.root}: its items have no column {column!r}; they have {', '.join(names)}"
-        )
+        raise InputError(f"{dataset.root}: its items have no column {column!r}; they have {', '.join(names)}")
     values = dataset.read(ITEMS_FILE, [column])[column].combine_chunks()
     positions = pa.array(np.arange(len(values)))
     kind = values.type

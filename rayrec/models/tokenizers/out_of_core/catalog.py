@@ -88,9 +88,7 @@ def tokenize_blocks(
     """
     preparation = fit_preparation(sources, settings.weights, settings.num_components, settings.seed, run)
     quantizer, num_fitted = _fitted(sources, preparation, settings)
-    tokenizer = ItemTokenizer(
-        settings.name, preparation, quantizer, settings.seed, settings.vector_settings
-    )
+    tokenizer = ItemTokenizer(settings.name, preparation, quantizer, settings.seed, settings.vector_settings)
     num_items = sources.blocks.num_rows
     raw_IL = np.empty(
         (num_items, quantizer.num_levels), dtype=smallest_code_dtype((quantizer.codebook_size,))

@@ -67,7 +67,9 @@ def bounds_of_parts(num_items: int, num_entries: int, entries_of_part: int) -> t
     return tuple(number * num_items // num_parts for number in range(num_parts + 1))
 
 
-def spill_pairs(files: NeighborFiles, piece: int, positions_N: Int64Array, offsets_B1: Int64Array) -> list[int]:
+def spill_pairs(
+    files: NeighborFiles, piece: int, positions_N: Int64Array, offsets_B1: Int64Array
+) -> list[int]:
     """Write the pairs of a piece of the sequences.
 
     Args:

@@ -127,13 +127,13 @@ def _squares(shared: tuple[RowFiles, Blocks, Float64Array], blocks: range) -> li
     return found
 
 
-def _products(
-    shared: tuple[Sources, BlockScaling], blocks: range
-) -> list[tuple[Float64Array, Float64Array]]:
+def _products(shared: tuple[Sources, BlockScaling], blocks: range) -> list[tuple[Float64Array, Float64Array]]:
     sources, scaling = shared
     found = []
     for block in blocks:
-        rows_RD = torch.from_numpy(scaling.apply(*sources.read(*sources.blocks.span(block))).vectors_ID).double()
+        rows_RD = torch.from_numpy(
+            scaling.apply(*sources.read(*sources.blocks.span(block))).vectors_ID
+        ).double()
         with one_thread():
             found.append((rows_RD.sum(dim=0).numpy(), (rows_RD.T @ rows_RD).numpy()))
     return found

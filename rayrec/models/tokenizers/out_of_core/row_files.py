@@ -46,7 +46,8 @@ class Blocks:
     def tasks(self) -> list[range]:
         """The blocks of each task."""
         return [
-            range(first, min(first + self.per_task, len(self))) for first in range(0, len(self), self.per_task)
+            range(first, min(first + self.per_task, len(self)))
+            for first in range(0, len(self), self.per_task)
         ]
 
 
