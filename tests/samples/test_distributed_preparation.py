@@ -16,11 +16,11 @@ import pytest
 from hypothesis import strategies
 
 from rayrec.platform.errors import InputError, NoRoomError
+from rayrec.platform.tasks import run_tasks_locally
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.distributed import spill
 from rayrec.samples.prepare.distributed.run import TaskSizes, prepare_distributed
-from rayrec.platform.tasks import run_tasks_locally
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import random_events, write_source
 

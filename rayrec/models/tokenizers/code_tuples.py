@@ -23,10 +23,8 @@ def tuple_groups(codes_IL: IntArray) -> tuple[Int64Array, Int64Array]:
         [I] number of each item's tuple and [tuples] how many items have it.
     """
     order_I, starts_I = _in_order(codes_IL)
-    number_I = np.cumsum(starts_I)
-    number_I -= 1
     group_I = np.empty(len(codes_IL), dtype=np.int64)
-    group_I[order_I] = number_I
+    group_I[order_I] = np.cumsum(starts_I, dtype=np.int64) - 1
     return group_I, np.diff(np.flatnonzero(starts_I), append=len(codes_IL))
 
 

@@ -4,9 +4,9 @@
                                        of items                                       ├─► codes ─► registry
     items file ─ parts ──────► vectors of texts, and of sources of other packages ────┘
 
-`rayrec.models.tokenizers.out_of_core` has what tasks compute; here is what they read of the data set. A result
-does not change with the number of processes or with what a task takes; what was done before a kill is gone on
-with (`WorkFolder`).
+`rayrec.models.tokenizers.out_of_core` has what tasks compute; here is what they read of the data set. A
+result does not change with the number of processes or with what a task takes; what was done before a kill is
+gone on with (`WorkFolder`).
 
 Axes: I items in catalog order, N events, B sequences.
 """
@@ -186,8 +186,8 @@ class _Tokenization:
             return self._interactions(name, source)
         if not source.of_new_items:
             raise InputError(
-                f"{self._dataset.root}: vectors from {name} are made by one process that holds all items, and "
-                f"there are {self._num_items:,}; take {INTERACTIONS} or text, or tokenize in memory "
+                f"{self._dataset.root}: vectors from {name} are made by one process that holds all items, "
+                f"and there are {self._num_items:,}; take {INTERACTIONS} or text, or tokenize in memory "
                 "(--large-catalog)"
             )
         parts = range(-(-self._num_items // self._sizes.part_rows))
@@ -210,8 +210,8 @@ class _Tokenization:
         entries = self._run_stage("counts", _merge_part, files, list(enumerate(of_parts)))
         if not sum(entries):
             raise InputError(
-                f"{self._dataset.root}: training sequences with {num_events} events have no two different items "
-                "near each other; interactions cannot tell these items apart; use --vectors text"
+                f"{self._dataset.root}: training sequences with {num_events} events have no two different "
+                "items near each other; interactions cannot tell these items apart; use --vectors text"
             )
         self._work.remove_spilled("pairs-*.entries")
         (context_sum,) = self._run_stage("totals", _gather_totals, files, [None])

@@ -8,6 +8,7 @@ compare            registries of one catalog, measured alike
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import Field, field_validator, model_validator
 
+from rayrec.models.decoding.trie_file import TRIE_FILE, TrieFile
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.fit import VARIANCE, quantized_registry, reconstruction_errors
 from rayrec.models.tokenizers.item_tokenizer import FILES as TOKENIZER_FILES
@@ -227,7 +229,7 @@ class LargeCatalog:
     """Go on with what an interrupted tokenization has done, if there is one."""
     spill: Path | None = None
     """Folder for the files between the passes, which all nodes have to see; None: beside the registry."""
-    sizes: CatalogSizes = CatalogSizes()
+    sizes: CatalogSizes = dataclasses.field(default_factory=CatalogSizes)
 
 
 def catalog_size(data: str | Path) -> int:
@@ -275,6 +277,7 @@ def _tokenize_large(
         raise InputError(f"{dataset.root}: {error} (--codebook-size, --levels)") from error
     tokenizer.save(path)
     registry.save(path)
+    TrieFile(path / TRIE_FILE, registry.version).trie(registry.codes_IL)
     return TokenizeReport(
         path, num_without_data, _measured(registry, dataset, config.categories, _MOST_USERS)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -154,23 +154,38 @@ class DatasetFolder(Generic[M]):
         """
         path = self.root / name
         try:
-            if max_rows is None:
-                return pq.read_table(path, columns=None if columns is None else list(columns))
-            return _first_rows(path, columns, max_rows)
+            return pq.read_table(path, columns=None if columns is None else list(columns))
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{path}: not a readable Parquet file: {error}") from error
 
+    def read_parts(
+        self, name: str, columns: Sequence[str], rows: int, max_rows: int | None = None
+    ) -> Iterator[pa.Table]:
+        """One of the files, so many rows at a time; the last part may have fewer.
 
-def _first_rows(path: Path, columns: Sequence[str] | None, max_rows: int) -> pa.Table:
-    with pq.ParquetFile(path) as file:
-        batches, left = [], max_rows
-        for batch in file.iter_batches(columns=None if columns is None else list(columns)):
-            batches.append(batch.slice(0, left))
-            left -= len(batches[-1])
-            if not left:
-                break
-        wanted = file.schema_arrow if columns is None else pa.schema(map(file.schema_arrow.field, columns))
-    return pa.Table.from_batches(batches, wanted)
+        Args:
+            max_rows: no more than the first so many rows, and no more of the file than they take.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        path = self.root / name
+        try:
+            with pq.ParquetFile(path) as file:
+                left = file.metadata.num_rows if max_rows is None else min(max_rows, file.metadata.num_rows)
+                pending: list[pa.Table] = []
+                for batch in file.iter_batches(min(rows, 65_536), columns=list(columns)):
+                    table = pa.Table.from_batches([batch.slice(0, left)])
+                    left -= len(table)
+                    pending.append(table)
+                    while sum(map(len, pending)) >= rows or (not left and sum(map(len, pending))):
+                        together = pa.concat_tables(pending)
+                        yield together.slice(0, rows).combine_chunks()
+                        pending = [together.slice(rows)]
+                    if not left:
+                        return
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{path}: not a readable Parquet file: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
-"""Vectors and codes of catalogs in files: what one process would get, and the same bits however it is divided."""
+"""Vectors and codes of catalogs in files: those of one process, and the same bits however it is divided."""
 
 import errno
+import itertools
 from functools import partial
 
 import numpy as np
@@ -54,7 +55,7 @@ def vectors_in_files(folder, positions_N, offsets_B1, num_items, dim, blocks, nu
         spill_pairs(
             files, piece, positions_N[offsets_B1[a] : offsets_B1[b]], offsets_B1[a : b + 1] - offsets_B1[a]
         )
-        for piece, (a, b) in enumerate(zip(cuts[:-1], cuts[1:], strict=True))
+        for piece, (a, b) in enumerate(itertools.pairwise(cuts))
     ]
     for part in range(files.num_parts):
         merge_part(files, part, [(each[part], each[part + 1]) for each in starts])
