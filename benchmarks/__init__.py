@@ -67,6 +67,7 @@ BENCHES: dict[str, Bench] = {
     "snapshot": partial(_run, "snapshot", "bench"),
     "scale": partial(_run, "scale", "bench"),
     "scale-catalog": partial(_run, "scale_catalog", "bench"),
+    "scale-tokenize": partial(_run, "scale_tokenize", "bench"),
     "scale-tree": partial(_run, "scale_tree", "bench"),
     "sparse": partial(_run, "sparse", "bench"),
     "stores": partial(_run, "stores", "bench"),

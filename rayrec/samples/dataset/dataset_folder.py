@@ -174,14 +174,16 @@ class DatasetFolder(Generic[M]):
             with pq.ParquetFile(path) as file:
                 left = file.metadata.num_rows if max_rows is None else min(max_rows, file.metadata.num_rows)
                 pending: list[pa.Table] = []
+                held = 0
                 for batch in file.iter_batches(min(rows, 65_536), columns=list(columns)):
                     table = pa.Table.from_batches([batch.slice(0, left)])
                     left -= len(table)
                     pending.append(table)
-                    while sum(map(len, pending)) >= rows or (not left and sum(map(len, pending))):
+                    held += len(table)
+                    while held >= rows or (held and not left):
                         together = pa.concat_tables(pending)
                         yield together.slice(0, rows).combine_chunks()
-                        pending = [together.slice(rows)]
+                        pending, held = [together.slice(rows)], max(held - rows, 0)
                     if not left:
                         return
         except (OSError, pa.ArrowException) as error:

@@ -97,7 +97,7 @@ def pair_counts(
     assert num_items <= MOST_ITEMS
     row_N = np.repeat(np.arange(len(offsets_B1) - 1), np.diff(offsets_B1))
     weights = weights_of(window)
-    found = [], []
+    found: tuple[list[Int64Array], list[Int64Array]] = [], []
     for distance in range(1, window + 1):
         left, right = positions_N[:-distance], positions_N[distance:]
         # An item beside itself says nothing about how it relates to others.

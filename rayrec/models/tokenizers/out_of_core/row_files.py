@@ -152,11 +152,11 @@ class ColumnFiles:
         Raises:
             NoRoomError: the disk is full.
         """
-        content = np.ascontiguousarray(rows, dtype=_F32)
+        content = np.ascontiguousarray(rows, dtype=_F32).data
         try:
             descriptor = os.open(self._path(file), os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                left, at = memoryview(content).cast("B"), start * self._width(file) * _F32.itemsize
+                left, at = content.cast("B"), start * self._width(file) * _F32.itemsize
                 while left:
                     written_bytes = os.pwrite(descriptor, left, at)
                     left, at = left[written_bytes:], at + written_bytes
