@@ -101,22 +101,20 @@ def test_a_killed_tokenization_goes_on_and_ends_with_the_same_bits(data, tmp_pat
             done.append(task)
             yield index, result
 
-    for most in (3, 9, 20, 31):
+    def interrupted(most):
         done.clear()
+        return LargeCatalog(partial(killed_after, most), resume=True, sizes=SIZES[1])
+
+    for most in (3, 9, 20, 31):
         with pytest.raises(KeyboardInterrupt):
-            large = LargeCatalog(partial(killed_after, most), resume=True, sizes=SIZES[1])
-            tokenize(data, tmp_path / "ids", wanted, large=large)
+            tokenize(data, tmp_path / "ids", wanted, large=interrupted(most))
         assert not (tmp_path / "ids").exists()
-    with pytest.raises(
-        InputError, match="a tokenization that was interrupted .*go on with it \\(--resume\\)"
-    ):
+    other = config(vectors="both", num_levels=3)
+    with pytest.raises(InputError, match=r"a tokenization that was interrupted .*go on with it \(--resume\)"):
         tokenize(data, tmp_path / "ids", wanted, large=LargeCatalog(sizes=SIZES[1]))
     with pytest.raises(InputError, match="num_levels is 3, but the interrupted tokenization began with 2"):
-        large = LargeCatalog(resume=True, sizes=SIZES[1])
-        tokenize(data, tmp_path / "ids", config(vectors="both", num_levels=3), large=large)
-    done.clear()
-    large = LargeCatalog(partial(killed_after, 10_000), resume=True, sizes=SIZES[1])
-    found = tokenize(data, tmp_path / "ids", wanted, large=large)
+        tokenize(data, tmp_path / "ids", other, large=interrupted(10_000))
+    found = tokenize(data, tmp_path / "ids", wanted, large=interrupted(10_000))
 
     assert found.report["version"] == expected
     assert not {"_spill_piece", "_merge_part"} & {task.__name__ for task in done}, "these were done"
@@ -136,7 +134,7 @@ def test_vectors_that_one_process_has_to_make_are_refused(data, tmp_path):
 def test_sequences_without_neighbors_are_refused(tmp_path):
     source = write_source(tmp_path / "source", [(f"u{user}", f"i{user % 3}", 5) for user in range(9)])
     prepare(source, tmp_path / "data", PrepareConfig(clean=True))
-    with pytest.raises(InputError, match="no two different items near each other; .* use --vectors text"):
+    with pytest.raises(InputError, match=r"no two different items near each other; .* use --vectors text"):
         tokenize(tmp_path / "data", tmp_path / "ids", config())
 
 

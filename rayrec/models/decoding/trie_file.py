@@ -112,5 +112,5 @@ def _checksum(arrays: dict[str, np.ndarray]) -> str:
     digest = xxh3_64()
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
-        digest.update(np.ascontiguousarray(arrays[name]))
+        digest.update(np.ascontiguousarray(arrays[name]).data)
     return digest.hexdigest()

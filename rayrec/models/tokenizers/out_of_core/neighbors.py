@@ -97,7 +97,8 @@ def pair_counts(
     assert num_items <= MOST_ITEMS
     row_N = np.repeat(np.arange(len(offsets_B1) - 1), np.diff(offsets_B1))
     weights = weights_of(window)
-    found: tuple[list[Int64Array], list[Int64Array]] = [], []
+    keys_T: list[Int64Array] = []
+    counts_T: list[Int64Array] = []
     for distance in range(1, window + 1):
         left, right = positions_N[:-distance], positions_N[distance:]
         # An item beside itself says nothing about how it relates to others.
@@ -106,9 +107,9 @@ def pair_counts(
         # Sorting numbers is five times as fast as sorting which of them come first.
         keys = np.sort(np.concatenate([left * num_items + right, right * num_items + left]))
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
-        found[0].append(keys[starts])
-        found[1].append(np.diff(starts, append=len(keys)) * weights[distance - 1])
-    return added_up(np.concatenate(found[0]), np.concatenate(found[1]))
+        keys_T.append(keys[starts])
+        counts_T.append(np.diff(starts, append=len(keys)) * weights[distance - 1])
+    return added_up(np.concatenate(keys_T), np.concatenate(counts_T))
 
 
 def weights_of(window: int) -> list[int]:

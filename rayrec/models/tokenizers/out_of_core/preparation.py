@@ -48,7 +48,7 @@ class Sources:
 class _Sums(NamedTuple):
     """Of the known rows of a block."""
 
-    count: int
+    num_known: int
     sum_D: Float64Array
     largest: float
 
@@ -63,7 +63,7 @@ def fit_preparation(
     largest: dict[str, float] = {}
     for name, files in sources.files.items():
         found = [each for task in run(f"sums-{name}", _sums, (files, sources.blocks), tasks) for each in task]
-        counts[name] = sum(each.count for each in found)
+        counts[name] = sum(each.num_known for each in found)
         if not counts[name]:
             raise ValueError(f"the {name} vectors know none of {files.num_rows} items")
         total_D = np.zeros(files.dim)
