@@ -1,12 +1,14 @@
 """Arrays of a safetensors file, mapped: processes of a node share the memory, and read what they use.
 
-The file has to be replaced, not changed, while somebody reads it: our files are (`files.write_atomically`).
+Files are written array by array; the library's own function makes a copy of all of them first. A file
+has to be replaced, not changed, while somebody reads it: ours are.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,32 @@ _TYPES = {
     "F32": np.float32,
     "F64": np.float64,
 }
+
+_NAMES = {np.dtype(dtype): name for name, dtype in _TYPES.items()}
+
+
+def write_tensors(
+    path: Path, arrays: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write a safetensors file; not atomically.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    # The widest first, as the format asks for, so that each is aligned.
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
+    for name, array in ordered:
+        first, end = end, end + array.nbytes
+        dtype = _NAMES[array.dtype.newbyteorder("=")]
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [first, end]}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)
+    with path.open("wb") as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for _, array in ordered:
+            file.write(np.ascontiguousarray(array).reshape(-1).data)
 
 
 def mapped_tensors(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from rayrec.models.decoding.trie import CodeTrie
-from rayrec.platform.mapped_tensors import mapped_tensors
+from rayrec.platform.mapped_tensors import mapped_tensors, write_tensors
 
 TRIE_FILE = "trie.safetensors"
 FEWEST_ITEMS = 100_000
@@ -51,13 +51,11 @@ class TrieFile:
         except OSError as error:  # a folder that is read-only, full, or not of this node
             logger.info("%s: the trie is not kept (%s)", self.path, error)
             return trie
-        return self.load() or trie
+        del trie  # before the same is mapped
+        return self.load() or CodeTrie.from_codes(codes_IL)
 
     def save(self, trie: CodeTrie) -> None:
         """Write the file, whole or not at all. Raises OSError where that cannot be done."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import save_file
-
         arrays = {"leaf_items_I": trie.leaf_items_I.cpu().numpy()}
         for name in _PER_DEPTH:
             for depth, tensor in enumerate(getattr(trie, name)):
@@ -71,10 +69,8 @@ class TrieFile:
         }
         unfinished = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
-            save_file(arrays, unfinished, metadata)
+            write_tensors(unfinished, arrays, metadata)
             os.replace(unfinished, self.path)
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
         finally:
             unfinished.unlink(missing_ok=True)
 

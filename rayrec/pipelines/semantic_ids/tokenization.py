@@ -20,7 +20,8 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from rayrec.models.decoding.trie_file import TRIE_FILE, TrieFile
+from rayrec.models.decoding.trie import CodeTrie
+from rayrec.models.decoding.trie_file import FEWEST_ITEMS, TRIE_FILE, TrieFile
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.fit import VARIANCE, quantized_registry, reconstruction_errors
 from rayrec.models.tokenizers.item_tokenizer import FILES as TOKENIZER_FILES
@@ -277,7 +278,8 @@ def _tokenize_large(
         raise InputError(f"{dataset.root}: {error} (--codebook-size, --levels)") from error
     tokenizer.save(path)
     registry.save(path)
-    TrieFile(path / TRIE_FILE, registry.version).trie(registry.codes_IL)
+    if registry.num_items >= FEWEST_ITEMS:
+        TrieFile(path / TRIE_FILE, registry.version).save(CodeTrie.from_codes(registry.codes_IL))
     return TokenizeReport(
         path, num_without_data, _measured(registry, dataset, config.categories, _MOST_USERS)
     )

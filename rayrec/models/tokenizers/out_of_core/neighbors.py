@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from rayrec.models.tokenizers.item_vectors import CONTEXT_SMOOTHING
 from rayrec.models.tokenizers.out_of_core.row_files import mapped, write_array, written
 from rayrec.platform.arrays import Float64Array, Int64Array
+from rayrec.platform.mapped_tensors import mapped_tensors, write_tensors
 
 _FINEST = 1 << 20
 """Weights are exact in windows up to 16 places; in wider ones they are rounded to such a part."""
@@ -218,14 +220,11 @@ def write_information(files: NeighborFiles, part: int, context_sum: float) -> in
     return int(kept_E.sum())
 
 
-def read_arrays(path: Path) -> dict[str, NDArray]:
-    from safetensors.numpy import load_file
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """What `_write` has written, mapped."""
+    return mapped_tensors(path)[1]
 
-    return load_file(path)
 
-
-def _write(path: Path, arrays: dict[str, NDArray]) -> None:
-    from safetensors.numpy import save_file
-
+def _write(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
     with written(path) as unfinished:
-        save_file(arrays, unfinished)
+        write_tensors(unfinished, arrays)
