@@ -105,7 +105,7 @@ def test_a_killed_tokenization_goes_on_and_ends_with_the_same_bits(data, tmp_pat
         done.clear()
         return LargeCatalog(partial(killed_after, most), resume=True, sizes=SIZES[1])
 
-    for most in (3, 9, 20, 31):
+    for most in (3, 9, 90, 200):
         with pytest.raises(KeyboardInterrupt):
             tokenize(data, tmp_path / "ids", wanted, large=interrupted(most))
         assert not (tmp_path / "ids").exists()
