@@ -1,11 +1,13 @@
 """Tokenization in tasks: the same codes whatever a task takes and wherever it runs, killed or not."""
 
+import errno
 from functools import partial
 
 import numpy as np
 import pytest
 
 from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
+from rayrec.models.tokenizers.out_of_core import row_files
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.vector_sources import TextVectors
 from rayrec.pipelines.semantic_ids.large_catalog import CatalogSizes, item_rows
@@ -16,7 +18,7 @@ from rayrec.pipelines.semantic_ids.tokenization import (
     extend,
     tokenize,
 )
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, NoRoomError
 from rayrec.platform.tasks import run_tasks_locally
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
@@ -124,6 +126,23 @@ def test_new_items_get_codes_of_a_tokenizer_of_a_large_catalog(data, tmp_path):
     tokenize(data, tmp_path / "ids", config(vectors="text"), large=LargeCatalog(sizes=SIZES[0]))
     extended = extend(data, tmp_path / "ids", tmp_path / "more")
     assert extended.report["num_items"] == catalog_size(data)
+
+
+def test_what_cannot_be_clustered_is_a_sentence_and_leaves_nothing(data, tmp_path):
+    with pytest.raises(InputError, match=r"codebook_size is 200, but the 90 item vectors have only 90"):
+        tokenize(data, tmp_path / "ids", config(codebook_size=200), large=LargeCatalog(sizes=SIZES[0]))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_a_sentence_and_leaves_nothing(data, tmp_path, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(row_files.os, "pwrite", full)
+    large = LargeCatalog(sizes=SIZES[0], spill=tmp_path / "spill")
+    with pytest.raises(NoRoomError, match="its disk is full"):
+        tokenize(data, tmp_path / "ids", config(), large=large)
+    assert [path.name for path in tmp_path.rglob("*")] == ["spill"]
 
 
 def test_vectors_that_one_process_has_to_make_are_refused(data, tmp_path):

@@ -102,8 +102,7 @@ def tokenize_large(
         spill: another folder for the files between the passes.
 
     Raises:
-        InputError: vectors cannot be made of this data.
-        ValueError: they cannot be clustered, or collisions cannot be resolved.
+        InputError: vectors cannot be made of this data or not be clustered, or collisions not be resolved.
         NoRoomError: a disk is full.
     """
     sizes = sizes or CatalogSizes()
@@ -116,7 +115,12 @@ def tokenize_large(
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     with WorkFolder.open(out, spill, plan, resume, TOKENIZATION) as work:
-        return _Tokenization(dataset, settings, source_settings, run_tasks, progress, work, sizes).run()
+        try:
+            return _Tokenization(dataset, settings, source_settings, run_tasks, progress, work, sizes).run()
+        except InputError:
+            raise
+        except ValueError as error:  # in here, so that the folder is not kept for what would come again
+            raise InputError(f"{dataset.root}: {error} (--codebook-size, --levels)") from error
 
 
 class _Tokenization:

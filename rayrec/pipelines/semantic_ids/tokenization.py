@@ -260,22 +260,17 @@ def _tokenize_large(
         vectors_from=config.vectors,
         vector_settings=config.settings_of_others(),
     )
-    try:
-        tokenizer, registry, num_without_data = tokenize_large(
-            dataset,
-            path,
-            settings,
-            {name: config.settings_of(name) for name in config.sources},
-            large.run_tasks,
-            large.progress,
-            large.resume,
-            large.spill,
-            large.sizes,
-        )
-    except InputError:
-        raise
-    except ValueError as error:
-        raise InputError(f"{dataset.root}: {error} (--codebook-size, --levels)") from error
+    tokenizer, registry, num_without_data = tokenize_large(
+        dataset,
+        path,
+        settings,
+        {name: config.settings_of(name) for name in config.sources},
+        large.run_tasks,
+        large.progress,
+        large.resume,
+        large.spill,
+        large.sizes,
+    )
     tokenizer.save(path)
     registry.save(path)
     if registry.num_items >= FEWEST_ITEMS:

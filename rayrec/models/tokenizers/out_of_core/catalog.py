@@ -87,7 +87,8 @@ def tokenize_blocks(
         NoRoomError: the disk is full.
     """
     preparation = fit_preparation(sources, settings.weights, settings.num_components, settings.seed, run)
-    quantizer, num_fitted = _fitted(sources, preparation, settings)
+    # A task, so that the quantizer is kept: a run that goes on must not have another one.
+    ((quantizer, num_fitted),) = run("quantizer", _fitted, (sources, preparation), [settings])
     tokenizer = ItemTokenizer(settings.name, preparation, quantizer, settings.seed, settings.vector_settings)
     num_items = sources.blocks.num_rows
     raw_IL = np.empty(
@@ -134,11 +135,10 @@ def tokenize_blocks(
     return Tokenized(tokenizer, registry, num_without_data)
 
 
-def _fitted(
-    sources: Sources, preparation: VectorPreparation, settings: TokenizerSettings
-) -> tuple[Quantizer, int]:
+def _fitted(shared: tuple[Sources, VectorPreparation], settings: TokenizerSettings) -> tuple[Quantizer, int]:
     """The quantizer, and of how many items. They are the first: items come in the order of a hash of their
     ids, so these are a sample, and the same one whoever asks."""
+    sources, preparation = shared
     num_codes = settings.codebook_size or settings.max_codebook_size
     count = min(sources.blocks.num_rows, max(settings.fit_items, _FEWEST_OF_A_CODE * num_codes))
     parts, step = [], sources.blocks.rows

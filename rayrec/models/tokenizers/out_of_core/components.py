@@ -93,7 +93,7 @@ def interaction_rows(
         step = replace(step, target=product, values=values)
         _multiply(step, f"product-{number}", run, parts_per_task)
         step.source.delete()
-        eigen, directions_SS = _eigen(product, step, f"gram-{number}", run)
+        eigen, directions_SS = _eigen(product, step, str(number), run)
         if eigen[-1] <= 0:
             raise ValueError(f"the neighbors of {neighbors.num_items} items tell nothing of one another")
         # Directions that are rounding are left out: columns of zeros.
@@ -105,7 +105,7 @@ def interaction_rows(
     basis, last = step.source, files("last")
     step = replace(step, target=last, values="backward")
     _multiply(step, "last", run, parts_per_task)
-    eigen, directions_SS = _eigen(last, step, "gram-last", run)
+    eigen, directions_SS = _eigen(last, step, "last", run)
     last.delete()
     roots_D = np.maximum(eigen[::-1][:dim], 0.0) ** 0.25  # of singular values
     step = replace(step, source=basis, right=directions_SS[:, ::-1][:, :dim] * roots_D)
@@ -143,10 +143,27 @@ def _multiply_parts(step: _Pass, what: tuple[int, range]) -> None:
 def _eigen(files: ColumnFiles, step: _Pass, stage: str, run: RunStage) -> tuple[Float64Array, Float64Array]:
     """Eigenvalues, rising, and eigenvectors of the Gram matrix of the columns."""
     gram_SS = np.zeros((files.num_columns, files.num_columns))
-    for grams in run(stage, _gram, replace(step, source=files, right=None), step.blocks.tasks()):
+    for grams in run(f"gram-{stage}", _gram, replace(step, source=files, right=None), step.blocks.tasks()):
         for block_SS in grams:
             gram_SS += block_SS
-    return np.linalg.eigh(gram_SS)
+    return eigen_of(gram_SS, f"eigen-{stage}", run)
+
+
+def eigen_of(matrix_SS: Float64Array, stage: str, run: RunStage) -> tuple[Float64Array, Float64Array]:
+    """Eigenvalues, rising, and eigenvectors of a symmetric matrix.
+
+    A task, so that the result is kept: another processor, on which an interrupted run goes on, would have
+    other last bits.
+    """
+    (found,) = run(stage, _solve, matrix_SS, [None])
+    eigen: tuple[Float64Array, Float64Array] = found
+    return eigen
+
+
+def _solve(matrix_SS: Float64Array, _: None) -> tuple[Float64Array, Float64Array]:
+    with one_thread():
+        values_S, vectors_SS = torch.linalg.eigh(torch.tensor(matrix_SS))
+    return values_S.numpy(), vectors_SS.numpy()
 
 
 def _draw(step: _Pass, blocks: range) -> None:

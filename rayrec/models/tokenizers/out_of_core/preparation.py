@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rayrec.models.tokenizers.out_of_core.components import RunStage
+from rayrec.models.tokenizers.out_of_core.components import RunStage, eigen_of
 from rayrec.models.tokenizers.out_of_core.row_files import Blocks, RowFiles, mapped, one_thread
 from rayrec.models.tokenizers.vector_preparation import (
     BlockScaling,
@@ -89,7 +89,8 @@ def fit_preparation(
     mean_D = sum_D / num_items
     if num_components >= dim:
         return VectorPreparation(scaling, PrincipalComponents(mean_D, None))
-    _, directions_DD = np.linalg.eigh(products_DD - num_items * np.outer(mean_D, mean_D))
+    centered_DD = products_DD - num_items * np.outer(mean_D, mean_D)
+    _, directions_DD = eigen_of(centered_DD, "directions", run)
     directions_DC = np.ascontiguousarray(directions_DD[:, : -num_components - 1 : -1])
     return VectorPreparation(scaling, PrincipalComponents(mean_D, directions_DC))
 
