@@ -70,6 +70,7 @@ BENCHES: dict[str, Bench] = {
     "scale-prefixes": partial(_run, "scale_prefixes", "bench"),
     "scale-rollback": partial(_run, "scale_rollback", "bench"),
     "scale-rows": partial(_run, "scale_rows", "bench"),
+    "scale-tokenize": partial(_run, "scale_tokenize", "bench"),
     "scale-tree": partial(_run, "scale_tree", "bench"),
     "sparse": partial(_run, "sparse", "bench"),
     "stores": partial(_run, "stores", "bench"),

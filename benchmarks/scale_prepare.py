@@ -257,7 +257,7 @@ def _name_of(process: int) -> str:
     for part in ("raylet", "gcs_server", "default_worker", "log_monitor", "monitor", "agent"):
         if part in command:
             return part
-    return "driver" if "scale_prepare_driver" in command else command.split(" ")[0].rpartition("/")[2]
+    return "driver" if "_driver" in command else command.split(" ")[0].rpartition("/")[2]
 
 
 def _log(folder: Path, num_events: int) -> Path:

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 
 from rayrec.platform.cluster import ClusterConfig, ray_cluster
+from rayrec.platform.ray_tasks import run_tasks_on_ray
 from rayrec.samples.base.config import PrepareConfig
-from rayrec.samples.prepare.distributed.ray_tasks import run_tasks_on_ray
 from rayrec.samples.prepare.distributed.run import prepare_distributed
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.prepare.report import PrepareReport

@@ -201,7 +201,7 @@ def _prepared(
             from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray
 
             return prepare(source, out, config, run_partitions_on_ray, progress)
-        from rayrec.samples.prepare.distributed.ray_tasks import run_tasks_on_ray
+        from rayrec.platform.ray_tasks import run_tasks_on_ray
 
         return prepare_distributed(source, out, config, run_tasks_on_ray, progress, resume, spill)
 

@@ -200,7 +200,7 @@ def _prepared(
     if not use_ray:
         return prepare_impressions(source, out, config, progress)
     with preparing_cluster():
-        from rayrec.samples.prepare.distributed.ray_tasks import run_tasks_on_ray
+        from rayrec.platform.ray_tasks import run_tasks_on_ray
 
         return prepare_impressions_distributed(source, out, config, run_tasks_on_ray, progress, resume, spill)
 

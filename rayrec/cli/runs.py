@@ -324,6 +324,12 @@ def evaluate_command(
     baselines: Annotated[
         bool, typer.Option(help="Judge neighbors beside a recommender, which takes time on a large catalog.")
     ] = True,
+    max_users: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Judge only so many users: a sample by a hash of their ids, always the same."
+        ),
+    ] = None,
 ) -> Answer:
     """Rank the whole catalog for every user; popularity and neighbors beside it. Of ranking models: score
     impressions."""
@@ -332,6 +338,8 @@ def evaluate_command(
     if candidates_with_neighbors is not None:
         if run is None:
             raise InputError("--candidates-with-neighbors compares those of a run; --neighbors has none")
+        if max_users is not None:
+            raise InputError("--candidates-with-neighbors compares all users; leave --max-users out")
         return _compare_candidates(run, split.value, snapshot, data, candidates_with_neighbors)
     if run is None:
         assert neighbors is not None
@@ -339,7 +347,9 @@ def evaluate_command(
         from rayrec.samples.dataset.dataset import Dataset
 
         with progress_bar("evaluate") as progress:
-            report = evaluate_neighbors(Dataset.open(neighbors), split.value, on_batch=progress)
+            report = evaluate_neighbors(
+                Dataset.open(neighbors), split.value, on_batch=progress, max_users=max_users
+            )
     else:
         check_run(run)
         ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
@@ -354,6 +364,7 @@ def evaluate_command(
                 data=data,
                 ranking=ranking,
                 baselines=baselines,
+                max_users=max_users,
             )
     step = "" if run is None else f", step {report.snapshot_step:,}"
     table = Table(title=f"{report.count:,} {report.unit}, {split.value} split{step}")

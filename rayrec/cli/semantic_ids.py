@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -16,6 +17,9 @@ from rayrec.cli.app import app
 from rayrec.cli.runs import check_data
 from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
+
+if TYPE_CHECKING:
+    from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, TokenizeReport
 
 
 class Collisions(StrEnum):
@@ -90,6 +94,37 @@ def tokenize_command(
         str | None,
         typer.Option(help="Column of the items by which prefixes are measured \\[one that is called so]."),
     ] = None,
+    large_catalog: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Items from which on a catalog is tokenized in tasks with files between them, and the "
+            "tokenizer learns a sample of it.",
+        ),
+    ] = 500_000,
+    fit_items: Annotated[
+        int, typer.Option(min=1, help="Items of a large catalog that the tokenizer learns.")
+    ] = 262_144,
+    use_ray: Annotated[
+        bool | None,
+        typer.Option(
+            "--ray/--no-ray", help="Tokenize a large catalog in tasks on Ray [yes], or in this process."
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Of a large catalog: go on with what an interrupted tokenization has done, if there is one.",
+        ),
+    ] = False,
+    spill: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a large catalog: folder for the files between the passes, some 1.5 kB an item and 160 "
+            "bytes a training event [beside the registry]; all nodes have to see it."
+        ),
+    ] = None,
 ) -> Answer:
     """Give every item of a data set its semantic ID, and say what the IDs are like."""
     _refuse_without_effect(context)
@@ -126,17 +161,63 @@ def tokenize_command(
                 "dim": dim,
                 "components": components,
                 "seed": seed,
+                "large_catalog": large_catalog,
+                "fit_items": fit_items,
                 "categories": categories,
             },
             source="rayrec tokenize",
         )
-        with progress_bar("texts") as progress:
-            report = pipeline.tokenize(data, to, config, progress, overwrite)
+        if (num_items := pipeline.catalog_size(data)) >= large_catalog:
+            report = _tokenized_large(data, to, config, overwrite, use_ray is not False, resume, spill)
+        else:
+            _refuse_for_small(context, num_items, large_catalog)
+            with progress_bar("texts") as progress:
+                report = pipeline.tokenize(data, to, config, progress, overwrite)
     print_rows("Semantic IDs", _rows(report))
     out.print(_levels_table("Level by level", [report]))
     if "vectors" in report.report:
         out.print(_vectors_table(report.report["vectors"]))
     return _answer(report)
+
+
+def _tokenized_large(
+    data: Path,
+    to: Path | None,
+    config: TokenizeConfig,
+    overwrite: bool,
+    use_ray: bool,
+    resume: bool,
+    spill: Path | None,
+) -> TokenizeReport:
+    from rayrec.pipelines.semantic_ids.tokenization import LargeCatalog, tokenize
+
+    with progress_bar("tokenize") as update:
+        large = LargeCatalog(
+            progress=lambda stage, done, total: update(done, total, stage), resume=resume, spill=spill
+        )
+        if not use_ray:
+            return tokenize(data, to, config, None, overwrite, large)
+        from rayrec.platform.cluster import ClusterConfig, ray_cluster
+        from rayrec.platform.ray_tasks import run_tasks_on_ray
+
+        with ray_cluster(
+            ClusterConfig(dashboard=False, object_store_bytes=_OBJECT_STORE_BYTES), cpus_needed=1
+        ):
+            return tokenize(data, to, config, None, overwrite, replace(large, run_tasks=run_tasks_on_ray))
+
+
+_OBJECT_STORE_BYTES = 512 << 20
+"""Of a cluster that is started here: codes and sums go through it, not vectors."""
+_OF_LARGE = ("fit_items", "use_ray", "resume", "spill")
+
+
+def _refuse_for_small(context: typer.Context, num_items: int, large_catalog: int) -> None:
+    """Raises InputError for an option that says how a large catalog is tokenized."""
+    for name in sorted(set(_OF_LARGE) & _given(context)):
+        raise InputError(
+            f"--{name.removeprefix('use_').replace('_', '-')} is for large catalogs, and this one has "
+            f"{num_items:,} items; leave it out, or lower --large-catalog ({large_catalog:,})"
+        )
 
 
 def _settings(assignments: list[str]) -> dict[str, Any]:
@@ -171,13 +252,7 @@ def _refuse_without_effect(context: typer.Context) -> None:
     Raises:
         InputError: names the option.
     """
-    given = {
-        name
-        for name in context.params
-        if name not in ("data", "json_line", "debug")
-        and (source := context.get_parameter_source(name)) is not None
-        and source.name == "COMMANDLINE"
-    }
+    given = _given(context)
     ways = [way for way in _WAYS if way in given]
     if len(ways) > 1:
         raise InputError(f"--{ways[0]} and --{ways[1]} are two different things to do; leave one of them out")
@@ -187,8 +262,19 @@ def _refuse_without_effect(context: typer.Context) -> None:
     else:
         idle, why = given & {"key_offset"}, "goes with --published"
     if idle:
-        name = "out" if (first := sorted(idle)[0]) == "to" else first.replace("_", "-")
+        name = "out" if (first := sorted(idle)[0]) == "to" else first.removeprefix("use_").replace("_", "-")
         raise InputError(f"--{name} {why}; leave it out")
+
+
+def _given(context: typer.Context) -> set[str]:
+    """Names of the options that were given."""
+    return {
+        name
+        for name in context.params
+        if name not in ("data", "json_line", "debug")
+        and (source := context.get_parameter_source(name)) is not None
+        and source.name == "COMMANDLINE"
+    }
 
 
 def _answer(report: Any) -> Answer:

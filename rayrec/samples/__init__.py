@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rayrec.platform.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from rayrec.platform.ray_tasks import run_tasks_on_ray as run_tasks_on_ray
     from rayrec.samples.base.batches import RowBatch as RowBatch
     from rayrec.samples.base.config import PrepareConfig as PrepareConfig
     from rayrec.samples.dataset.dataset import Dataset as Dataset
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from rayrec.samples.operations.operation import OperationSettings as OperationSettings
     from rayrec.samples.operations.operation import RowContext as RowContext
     from rayrec.samples.operations.program import FeatureProgram as FeatureProgram
-    from rayrec.samples.prepare.distributed.ray_tasks import run_tasks_on_ray as run_tasks_on_ray
     from rayrec.samples.prepare.distributed.run import prepare_distributed as prepare_distributed
     from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray as run_partitions_on_ray
     from rayrec.samples.reading.read_plan import Batching as Batching

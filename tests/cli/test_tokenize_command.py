@@ -295,3 +295,17 @@ def test_registries_of_other_items_are_not_compared(data, grown, tmp_path):
 def test_options_that_do_not_fit_are_explained(options, message, data, tmp_path):
     out = [] if "--compare" in options else ["--out", tmp_path / "ids"]
     assert message in refused("tokenize", data, *options, *out)
+
+
+def test_a_large_catalog_is_tokenized_in_tasks_and_a_small_one_needs_none(data, tmp_path):
+    options = ["--codebook-size", 4, "--iterations", 3, "--no-ray"]
+    report = answer("tokenize", data, "--out", tmp_path, "--large-catalog", NUM_ITEMS, *options)
+
+    assert report["num_items"] == NUM_ITEMS
+    assert "learned of 40 items" in report["method"]
+    small = ["tokenize", data, "--out", tmp_path / "small", "--codebook-size", 4]
+    assert "--ray is for large catalogs, and this one has 40 items" in refused(*small, "--no-ray")
+    assert "--resume is for large catalogs" in refused(*small, "--resume")
+    assert "--fit-items has no effect with --compare" in refused(
+        "tokenize", data, "--compare", tmp_path, "--fit-items", 3
+    )

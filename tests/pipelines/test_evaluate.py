@@ -55,6 +55,38 @@ def test_every_user_is_ranked_over_all_items_as_single_requests_would_be(run):
         assert report.results[name]["ndcg@10"].value == pytest.approx(np.mean(gains))
 
 
+def test_a_sample_is_the_first_users_and_no_others_are_read(run, monkeypatch):
+    recommender = Recommender.load(run)
+    dataset = recommender.dataset
+    places, asked = {}, recommender.recommend_samples
+
+    def recommend(samples, *args, **options):
+        found = asked(samples, *args, **options)
+        if options["exclude_seen"]:
+            targets_B = dataset.item_positions(samples.targets_B)
+            users = zip(samples.user_ids_B.tolist(), target_places(found.items_BK, targets_B), strict=True)
+            places.update(users)
+        return found
+
+    monkeypatch.setattr(recommender, "recommend_samples", recommend)
+    whole = evaluate_recommender(recommender, "test", batch_size=7)
+    of_all = dict(places)
+    places.clear()
+    monkeypatch.setattr(Dataset, "evaluation_rows", None)
+    sample = evaluate_recommender(recommender, "test", batch_size=4, max_users=10)
+
+    assert (sample.count, whole.count) == (10, len(of_all))
+    assert places == dict(list(of_all.items())[:10])
+    recalls = [place < 10 for place in places.values()]
+    assert sample.results[MODEL]["recall@10"].value == pytest.approx(np.mean(recalls))
+    width = {
+        report.count: report.results[MODEL]["recall@10"].high - report.results[MODEL]["recall@10"].low
+        for report in (sample, whole)
+    }
+    assert width[10] > width[len(of_all)]
+    assert evaluate_recommender(recommender, "test", max_users=10_000).count == len(of_all)
+
+
 def test_the_report_names_everything_and_is_written_beside_the_run(run):
     seen = []
 

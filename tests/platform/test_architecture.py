@@ -42,7 +42,6 @@ ORDER = {
 
 WITHOUT_RAY = ("samples", "embeddings", "models", "adapters")
 RAY_JOBS = [
-    PACKAGE / "samples" / "prepare" / "distributed" / "ray_tasks.py",
     PACKAGE / "samples" / "prepare" / "ray_jobs.py",
 ]
 

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import strategies
 
 from rayrec.platform.errors import InputError, NoRoomError
+from rayrec.platform.tasks import run_tasks_locally
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.distributed import spill
 from rayrec.samples.prepare.distributed.run import TaskSizes, prepare_distributed
-from rayrec.samples.prepare.distributed.tasks import run_tasks_locally
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import random_events, write_source
 
@@ -509,7 +509,7 @@ def test_a_layout_that_is_read_by_one_process_is_refused(tmp_path):
 
 @pytest.mark.ray
 def test_tasks_on_ray_write_the_same(ray_cluster, tmp_path):
-    from rayrec.samples.prepare.distributed.ray_tasks import run_tasks_on_ray
+    from rayrec.platform.ray_tasks import run_tasks_on_ray
 
     source = described_log(tmp_path / "log")
     config = PrepareConfig.parse(SMALL_FILES | {"num_partitions": 3, "clean": True})

@@ -108,7 +108,12 @@ class GeneratingConfig(AttentionSettings, SequenceModelConfig):
             names = catalog.labels["behavior"]
             weights = torch.tensor([self.behavior_weights.get(name, 1.0) for name in names])
         return GenerativeRecommender(
-            backbone, torch.tensor(catalog.codes_IL), self.beam_width, len(catalog.level_sizes), weights
+            backbone,
+            catalog.codes,
+            self.beam_width,
+            len(catalog.level_sizes),
+            weights,
+            catalog.trie(),
         )
 
     @abstractmethod

@@ -43,6 +43,7 @@ class GenerativeRecommender(SequenceModel):
         beam_width: int,
         num_learned_levels: int,
         behavior_weights: Tensor | None = None,
+        trie: CodeTrie | None = None,
     ) -> None:
         """
         Args:
@@ -50,12 +51,13 @@ class GenerativeRecommender(SequenceModel):
             num_learned_levels: levels that the backbone scores: all, or all but the last.
             beam_width: beams of `recommend`; never fewer than the items asked for.
             behavior_weights: how much a target counts in the loss, of each behavior's code; None: all alike.
+            trie: of these codes; None: it is made.
         """
         super().__init__()
         self.backbone = backbone
         self.register_buffer("codes_IL", codes_IL, persistent=False)
         self.register_buffer("behavior_weights", behavior_weights, persistent=False)
-        self._trie = CodeTrie.from_codes(codes_IL)
+        self._trie = CodeTrie.from_codes(codes_IL) if trie is None else trie
         self.beam_width = beam_width
         self._num_learned_levels = num_learned_levels
         self._num_codes_of_last = self._trie.num_codes[-1]

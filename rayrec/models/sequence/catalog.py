@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayrec.models.decoding.trie import CodeTrie
+from rayrec.models.decoding.trie_file import TrieFile
 from rayrec.platform.event_labels import Label
 
 
@@ -29,6 +31,22 @@ class Catalog:
     """Log-probability of sampling each item as a negative, where negatives are sampled."""
     labels: Mapping[Label, tuple[str, ...]] = field(default_factory=dict)
     """Names of the codes of each label of events."""
+    trie_file: TrieFile | None = None
+    """Where the trie of the codes is kept, if it is."""
+
+    @property
+    def codes(self) -> Tensor:
+        """[I, L] codes; the memory is that of `codes_IL` where torch may share it, as of a mapped file."""
+        assert self.codes_IL is not None, "the model generates semantic IDs, and there are none"
+        is_shared = self.codes_IL.flags.writeable and self.codes_IL.flags.c_contiguous
+        return torch.from_numpy(self.codes_IL) if is_shared else torch.tensor(self.codes_IL)
+
+    def trie(self) -> CodeTrie:
+        """Of the codes."""
+        assert self.codes_IL is not None, "the model generates semantic IDs, and there are none"
+        if self.trie_file is None:
+            return CodeTrie.from_codes(self.codes_IL)
+        return self.trie_file.trie(self.codes_IL)
 
     @property
     def learned_codes(self) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import BoolArray, Int64Array
 
 IntArray = NDArray[np.integer]
 
@@ -22,13 +22,36 @@ def tuple_groups(codes_IL: IntArray) -> tuple[Int64Array, Int64Array]:
     Returns:
         [I] number of each item's tuple and [tuples] how many items have it.
     """
-    order_I = np.lexsort(codes_IL.T[::-1])
-    sorted_IL = codes_IL[order_I]
-    starts_I = np.ones(len(codes_IL), dtype=bool)
-    starts_I[1:] = (sorted_IL[1:] != sorted_IL[:-1]).any(axis=1)
+    order_I, starts_I = _in_order(codes_IL)
     group_I = np.empty(len(codes_IL), dtype=np.int64)
-    group_I[order_I] = np.cumsum(starts_I) - 1
-    return group_I, np.bincount(group_I)
+    group_I[order_I] = np.cumsum(starts_I, dtype=np.int64) - 1
+    return group_I, np.diff(np.flatnonzero(starts_I), append=len(codes_IL))
+
+
+def _in_order(codes_IL: IntArray) -> tuple[Int64Array, BoolArray]:
+    """Positions in the order of their tuples, equal ones as they come; and where a new tuple begins."""
+    widths = [int(column_I.max(initial=0)).bit_length() for column_I in codes_IL.T]
+    position_bits = len(codes_IL).bit_length()
+    if sum(widths) + position_bits > 63 or codes_IL.min(initial=0) < 0:
+        order_I = np.lexsort(codes_IL.T[::-1])
+        return order_I, _begins(codes_IL[order_I])
+    # A tuple and its position in one number: sorting those takes a fifth of sorting tuples, and less memory.
+    packed_I = np.zeros(len(codes_IL), dtype=np.int64)
+    for codes_I, width in zip(codes_IL.T, widths, strict=True):
+        packed_I <<= width
+        packed_I |= codes_I
+    packed_I <<= position_bits
+    packed_I |= np.arange(len(codes_IL))
+    packed_I.sort()
+    order_I = packed_I & ((1 << position_bits) - 1)
+    packed_I >>= position_bits
+    return order_I, _begins(packed_I[:, None])
+
+
+def _begins(sorted_IL: IntArray) -> BoolArray:
+    starts_I = np.ones(len(sorted_IL), dtype=np.bool_)
+    starts_I[1:] = (sorted_IL[1:] != sorted_IL[:-1]).any(axis=1)
+    return starts_I
 
 
 def num_distinct(numbers_I: Int64Array) -> int:

@@ -130,7 +130,9 @@ def _numbered(codes_IL: IntArray, rank_I: Int64Array) -> IntArray:
     sorted_I = group_I[order_I]
     digit_I = np.empty_like(group_I)
     digit_I[order_I] = np.arange(len(group_I)) - np.searchsorted(sorted_I, sorted_I)
-    return np.concatenate([codes_IL, digit_I[:, None].astype(codes_IL.dtype)], axis=1)
+    # There may be more items in a tuple than codes in a level.
+    wide_enough = np.promote_types(codes_IL.dtype, np.min_scalar_type(-int(digit_I.max()) - 1))
+    return np.concatenate([codes_IL, digit_I[:, None]], axis=1, dtype=wide_enough, casting="same_kind")
 
 
 def _one_prefix(num_items: int) -> tuple[Int64Array, Int64Array]:

@@ -5,6 +5,7 @@ Axes: I items, G some of them, L code levels, K codes of a level, D dimensions o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rayrec.models.tokenizers.collisions import Evidence, policy_named
+from rayrec.models.tokenizers.code_tuples import IntArray
+from rayrec.models.tokenizers.collisions import Evidence, LastLevelDistances, policy_named
 from rayrec.models.tokenizers.item_tokenizer import fitted_quantizer
 from rayrec.models.tokenizers.quantizer import Quantizer
 from rayrec.models.tokenizers.registry import SemanticIdRegistry, smallest_code_dtype
@@ -84,7 +86,6 @@ def quantized_registry(
     tokenizer_version: str | None = None,
 ) -> SemanticIdRegistry:
     """The registry that a fitted quantizer makes of these items; arguments and errors as `fit_registry`."""
-    policy = policy_named(collision_policy)
     _check_number(vectors_ID, item_ids_I)
     raw_codes_IL = quantizer.encode(vectors_ID)
 
@@ -92,10 +93,44 @@ def quantized_registry(
         rows_G = torch.from_numpy(items_G).to(vectors_ID.device)
         return quantizer.last_level_distances(vectors_ID[rows_G], raw_codes_IL[rows_G]).cpu().numpy()
 
-    raw = raw_codes_IL.cpu().numpy()
-    evidence = Evidence(quantizer.codebook_size, last_level_distances, popularity_I)
-    codes_IL = policy.resolve(raw, evidence)
     variance = vectors_variance(vectors_ID)
+    return registry_of_codes(
+        quantizer,
+        raw_codes_IL.cpu().numpy(),
+        item_ids_I,
+        dataset_fingerprint,
+        collision_policy,
+        last_level_distances,
+        {
+            "reconstruction_error": reconstruction_errors(vectors_ID, raw_codes_IL, quantizer, variance),
+            VARIANCE: variance,
+        },
+        vectors_from,
+        popularity_I,
+        tokenizer_version,
+    )
+
+
+def registry_of_codes(
+    quantizer: Quantizer,
+    raw_codes_IL: IntArray,
+    item_ids_I: Int64Array,
+    dataset_fingerprint: str,
+    collision_policy: str,
+    last_level_distances: LastLevelDistances,
+    measured: Mapping[str, Any],
+    vectors_from: str = "item vectors",
+    popularity_I: Int64Array | None = None,
+    tokenizer_version: str | None = None,
+) -> SemanticIdRegistry:
+    """The registry of codes that a quantizer has made; other arguments and errors as `fit_registry`.
+
+    Args:
+        measured: what the fit report has besides the collisions.
+    """
+    policy = policy_named(collision_policy)
+    evidence = Evidence(quantizer.codebook_size, last_level_distances, popularity_I)
+    codes_IL = policy.resolve(raw_codes_IL, evidence)
     level_sizes = (quantizer.codebook_size,) * quantizer.num_levels
     if policy.digit != "none":
         level_sizes += (int(codes_IL[:, -1].max()) + 1,)
@@ -108,11 +143,7 @@ def quantized_registry(
         method=f"{quantizer.description}, of {vectors_from}",
         dataset_fingerprint=dataset_fingerprint,
         codebooks_CKD=quantizer.codebooks_LKD.cpu().numpy(),
-        fit_report={
-            "collisions": collision_counts(raw),
-            "reconstruction_error": reconstruction_errors(vectors_ID, raw_codes_IL, quantizer, variance),
-            VARIANCE: variance,
-        },
+        fit_report={"collisions": collision_counts(raw_codes_IL), **measured},
         uniform_digit=policy.digit == "uniform",
         tokenizer_version=tokenizer_version,
     )

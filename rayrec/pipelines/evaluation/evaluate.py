@@ -27,6 +27,7 @@ def evaluate(
     data: str | Path | None = None,
     ranking: RankingConfig | None = None,
     baselines: bool = True,
+    max_users: int | None = None,
 ) -> EvaluationReport:
     """Rank the whole catalog for every user of a split, or score every impression; also written to the
     run's folder.
@@ -35,6 +36,7 @@ def evaluate(
         data: where the run's data set lies now, if it was moved.
         ranking: of recommenders, a ranking stage that is judged beside the model.
         baselines: of recommenders, judge neighbors as well.
+        max_users: of recommenders, judge only so many users, a fixed sample; see `evaluate_recommender`.
 
     Raises:
         InputError: the run has no usable snapshot, the split has no users or impressions, or the ranking
@@ -46,10 +48,14 @@ def evaluate(
             raise InputError(
                 f"{model.run} is a ranking model itself; a ranking stage goes with a recommender"
             )
+        if max_users is not None:
+            raise InputError(
+                f"{model.run} is a ranking model, which is judged on impressions; leave --max-users out"
+            )
         report = evaluate_scorer(Scorer(model), split, batch_size, on_batch)
     else:
         recommender = Recommender(model)
         stage = None if ranking is None else RankingStage.load(recommender, ranking)
-        report = evaluate_recommender(recommender, split, batch_size, on_batch, stage, baselines)
+        report = evaluate_recommender(recommender, split, batch_size, on_batch, stage, baselines, max_users)
     write_json(Path(run) / f"evaluation-{split}.json", report.to_json())
     return report

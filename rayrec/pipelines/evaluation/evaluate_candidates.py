@@ -65,7 +65,7 @@ def evaluate_candidates(
     check_split(dataset, split)
     both = MergedCandidates(recommender, NeighborRecommender(dataset))
     generated_hits, merged_hits, rare = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
-    num_users, done = len(dataset.target_times(split)), 0
+    num_users, done = dataset.num_evaluated(split), 0
     batches = evaluation_batches(
         dataset, split, batch_size, with_times=recommender.needs_times, labels=recommender.needs_labels
     )

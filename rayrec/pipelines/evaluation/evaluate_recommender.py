@@ -31,6 +31,8 @@ CO_VISITATION_IN_TIME = "neighbors, co-visitation at the time"
 """All events of all users before the one that is to be predicted, held-out ones of other users too: what a
 service would know. The others know training events alone, as models do."""
 
+_MOST_SCORES = 1 << 28
+"""Of a batch, where a model scores all items: 1 GiB."""
 MOST_BASELINE_ITEMS = 200_000
 """Of catalogs with more, neighbors are judged only where they are asked for."""
 logger = logging.getLogger(__name__)
@@ -46,10 +48,13 @@ def evaluate_recommender(
     on_batch: OnBatch | None = None,
     stage: RankingStage | None = None,
     baselines: bool = True,
+    max_users: int | None = None,
 ) -> EvaluationReport:
     """All items ranked for every user of a split.
 
     Args:
+        max_users: only the first so many users, in the order of a hash of their ids: a sample, and the same
+            one for every model. No others are read.
         stage: judged as well, beside the model that it takes candidates of. To it, users ask at the time of
             the event that is to be predicted, and have the same histories as the model.
         baselines: judge neighbors as well, which need no training but time on a large catalog.
@@ -61,6 +66,8 @@ def evaluate_recommender(
     check_split(dataset, split)
     if stage is not None:
         stage.check_evaluation()
+    if recommender.semantic_ids is None:  # it scores every item for every user of a batch
+        batch_size = max(min(batch_size, _MOST_SCORES // len(dataset.items)), 1)
     popularity = Popularity(dataset.items.train_counts_I)
     rankers: dict[str, Ranker] = {
         MODEL: lambda samples, _: recommender.recommend_samples(samples, LIST_LENGTH, exclude_seen=True)
@@ -92,6 +99,7 @@ def evaluate_recommender(
         dataset,
         split,
         batch_size,
+        max_users,
         with_times=recommender.needs_times,
         labels=recommender.needs_labels,
     )
@@ -100,18 +108,25 @@ def evaluate_recommender(
         run=recommender.run,
         split=split,
         snapshot_step=recommender.committed_step + 1,
-        count=len(dataset.target_times(split)),
-        results=_judged(dataset, split, instructed, rankers, on_batch),
+        count=_num_users(dataset, split, max_users),
+        results=_judged(dataset, split, instructed, rankers, on_batch, max_users),
         ranker=None if stage is None else stage.scorer.run,
     )
 
 
 def evaluate_neighbors(
-    dataset: Dataset, split: Split, batch_size: int = 512, on_batch: OnBatch | None = None
+    dataset: Dataset,
+    split: Split,
+    batch_size: int = 512,
+    on_batch: OnBatch | None = None,
+    max_users: int | None = None,
 ) -> EvaluationReport:
     """What needs no training, judged on every user of a split: neighbors and popularity.
 
     Co-visitation is judged at the time of each target as well, where the data set has times.
+
+    Args:
+        max_users: as of `evaluate_recommender`.
 
     Raises:
         InputError: the split has no users.
@@ -128,13 +143,13 @@ def evaluate_neighbors(
     rankers[POPULARITY_UNMASKED] = lambda samples, _: popularity.recommend(
         np.empty((samples.num_rows, 0), dtype=np.int64)
     )
-    batches = evaluation_batches(dataset, split, batch_size)
+    batches = evaluation_batches(dataset, split, batch_size, max_users)
     return EvaluationReport(
         run=str(dataset.root),
         split=split,
         snapshot_step=0,
-        count=len(dataset.target_times(split)),
-        results=_judged(dataset, split, batches, rankers, on_batch),
+        count=_num_users(dataset, split, max_users),
+        results=_judged(dataset, split, batches, rankers, on_batch, max_users),
     )
 
 
@@ -158,9 +173,10 @@ def _judged(
     batches: Iterable[SampleBatch],
     rankers: Mapping[str, Ranker],
     on_batch: OnBatch | None,
+    max_users: int | None,
 ) -> dict[str, dict[str, Estimate]]:
     """Where each ranker puts the targets of all rows."""
-    times_U, done = dataset.target_times(split), 0
+    times_U, done = dataset.target_times(split, max_users), 0
     places: dict[str, list[np.ndarray]] = {name: [] for name in rankers}
     for samples in batches:
         assert samples.targets_B is not None
@@ -172,6 +188,11 @@ def _judged(
         if on_batch is not None:
             on_batch(done, len(times_U))
     return {name: summarize(np.concatenate(parts)) for name, parts in places.items()}
+
+
+def _num_users(dataset: Dataset, split: Split, max_users: int | None) -> int:
+    num_users = dataset.num_evaluated(split)
+    return num_users if max_users is None else min(max_users, num_users)
 
 
 def _seen(dataset: Dataset, samples: SampleBatch) -> np.ndarray:
@@ -189,14 +210,18 @@ class Popularity:
     def __init__(self, train_counts_I: np.ndarray) -> None:
         self._counts_I = train_counts_I
         self._order_I = np.argsort(-train_counts_I, kind="stable")
+        self._rank_I1 = np.empty(len(train_counts_I) + 1, dtype=np.int64)
+        self._rank_I1[self._order_I] = np.arange(len(train_counts_I))
+        self._rank_I1[-1] = len(train_counts_I)  # of -1, which is no item
 
     def recommend(self, seen_BE: np.ndarray) -> RankedItems:
         """The most frequent items that a row has not seen; `seen_BE` is padded with -1."""
         # No row can need more candidates than the list and all it has seen.
         candidates_C = self._order_I[: LIST_LENGTH + seen_BE.shape[1]]
-        is_seen_BI = np.zeros((len(seen_BE), len(self._counts_I) + 1), dtype=bool)
-        np.put_along_axis(is_seen_BI, seen_BE, True, axis=1)  # -1 marks the last column, which is no item
-        is_seen_BC = is_seen_BI[:, candidates_C]
+        is_seen_BC = np.zeros((len(seen_BE), len(candidates_C)), dtype=bool)
+        rank_BE = self._rank_I1[seen_BE]
+        row_S, column_S = np.nonzero(rank_BE < len(candidates_C))
+        is_seen_BC[row_S, rank_BE[row_S, column_S]] = True
         first_BK = np.argsort(is_seen_BC, axis=1, kind="stable")[:, :LIST_LENGTH]
         missing_BK = np.take_along_axis(is_seen_BC, first_BK, axis=1)
         items_BK = candidates_C[first_BK]

@@ -8,6 +8,7 @@ compare            registries of one catalog, measured alike
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,13 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import Field, field_validator, model_validator
 
+from rayrec.models.decoding.trie import CodeTrie
+from rayrec.models.decoding.trie_file import FEWEST_ITEMS, TRIE_FILE, TrieFile
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.fit import VARIANCE, quantized_registry, reconstruction_errors
 from rayrec.models.tokenizers.item_tokenizer import FILES as TOKENIZER_FILES
 from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS, ItemTokenizer
+from rayrec.models.tokenizers.out_of_core.catalog import TokenizerSettings
 from rayrec.models.tokenizers.published import published_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.report import prefix_purity
@@ -36,13 +40,16 @@ from rayrec.models.tokenizers.vector_sources import (
     ItemVectorSource,
     Progress,
 )
+from rayrec.pipelines.semantic_ids.large_catalog import CatalogSizes, StageProgress, tokenize_large
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
+from rayrec.platform.tasks import RunTasks, run_tasks_locally
 from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.item_labels import item_labels
+from rayrec.samples.dataset.manifest import ITEMS_FILE, Manifest
 from rayrec.samples.graph import SimilarityConfig, graph_of_dataset, similar_items
 
 
@@ -79,6 +86,11 @@ class TokenizeConfig(Config):
     window: int = Field(5, ge=1)
     """Events of a user this many places apart or fewer count as neighbors."""
     seed: int = Field(0, ge=0)
+    large_catalog: int = Field(500_000, ge=1)
+    """Items from which on a catalog is tokenized in tasks with files between them, so that no process holds
+    it, and the tokenizer learns a sample of it."""
+    fit_items: int = Field(262_144, ge=1)
+    """Items of a large catalog that the tokenizer learns, more where codes would have too few of them."""
     categories: str | None = None
     """Column of the items by which the report measures prefixes; None takes one that is called so."""
 
@@ -146,26 +158,28 @@ def tokenize(
     config: TokenizeConfig | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
+    large: LargeCatalog | None = None,
 ) -> TokenizeReport:
     """Fit a tokenizer on the items of a data set; write it, and their registry.
 
     Args:
         out: folder of the registry; `semantic_ids` inside the data set if None.
         overwrite: whether other IDs of this data set that lie there may go.
+        large: how a catalog of `large_catalog` items or more is tokenized; None: by this process.
 
     Raises:
         InputError: no such data set, vectors that cannot be made or clustered, or other IDs lie there.
     """
     config = config or TokenizeConfig()
     dataset = Dataset.open(data)
+    if dataset.manifest.files[ITEMS_FILE].rows >= config.large_catalog:
+        return _tokenize_large(dataset, _folder(data, out), config, overwrite, large or LargeCatalog())
     ids_I = dataset.items.ids_I
     items = _item_data(dataset)
     blocks = {
         name: _source(name, config.settings_of(name)).vectors(items, progress) for name in config.sources
     }
-    weights = dict.fromkeys(blocks, 1.0)
-    if TEXT in weights:
-        weights[TEXT] = config.text_weight
+    weights = _weights(config)
     try:
         tokenizer = ItemTokenizer.fit(
             config.tokenizer,
@@ -203,6 +217,75 @@ def tokenize(
         together = {config.vectors: vectors.vectors_ID} if len(blocks) > 1 else {}
         report["vectors"] = vectors_compared(blocks, pairs, together)
     return TokenizeReport(path, vectors.num_without_data, report)
+
+
+@dataclass(frozen=True)
+class LargeCatalog:
+    """How a large catalog is tokenized; nothing here changes the result."""
+
+    run_tasks: RunTasks = run_tasks_locally
+    """Where tasks run."""
+    progress: StageProgress = lambda stage, done, total: None
+    resume: bool = False
+    """Go on with what an interrupted tokenization has done, if there is one."""
+    spill: Path | None = None
+    """Folder for the files between the passes, which all nodes have to see; None: beside the registry."""
+    sizes: CatalogSizes = dataclasses.field(default_factory=CatalogSizes)
+
+
+def catalog_size(data: str | Path) -> int:
+    """Items of a data set, by its manifest alone.
+
+    Raises:
+        InputError: no such data set.
+    """
+    return Manifest.read(Path(data)).files[ITEMS_FILE].rows
+
+
+def _tokenize_large(
+    dataset: Dataset, path: Path, config: TokenizeConfig, overwrite: bool, large: LargeCatalog
+) -> TokenizeReport:
+    _check_free(path, dataset.fingerprint, overwrite)
+    settings = TokenizerSettings(
+        name=config.tokenizer,
+        num_levels=config.num_levels,
+        codebook_size=config.codebook_size,
+        max_codebook_size=config.max_codebook_size,
+        num_iterations=config.iterations,
+        seed=config.seed,
+        weights=_weights(config),
+        num_components=config.components,
+        fit_items=config.fit_items,
+        collision_policy=config.collisions,
+        vectors_from=config.vectors,
+        vector_settings=config.settings_of_others(),
+    )
+    tokenizer, registry, num_without_data = tokenize_large(
+        dataset,
+        path,
+        settings,
+        {name: config.settings_of(name) for name in config.sources},
+        large.run_tasks,
+        large.progress,
+        large.resume,
+        large.spill,
+        large.sizes,
+    )
+    tokenizer.save(path)
+    registry.save(path)
+    if registry.num_items >= FEWEST_ITEMS:
+        TrieFile(path / TRIE_FILE, registry.version).save(CodeTrie.from_codes(registry.codes_IL))
+    return TokenizeReport(
+        path, num_without_data, _measured(registry, dataset, config.categories, _MOST_USERS)
+    )
+
+
+_MOST_USERS = 200_000
+"""Whose next items tell what codes of a large catalog are like."""
+
+
+def _weights(config: TokenizeConfig) -> dict[str, float]:
+    return {name: config.text_weight if name == TEXT else 1.0 for name in config.sources}
 
 
 def extend(
@@ -359,25 +442,27 @@ def _similar(dataset: Dataset) -> tuple[Int64Array, Float64Array]:
     return np.where(is_there_IK, dataset.item_positions(ids_IK), -1), np.where(is_there_IK, scores_IK, 0.0)
 
 
-def _measured(registry: SemanticIdRegistry, dataset: Dataset, categories: str | None) -> dict[str, Any]:
+def _measured(
+    registry: SemanticIdRegistry, dataset: Dataset, categories: str | None, max_users: int | None = None
+) -> dict[str, Any]:
     report = registry.report()
     labels = item_labels(dataset, categories)
     if labels is not None:
         codes_IC = registry.codes_IL[:, : registry.num_codebooks]
         purity = prefix_purity(codes_IC, labels.items_P, labels.labels_P)
         report["purity"] = {"column": labels.column, "levels": purity}
-    if (pairs := _next_pairs(dataset)) is not None:
+    if (pairs := _next_pairs(dataset, max_users)) is not None:
         levels = prefixes_in_common(registry.codes_IL[:, : registry.num_codebooks], pairs)
         report["next_items"] = {"pairs": len(pairs.from_P), "levels": levels}
     return report
 
 
-def _next_pairs(dataset: Dataset) -> NextPairs | None:
+def _next_pairs(dataset: Dataset, max_users: int | None = None) -> NextPairs | None:
     """The newest event of each history that is validated, and what came next; None where there is nothing.
 
     Users are in the order of a hash of their ids.
     """
-    rows = dataset.evaluation_rows("valid")
+    rows = dataset.evaluation_rows("valid", max_rows=max_users)
     has_events_B = np.diff(rows.offsets_B1) > 0
     newest_B = rows.history_ids_N[rows.offsets_B1[1:][has_events_B] - 1]
     from_P, to_P = (dataset.item_positions(ids) for ids in (newest_B, rows.targets_B[has_events_B]))
@@ -402,13 +487,18 @@ def _tokenizer_of(registry: SemanticIdRegistry, folder: Path) -> ItemTokenizer:
 
 def _check_target(path: Path, registry: SemanticIdRegistry, overwrite: bool) -> None:
     """Runs depend on the IDs that they were trained with, to the version."""
+    _check_free(path, registry.dataset_fingerprint, overwrite, registry.version)
+
+
+def _check_free(path: Path, dataset_fingerprint: str, overwrite: bool, version: str | None = None) -> None:
+    """As `_check_target`, before the version is known."""
     if overwrite or not path.is_dir():
         return
     try:
         there = SemanticIdRegistry.load(path)
     except InputError:  # none, or one that nobody can use
         return
-    if there.dataset_fingerprint == registry.dataset_fingerprint and there.version != registry.version:
+    if there.dataset_fingerprint == dataset_fingerprint and there.version != version:
         raise InputError(
             f"{path}: has other semantic IDs of this data set already ({there.method}; version "
             f"{there.version}), and runs that were trained with them need them; name another folder "

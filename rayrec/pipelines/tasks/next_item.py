@@ -12,6 +12,7 @@ from torch import nn
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import MetaWeights
+from rayrec.models.decoding.trie_file import TRIE_FILE, TrieFile
 from rayrec.models.generative.config import PrefixDecoderConfig
 from rayrec.models.program.program import RankedItems
 from rayrec.models.sequence.catalog import Catalog
@@ -24,6 +25,7 @@ from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarize, tar
 from rayrec.pipelines.tasks.features import (
     HistoryRows,
     compare_stores,
+    registry_folder,
     registry_of,
     row_features,
     sequence_features,
@@ -80,6 +82,9 @@ class NextItemTask(Task):
             level_sizes=() if registry is None else registry.learned_level_sizes,
             negative_log_q_I=sequences.negative_log_q_I() if model.negatives.per_batch else None,
             labels=dataset.manifest.labels,
+            trie_file=None
+            if registry is None
+            else TrieFile(registry_folder(config) / TRIE_FILE, registry.version),
         )
         return cls(config, model, dataset, registry, catalog, sequences)
 
@@ -247,7 +252,7 @@ def check_split(dataset: Dataset, split: Split) -> None:
     Raises:
         InputError: no user has a target in the split.
     """
-    if not len(dataset.evaluation_rows(split)):
+    if not dataset.num_evaluated(split):
         raise InputError(
             f"{dataset.root}: no user has an item to predict in the split {split!r}; "
             "prepare the data set with another split"

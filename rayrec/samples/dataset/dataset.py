@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -187,35 +187,52 @@ class Dataset(DatasetFolder[Manifest]):
         return None
 
     def evaluation_rows(
-        self, split: Split, with_times: bool = False, labels: Sequence[Label] = ()
+        self,
+        split: Split,
+        with_times: bool = False,
+        labels: Sequence[Label] = (),
+        max_rows: int | None = None,
     ) -> EvaluationRows:
         """The users that have a target in this split.
 
         Args:
             with_times: read the times of their histories too; `check_times` says whether there are any.
             labels: of histories and targets, to be read too; `check_label` says whether there are any.
+            max_rows: the first so many users, in the order of a hash of their ids: a sample. No more of the
+                file is read than they take.
         """
-        if split not in EVALUATION_FILES:
-            raise InputError(f"there is no split {split!r} to evaluate; choose 'valid' or 'test'")
-        columns = ["user_id", "history", "target", *([HISTORY_TIMES] if with_times else [])]
-        columns += [names[label] for names in (HISTORY_LABELS, TARGET_LABELS) for label in labels]
-        table = self.read(EVALUATION_FILES[split], columns)
-        history_ids_N, offsets_B1 = list_values(table["history"])
-        return EvaluationRows(
-            user_ids_B=table["user_id"].to_numpy(),
-            history_ids_N=history_ids_N,
-            offsets_B1=offsets_B1,
-            targets_B=table["target"].to_numpy(),
-            times_N=list_values(table[HISTORY_TIMES])[0] if with_times else None,
-            labels={label: list_values(table[HISTORY_LABELS[label]])[0] for label in labels},
-            target_labels={
-                label: table[TARGET_LABELS[label]].to_numpy().astype(np.int64) for label in labels
-            },
-        )
+        columns = _evaluation_columns(split, with_times, labels)
+        if max_rows is None:
+            return _evaluation_rows(self.read(EVALUATION_FILES[split], columns), with_times, labels)
+        parts = self.read_parts(EVALUATION_FILES[split], columns, max_rows, max_rows)
+        table = next(parts, None)
+        if table is None:
+            table = self.read(EVALUATION_FILES[split], columns)  # which has no rows
+        return _evaluation_rows(table, with_times, labels)
 
-    def target_times(self, split: Split) -> Int64Array:
+    def evaluation_parts(
+        self,
+        split: Split,
+        rows: int,
+        with_times: bool = False,
+        labels: Sequence[Label] = (),
+        max_rows: int | None = None,
+    ) -> Iterator[EvaluationRows]:
+        """As `evaluation_rows`, so many users at a time: no more of them are in memory."""
+        columns = _evaluation_columns(split, with_times, labels)
+        for table in self.read_parts(EVALUATION_FILES[split], columns, rows, max_rows):
+            yield _evaluation_rows(table, with_times, labels)
+
+    def target_times(self, split: Split, max_rows: int | None = None) -> Int64Array:
         """[B] UNIX seconds of the targets of `evaluation_rows`, in their order."""
-        return self.read(EVALUATION_FILES[split], ["timestamp"])["timestamp"].to_numpy()
+        parts = self.read_parts(EVALUATION_FILES[split], ["timestamp"], 1 << 20, max_rows)
+        times = [part["timestamp"].to_numpy() for part in parts]
+        return np.concatenate(times) if times else np.empty(0, dtype=np.int64)
+
+    def num_evaluated(self, split: Split) -> int:
+        """Users that have a target in this split, by the manifest."""
+        _check_evaluated(split)
+        return self.manifest.files[EVALUATION_FILES[split]].rows
 
     def position_by_key(self, key: str) -> int | None:
         """Catalog position of the item the source calls `key`; None when unknown."""
@@ -266,6 +283,30 @@ class Dataset(DatasetFolder[Manifest]):
     @cached_property
     def _user_keys(self) -> pd.Index:
         return pd.Index(self.users["user_key"].to_pandas())
+
+
+def _check_evaluated(split: Split) -> None:
+    if split not in EVALUATION_FILES:
+        raise InputError(f"there is no split {split!r} to evaluate; choose 'valid' or 'test'")
+
+
+def _evaluation_columns(split: Split, with_times: bool, labels: Sequence[Label]) -> list[str]:
+    _check_evaluated(split)
+    columns = ["user_id", "history", "target", *([HISTORY_TIMES] if with_times else [])]
+    return columns + [names[label] for names in (HISTORY_LABELS, TARGET_LABELS) for label in labels]
+
+
+def _evaluation_rows(table: pa.Table, with_times: bool, labels: Sequence[Label]) -> EvaluationRows:
+    history_ids_N, offsets_B1 = list_values(table["history"])
+    return EvaluationRows(
+        user_ids_B=table["user_id"].to_numpy(),
+        history_ids_N=history_ids_N,
+        offsets_B1=offsets_B1,
+        targets_B=table["target"].to_numpy(),
+        times_N=list_values(table[HISTORY_TIMES])[0] if with_times else None,
+        labels={label: list_values(table[HISTORY_LABELS[label]])[0] for label in labels},
+        target_labels={label: table[TARGET_LABELS[label]].to_numpy().astype(np.int64) for label in labels},
+    )
 
 
 def _position_of(keys: pd.Index, key: str) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -142,11 +142,12 @@ class DatasetFolder(Generic[M]):
         """Names below `root`, sorted; a file's number is its index here."""
         return train_files(self.manifest.files)
 
-    def read(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+    def read(self, name: str, columns: Sequence[str] | None = None, max_rows: int | None = None) -> pa.Table:
         """One of the files.
 
         Args:
             columns: None for all.
+            max_rows: no more than the first so many rows, and no more of the file than they take.
 
         Raises:
             InputError: it cannot be read.
@@ -154,6 +155,37 @@ class DatasetFolder(Generic[M]):
         path = self.root / name
         try:
             return pq.read_table(path, columns=None if columns is None else list(columns))
+        except (OSError, pa.ArrowException) as error:
+            raise InputError(f"{path}: not a readable Parquet file: {error}") from error
+
+    def read_parts(
+        self, name: str, columns: Sequence[str], rows: int, max_rows: int | None = None
+    ) -> Iterator[pa.Table]:
+        """One of the files, so many rows at a time; the last part may have fewer.
+
+        Args:
+            max_rows: no more than the first so many rows, and no more of the file than they take.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        path = self.root / name
+        try:
+            with pq.ParquetFile(path) as file:
+                left = file.metadata.num_rows if max_rows is None else min(max_rows, file.metadata.num_rows)
+                pending: list[pa.Table] = []
+                held = 0
+                for batch in file.iter_batches(min(rows, 65_536), columns=list(columns)):
+                    table = pa.Table.from_batches([batch.slice(0, left)])
+                    left -= len(table)
+                    pending.append(table)
+                    held += len(table)
+                    while held >= rows or (held and not left):
+                        together = pa.concat_tables(pending)
+                        yield together.slice(0, rows).combine_chunks()
+                        pending, held = [together.slice(rows)], max(held - rows, 0)
+                    if not left:
+                        return
         except (OSError, pa.ArrowException) as error:
             raise InputError(f"{path}: not a readable Parquet file: {error}") from error
 

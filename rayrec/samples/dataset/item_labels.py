@@ -10,10 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.manifest import ITEMS_FILE
 
 USUAL_COLUMNS = ("category", "categories", "genres", "genre", "class", "topic", "tags", "attributes", "brand")
 """In the order in which they are taken."""
@@ -42,17 +44,15 @@ def item_labels(dataset: Dataset, column: str | None = None) -> ItemLabels | Non
     Raises:
         InputError: there is no such column, or its values cannot be compared.
     """
-    table = dataset.item_table
+    names = pq.read_schema(dataset.root / ITEMS_FILE).names
     if column is None:
-        usual = [name for name in USUAL_COLUMNS if name in table.schema.names]
+        usual = [name for name in USUAL_COLUMNS if name in names]
         if not usual:
             return None
         column = usual[0]
-    elif column not in table.schema.names:
-        raise InputError(
-            f"{dataset.root}: its items have no column {column!r}; they have {', '.join(table.schema.names)}"
-        )
-    values = table[column].combine_chunks()
+    elif column not in names:
+        raise InputError(f"{dataset.root}: its items have no column {column!r}; they have {', '.join(names)}")
+    values = dataset.read(ITEMS_FILE, [column])[column].combine_chunks()
     positions = pa.array(np.arange(len(values)))
     kind = values.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -65,6 +65,6 @@ def item_labels(dataset: Dataset, column: str | None = None) -> ItemLabels | Non
         raise InputError(
             f"{dataset.root}: the column {column!r} ({kind}) holds no labels: {error}"
         ) from error
-    pairs = np.stack([positions.to_numpy(zero_copy_only=False), numbers], axis=1).astype(np.int64)
-    distinct = np.unique(pairs, axis=0)
-    return ItemLabels(column, distinct[:, 0], distinct[:, 1])
+    num_labels = int(numbers.max(initial=0)) + 1
+    pairs = np.unique(positions.to_numpy(zero_copy_only=False).astype(np.int64) * num_labels + numbers)
+    return ItemLabels(column, pairs // num_labels, pairs % num_labels)

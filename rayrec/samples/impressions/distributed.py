@@ -26,6 +26,8 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import no_room
 from rayrec.platform.remote_files import located
+from rayrec.platform.tasks import RunTasks, run_tasks_locally
+from rayrec.platform.work_folder import WorkFolder
 from rayrec.samples.dataset.dataset_folder import IMPRESSIONS, FileEntry
 from rayrec.samples.dataset.manifest import EVALUATION_FILES
 from rayrec.samples.impressions.config import ImpressionsConfig
@@ -48,8 +50,6 @@ from rayrec.samples.impressions.source import SPLITS, ImpressionSource, SplitNam
 from rayrec.samples.impressions.vocabulary import Vocabulary
 from rayrec.samples.prepare.distributed.log_pieces import FileVersion
 from rayrec.samples.prepare.distributed.spill import read_rows
-from rayrec.samples.prepare.distributed.tasks import RunTasks, run_tasks_locally
-from rayrec.samples.prepare.distributed.work_folder import WorkFolder
 from rayrec.samples.prepare.splits import train_file
 from rayrec.samples.prepare.writer import RowGroupWriter, check_target, groups_per_file, put_in_place
 

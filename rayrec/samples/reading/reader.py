@@ -261,23 +261,31 @@ def evaluation_batches(
         with_times: of the events of the histories; `Dataset.check_times` says whether there are any.
         labels: of these events; `Dataset.check_label` says whether there are any.
     """
-    rows = dataset.evaluation_rows(split, with_times, labels)
-    num_rows = len(rows) if max_rows is None else min(max_rows, len(rows))
     # A file number of its own: keys differ from those of the training rows and of the other split.
     file_number = len(dataset.train_files) + list(EVALUATION_FILES).index(split)
-    for step, start in enumerate(range(0, num_rows, batch_size)):
-        rows_B = np.arange(start, min(start + batch_size, num_rows))
-        item_ids_N, offsets_B1 = take_rows(rows.history_ids_N, rows.offsets_B1, rows_B)
-        yield SampleBatch(
-            step=step,
-            row_keys_B=row_keys(np.full(len(rows_B), file_number), rows_B),
-            user_ids_B=rows.user_ids_B[rows_B],
-            item_ids_N=item_ids_N,
-            offsets_B1=offsets_B1,
-            targets_B=rows.targets_B[rows_B],
-            times_N=None if rows.times_N is None else take_rows(rows.times_N, rows.offsets_B1, rows_B)[0],
-            labels={
-                label: take_rows(codes_N, rows.offsets_B1, rows_B)[0]
-                for label, codes_N in rows.labels.items()
-            },
-        )
+    # Users of some batches are read at once, and no more than are asked for.
+    part_rows = batch_size * max(_ROWS_AT_ONCE // batch_size, 1)
+    step = first = 0
+    for rows in dataset.evaluation_parts(split, part_rows, with_times, labels, max_rows):
+        for start in range(0, len(rows), batch_size):
+            rows_B = np.arange(start, min(start + batch_size, len(rows)))
+            item_ids_N, offsets_B1 = take_rows(rows.history_ids_N, rows.offsets_B1, rows_B)
+            yield SampleBatch(
+                step=step,
+                row_keys_B=row_keys(np.full(len(rows_B), file_number), first + rows_B),
+                user_ids_B=rows.user_ids_B[rows_B],
+                item_ids_N=item_ids_N,
+                offsets_B1=offsets_B1,
+                targets_B=rows.targets_B[rows_B],
+                times_N=None if rows.times_N is None else take_rows(rows.times_N, rows.offsets_B1, rows_B)[0],
+                labels={
+                    label: take_rows(codes_N, rows.offsets_B1, rows_B)[0]
+                    for label, codes_N in rows.labels.items()
+                },
+            )
+            step += 1
+        first += len(rows)
+
+
+_ROWS_AT_ONCE = 16_384
+"""Users that are evaluated whose histories are read at once."""

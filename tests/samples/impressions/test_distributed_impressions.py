@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.platform.errors import InputError, NoRoomError
+from rayrec.platform.tasks import run_tasks_locally
 from rayrec.samples.impressions import distributed
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.distributed import prepare_impressions_distributed
 from rayrec.samples.impressions.prepare import prepare_impressions
-from rayrec.samples.prepare.distributed.tasks import run_tasks_locally
 
 NUM_ROWS = 90
 
@@ -260,7 +260,7 @@ def test_ids_written_in_two_ways_are_told_whatever_file_they_are_in(tmp_path, ca
 
 @pytest.mark.ray
 def test_tasks_on_ray_write_the_same_data_set(ray_cluster, tmp_path):
-    from rayrec.samples.prepare.distributed.ray_tasks import run_tasks_on_ray
+    from rayrec.platform.ray_tasks import run_tasks_on_ray
 
     source = in_files(tmp_path / "log", kind="csv")
     expected = prepare_impressions(source, tmp_path / "one", settings(min_count=3)).manifest

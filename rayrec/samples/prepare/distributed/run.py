@@ -26,6 +26,8 @@ import pyarrow as pa
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label
+from rayrec.platform.tasks import RunTasks, run_tasks_locally
+from rayrec.platform.work_folder import WorkFolder
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset_folder import HISTORIES, FileEntry
 from rayrec.samples.dataset.manifest import Entity, IdKind, Manifest, SplitInfo, TiesInfo, fingerprint_of
@@ -55,7 +57,6 @@ from rayrec.samples.prepare.distributed.log_pieces import FileVersion, LogForm, 
 from rayrec.samples.prepare.distributed.rows import ENTITIES, RowsJob, SpilledRows, spill_piece
 from rayrec.samples.prepare.distributed.spellings import SpellingsFound, compare_spellings
 from rayrec.samples.prepare.distributed.spill import read_partitions, read_rows
-from rayrec.samples.prepare.distributed.tasks import RunTasks, run_tasks_locally
 from rayrec.samples.prepare.distributed.users import (
     CatalogJob,
     UsersBuilt,
@@ -63,7 +64,6 @@ from rayrec.samples.prepare.distributed.users import (
     build_users,
     labels_of,
 )
-from rayrec.samples.prepare.distributed.work_folder import WorkFolder
 from rayrec.samples.prepare.findings import Findings
 from rayrec.samples.prepare.ids import (
     collision_error,

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from rayrec.platform.ray_errors import root_cause
-from rayrec.samples.prepare.distributed.tasks import Task
+from rayrec.platform.tasks import Task
 
 _AHEAD = 2
 """Tasks that are submitted for each CPU: one runs, one waits for it to be free."""

@@ -1,12 +1,12 @@
-"""What a distributed preparation has done, in a folder beside its data set: a killed one goes on there.
+"""What work in many tasks has done, in a folder beside its result: work that was killed goes on there.
 
-    .NAME.preparing/plan.json     what is prepared, and how
+    .NAME.preparing/plan.json     what is made, and how
                     results/      what the tasks that are done have found
-                    data/         the files of the data set, until it is renamed
+                    data/         the files of the result, until it is renamed
                     spill/        tables between the passes, unless they lie in another folder
 
 A result is written when the files of its task are whole. What a power cut leaves of files is not looked at:
-then delete the folder, and prepare again.
+then delete the folder, and begin again.
 """
 
 from __future__ import annotations
@@ -18,47 +18,69 @@ import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayrec.platform.errors import InputError, NoRoomError
 from rayrec.platform.files import no_room, write_json
-from rayrec.samples.prepare.distributed.tasks import RunTasks, Task
+from rayrec.platform.tasks import RunTasks, Task
 
 _PLAN = "plan.json"
 
 
-class WorkFolder:
-    """The folder of one preparation, held by one process at a time."""
+@dataclass(frozen=True)
+class Work:
+    """What work is called: in the name of its folder, and in messages."""
 
-    def __init__(self, path: Path, spill: Path) -> None:
+    suffix: str
+    noun: str
+    at_it: str
+    """What another process does at the moment."""
+    again: str
+    """What to do after the folder was deleted."""
+
+
+PREPARATION = Work("preparing", "preparation", "prepares this data set", "prepare")
+
+
+class WorkFolder:
+    """The folder of one piece of work, held by one process at a time."""
+
+    def __init__(self, path: Path, spill: Path, work: Work) -> None:
         self.path = path
         self.spill = spill
+        self._work = work
         self.data = path / "data"
 
     @classmethod
     @contextmanager
     def open(
-        cls, out: Path, spill: Path | None, plan: Mapping[str, Any], resume: bool
+        cls,
+        out: Path,
+        spill: Path | None,
+        plan: Mapping[str, Any],
+        resume: bool,
+        work: Work = PREPARATION,
     ) -> Iterator[WorkFolder]:
         """The folder inside the block. It is gone after the block, and after an error that would come again;
         after an interruption it stays.
 
         Args:
-            out: the data set to write.
+            out: the folder to write.
             spill: another folder for the tables between the passes.
-            plan: what is prepared, and how; plain values.
-            resume: go on with what an interrupted preparation has done, if there is one.
+            plan: what is made, and how; plain values. `files` has pairs of a file and its version.
+            resume: go on with what interrupted work has done, if there is some.
 
         Raises:
             InputError: one is there and is not to be resumed, had another plan, or is at work.
         """
-        path = out.parent / f".{out.name}.preparing"
+        path = out.parent / f".{out.name}.{work.suffix}"
         spilled = path / "spill"
         if spill is not None:
             name = hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:12]
-            spilled = spill / f"{out.name}.preparing-{name}"
-        folder = cls(path, spilled)
+            spilled = spill / f"{out.name}.{work.suffix}-{name}"
+        folder = cls(path, spilled, work)
         was_there = (path / _PLAN).exists()
         try:
             for one in (path, path / "results", folder.data, spilled):
@@ -68,7 +90,7 @@ class WorkFolder:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
                     raise InputError(
-                        f"{out}: another process prepares this data set at the moment; wait for it"
+                        f"{out}: another process {work.at_it} at the moment; wait for it"
                     ) from None
                 if was_there:
                     folder._check(plan, resume)
@@ -146,7 +168,7 @@ class WorkFolder:
         before = json.loads((self.path / _PLAN).read_text())
         if not resume:
             raise InputError(
-                f"{self.path}: a preparation that was interrupted has got this far; go on with it "
+                f"{self.path}: a {self._work.noun} that was interrupted has got this far; go on with it "
                 "(--resume), or delete the folder"
             )
         now = json.loads(json.dumps(plan))
@@ -155,12 +177,12 @@ class WorkFolder:
             if was.get(file) != are.get(file):
                 what = "is new" if file not in was else "is gone" if file not in are else "has changed"
                 raise InputError(
-                    f"{file}: the file {what} since the interrupted preparation began; delete {self.path} "
-                    "and prepare again"
+                    f"{file}: the file {what} since the interrupted {self._work.noun} began; delete "
+                    f"{self.path} and {self._work.again} again"
                 )
         for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
                 raise InputError(
-                    f"{name} is {now.get(name)!r}, but the interrupted preparation began with "
+                    f"{name} is {now.get(name)!r}, but the interrupted {self._work.noun} began with "
                     f"{before.get(name)!r}; set it to that, or delete {self.path}"
                 )
