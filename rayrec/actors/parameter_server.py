@@ -32,6 +32,7 @@ class ServerSpec:
     """What one parameter server has to know."""
 
     tables: tuple[TableConfig, ...]
+    """Of the run."""
     num_shards: int
     shard: int
     num_trainers: int
@@ -44,6 +45,12 @@ class ServerSpec:
     num_threads: int = 1
     """That one of its calls may use."""
     called_by: Literal["trainer", "group"] = "trainer"
+
+    @property
+    def held(self) -> tuple[TableConfig, ...]:
+        """Tables of which it has a part."""
+        shard_map = ShardMap(self.num_shards)
+        return tuple(one for one in self.tables if shard_map.among(one.servers).buckets(self.shard))
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class ParameterServer(StageActor[MeterClock]):
         super().__init__(role, MeterClock(lambda: self._shard.stats().busy_s))
         self._spec = spec
         self._shard = EmbeddingShard(
-            spec.tables,
+            spec.held,
             spec.shard,
             spec.num_trainers,
             wait_timeout_s=spec.wait_timeout_s,
@@ -138,7 +145,7 @@ class ParameterServer(StageActor[MeterClock]):
         try:
             shard_map, shard = ShardMap(self._spec.num_shards), self._spec.shard
             files = []
-            for table in self._spec.tables:
+            for table in self._spec.held:
                 with closing(self._shard.export_snapshot(table.name, step, since)) as parts:
                     files += write_table(Path(folder), table, shard_map, shard, step, parts)
             return files

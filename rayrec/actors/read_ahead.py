@@ -18,9 +18,13 @@ class ReadAhead:
 
     def __init__(self, tables: Sequence[TableConfig], servers: Sequence[Any]) -> None:
         self._tables = tables
-        self._on_disk = [table.name for table in tables if table.disk is not None]
         self._servers = servers
-        self._shard_map = ShardMap(len(servers))
+        shard_map = ShardMap(len(servers)) if servers else None
+        self._on_disk = {
+            table.name: shard_map.among(table.servers)
+            for table in tables
+            if table.disk is not None and shard_map is not None
+        }
 
     def to(self, servers: Sequence[Any]) -> ReadAhead:
         """The same to other servers."""
@@ -33,9 +37,9 @@ class ReadAhead:
             shares: of one global batch, one per trainer.
         """
         requests: list[dict[str, np.ndarray]] = [{} for _ in self._servers]
-        for name in self._on_disk:
+        for name, shard_map in self._on_disk.items():
             ids_M = shares[0].lookups[name].updated_ids  # of all shares
-            for shard, at in enumerate(self._shard_map.split(ids_M)):
+            for shard, at in enumerate(shard_map.split(ids_M)):
                 if len(at):
                     requests[shard][name] = ids_M[at]
         for server, request in zip(self._servers, requests, strict=True):

@@ -323,27 +323,36 @@ def plan_shards(
     """
     if not tables:
         return ()  # no server is started
-    shard_map = ShardMap(num_shards)
-    step_ids = {name: num_trainers * spread(most, num_shards)[0] for name, most in batch_ids.items()}
-    step_bytes = 0
-    for config in tables:
-        row = 4 * config.dim
-        # Of several trainers one may be a step ahead. A part is given back once it is in the sum, where the
-        # parts of all lower ranks have to be first: if the first rank is the last to come, all others wait.
-        # A single trainer's part is applied as it came.
-        num_waiting = 1 + max_staleness + (num_trainers > 1)
-        step_bytes += step_ids[config.name] * (row + num_waiting * (row + _ID))
-        if num_trainers > 1:
-            step_bytes += sum_bytes(config, step_ids[config.name])
+    shard_maps = {config.name: ShardMap(num_shards).among(config.servers) for config in tables}
+    step_ids = {
+        config.name: num_trainers * max(spread(batch_ids[config.name], num_shards, config.servers))
+        for config in tables
+    }
     shards = []
     for shard in range(num_shards):
-        planned = []
+        planned, step_bytes = [], 0
         for config in tables:
+            num_buckets = len(shard_maps[config.name].buckets(shard))
+            if not num_buckets:
+                continue
+            new_ids = step_ids[config.name]
             num_ids = ids_by_shard[config.name][shard]
-            most_rows = _most_rows(config, len(shard_map.buckets(shard)), step_ids[config.name])
+            most_rows = _most_rows(config, num_buckets, new_ids)
             planned.append(plan_table(config, num_ids, min(num_ids, most_rows)))
+            step_bytes += _step_bytes(config, new_ids, num_trainers, max_staleness)
         shards.append(ShardPlan(shard, tuple(planned), step_bytes))
     return tuple(shards)
+
+
+def _step_bytes(config: TableConfig, num_ids: int, num_trainers: int, max_staleness: int) -> int:
+    """What a server holds of one table's ids in the steps of all trainers."""
+    row = 4 * config.dim
+    # Of several trainers one may be a step ahead. A part is given back once it is in the sum, where the
+    # parts of all lower ranks have to be first: if the first rank is the last to come, all others wait.
+    # A single trainer's part is applied as it came.
+    num_waiting = 1 + max_staleness + (num_trainers > 1)
+    held = num_ids * (row + num_waiting * (row + _ID))
+    return held + sum_bytes(config, num_ids) if num_trainers > 1 else held
 
 
 def sum_bytes(config: TableConfig, num_ids: int) -> int:
@@ -453,16 +462,22 @@ def device_batch_bytes(
     return in_use + working
 
 
-def count_by_shard(ids_M: Int64Array, num_shards: int) -> list[int]:
-    """How many of these distinct ids each shard holds."""
-    return np.bincount(ShardMap(num_shards).shard_of(ids_M), minlength=num_shards).tolist()
+def count_by_shard(ids_M: Int64Array, num_shards: int, holders: Sequence[int] | None = None) -> list[int]:
+    """How many of these distinct ids each shard holds.
+
+    Args:
+        holders: shards that hold the table; None: all.
+    """
+    shard_map = ShardMap(num_shards).among(holders)
+    return np.bincount(shard_map.shard_of(ids_M), minlength=num_shards).tolist()
 
 
-def spread(num_ids: int, num_shards: int) -> list[int]:
+def spread(num_ids: int, num_shards: int, holders: Sequence[int] | None = None) -> list[int]:
     """Ids of each shard where only their number is known: an even share and four deviations of chance."""
-    mean = num_ids / num_shards
+    held = range(num_shards) if holders is None or num_shards == 1 else holders
+    mean = num_ids / len(held)
     most = math.ceil(mean + 4 * math.sqrt(mean))
-    return [min(num_ids, most)] * num_shards
+    return [min(num_ids, most) if shard in held else 0 for shard in range(num_shards)]
 
 
 def _most_rows(config: TableConfig, num_buckets: int, new_rows_per_step: int) -> int:

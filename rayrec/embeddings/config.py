@@ -166,6 +166,8 @@ class TableConfig(Config):
     """None: every row stays."""
     disk: DiskConfig | None = None
     """None: every row is in memory."""
+    servers: tuple[int, ...] | None = None
+    """Numbers of the parameter servers that hold the table, ascending; None: all of them."""
     schedule: RateSchedule = RateSchedule()
     """What the optimizer's learning rate is multiplied by at each step."""
     seed: int = Field(default=0, ge=0, lt=2**63)

@@ -51,3 +51,30 @@ def test_shards_hold_contiguous_ranges_that_cover_every_bucket():
 def test_a_number_of_shards_that_cannot_be_is_refused(num_shards):
     with pytest.raises(ValueError, match=f"got {num_shards}"):
         ShardMap(num_shards)
+
+
+@given(st.sets(st.integers(0, 6), min_size=1), st.lists(st.integers(-(2**63), 2**63 - 1), max_size=30))
+def test_a_table_on_some_shards_is_divided_among_these_alone(holders, ids):
+    shard_map, ids_M = ShardMap(7).among(sorted(holders)), np.array(ids, dtype=np.int64)
+
+    held = {shard: shard_map.buckets(shard) for shard in range(7)}
+
+    assert {shard for shard, buckets in held.items() if buckets} == holders
+    covered = sorted(bucket for buckets in held.values() for bucket in buckets)
+    assert covered == list(range(NUM_BUCKETS))
+    sizes = [len(held[shard]) for shard in holders]
+    assert max(sizes) - min(sizes) <= 1
+    for shard, at in enumerate(shard_map.split(ids_M)):
+        assert all(bucket in held[shard] for bucket in bucket_of(ids_M[at]).tolist())
+
+
+def test_a_table_that_one_shard_reads_is_all_there():
+    shard_map = ShardMap(1)
+    assert shard_map.among((3, 5)) is shard_map
+    assert ShardMap(4).among(None).buckets(2) == ShardMap(4).buckets(2)
+
+
+@pytest.mark.parametrize("holders", [(), (1, 1), (2, 1), (-1,), (4,)])
+def test_holders_that_are_no_shards_are_refused(holders):
+    with pytest.raises(ValueError, match="holders must be distinct shards from 0 to 3"):
+        ShardMap(4, holders)

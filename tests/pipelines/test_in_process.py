@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.snapshot.snapshot import load_tables
+from rayrec.embeddings.table.table_rows import joined
 from rayrec.models.program.torch_program import TorchProgram
 from rayrec.pipelines.cluster.placement import actor_groups
 from rayrec.pipelines.config.run import RunConfig
@@ -20,6 +23,7 @@ from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
+from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.graph import graph_of_dataset
 from tests.helpers.runs import MODELS, SPARSE_SASREC, dataset_of, trained
@@ -199,3 +203,52 @@ def test_a_model_that_reads_neighbors_is_trained_from_a_saved_graph_as_from_the_
     assert_same_bits(tmp_path / "run", tmp_path / "saved")
     if num_trainers == 1:
         assert_same_bits(tmp_path / "run", trained(config, tmp_path / "by-hand"))
+
+
+def test_tables_with_servers_of_their_own_have_the_same_bits(dataset, tmp_path):
+    """Wherever they lie, and if they lie elsewhere after a snapshot."""
+    together, apart = settings(dataset), settings(dataset)
+    three = together.model_dump(mode="json")
+    three["sparse"] |= {"num_servers": 3, "tables": {"item": {"servers": [0, 2]}, "user": {"servers": [1]}}}
+    apart = RunConfig.parse(three)
+    train(together, tmp_path / "together", cluster=in_process)
+    train(apart, tmp_path / "apart", cluster=in_process)
+
+    assert_same_bits(tmp_path / "together", tmp_path / "apart")
+    snapshots = [
+        read_snapshot(RunFolder.open(tmp_path / run).chosen_snapshot("last")) for run in ("together", "apart")
+    ]
+    tables = together.tables(RateSchedule())
+    rows = [
+        {
+            name: sorted(zip(part.ids_M.tolist(), part.weights_MD.tolist(), strict=True))
+            for name, parts in load_tables(each.sparse_chain, tables, ShardMap(1), 0).items()
+            for part in [joined(list(parts))]
+        }
+        for each in snapshots
+    ]
+    assert rows[0] == rows[1]
+    files = [path.name for paths in snapshots[1].sparse_chain for path in map(Path, paths)]
+    assert {name.split(".")[0] for name in files} == {"item-00000", "item-00002", "user-00001"}
+    again = RunConfig.parse(three | {"sparse": three["sparse"] | {"tables": {"item": {"servers": [1, 2]}}}})
+    plan = plan_memory(assemble(again))
+    held = [{table.name: table.num_rows for table in shard.tables if table.num_rows} for shard in plan.shards]
+    assert [set(each) for each in held] == [{"user"}, {"item", "user"}, {"item", "user"}]
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"item": {"servers": [1, 0]}}, "name each server once, ascending"),
+        ({"item": {"servers": [2]}}, r"the 2 servers \(sparse.num_servers\) have the numbers 0 to 1"),
+        (
+            {"item": {"servers": [1]}, "user": {"servers": [1]}},
+            "server 0 holds none of the tables item, user",
+        ),
+    ],
+)
+def test_servers_that_are_not_there_are_refused(dataset, tables, message):
+    values = settings(dataset).model_dump(mode="json")
+    values["sparse"]["tables"] = tables
+    with pytest.raises(InputError, match=message):
+        RunConfig.parse(values)

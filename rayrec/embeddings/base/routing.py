@@ -6,6 +6,8 @@ other number saved.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numba import njit
 
@@ -23,14 +25,35 @@ def bucket_of(ids_M: Int64Array) -> Int32Array:
 class ShardMap:
     """Contiguous ranges of virtual buckets, one per shard, of equal size up to one bucket."""
 
-    def __init__(self, num_shards: int) -> None:
+    def __init__(self, num_shards: int, holders: Sequence[int] | None = None) -> None:
+        """
+        Args:
+            holders: distinct shards, ascending, that hold something; None: all.
+
+        Raises:
+            ValueError: there are fewer shards than one or more than buckets, or a holder is none of them.
+        """
         if not 1 <= num_shards <= NUM_BUCKETS:
             raise ValueError(
                 f"the number of shards must be from 1 to {NUM_BUCKETS}, the virtual buckets, got {num_shards}"
             )
+        held = range(num_shards) if holders is None else holders
+        if not held or list(held) != sorted(set(held)) or not 0 <= held[0] <= held[-1] < num_shards:
+            raise ValueError(
+                f"holders must be distinct shards from 0 to {num_shards - 1}, ascending, got {list(held)}"
+            )
         self.num_shards = num_shards
-        self._first_bucket = [shard * NUM_BUCKETS // num_shards for shard in range(num_shards + 1)]
+        # Of shards below each one that hold something.
+        num_below = np.searchsorted(held, np.arange(num_shards + 1)).tolist()
+        self._first_bucket = [below * NUM_BUCKETS // len(held) for below in num_below]
         self._shard_of_bucket = np.repeat(np.arange(num_shards, dtype=np.int32), np.diff(self._first_bucket))
+
+    def among(self, holders: Sequence[int] | None) -> ShardMap:
+        """The map of a table that lies on some of the shards; None: on all.
+
+        One that is read by a single shard is all there, wherever its parts lay.
+        """
+        return self if holders is None or self.num_shards == 1 else ShardMap(self.num_shards, holders)
 
     def buckets(self, shard: int) -> range:
         """The virtual buckets that `shard` holds."""

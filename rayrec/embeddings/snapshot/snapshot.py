@@ -87,7 +87,7 @@ def write_table(
         The files; each appears under its name when it is complete and on disk.
     """
     contents = _Contents(folder, f"{config.name}-{shard:05d}", _identity(config))
-    buckets = shard_map.buckets(shard)
+    buckets = shard_map.among(config.servers).buckets(shard)
     contents.described |= {"step": step, "since": None, "buckets": [buckets.start, buckets.stop]}
     try:
         with ThreadPoolExecutor(1, "snapshot", give_way) as writer:
@@ -238,7 +238,8 @@ def load_tables(
             row comes whole all the same.
 
     Returns:
-        Parts by table, which are read when asked for, for `EmbeddingShard.restore`.
+        Parts by table of which the shard has any, which are read when asked for, for
+        `EmbeddingShard.restore`.
 
     Raises:
         InputError: a file cannot be read, is of an unknown table or of one with another dim, optimizer,
@@ -247,11 +248,13 @@ def load_tables(
     """
     configs = {config.name: config for config in tables}
     snapshots = [[_described(path, configs, weights_only) for path in paths] for paths in _snapshots(chain)]
+    buckets = {name: shard_map.among(config.servers).buckets(shard) for name, config in configs.items()}
     loaded = {
         name: _TableChain(config, snapshots).parts(
-            shard_map.buckets(shard), None if only is None else _set_of(only[name])
+            buckets[name], None if only is None else _set_of(only[name])
         )
         for name, config in configs.items()
+        if buckets[name]
     }
     if weights_only:
         return {name: _untrained(parts, configs[name]) for name, parts in loaded.items()}

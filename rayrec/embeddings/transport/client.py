@@ -142,16 +142,17 @@ class ShardClient:
 
     def __init__(self, tables: Sequence[TableConfig], shard_map: ShardMap, transport: ShardTransport) -> None:
         self._dims = {table.name: table.dim for table in tables}
-        self._shard_map = shard_map
+        self._num_shards = shard_map.num_shards
+        self._shard_maps = {table.name: shard_map.among(table.servers) for table in tables}
         self._transport = transport
 
     def split_ids(self, ids: Mapping[str, Int64Array], positions: Mapping[str, Int64Array]) -> SplitIds:
         """The ids at the given positions of each table's ids, by the shard that holds them."""
-        split: SplitIds = [{} for _ in range(self._shard_map.num_shards)]
+        split: SplitIds = [{} for _ in range(self._num_shards)]
         for name, positions_M in positions.items():
             self._dim(name)  # which refuses unknown tables
             wanted_M = ids[name][positions_M]
-            for part, at in zip(split, self._shard_map.split(wanted_M), strict=True):
+            for part, at in zip(split, self._shard_maps[name].split(wanted_M), strict=True):
                 if len(at):
                     part[name] = wanted_M[at], positions_M[at]
         return split
@@ -360,7 +361,7 @@ class ShardClient:
         """By table, ids whose rows commits after `since_step` gave up, once `after_step` is committed."""
         replies = [
             self._transport.call(shard, EvictedCall(since_step, after_step))
-            for shard in range(self._shard_map.num_shards)
+            for shard in range(self._num_shards)
         ]
         found: dict[str, list[Int64Array]] = {}
         for reply in replies:
@@ -372,14 +373,12 @@ class ShardClient:
         self, values: Mapping[str, tuple[Int64Array, NDArray[Any]]]
     ) -> list[dict[str, tuple[Int64Array, NDArray[Any]]]]:
         """For each shard, the (ids, values of ids) it holds, by table."""
-        if self._shard_map.num_shards == 1:
+        if self._num_shards == 1:
             # Without the copy that a selection makes: a transport that keeps arrays copies them itself.
             return [{name: pair for name, pair in values.items() if len(pair[0])}]
-        parts: list[dict[str, tuple[Int64Array, NDArray[Any]]]] = [
-            {} for _ in range(self._shard_map.num_shards)
-        ]
+        parts: list[dict[str, tuple[Int64Array, NDArray[Any]]]] = [{} for _ in range(self._num_shards)]
         for name, (ids_M, values_M) in values.items():
-            for shard, at in enumerate(self._shard_map.split(ids_M)):
+            for shard, at in enumerate(self._shard_maps[name].split(ids_M)):
                 if len(at):
                     parts[shard][name] = (ids_M[at], values_M.take(at, axis=0))
         return parts

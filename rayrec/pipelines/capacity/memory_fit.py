@@ -93,7 +93,9 @@ def memory_fit(work: Workload, tables: Sequence[TableConfig], cluster: ClusterSp
     layout = layout_of(work, cluster)
     by_name = {table.table: table for table in work.tables}
     resized = tuple(
-        table.model_copy(update={"dim": by_name[table.name].dim}) for table in tables if table.name in by_name
+        table.model_copy(update={"dim": by_name[table.name].dim, "servers": None})
+        for table in tables
+        if table.name in by_name
     )
     ids = {table.table: round(table.ids) for table in work.tables}
     caller_ids = {table.table: round(table.ids) for table in work.caller_tables}

@@ -39,7 +39,7 @@ NOT_MODELED = (
     "congestion of switches: every node has its link to itself",
     "validation, publishing, and increments of snapshots",
     "readers' storage: reading is what decoding takes of a core",
-    "admission, eviction, tables with rows on disk, and caches of rows",
+    "admission, eviction, tables with rows on disk or on some of the servers, and caches of rows",
 )
 
 

@@ -102,6 +102,10 @@ class TableSettings(Config):
     eviction: EvictionConfig | None = None
     disk: DiskConfig | None = None
     """For a table larger than the memory of its servers; None: every row is in memory."""
+    servers: tuple[int, ...] | None = Field(None, min_length=1)
+    """Numbers of the parameter servers that hold the table, from 0, such as [0, 1] for one that is asked for
+    so often, or is so large, that it should have servers of its own: then the other tables name the others.
+    None: all of them hold a part."""
     init_scale: float | None = Field(None, ge=0)
     """None: as for all tables, or as the model has it: rows of `prefix` begin at 0."""
 
@@ -146,6 +150,22 @@ class SparseConfig(Config):
                     raise ValueError(
                         f"sparse.{setting} names table {name!r}; tables are {', '.join(TABLE_SEEDS)}"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _tables_lie_on_servers_that_are_there(self) -> SparseConfig:
+        for name, table in self.tables.items():
+            if table.servers is None:
+                continue
+            if list(table.servers) != sorted(set(table.servers)):
+                raise ValueError(
+                    f"sparse.tables.{name}.servers is {list(table.servers)}; name each server once, ascending"
+                )
+            if table.servers[0] < 0 or table.servers[-1] >= self.num_servers:
+                raise ValueError(
+                    f"sparse.tables.{name}.servers is {list(table.servers)}; the {self.num_servers} servers "
+                    f"(sparse.num_servers) have the numbers 0 to {self.num_servers - 1}"
+                )
         return self
 
 
@@ -407,6 +427,19 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _every_server_holds_something(self) -> RunConfig:
+        held = [self.sparse.tables.get(name, TableSettings()).servers for name in self.model.tables]
+        if not held or None in held:
+            return self
+        empty = sorted(set(range(self.sparse.num_servers)) - {one for each in held for one in each or ()})
+        if empty:
+            raise ValueError(
+                f"sparse.tables: server {empty[0]} holds none of the tables {', '.join(self.model.tables)}; "
+                "name it in one of their `servers`, or lower sparse.num_servers"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _model_can_train_on_the_device(self) -> RunConfig:
         self.model.check_device(device_named(self.device))
         return self
@@ -571,6 +604,7 @@ class RunConfig(Config):
             admission=own.admission or everyone.admission,
             eviction=own.eviction or everyone.eviction,
             disk=own.disk,
+            servers=own.servers,
             schedule=schedule,
             seed=1000 * self.seed + TABLE_SEEDS[name],
         )

@@ -57,7 +57,11 @@ FREE_TO_CHANGE = (
     "sparse.server_threads",
     "sparse.expected_rows",
     "sparse.eviction.remember_steps",
-    *(f"sparse.tables.{table}.{key}" for table in TABLE_SEEDS for key in ("disk", "eviction.remember_steps")),
+    *(
+        f"sparse.tables.{table}.{key}"
+        for table in TABLE_SEEDS
+        for key in ("disk", "servers", "eviction.remember_steps")
+    ),
     "evaluation.every_epochs",
     "evaluation.every_steps",
     "evaluation.patience",

@@ -312,13 +312,14 @@ def plan_memory(assembly: Assembly, is_here: bool | None = None) -> MemoryPlan:
     config = assembly.config
     pipeline, sparse = config.pipeline, config.sparse
     tables = [table.name for table in assembly.tables]
+    holders = {table.name: table.servers for table in assembly.tables}
     ids = {name: assembly.task.ids_of(name) for name in tables}
     known = {name: found if isinstance(found, int) else len(found) for name, found in ids.items()}
     num_ids = {name: max(known[name], sparse.expected_rows.get(name, 0)) for name in tables}
     ids_by_shard = {
-        name: spread(num_ids[name], sparse.num_servers)
+        name: spread(num_ids[name], sparse.num_servers, holders[name])
         if isinstance(found, int) or num_ids[name] > len(found)
-        else count_by_shard(found, sparse.num_servers)
+        else count_by_shard(found, sparse.num_servers, holders[name])
         for name, found in ids.items()
     }
     # A batch has no more distinct ids than there are.
