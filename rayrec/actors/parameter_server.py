@@ -142,6 +142,7 @@ class ParameterServer(StageActor[MeterClock]):
             InputError, OSError: the files cannot be written.
             RuntimeError: no snapshot was begun after that step, or it was given up; steps went on.
         """
+        incarnation = self._shard.incarnation
         try:
             shard_map, shard = ShardMap(self._spec.num_shards), self._spec.shard
             files = []
@@ -150,7 +151,7 @@ class ParameterServer(StageActor[MeterClock]):
                     files += write_table(Path(folder), table, shard_map, shard, step, parts)
             return files
         finally:
-            self._shard.release(step)
+            self._shard.release(step, incarnation)
 
     def release(self, step: int) -> None:
         """Give up the snapshot after this step, if there is one."""

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayrec.cli.app import app
+from rayrec.cli.data import preparing_cluster
 from rayrec.cli.runs import check_data
 from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
@@ -197,17 +198,12 @@ def _tokenized_large(
         )
         if not use_ray:
             return tokenize(data, to, config, None, overwrite, large)
-        from rayrec.platform.cluster import ClusterConfig, ray_cluster
         from rayrec.platform.ray_tasks import run_tasks_on_ray
 
-        with ray_cluster(
-            ClusterConfig(dashboard=False, object_store_bytes=_OBJECT_STORE_BYTES), cpus_needed=1
-        ):
+        with preparing_cluster():
             return tokenize(data, to, config, None, overwrite, replace(large, run_tasks=run_tasks_on_ray))
 
 
-_OBJECT_STORE_BYTES = 512 << 20
-"""Of a cluster that is started here: codes and sums go through it, not vectors."""
 _OF_LARGE = ("fit_items", "use_ray", "resume", "spill")
 
 

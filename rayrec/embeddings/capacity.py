@@ -482,9 +482,9 @@ def spread(num_ids: int, num_shards: int, holders: Sequence[int] | None = None) 
 
 def _most_rows(config: TableConfig, num_buckets: int, new_rows_per_step: int) -> int:
     """Most rows that eviction leaves, and those that come until it happens again."""
-    if config.eviction is None or config.most_rows_per_bucket is None:
+    if config.eviction is None or config.most_rows is None:
         return sys.maxsize
-    kept = config.most_rows_per_bucket * num_buckets
+    kept = (config.most_rows.rows + (config.most_rows.num_larger > 0)) * num_buckets
     return kept + config.eviction.every_steps * new_rows_per_step
 
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import os
 import pickle
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -73,7 +75,8 @@ class WorkFolder:
             resume: go on with what interrupted work has done, if there is some.
 
         Raises:
-            InputError: one is there and is not to be resumed, had another plan, or is at work.
+            InputError: one is there and is not to be resumed, had another plan, is at work, or is another
+                user's.
         """
         path = out.parent / f".{out.name}.{work.suffix}"
         spilled = path / "spill"
@@ -84,7 +87,8 @@ class WorkFolder:
         was_there = (path / _PLAN).exists()
         try:
             for one in (path, path / "results", folder.data, spilled):
-                one.mkdir(parents=True, exist_ok=True)
+                one.mkdir(0o700, parents=True, exist_ok=True)
+            _check_owner(path)
             with (path / "lock").open("w") as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,3 +190,13 @@ class WorkFolder:
                     f"{name} is {now.get(name)!r}, but the interrupted {self._work.noun} began with "
                     f"{before.get(name)!r}; set it to that, or delete {self.path}"
                 )
+
+
+def _check_owner(path: Path) -> None:
+    """Refuse a folder that somebody else may have filled: results are unpickled, which can run code."""
+    found = path.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InputError(
+            f"{path}: the folder belongs to another user, or others may write to it, and what lies in it "
+            "would be trusted; delete it, and begin again"
+        )

@@ -5,13 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayrec.embeddings.base.routing import bucket_of
+from rayrec.embeddings.base.layout import NEVER
+from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
 from rayrec.embeddings.config import (
     EvictionConfig,
     IdAdmissionConfig,
+    MostRows,
     SgdConfig,
     TableConfig,
 )
+from rayrec.embeddings.table.eviction import choose_victims
 from rayrec.embeddings.table.table import EmbeddingTable
 from tests.embeddings.admission_runs import IDS, OPTIMIZERS
 from tests.embeddings.dictionary_oracle import DictionaryTable
@@ -158,6 +161,26 @@ def test_a_full_bucket_keeps_its_best_rows_and_the_rest_start_again():
     gone = np.array([second], dtype=np.int64)
     fresh = EmbeddingTable(TableConfig(name="t", dim=2))
     assert (recent.lookup(gone) == fresh.lookup(gone)).all()
+
+
+def test_rows_that_a_run_begins_with_are_not_given_up_by_a_score_that_they_cannot_have_yet():
+    config = EvictionConfig(min_score=1.5, half_life_steps=4)
+    ids_R, of_no_step = np.arange(3), np.full(3, NEVER, dtype=np.int32)
+    counts_R = np.zeros(3, dtype=np.int32)
+
+    gone = [choose_victims(config, None, ids_R, of_no_step, counts_R, step).tolist() for step in (0, 2, 3)]
+
+    assert gone == [[False] * 3, [False] * 3, [True] * 3]
+
+
+def test_the_rest_of_a_bound_goes_to_the_first_buckets():
+    config = EvictionConfig(max_rows=NUM_BUCKETS)
+    ids_R = np.arange(200_000)
+    same_R = np.zeros(len(ids_R), dtype=np.int32)
+    victims_R = choose_victims(config, MostRows(1, 1000), ids_R, same_R, same_R, 9)
+    left_B = np.bincount(bucket_of(ids_R[~victims_R]), minlength=NUM_BUCKETS)
+    had_B = np.bincount(bucket_of(ids_R), minlength=NUM_BUCKETS)
+    assert left_B.tolist() == np.minimum(had_B, 1 + (np.arange(NUM_BUCKETS) < 1000)).tolist()
 
 
 def test_rows_given_up_leave_their_memory_to_others():

@@ -103,6 +103,16 @@ def test_a_clock_says_up_to_which_step_rows_are_too_old():
     assert clock.old_step(59) == 29
 
 
+def test_a_clock_that_stands_remembers_one_eviction_of_its_time():
+    clock = EventClock(ttl_s=100)
+    for step in range(9, 99, 10):
+        clock.advance(1000)
+        clock.old_step(step)
+    assert clock.state.times == ((89, 1000),)
+    clock.advance(1100)
+    assert clock.old_step(99) == 89
+
+
 def test_a_clock_goes_on_where_a_snapshot_left_it():
     clock, times = EventClock(ttl_s=60), np.random.default_rng(0).integers(0, 300, 40)
     for step, time in enumerate(times[:20].tolist()):

@@ -47,15 +47,16 @@ def test_mistakes_in_the_config_are_named(table, message):
     ("eviction", "most"),
     [
         ({"max_age_steps": 5}, None),
-        ({"max_rows_per_bucket": 7}, 7),
-        ({"max_rows": 5 * 65_536 + 100}, 5),
-        ({"max_rows": 5 * 65_536, "max_rows_per_bucket": 3}, 3),
-        ({"max_bytes": 10 * 322 * 65_536}, 10),
+        ({"max_rows_per_bucket": 7}, (7, 0)),
+        ({"max_rows": 5 * 65_536 + 100}, (5, 100)),
+        ({"max_rows": 5 * 65_536, "max_rows_per_bucket": 3}, (3, 0)),
+        ({"max_rows": 5 * 65_536 + 100, "max_rows_per_bucket": 5}, (5, 0)),
+        ({"max_bytes": 10 * 322 * 65_536}, (10, 0)),
     ],
 )
 def test_a_bound_on_a_table_is_one_on_each_of_its_buckets(eviction, most):
     table = TableConfig.parse({"name": "items", "dim": 64, "eviction": eviction})
-    assert table.most_rows_per_bucket == most
+    assert table.most_rows == most
 
 
 def test_what_a_row_takes_is_its_record_and_its_id():

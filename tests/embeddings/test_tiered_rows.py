@@ -305,3 +305,20 @@ def test_memory_is_given_back_to_the_system_when_rows_make_room_for_the_map(few_
     table.lookup(np.arange(5))
     assert given_back == [50]
     assert os.path.isdir(table.config.disk.folder_path)
+
+
+def test_what_waits_for_admission_counts_after_a_load_and_a_way_back_as_before():
+    admission = IdAdmissionConfig(min_sightings=3)
+    config = with_disk(CONFIG.model_copy(update={"admission": admission}))
+    table, ids_M = EmbeddingTable(config), np.arange(50_000)
+    room = table._rows.bytes_after(0)
+    table.apply(ids_M, gradients(0, 50_000, 3), 0)
+    waiting = room - table._rows.bytes_after(0)
+    assert waiting > 50_000 * 8
+    loaded = EmbeddingTable(config)
+    loaded.load([table.export()])
+    assert room - loaded._rows.bytes_after(0) == waiting
+    loaded.roll_back(np.empty(0, np.int64), [])
+    assert room - loaded._rows.bytes_after(0) < waiting / 10
+    loaded.apply(ids_M, gradients(0, 50_000, 3), 1)
+    assert room - loaded._rows.bytes_after(0) == waiting

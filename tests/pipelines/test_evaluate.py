@@ -107,6 +107,15 @@ def test_the_report_names_everything_and_is_written_beside_the_run(run):
     assert written["results"][MODEL]["ndcg@10"]["value"] == report.results[MODEL]["ndcg@10"].value
 
 
+def test_a_sample_does_not_take_the_place_of_all(run):
+    whole = evaluate(run, "valid")
+    sample = evaluate(run, "valid", max_users=5)
+
+    assert sample.count == 5 < whole.count
+    assert json.loads((run / "evaluation-valid.json").read_text()) == whole.to_json()
+    assert json.loads((run / "evaluation-valid-first-5.json").read_text()) == sample.to_json()
+
+
 def test_masking_seen_items_never_hurts_users_who_see_nothing_twice(run):
     report = evaluate_recommender(Recommender.load(run), "test")
 

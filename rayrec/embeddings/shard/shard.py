@@ -364,10 +364,15 @@ class EmbeddingShard:
                 )
             self._snapshot = _ShardSnapshot(step)
 
-    def release(self, step: int) -> None:
-        """Give up the snapshot after this step, if there is one; its reader gets a `SnapshotEndedError`."""
+    def release(self, step: int, incarnation: int | None = None) -> None:
+        """Give up the snapshot after this step, if there is one; its reader gets a `SnapshotEndedError`.
+
+        Args:
+            incarnation: that it was begun in; one that was begun after a return is another's. None: any.
+        """
         with self._lock.changed:
-            if self._snapshot is not None and self._snapshot.step == step:
+            is_meant = incarnation is None or incarnation == self.incarnation
+            if self._snapshot is not None and self._snapshot.step == step and is_meant:
                 self._end_snapshot("it was released")
 
     def export_snapshot(

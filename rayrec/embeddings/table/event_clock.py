@@ -1,4 +1,4 @@
-"""The time of a table: the newest event that its steps have read.
+"""The time of a table: that of its batches, which is the newest event of the row in the middle.
 
 A machine's clock would give up other rows each time that a step is done. Events come with the data, and
 what is remembered of them with the snapshot:
@@ -62,6 +62,8 @@ class EventClock:
         # Without an event there is no time, and no age.
         if self._now == NO_TIME:
             return NEVER - 1
+        if self._times and self._times[-1][1] == self._now:  # of a time that stands, the last step will do
+            self._times.pop()
         self._times.append((step, self._now))
         while len(self._times) > 1 and self._times[1][1] <= self._now - self._ttl_s:
             self._times.popleft()

@@ -16,7 +16,7 @@ import numpy as np
 
 from rayrec.embeddings.base.layout import NEVER
 from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
-from rayrec.embeddings.config import EvictionConfig
+from rayrec.embeddings.config import EvictionConfig, MostRows
 from rayrec.embeddings.storage.consistent_snapshot import ABSENT, ConsistentSnapshot, SnapshotRecords
 from rayrec.embeddings.storage.index import MISSING, IdMap
 from rayrec.embeddings.storage.row_storage import RowReading, Wanted
@@ -29,7 +29,7 @@ _LEAST_LISTED_BYTES = 2**14
 
 def choose_victims(
     config: EvictionConfig,
-    most_rows: int | None,
+    most_rows: MostRows | None,
     ids_R: Int64Array,
     steps_R: Int32Array,
     counts_R: Int32Array,
@@ -53,14 +53,20 @@ def choose_victims(
     if most_rows is not None:
         kept_K = np.flatnonzero(~victims_R)
         buckets_K = bucket_of(ids_R[kept_K])
-        in_full_K = np.bincount(buckets_K)[buckets_K] > most_rows
+        in_full_K = np.bincount(buckets_K)[buckets_K] > _most_of(most_rows, buckets_K)
         kept_K, buckets_K = kept_K[in_full_K], buckets_K[in_full_K]  # the rest needs no sorting
         best, second = _marks(config, steps_R[kept_K], counts_R[kept_K], step)
         order_K = np.lexsort((~mix64(ids_R[kept_K]), -second, -best, buckets_K))
         kept_K, buckets_K = kept_K[order_K], buckets_K[order_K]
         place_K = np.arange(len(kept_K)) - np.searchsorted(buckets_K, buckets_K)  # within its bucket
-        victims_R[kept_K[place_K >= most_rows]] = True
+        victims_R[kept_K[place_K >= _most_of(most_rows, buckets_K)]] = True
     return victims_R
+
+
+def _most_of(most_rows: MostRows, buckets_K: Int32Array) -> Int64Array:
+    """[K] rows that each of some buckets keeps."""
+    most_K: Int64Array = most_rows.rows + (buckets_K < most_rows.num_larger).astype(np.int64)
+    return most_K
 
 
 _SCORE_BITS = 31
@@ -71,7 +77,12 @@ def _scores(config: EvictionConfig, steps_K: Int32Array, counts_K: Int32Array, s
     """In parts of a step, as integers: every machine halves alike."""
     assert config.half_life_steps is not None, "the config has been checked"
     half_lives_K = np.minimum((step - steps_K.astype(np.int64)) // config.half_life_steps, 62)
-    return (counts_K.astype(np.int64) << _SCORE_BITS) >> half_lives_K
+    # Rows that a run begins with have been changed by no step of it: they count as wanted until a half life
+    # has passed, or the first eviction would give up all that another run has learned.
+    of_no_step = int(max(1.0, config.min_score or 0.0) * 2**_SCORE_BITS)
+    scores_K = counts_K.astype(np.int64) << _SCORE_BITS
+    scores_K[counts_K == 0] = of_no_step
+    return scores_K >> half_lives_K
 
 
 def _marks(

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,12 +94,10 @@ class EmbeddingTable:
         self.config = config
         self._num_threads = num_threads
         self._ops = RowOperations(config, num_threads)
-        self._sightings = SightingCounters(config.admission)
-        self._tombstones = self._no_tombstones()
-        self._ages: AgeCalendar | None = calendar_of(config.eviction)
+        self._beside = _Beside(*self._nothing_waits(), calendar_of(config.eviction))
         self._clock = self._clock_at(ClockState())
-        self._rows: RowStorage = self._empty_rows(self._ages)
-        self._most_per_bucket = config.most_rows_per_bucket
+        self._rows: RowStorage = self._empty_rows(self._beside)
+        self._most_rows = config.most_rows
         self._num_created = self._num_evicted = self._num_not_admitted = 0
         self._snapshot: TableSnapshot | None = None
         self._last_snapshot_step: int | None = None
@@ -114,7 +111,7 @@ class EmbeddingTable:
     def num_bytes(self) -> int:
         """Memory of the rows that were in use at once, of the index, and of what waits for admission."""
         known = self._given_up.num_bytes + self._changed.num_bytes
-        return self._rows.num_bytes + known + _waiting_bytes(self._sightings, self._tombstones, self._ages)
+        return self._rows.num_bytes + known + self._beside.num_bytes
 
     @property
     def disk_bytes(self) -> int:
@@ -252,7 +249,7 @@ class EmbeddingTable:
 
     def bytes_after(self, num_more: int) -> int:
         """Most that `num_bytes` is, and takes on the way, when so many more ids have rows."""
-        waiting = _waiting_bytes(self._sightings, self._tombstones, self._ages)
+        waiting = self._beside.num_bytes
         if self.config.admission.min_sightings > 1:
             waiting += self._sightings.growth_bytes(num_more)
         if self._ages is not None:
@@ -308,7 +305,7 @@ class EmbeddingTable:
         for ids_M, records, rows_M in self._rows_to_evict_from(step, old_step):
             stamps_M2 = self._ops.stamps(records, rows_M)
             victims_M = choose_victims(
-                eviction, self._most_per_bucket, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step, old_step
+                eviction, self._most_rows, ids_M, stamps_M2[:, 0], stamps_M2[:, 1], step, old_step
             )
             found.append(ids_M[victims_M])
             self._keep(ids_M[victims_M], records, rows_M[victims_M])
@@ -501,11 +498,10 @@ class EmbeddingTable:
         """
         if self.num_rows:
             raise ValueError(f"table {self.config.name!r} has {self.num_rows} rows; load into an empty one")
-        ages = calendar_of(self.config.eviction)
-        filled = self._empty_rows(ages)
-        waiting = self._fill(filled, ages, parts)
-        self._rows, self._ages = filled, ages
-        self._sightings, self._tombstones, self._clock = waiting
+        beside = _Beside(*self._nothing_waits(), calendar_of(self.config.eviction))
+        filled = self._empty_rows(beside)
+        self._clock = self._fill(filled, beside, parts)
+        self._rows, self._beside = filled, beside
 
     def changed_since(self, step: int) -> Int64Array | None:
         """[K] distinct ids whose rows later steps have made, changed or given up; None where it is not known.
@@ -540,15 +536,14 @@ class EmbeddingTable:
             listed = IdMap(len(changed_K))
             listed.assign(changed_K, np.zeros(len(changed_K), dtype=np.int64))
             self._ages.discard(listed)
-        self._sightings, self._tombstones, self._clock = self._fill(self._rows, self._ages, parts)
+        self._beside.sightings, self._beside.tombstones = self._nothing_waits()
+        self._clock = self._fill(self._rows, self._beside, parts)
         self._given_up, self._changed = IdsSince(GIVEN_UP_SHARE), IdsSince(CHANGED_SHARE)
         self._last_snapshot_step = None
 
-    def _fill(
-        self, filled: RowStorage, ages: AgeCalendar | None, parts: Iterable[TableRows]
-    ) -> tuple[SightingCounters, Tombstones, EventClock | None]:
-        """Put parts into rows that have none of their ids; returns what is known of ids without rows."""
-        sightings, tombstones = SightingCounters(self.config.admission), self._no_tombstones()
+    def _fill(self, filled: RowStorage, beside: _Beside, parts: Iterable[TableRows]) -> EventClock | None:
+        """Put parts into rows that have none of their ids, and what is no row beside; returns the clock."""
+        sightings, tombstones, ages = beside.sightings, beside.tombstones, beside.ages
         clock = ClockState()
         listed = IdMap()
         """Ids that were removed: they are still in the calendar, in a list that is early enough."""
@@ -576,7 +571,7 @@ class EmbeddingTable:
             listed_K = listed.items()[0]
             listed.remove(listed_K[filled.present(listed_K)])
             ages.discard(listed)  # one that gets a row again would be there twice, and given up twice
-        return sightings, tombstones, self._clock_at(clock)
+        return self._clock_at(clock)
 
     @staticmethod
     def _apply_waiting(part: TableRows, sightings: SightingCounters, tombstones: Tombstones) -> None:
@@ -638,15 +633,27 @@ class EmbeddingTable:
             return None
         return EventClock(3600 * self.config.eviction.ttl_hours, state)
 
-    def _no_tombstones(self) -> Tombstones:
-        return Tombstones(self.config.eviction.remember_steps if self.config.eviction else 0)
+    @property
+    def _sightings(self) -> SightingCounters:
+        return self._beside.sightings
 
-    def _empty_rows(self, ages: AgeCalendar | None) -> RowStorage:
+    @property
+    def _tombstones(self) -> Tombstones:
+        return self._beside.tombstones
+
+    @property
+    def _ages(self) -> AgeCalendar | None:
+        return self._beside.ages
+
+    def _nothing_waits(self) -> tuple[SightingCounters, Tombstones]:
+        remember_steps = self.config.eviction.remember_steps if self.config.eviction else 0
+        return SightingCounters(self.config.admission), Tombstones(remember_steps)
+
+    def _empty_rows(self, beside: _Beside) -> RowStorage:
         if self.config.disk is None:
             return MemoryRows(self._ops.num_words, self._num_threads)
         # Not a method of this table: the two would keep each other, and the disk's space, until a collection.
-        beside = partial(_waiting_bytes, self._sightings, self._tombstones, ages)
-        return TieredRows(self.config.name, self._ops.num_words, self.config.disk, beside)
+        return TieredRows(self.config.name, self._ops.num_words, self.config.disk, lambda: beside.num_bytes)
 
     def _keep(self, ids_M: Int64Array, records: RecordAccess, rows_M: Int64Array) -> None:
         """Before records change or go; -1 for an id without a row."""
@@ -693,5 +700,15 @@ def _distinct(parts: Sequence[Int64Array]) -> Int64Array:
     return ordered_by_bucket(np.concatenate([np.empty(0, dtype=np.int64), *parts]))[0]
 
 
-def _waiting_bytes(sightings: SightingCounters, tombstones: Tombstones, ages: AgeCalendar | None) -> int:
-    return sightings.num_bytes + tombstones.num_bytes + (0 if ages is None else ages.num_bytes)
+@dataclass
+class _Beside:
+    """What a table holds beside its rows, and their bound on memory has to count."""
+
+    sightings: SightingCounters
+    tombstones: Tombstones
+    ages: AgeCalendar | None
+
+    @property
+    def num_bytes(self) -> int:
+        ages = 0 if self.ages is None else self.ages.num_bytes
+        return self.sightings.num_bytes + self.tombstones.num_bytes + ages

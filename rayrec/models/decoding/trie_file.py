@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,8 +66,8 @@ class TrieFile:
             "version": self.version,
             "max_children": json.dumps(trie.max_children),
             "num_codes": json.dumps(trie.num_codes),
-            "checksum": _checksum(arrays),
         }
+        metadata["checksum"] = _checksum(arrays, metadata)
         unfinished = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
         try:
             write_tensors(unfinished, arrays, metadata)
@@ -82,7 +83,7 @@ class TrieFile:
             metadata, arrays = mapped_tensors(self.path)
             if metadata.get("format") != _FORMAT or metadata.get("version") != self.version:
                 return None
-            if metadata["checksum"] != _checksum(arrays):
+            if metadata["checksum"] != _checksum(arrays, metadata):
                 return None
             max_children, num_codes = (
                 tuple(json.loads(metadata[name])) for name in ("max_children", "num_codes")
@@ -98,14 +99,17 @@ class TrieFile:
                 tuple(tensors[f"child_keys.{depth}"] for depth in depths),
                 num_codes,
             )
-        except (OSError, KeyError, ValueError, SafetensorError):
+        except (OSError, KeyError, TypeError, ValueError, SafetensorError):
             return None
 
 
-def _checksum(arrays: dict[str, np.ndarray]) -> str:
+def _checksum(arrays: dict[str, np.ndarray], metadata: Mapping[str, str]) -> str:
+    """Of the arrays and of what the header says of them."""
     from xxhash import xxh3_64
 
     digest = xxh3_64()
+    for name in ("version", "max_children", "num_codes"):
+        digest.update(f"{name} {metadata[name]}".encode())
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}".encode())
         digest.update(np.ascontiguousarray(arrays[name]).data)

@@ -153,10 +153,11 @@ class PrefixDecoderConfig(GenerativeConfig):
 
     @model_validator(mode="after")
     def _siblings_are_of_rows(self) -> Self:
-        if self.num_siblings is not None and self.prefix_matrix == "dense":
+        own = [name for name in ("num_siblings", "held_prefixes") if name in self.model_fields_set]
+        if own and self.prefix_matrix == "dense":
             raise ValueError(
-                "model.num_siblings is of the prefix_matrix 'sparse', and this one is 'dense', whose loss "
-                "goes over all children; leave it out, or set prefix_matrix: sparse"
+                f"model.{own[0]} is of the prefix_matrix 'sparse', and this one is 'dense', whose vectors "
+                "are all in the network; leave it out, or set prefix_matrix: sparse"
             )
         return self
 

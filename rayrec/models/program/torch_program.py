@@ -308,6 +308,11 @@ class TorchProgram(ABC):
         if self._step == 0:
             return
         for name, parameter in self._trained_parameters.items():
+            if f"{name}/step" not in optimizer_state:
+                raise ValueError(
+                    f"the optimizer state has nothing of {name!r}, which was frozen when it was saved and is "
+                    "trained now; begin with the weights alone (init_from)"
+                )
             self._optimizer.state[parameter] = {
                 "step": torch.tensor(optimizer_state[f"{name}/step"]).to(
                     self._device if self._settings.fused else HOST.torch

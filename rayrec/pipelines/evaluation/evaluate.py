@@ -57,5 +57,7 @@ def evaluate(
         recommender = Recommender(model)
         stage = None if ranking is None else RankingStage.load(recommender, ranking)
         report = evaluate_recommender(recommender, split, batch_size, on_batch, stage, baselines, max_users)
-    write_json(Path(run) / f"evaluation-{split}.json", report.to_json())
+    # A sample does not take the place of the whole.
+    of_sample = "" if max_users is None else f"-first-{max_users}"
+    write_json(Path(run) / f"evaluation-{split}{of_sample}.json", report.to_json())
     return report

@@ -91,6 +91,7 @@ def tokenize_large(
     resume: bool = False,
     spill: Path | None = None,
     sizes: CatalogSizes | None = None,
+    keep: Callable[[Tokenized], None] = lambda tokenized: None,
 ) -> Tokenized:
     """Fit a tokenizer on the items of a data set and make their registry; nothing is written to `out`.
 
@@ -100,6 +101,7 @@ def tokenize_large(
         run_tasks: where tasks run; all of them read the data set and write to the folder.
         resume: go on with what an interrupted tokenization has done, if there is one.
         spill: another folder for the files between the passes.
+        keep: writes the result; what was done is deleted after it.
 
     Raises:
         InputError: vectors cannot be made of this data or not be clustered, or collisions not be resolved.
@@ -116,11 +118,14 @@ def tokenize_large(
     out.parent.mkdir(parents=True, exist_ok=True)
     with WorkFolder.open(out, spill, plan, resume, TOKENIZATION) as work:
         try:
-            return _Tokenization(dataset, settings, source_settings, run_tasks, progress, work, sizes).run()
+            tokenization = _Tokenization(dataset, settings, source_settings, run_tasks, progress, work, sizes)
+            tokenized = tokenization.run()
         except InputError:
             raise
         except ValueError as error:  # in here, so that the folder is not kept for what would come again
             raise InputError(f"{dataset.root}: {error} (--codebook-size, --levels)") from error
+        keep(tokenized)
+    return tokenized
 
 
 class _Tokenization:
@@ -206,7 +211,7 @@ class _Tokenization:
     def _interactions(self, name: str, source: InteractionVectors) -> RowFiles:
         pieces, num_events = _pieces(self._dataset, self._sizes.piece_events)
         bounds = bounds_of_parts(self._num_items, 2 * source.window * num_events, self._sizes.entries_of_part)
-        files = NeighborFiles(self._work.spill, self._num_items, source.window, 1.0, bounds)
+        files = NeighborFiles(self._work.spill, self._num_items, source.window, bounds)
         starts = self._run_stage("pairs", _spill_piece, _PairsJob(self._dataset.root, files), pieces)
         of_parts = [
             [(of_piece[part], of_piece[part + 1]) for of_piece in starts] for part in range(files.num_parts)

@@ -20,7 +20,6 @@ import pyarrow.parquet as pq
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.decoding.trie_file import FEWEST_ITEMS, TRIE_FILE, TrieFile
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.fit import VARIANCE, quantized_registry, reconstruction_errors
@@ -40,7 +39,7 @@ from rayrec.models.tokenizers.vector_sources import (
     ItemVectorSource,
     Progress,
 )
-from rayrec.pipelines.semantic_ids.large_catalog import CatalogSizes, StageProgress, tokenize_large
+from rayrec.pipelines.semantic_ids.large_catalog import CatalogSizes, StageProgress, Tokenized, tokenize_large
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.config import Config
@@ -260,7 +259,12 @@ def _tokenize_large(
         vectors_from=config.vectors,
         vector_settings=config.settings_of_others(),
     )
-    tokenizer, registry, num_without_data = tokenize_large(
+
+    def keep(tokenized: Tokenized) -> None:
+        tokenized.tokenizer.save(path)
+        tokenized.registry.save(path)
+
+    _, registry, num_without_data = tokenize_large(
         dataset,
         path,
         settings,
@@ -270,11 +274,10 @@ def _tokenize_large(
         large.resume,
         large.spill,
         large.sizes,
+        keep,
     )
-    tokenizer.save(path)
-    registry.save(path)
     if registry.num_items >= FEWEST_ITEMS:
-        TrieFile(path / TRIE_FILE, registry.version).save(CodeTrie.from_codes(registry.codes_IL))
+        TrieFile(path / TRIE_FILE, registry.version).trie(registry.codes_IL)
     return TokenizeReport(
         path, num_without_data, _measured(registry, dataset, config.categories, _MOST_USERS)
     )

@@ -54,8 +54,9 @@ class DenseSize:
 
     num_parameters: int
     weights_bytes: int
+    """Of weights that are trained."""
     buffers_bytes: int
-    """What a network holds and does not train, such as the codes of items."""
+    """What a network holds and does not train, such as the codes of items, and frozen weights."""
 
 
 @dataclass(frozen=True)
@@ -385,11 +386,12 @@ def plan_memory(assembly: Assembly, is_here: bool | None = None) -> MemoryPlan:
 def dense_size(assembly: Assembly) -> DenseSize:
     """Of the network that the trainers will build."""
     network = assembly.task.network()
-    parameters, buffers = list(network.parameters()), list(network.buffers())
+    parameters = list(network.parameters())
+    held = [*network.buffers(), *(one for one in parameters if not one.requires_grad)]
     return DenseSize(
         num_parameters=sum(parameter.numel() for parameter in parameters),
-        weights_bytes=sum(parameter.nbytes for parameter in parameters),
-        buffers_bytes=sum(buffer.nbytes for buffer in buffers),
+        weights_bytes=sum(parameter.nbytes for parameter in parameters if parameter.requires_grad),
+        buffers_bytes=sum(each.nbytes for each in held),
     )
 
 

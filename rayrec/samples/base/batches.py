@@ -266,7 +266,8 @@ class FeatureBatch:
     counts: dict[str, int] = field(default_factory=dict)
     """Dropped work, by reason (`unknown_items`, `rows_without_target`, ...)."""
     newest_event: int | None = None
-    """Training: UNIX seconds of the newest event in rows of the *global* batch, where tables go by it."""
+    """Training: UNIX seconds of the newest event of the middle row of the *global* batch, where tables go by
+    it."""
 
     @property
     def num_rows(self) -> int:

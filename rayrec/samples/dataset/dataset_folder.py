@@ -142,12 +142,11 @@ class DatasetFolder(Generic[M]):
         """Names below `root`, sorted; a file's number is its index here."""
         return train_files(self.manifest.files)
 
-    def read(self, name: str, columns: Sequence[str] | None = None, max_rows: int | None = None) -> pa.Table:
+    def read(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """One of the files.
 
         Args:
             columns: None for all.
-            max_rows: no more than the first so many rows, and no more of the file than they take.
 
         Raises:
             InputError: it cannot be read.

@@ -129,8 +129,8 @@ class RowFeatures:
             rows = RowBatch(rows.row_keys_B, self._program(rows.rows, context), rows.cursor)
         samples = SampleBatch.of(step, rows)
         newest_event: int | None = None
-        if self._tells_newest_event and samples.times_N is not None and len(samples.times_N):
-            newest_event = int(samples.times_N.max())
+        if self._tells_newest_event and samples.times_N is not None:
+            newest_event = _time_of(samples)
         if self._redraws_ties:
             samples = with_shuffled_ties(samples, self._seed)
         if not self._histories.reads_times:
@@ -248,3 +248,14 @@ def with_shuffled_ties(batch: SampleBatch, seed: int) -> SampleBatch:
         times_N=batch.times_N[order_N],
         labels={label: codes_N[order_N] for label, codes_N in batch.labels.items()},
     )
+
+
+def _time_of(samples: SampleBatch) -> int | None:
+    """The newest event of the row in the middle, by time: events with a wrong time do not move it."""
+    assert samples.times_N is not None, "it is asked for"
+    has_any_B = np.diff(samples.offsets_B1) > 0
+    if not has_any_B.any():
+        return None
+    newest_B = np.maximum.reduceat(samples.times_N, samples.offsets_B1[:-1][has_any_B])
+    middle = (len(newest_B) - 1) // 2
+    return int(np.partition(newest_B, middle)[middle])

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import no_room
 from rayrec.platform.remote_files import located
@@ -31,7 +30,7 @@ from rayrec.platform.work_folder import WorkFolder
 from rayrec.samples.dataset.dataset_folder import IMPRESSIONS, FileEntry
 from rayrec.samples.dataset.manifest import EVALUATION_FILES
 from rayrec.samples.impressions.config import ImpressionsConfig
-from rayrec.samples.impressions.division import Division, Progress, RowsSeen, division_of, rows_seen
+from rayrec.samples.impressions.division import Division, Progress, RowsSeen, division_of, rows_seen, rule_of
 from rayrec.samples.impressions.layouts import load_impressions
 from rayrec.samples.impressions.prepare import (
     SplitCounts,
@@ -46,7 +45,7 @@ from rayrec.samples.impressions.prepare import (
     written_schema,
 )
 from rayrec.samples.impressions.report import ImpressionsReport
-from rayrec.samples.impressions.source import SPLITS, ImpressionSource, SplitName
+from rayrec.samples.impressions.source import ImpressionSource, SplitName
 from rayrec.samples.impressions.vocabulary import Vocabulary
 from rayrec.samples.prepare.distributed.log_pieces import FileVersion
 from rayrec.samples.prepare.distributed.spill import read_rows
@@ -138,6 +137,8 @@ class _Spilled:
     counts: SplitCounts
     vocabulary: Vocabulary
     """What it has met."""
+    batches: Mapping[SplitName, tuple[int, ...]]
+    """Rows of each batch that lies on disk, by split."""
 
 
 def _look(job: _Job, index: int) -> RowsSeen:
@@ -163,7 +164,7 @@ def _spill(job: _Job, part: _Part) -> _Spilled:
             for split, chosen in by_split(with_ids(rows, source.schema, vocabulary), codes_R):
                 files.write(split, chosen)
                 counts.add(split, chosen)
-    return _Spilled(counts, vocabulary)
+    return _Spilled(counts, vocabulary, files.batches)
 
 
 @dataclass(frozen=True)
@@ -182,8 +183,8 @@ class _FilesJob:
     spill: Path
     schema: pa.Schema
     rows_per_group: int
-    rows: tuple[Mapping[SplitName, int], ...]
-    """Of each file of the source."""
+    batches: tuple[Mapping[SplitName, tuple[int, ...]], ...]
+    """Of each file of the source, the rows of each batch on disk."""
 
 
 def _write_file(job: _FilesJob, file: _FileToWrite) -> FileEntry:
@@ -201,18 +202,19 @@ def _write_file(job: _FilesJob, file: _FileToWrite) -> FileEntry:
 
 
 def _rows_of(job: _FilesJob, file: _FileToWrite) -> Iterator[pa.Table]:
-    """The rows of a file, in order."""
+    """The rows of a file, in order. Only batches that have some of them are decoded."""
     at = 0
-    for index, rows in enumerate(job.rows):
-        after = at + rows[file.split]
-        if file.first < after and at < file.stop and rows[file.split]:
-            place = at
-            for table in read_rows(_spilled(job.spill, index, file.split)):
-                first, stop = max(file.first - place, 0), min(file.stop - place, len(table))
-                if first < stop:
-                    yield table.slice(first, stop - first)
-                place += len(table)
-        at = after
+    for index, batches in enumerate(job.batches):
+        lengths = np.array(batches.get(file.split, ()), dtype=np.int64)
+        stops = at + np.cumsum(lengths)
+        wanted = np.flatnonzero((stops > file.first) & (stops - lengths < file.stop))
+        at += int(lengths.sum())
+        if not len(wanted):
+            continue
+        tables = read_rows(_spilled(job.spill, index, file.split), range(wanted[0], wanted[-1] + 1))
+        for place, table in zip((stops - lengths)[wanted].tolist(), tables, strict=True):
+            first, stop = max(file.first - place, 0), min(file.stop - place, len(table))
+            yield table.slice(first, stop - first)
 
 
 def _spilled(folder: Path, index: int, split: SplitName) -> Path:
@@ -228,6 +230,12 @@ class _SplitFiles:
         self._schema = schema
         self._open = ExitStack()
         self._writers: dict[SplitName, Any] = {}
+        self._batches: dict[SplitName, list[int]] = {}
+
+    @property
+    def batches(self) -> dict[SplitName, tuple[int, ...]]:
+        """Rows of each batch that was written, by split."""
+        return {split: tuple(lengths) for split, lengths in self._batches.items()}
 
     def __enter__(self) -> _SplitFiles:
         return self
@@ -246,6 +254,7 @@ class _SplitFiles:
                 self._writers[split] = self._open.enter_context(writer)
             for batch in rows.select(self._schema.names).cast(self._schema).combine_chunks().to_batches():
                 self._writers[split].write_batch(batch)
+                self._batches.setdefault(split, []).append(len(batch))
         except OSError as error:
             if (full := no_room(error, self._folder)) is not None:
                 raise full from error
@@ -292,9 +301,13 @@ class _Preparation:
     def run(self) -> ImpressionsReport:
         source, config, work, job = self._source, self._config, self._work, self._job
         parts = list(range(len(source.parts)))
-        seen = self._run("look", _look, job, parts)
-        division = division_of(source, config, RowsSeen.of(seen))
-        rows_before_P: Int64Array = np.cumsum([0, *(one.num_rows for one in seen)])
+        seen, rows_before_P = None, np.zeros(len(parts) + 1, dtype=np.int64)
+        if rule_of(source, config) != "given":
+            self._run("look", _look, job, parts, keep=False)
+            seen = RowsSeen.of(work.results("look", len(parts)))
+            rows_P = [one.num_rows for one in work.results("look", len(parts))]
+            rows_before_P = np.cumsum([0, *rows_P])
+        division = division_of(source, config, seen)
         at = [_Part(index, int(rows_before_P[index])) for index in parts]
         job = replace(job, division=division)
         vocabulary, num_rare = (
@@ -307,20 +320,22 @@ class _Preparation:
                 vocabulary.merge(one)
             vocabulary, num_rare = Vocabulary.without_rare(vocabulary, config.min_count)
         self._run("rows", _spill, replace(job, vocabulary=vocabulary), at, keep=False)
-        counts, rows = SplitCounts(source.schema.labels), []
+        counts, batches = SplitCounts(source.schema.labels), []
         for spilled in work.results("rows", len(at)):
             counts.merge(spilled.counts)
             vocabulary.merge(spilled.vocabulary)
-            rows.append({split: spilled.counts.rows[split] for split in SPLITS})
+            batches.append(spilled.batches)
         counts.check(source.name)
-        written = Written(self._write(rows, counts), counts, vocabulary, num_rare)
+        written = Written(self._write(batches, counts), counts, vocabulary, num_rare)
         manifest = written.manifest(source, config, self._origin, division)
         manifest.write(work.data)
         put_in_place(work.data, self._out)
         warn_of_what_was_written(self._out, manifest, source.schema, config, vocabulary)
         return ImpressionsReport(self._out, manifest)
 
-    def _write(self, rows: list[dict[SplitName, int]], counts: SplitCounts) -> dict[str, FileEntry]:
+    def _write(
+        self, batches: list[Mapping[SplitName, tuple[int, ...]]], counts: SplitCounts
+    ) -> dict[str, FileEntry]:
         config = self._config
         step = config.rows_per_group * groups_per_file(config.rows_per_group, config.rows_per_file)
         starts = range(0, counts.rows["train"], step)
@@ -338,7 +353,7 @@ class _Preparation:
             self._work.spill,
             written_schema(self._source),
             config.rows_per_group,
-            tuple(rows),
+            tuple(batches),
         )
         entries = self._run("files", _write_file, job, files)
         return {file.name: entry for file, entry in zip(files, entries, strict=True)}

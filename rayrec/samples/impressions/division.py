@@ -89,14 +89,28 @@ class RowsSeen:
 
     @classmethod
     def of(cls, seen: Iterable[RowsSeen]) -> RowsSeen:
-        """Of all rows together: what is kept grows with the times, not with the rows."""
-        num_rows, times_T, counts_T = 0, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        """Of all rows together: what is kept grows with the distinct times, 16 bytes each."""
+        nothing = np.zeros(0, dtype=np.int64)
+        num_rows, merged, pending, num_pending = 0, cls(0, nothing, nothing), list[RowsSeen](), 0
         for one in seen:
             num_rows += one.num_rows
-            both_T, indices = np.unique(np.concatenate([times_T, one.times_T]), return_inverse=True)
-            counts = np.concatenate([counts_T, one.counts_T])
-            times_T, counts_T = both_T, np.bincount(indices, counts, len(both_T)).astype(np.int64)
-        return cls(num_rows, times_T, counts_T)
+            pending.append(one)
+            num_pending += len(one.times_T)
+            # As many as there are already: every time is merged a logarithmic number of times.
+            if num_pending >= max(_PENDING, len(merged.times_T)):
+                merged, pending, num_pending = _merged([merged, *pending]), [], 0
+        merged = _merged([merged, *pending])
+        return cls(num_rows, merged.times_T, merged.counts_T)
+
+
+_PENDING = 1 << 20
+"""Times that are collected before they are merged."""
+
+
+def _merged(parts: list[RowsSeen]) -> RowsSeen:
+    times_T, indices = np.unique(np.concatenate([one.times_T for one in parts]), return_inverse=True)
+    counts = np.concatenate([one.counts_T for one in parts])
+    return RowsSeen(0, times_T, np.bincount(indices, counts, len(times_T)).astype(np.int64))
 
 
 def rule_of(

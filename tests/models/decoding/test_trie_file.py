@@ -56,14 +56,21 @@ def test_a_trie_of_other_codes_is_made_again(tmp_path, made):
     assert TrieFile(tmp_path / "trie", "v2").load().num_items == 3
 
 
-@pytest.mark.parametrize("damage", ["shorter", "changed", "other"])
+@pytest.mark.parametrize("damage", ["shorter", "changed", "header", "other"])
 def test_a_damaged_file_is_made_again(damage, tmp_path, made):
     file = TrieFile(tmp_path / "trie", "v1")
     file.trie(CODES_IL)
     content = bytearray(file.path.read_bytes())
     if damage == "changed":
         content[-1] ^= 1
-    damaged = {"shorter": content[:-8], "changed": content, "other": b"no such file at all"}[damage]
+    header = content.replace(b'"[4, ', b'"[5, ', 1)  # of the numbers of codes, or of the most children
+    assert (damage != "header") or header != content
+    damaged = {
+        "shorter": content[:-8],
+        "changed": content,
+        "header": header,
+        "other": b"no such file at all",
+    }[damage]
     file.path.unlink()
     file.path.write_bytes(damaged)
 

@@ -49,7 +49,7 @@ def communities(num_items=60, size=6, num_sequences=300, seed=0):
 
 def vectors_in_files(folder, positions_N, offsets_B1, num_items, dim, blocks, num_parts, pieces, per_task=2):
     folder.mkdir()
-    files = NeighborFiles(folder, num_items, 5, 1.0, bounds_of_parts(num_items, num_parts, 1))
+    files = NeighborFiles(folder, num_items, 5, bounds_of_parts(num_items, num_parts, 1))
     cuts = np.linspace(0, len(offsets_B1) - 1, pieces + 1).astype(int)
     starts = [
         spill_pairs(

@@ -166,6 +166,25 @@ def test_errors_are_those_of_one_process_and_leave_nothing(tmp_path, column, val
     assert (what is None) == (not isinstance(outcome, str))
 
 
+def test_each_file_decodes_the_batches_that_it_has_rows_of(tmp_path, monkeypatch):
+    monkeypatch.setattr("rayrec.samples.importers.tables._BATCH_ROWS", 4)
+    source, decoded = in_files(tmp_path / "log"), []
+    read_rows = distributed.read_rows
+
+    def counted(path, batches=None):
+        for table in read_rows(path, batches):
+            decoded.append(len(table))
+            yield table
+
+    monkeypatch.setattr(distributed, "read_rows", counted)
+    manifest = prepare_impressions_distributed(source, tmp_path / "many", settings(rows_per_file=8)).manifest
+
+    longest = max(decoded)
+    assert len(manifest.files) >= 9
+    # A batch that two files divide is decoded for both.
+    assert sum(decoded) <= NUM_ROWS + longest * len(manifest.files)
+
+
 def test_nothing_to_train_on_is_refused(tmp_path):
     source = in_files(tmp_path / "log")
     changes = {"split": "time", "valid_start": 10.0, "test_start": 20.0}

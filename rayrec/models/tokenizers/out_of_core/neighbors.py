@@ -38,7 +38,6 @@ class NeighborFiles:
     folder: Path
     num_items: int
     window: int
-    shift: float
     bounds_P1: tuple[int, ...]
     """Part p has the rows of items bounds[p] to bounds[p + 1] - 1."""
 
@@ -202,7 +201,7 @@ def write_information(files: NeighborFiles, part: int, context_sum: float) -> in
 
     def information(context_E: Float64Array) -> NDArray[np.float32]:
         # p(i, j) / (p(i) p(j)), where p(j) has the power of the smoothing instead of one.
-        values_E = np.log(ratio_E * context_E ** (1.0 - CONTEXT_SMOOTHING)) - math.log(files.shift)
+        values_E = np.log(ratio_E * context_E ** (1.0 - CONTEXT_SMOOTHING))
         return np.maximum(values_E, 0.0).astype(np.float32)
 
     forward_E, backward_E = information(of_column_E), information(of_row_E)

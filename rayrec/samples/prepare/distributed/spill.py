@@ -80,10 +80,14 @@ def write_rows(path: Path, table: pa.Table) -> None:
     write_batches(path, table.schema, (table.slice(start, _BATCH_ROWS) for start in starts))
 
 
-def read_rows(path: Path) -> Iterator[pa.Table]:
-    """The tables that `write_rows` has written, one after the other."""
+def read_rows(path: Path, batches: range | None = None) -> Iterator[pa.Table]:
+    """The tables that `write_rows` has written, one after the other.
+
+    Args:
+        batches: numbers of those that are wanted; None: all.
+    """
     with pa.memory_map(str(path)) as file, pa.ipc.open_file(file) as reader:
-        for number in range(reader.num_record_batches):
+        for number in range(reader.num_record_batches) if batches is None else batches:
             yield pa.Table.from_batches([reader.get_batch(number)]).replace_schema_metadata(None)
 
 
