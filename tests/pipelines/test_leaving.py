@@ -73,7 +73,7 @@ def test_a_run_goes_on_elsewhere_from_a_snapshot_of_now(tmp_path, steps):
 def test_only_a_bad_verdict_of_a_node_of_the_run_makes_it_leave(tmp_path):
     now = [0.0]
     quarantine = Quarantine(tmp_path, clock=lambda: now[0])
-    watch = LeaveWatch(quarantine, ["a"], clock=lambda: now[0])
+    watch = LeaveWatch(quarantine, lambda: ["a"], clock=lambda: now[0])
 
     def add(name, verdict):
         node = Node(name, "10.0.0.1", {}, {}, {}, name)
@@ -92,7 +92,7 @@ def test_without_room_elsewhere_a_run_stays_until_there_is(tmp_path, caplog):
     quarantine = Quarantine(tmp_path)
     node = Node("a", "10.0.0.1", {}, {}, {}, "a")
     quarantine.add(node, "xid", "bad", nodes=[node])
-    watch = LeaveWatch(quarantine, ["a"], lambda: room[0], clock=lambda: now[0])
+    watch = LeaveWatch(quarantine, lambda: ["a"], lambda: room[0], clock=lambda: now[0])
 
     for _ in range(3):
         assert watch() is None
@@ -104,7 +104,7 @@ def test_without_room_elsewhere_a_run_stays_until_there_is(tmp_path, caplog):
 
 def test_the_file_is_read_now_and_then_and_a_damaged_one_ends_no_run(tmp_path, caplog):
     now = [0.0]
-    watch = LeaveWatch(Quarantine(tmp_path), ["a"], clock=lambda: now[0])
+    watch = LeaveWatch(Quarantine(tmp_path), lambda: ["a"], clock=lambda: now[0])
     assert watch() is None
     (tmp_path / "quarantine.json").write_text("{")
     assert watch() is None

@@ -223,7 +223,7 @@ def test_a_run_knows_whether_it_has_room_elsewhere(monkeypatch):
     bundle_of = {("parameter_server", 0): 0, ("parameter_server", 1): 1}
     held: Any = object()
     mine = Reservation([servers], {"parameter_server": nodes}, held, bundle_of)
-    assert mine.node_ids == {"a", "b"}
+    assert mine.node_ids() == {"a", "b"}
 
     assert mine.has_room_elsewhere()
     nodes[0] = replace(nodes[0], quarantined="xid 79")

@@ -31,17 +31,17 @@ class LeaveWatch:
     def __init__(
         self,
         quarantine: Quarantine,
-        node_ids: Collection[str],
+        node_ids: Callable[[], Collection[str]],
         has_room_elsewhere: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
-            node_ids: Ray's, of the nodes that the run's actors are on.
+            node_ids: gives Ray's, of the nodes that the run's actors are on.
             has_room_elsewhere: whether the run could start on nodes that may be used, if it gave its own room
                 back; without, it stays: a bad node is better than none.
         """
-        self._quarantine, self._node_ids, self._clock = quarantine, frozenset(node_ids), clock
+        self._quarantine, self._node_ids, self._clock = quarantine, node_ids, clock
         self._has_room_elsewhere = has_room_elsewhere
         self._stays_since: float | None = None
         self._looked_at = float("-inf")
@@ -61,8 +61,10 @@ class LeaveWatch:
         except (InputError, OSError) as error:  # a run does not end because a file about nodes is damaged
             logger.warning("quarantined nodes cannot be read: %s", error)
             return None
-        for each in sessions:
-            if each.verdict == "bad" and each.node_id in self._node_ids:
+        bad = [each for each in sessions if each.verdict == "bad"]
+        node_ids = self._node_ids() if bad else ()
+        for each in bad:
+            if each.node_id in node_ids:
                 why = f"{each.node_name} is bad ({each.reason})"
                 if self._has_room_elsewhere():
                     return why

@@ -77,6 +77,8 @@ class Reservation:
         self._held = held
         self._bundle_of = bundle_of
         self._left_out = left_out
+        self._moved: dict[tuple[str, int], str] = {}
+        """Where members are that started again on another node."""
 
     def of(self, stage: str) -> Where:
         """For the actors of a stage: what they ask for, and where they get that."""
@@ -101,10 +103,11 @@ class Reservation:
     def _node_ids_of(self, stage: str) -> list[str]:
         """Ray's, of the nodes that the members of a stage are on."""
         held = {} if self._held is None else placement_group_table(self._held)["bundles_to_node_id"]
-        return [
+        placed = [
             node.id if (bundle := self._bundle_of.get((stage, member))) is None else held[bundle]
             for member, node in enumerate(self._placed[stage])
         ]
+        return [self._moved.get((stage, member), node) for member, node in enumerate(placed)]
 
     def _options(self, stage: str, member: int) -> dict[str, Any]:
         group = self._groups[stage]
@@ -135,10 +138,10 @@ class Reservation:
             (elsewhere,) = assign([replace(group, count=1)], nodes)[stage]
         except NoNodeError:
             return None
+        self._moved[stage, member] = elsewhere.id
         strategy = NodeAffinitySchedulingStrategy(elsewhere.id, soft=False)
         return {**ray_options(group.resources), "scheduling_strategy": strategy}
 
-    @property
     def node_ids(self) -> frozenset[str]:
         """Ray's, of the nodes that the actors are on."""
         return frozenset(node for stage in self._placed for node in self._node_ids_of(stage))
