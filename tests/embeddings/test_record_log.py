@@ -300,6 +300,21 @@ def test_a_file_that_is_cut_off_is_an_error_not_zeros(tmp_path, way):
     assert caught.value.filename == str(tmp_path)
 
 
+@pytest.mark.parametrize("way", ["threads"], indirect=True)
+def test_a_log_that_the_collector_finds_waits_for_no_thread(tmp_path, way, monkeypatch):
+    """It may find it inside of a thread that starts, holding the lock that ending threads need."""
+    log = RecordLog(tmp_path, 250)
+    assert (log.read(log.write(records(0, 500, 250))) == records(0, 500, 250)).all()
+    idle = list(log._reader._threads._threads)
+    assert idle
+    for thread in idle:
+        monkeypatch.setattr(thread, "join", lambda timeout=None: pytest.fail("it waited"))
+    log.close()
+    for thread in idle:
+        threading.Thread.join(thread, 10)
+        assert not thread.is_alive()
+
+
 def spoil(log: RecordLog, offset: int, content: bytes) -> None:
     """Change the file as a failing disk does."""
     descriptor = os.open(f"/proc/self/fd/{log._descriptor}", os.O_RDWR)

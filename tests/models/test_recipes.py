@@ -142,6 +142,7 @@ def test_every_field_of_a_batch_is_cut():
         "neighbors_NJ",
         "neighbor_weights_NJ",
         "old_chunks",
+        "paths",
     ]
 
 

@@ -141,7 +141,9 @@ class PageReader:
             ring.close()
         self._idle, self._num_rings = [], 0
         if self._threads is not None:
-            self._threads.shutdown()
+            # They have nothing to do, so nobody waits for their end. The collector may be what calls this,
+            # inside of a thread that starts, with the lock that ending threads need.
+            self._threads.shutdown(wait=False)
             self._threads = None
 
     def _read_asynchronously(
