@@ -116,14 +116,15 @@ class DictionaryTable:
             victims |= {i for i, row in self.rows.items() if self._lived_until(row.step)}
         if config.min_score is not None:
             victims |= {i for i in self.rows if self._score(i, step) < config.min_score}
-        most = [config.max_rows_per_bucket] if config.max_rows_per_bucket is not None else []
-        most += [config.max_rows // 65_536] if config.max_rows is not None else []
-        if most:
+        if config.max_rows_per_bucket is not None or config.max_rows is not None:
             buckets: dict[int, list[int]] = {}
             for i in self.rows.keys() - victims:
                 buckets.setdefault(int(mix64(i)) % 65_536, []).append(i)
-            for members in buckets.values():
+            for bucket, members in buckets.items():
                 members.sort(key=lambda i: self._worth(i, step), reverse=True)
+                most = [] if config.max_rows_per_bucket is None else [config.max_rows_per_bucket]
+                if config.max_rows is not None:  # the first buckets have what is left over, one row each
+                    most.append(config.max_rows // 65_536 + (bucket < config.max_rows % 65_536))
                 victims.update(members[min(most) :])
         for i in victims:
             del self.rows[i]

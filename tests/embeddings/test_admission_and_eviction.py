@@ -55,7 +55,7 @@ configs = st.builds(
     )
     | st.builds(
         EvictionConfig,
-        max_rows=st.integers(1, 4).map(lambda rows: 65_536 * rows + 7),
+        max_rows=st.integers(65_536, 4 * 65_536),
         keep=st.just("score"),
         half_life_steps=st.integers(1, 3),
         min_score=st.none() | st.sampled_from([0.25, 0.5]),

@@ -245,10 +245,13 @@ def test_a_lost_server_comes_back_to_its_node_or_to_another_if_it_was_there_alon
         return None if options is None else options["scheduling_strategy"].node_id
 
     assert [again(0), again(1)] == [a, b]
-    nodes[:] = [node(a, CPU=4, free={"CPU": 1.0})]  # b is gone
-    assert again(1) == a
-    nodes[0] = replace(nodes[0], free={"CPU": 0.0})
+    nodes[:] = [node(a, CPU=4, free={"CPU": 0.0})]  # b is gone
     assert again(1) is None
+    nodes[0] = replace(nodes[0], free={"CPU": 1.0})
+    assert again(1) == a
+    assert mine.node_ids() == {a}, "the run is watched where it is now"
+    nodes[0] = replace(nodes[0], free={"CPU": 0.0})
+    assert again(1) == a, "what it had there is its own"
     nodes[:] = [node(b, CPU=4), node(c, CPU=4)]  # a is gone, and a trainer with it
     assert again(0) is None
 

@@ -131,7 +131,9 @@ class Reservation:
         group, node_ids = self._groups[stage], {name: self._node_ids_of(name) for name in self._placed}
         node, nodes = node_ids[stage][member], cluster_nodes()
         if any(each.id == node and each.is_usable for each in nodes):
-            return self._options(stage, member)
+            return (
+                self._pinned(group, node) if (stage, member) in self._moved else self._options(stage, member)
+            )
         if sum(ids.count(node) for ids in node_ids.values()) > 1:
             return None
         try:
@@ -139,7 +141,11 @@ class Reservation:
         except NoNodeError:
             return None
         self._moved[stage, member] = elsewhere.id
-        strategy = NodeAffinitySchedulingStrategy(elsewhere.id, soft=False)
+        return self._pinned(group, elsewhere.id)
+
+    @staticmethod
+    def _pinned(group: ActorGroup, node_id: str) -> Mapping[str, Any]:
+        strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
         return {**ray_options(group.resources), "scheduling_strategy": strategy}
 
     def node_ids(self) -> frozenset[str]:
