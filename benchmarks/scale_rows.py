@@ -79,7 +79,7 @@ def _map_bytes(kind: type[IdMap] | type[PackedMap], num_ids: int) -> int:
 
 
 def _speed_bar(options: BenchOptions, num_rows: int) -> Bar:
-    memory = max(num_rows * RECORD_BYTES // 4, 48 * 2**20)
+    memory = max(num_rows * RECORD_BYTES // 3, 48 * 2**20)
     with scratch_folder(options.data) as folder:
         disk = DiskConfig(memory=memory, folder=str(folder))
         with running(num_rows, disk) as ours, running(num_rows, disk, _use_map_of_memory) as before:
