@@ -234,3 +234,18 @@ def test_semantic_ids_inside_the_data_set_move_with_it(semantic_ids, expected):
 
     assert moved.data.path == "new/place"
     assert moved.data.semantic_ids == expected
+
+
+@pytest.mark.parametrize("setting", [{"num_siblings": 4}, {"held_prefixes": 9}])
+def test_settings_of_prefixes_as_rows_are_refused_where_these_are_weights(setting):
+    values = {"data": {"path": "data"}, "model": {"name": "prefix_decoder"} | setting}
+    with pytest.raises(InputError, match=f"model.{next(iter(setting))} is of the prefix_matrix 'sparse'"):
+        RunConfig.parse(values)
+    values["model"]["prefix_matrix"] = "sparse"
+    config = RunConfig.parse(values)
+    assert RunConfig.parse(config.model_dump(mode="json")) == config
+
+
+def test_a_prefix_decoder_is_read_back_with_all_its_settings():
+    config = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "prefix_decoder"}})
+    assert RunConfig.parse(config.model_dump(mode="json")) == config

@@ -153,7 +153,11 @@ class PrefixDecoderConfig(GenerativeConfig):
 
     @model_validator(mode="after")
     def _siblings_are_of_rows(self) -> Self:
-        own = [name for name in ("num_siblings", "held_prefixes") if name in self.model_fields_set]
+        fields = type(self).model_fields
+        # By value: a run's folder has all settings, also those that nobody gave.
+        own = [
+            name for name in ("num_siblings", "held_prefixes") if getattr(self, name) != fields[name].default
+        ]
         if own and self.prefix_matrix == "dense":
             raise ValueError(
                 f"model.{own[0]} is of the prefix_matrix 'sparse', and this one is 'dense', whose vectors "
