@@ -128,7 +128,7 @@ class _ProcessGroups:
         import torch
 
         self._host_group = None
-        # It hangs up: whoever waits for this process in a sum hears of it.
+        # The connection ends, so processes that wait for this one in a sum get an error.
         torch.distributed.destroy_process_group()
 
 

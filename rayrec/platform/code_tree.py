@@ -139,10 +139,26 @@ def _sorted(codes_IL: IntArray, num_codes: Sequence[int]) -> tuple[Int64Array, I
         num_codes: one more than the largest code of each level.
     """
     widths = [(size - 1).bit_length() for size in num_codes]
+    order_I, packed_I = sorted_tuples(codes_IL, widths)
+    if packed_I is None:
+        return order_I, (codes_I[order_I].astype(np.int64) for codes_I in codes_IL.T)
+    below = [sum(widths[level + 1 :]) for level in range(len(widths))]
+    columns = ((packed_I >> shift) & ((1 << width) - 1) for shift, width in zip(below, widths, strict=True))
+    return order_I, columns
+
+
+def sorted_tuples(codes_IL: IntArray, widths: Sequence[int]) -> tuple[Int64Array, Int64Array | None]:
+    """Positions in the order of their tuples, equal ones as they come; and each tuple as a number, in that order.
+
+    Args:
+        widths: bits that hold every code of each level.
+
+    Returns:
+        None in place of the numbers where tuples and positions do not fit into 63 bits.
+    """
     position_bits = len(codes_IL).bit_length()
     if sum(widths) + position_bits > 63:
-        order_I = np.lexsort(codes_IL.T[::-1])
-        return order_I, (codes_I[order_I].astype(np.int64) for codes_I in codes_IL.T)
+        return np.lexsort(codes_IL.T[::-1]), None
     # A tuple and its position in one number: sorting those takes a fifth of sorting tuples, and nothing is
     # looked up at random, which takes as long again for ten million.
     packed_I = np.zeros(len(codes_IL), dtype=np.int64)
@@ -152,9 +168,9 @@ def _sorted(codes_IL: IntArray, num_codes: Sequence[int]) -> tuple[Int64Array, I
     packed_I <<= position_bits
     packed_I |= np.arange(len(codes_IL))
     packed_I.sort()
-    below = [position_bits + sum(widths[level + 1 :]) for level in range(len(widths))]
-    columns = ((packed_I >> shift) & ((1 << width) - 1) for shift, width in zip(below, widths, strict=True))
-    return packed_I & ((1 << position_bits) - 1), columns
+    order_I = packed_I & ((1 << position_bits) - 1)
+    packed_I >>= position_bits
+    return order_I, packed_I
 
 
 def _level(

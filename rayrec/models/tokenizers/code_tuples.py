@@ -9,11 +9,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from rayrec.platform.arrays import BoolArray, Int64Array
-
-IntArray = NDArray[np.integer]
+from rayrec.platform.code_tree import IntArray, sorted_tuples
 
 
 def tuple_groups(codes_IL: IntArray) -> tuple[Int64Array, Int64Array]:
@@ -31,21 +29,10 @@ def tuple_groups(codes_IL: IntArray) -> tuple[Int64Array, Int64Array]:
 def _in_order(codes_IL: IntArray) -> tuple[Int64Array, BoolArray]:
     """Positions in the order of their tuples, equal ones as they come; and where a new tuple begins."""
     widths = [int(column_I.max(initial=0)).bit_length() for column_I in codes_IL.T]
-    position_bits = len(codes_IL).bit_length()
-    if sum(widths) + position_bits > 63 or codes_IL.min(initial=0) < 0:
-        order_I = np.lexsort(codes_IL.T[::-1])
-        return order_I, _begins(codes_IL[order_I])
-    # A tuple and its position in one number: sorting those takes a fifth of sorting tuples, and less memory.
-    packed_I = np.zeros(len(codes_IL), dtype=np.int64)
-    for codes_I, width in zip(codes_IL.T, widths, strict=True):
-        packed_I <<= width
-        packed_I |= codes_I
-    packed_I <<= position_bits
-    packed_I |= np.arange(len(codes_IL))
-    packed_I.sort()
-    order_I = packed_I & ((1 << position_bits) - 1)
-    packed_I >>= position_bits
-    return order_I, _begins(packed_I[:, None])
+    if codes_IL.min(initial=0) < 0:
+        widths = [64] * len(widths)  # no number stands for a negative code
+    order_I, packed_I = sorted_tuples(codes_IL, widths)
+    return order_I, _begins(codes_IL[order_I] if packed_I is None else packed_I[:, None])
 
 
 def _begins(sorted_IL: IntArray) -> BoolArray:

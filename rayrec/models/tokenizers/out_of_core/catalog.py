@@ -137,7 +137,7 @@ def tokenize_blocks(
 
 def _fitted(shared: tuple[Sources, VectorPreparation], settings: TokenizerSettings) -> tuple[Quantizer, int]:
     """The quantizer, and of how many items. They are the first: items come in the order of a hash of their
-    ids, so these are a sample, and the same one whoever asks."""
+    ids, so these are a sample, the same one each time."""
     sources, preparation = shared
     num_codes = settings.codebook_size or settings.max_codebook_size
     count = min(sources.blocks.num_rows, max(settings.fit_items, _FEWEST_OF_A_CODE * num_codes))

@@ -3,7 +3,7 @@
     random [I, S] ─► M x ─► orthonormal ─► (M^T x ─► orthonormal ─► M x ─► orthonormal) * rounds ─► M^T x
 
 A pass reads the matrix once for each 16 columns of x, which are mapped: 64 bytes an item. A product's row has
-the order of its entries whoever computes it. Columns are made orthonormal by their Gram matrix, a sum over
+the order of its entries, in whichever process. Columns are made orthonormal by their Gram matrix, a sum over
 blocks of rows, in double precision.
 
 Source: randomized subspace iteration, Halko, Martinsson and Tropp, arXiv:0909.4061, algorithms 4.4 and 5.1;
