@@ -148,7 +148,7 @@ def _sorted(codes_IL: IntArray, num_codes: Sequence[int]) -> tuple[Int64Array, I
 
 
 def sorted_tuples(codes_IL: IntArray, widths: Sequence[int]) -> tuple[Int64Array, Int64Array | None]:
-    """Positions in the order of their tuples, equal ones as they come; and each tuple as a number, in that order.
+    """Positions in the order of their tuples, equal ones as they come; and each tuple as a number, in order.
 
     Args:
         widths: bits that hold every code of each level.
