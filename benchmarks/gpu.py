@@ -43,6 +43,8 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSIONS_OF = ("torch", "triton", "numpy", "transformers", "pytest")
 TAIL = 4000
 """Characters of a failed piece's output that the report keeps."""
+FAILURES, FAILURE = 5, 1000
+"""Failed tests whose messages the report keeps, and the characters of each."""
 
 
 @dataclass(frozen=True)
@@ -174,16 +176,20 @@ def _counts(results: Path) -> dict[str, Any]:
     """Of pytest's report."""
     counts = {"passed": 0, "failed": 0, "skipped": 0}
     reasons: set[str] = set()
+    failures: list[str] = []
     for case in ElementTree.parse(results).iter("testcase"):
         skipped = case.find("skipped")
         if skipped is not None:
             counts["skipped"] += 1
             reasons.add(skipped.get("message", ""))
-        elif case.find("failure") is not None or case.find("error") is not None:
+        elif wrong := [*case.iter("failure"), *case.iter("error")]:
             counts["failed"] += 1
+            failures.append(f"{case.get('name')}: {wrong[0].get('message', '')}")
         else:
             counts["passed"] += 1
-    return {**counts, "skipped_because": sorted(reasons)}
+    # The end of the output names those that failed; why, the first ones show.
+    shown = {"failures": [one[:FAILURE] for one in failures[:FAILURES]]} if failures else {}
+    return {**counts, "skipped_because": sorted(reasons), **shown}
 
 
 def _figures(output: str) -> Any:

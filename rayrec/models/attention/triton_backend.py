@@ -130,6 +130,7 @@ class _Jagged(torch.autograd.Function):
             (*given, d_query_NHC, *tables, units),
             (),
             TABLE_COPIES=TABLE_COPIES,
+            BLOCK_TIMES=1 if time_HD is None else padded_width(time_HD.shape[1]),
         )
         d_key_MHC = torch.empty(key_MHC.shape, dtype=key_MHC.dtype, device=key_MHC.device)
         d_value_MHE = torch.empty(value_MHE.shape, dtype=value_MHE.dtype, device=value_MHE.device)

@@ -224,6 +224,49 @@ def _weights_and_gradients(
     return weights, d_scores
 
 
+@triton.jit
+def _whole(x, units):
+    """In fixed point: sums of integers do not depend on their order."""
+    return tl.floor(x * units + 0.5).to(tl.int64)
+
+
+@triton.jit
+def _add_by_place(TO, d_scores, apart, units, NUM_PLACES: tl.constexpr, SIZE: tl.constexpr):
+    """Add a square block's gradients to the entries of its diagonals: two atomic additions a column.
+
+    Rolled by the number of its row, a row has in column c the key `(row + c) % SIZE`: pairs of one distance
+    are a column's upper or its lower part.
+
+    Args:
+        apart: places from the block's first key to its first query.
+    """
+    middle: tl.constexpr = NUM_PLACES // 2
+    row = tl.arange(0, SIZE)[:, None]
+    column = tl.arange(0, SIZE)
+    behind = row + column[None, :]
+    rolled = _whole(tl.gather(d_scores, behind % SIZE, 1), units)
+    upper = tl.sum(tl.where(behind < SIZE, rolled, 0), 0)
+    lower = tl.sum(tl.where(behind < SIZE, 0, rolled), 0)
+    bucket = tl.minimum(tl.maximum(apart - column, -middle), middle) + middle
+    tl.atomic_add(TO + bucket, upper, mask=upper != 0, sem="relaxed")
+    bucket = tl.minimum(tl.maximum(apart - column + SIZE, -middle), middle) + middle
+    tl.atomic_add(TO + bucket, lower, mask=lower != 0, sem="relaxed")
+
+
+@triton.jit
+def _by_time(d_scores, bucket, seen, units, BLOCK_TIMES: tl.constexpr):
+    """[BLOCK_TIMES] sums of a block's gradients by bucket, of which there are few away from the diagonal."""
+    entry = tl.arange(0, BLOCK_TIMES)
+    whole = tl.where(seen, _whole(d_scores, units), 0)
+    lowest = tl.min(tl.min(tl.where(seen, bucket, BLOCK_TIMES), 1), 0)
+    highest = tl.max(tl.max(tl.where(seen, bucket, -1), 1), 0)
+    sums = tl.zeros([BLOCK_TIMES], dtype=tl.int64)
+    for one in range(lowest, highest + 1):
+        total = tl.sum(tl.sum(tl.where(bucket == one, whole, 0), 1), 0)
+        sums += tl.where(entry == one, total, 0)
+    return sums
+
+
 @triton.jit(do_not_specialize=VARYING)
 def query_gradients(
     Q, K, V, D_OUT, LSE, DELTA, D_Q, D_PLACE, D_TIME, UNITS,
@@ -234,7 +277,7 @@ def query_gradients(
     H: tl.constexpr, C: tl.constexpr, E: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_E: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     SOFTMAX: tl.constexpr, NUM_SPANS: tl.constexpr, NUM_PLACES: tl.constexpr, NUM_TIMES: tl.constexpr,
-    TABLE_COPIES: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
+    TABLE_COPIES: tl.constexpr, BLOCK_TIMES: tl.constexpr, ACC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """D_Q [N, H, C], and what the pairs add to D_PLACE and D_TIME [copies, H, buckets], int64 in units."""
     head = tl.program_id(1)
@@ -260,6 +303,7 @@ def query_gradients(
     if NUM_TIMES > 0:
         query_time_T = tl.load(QUERY_TIME + token_T, mask=valid_T, other=0)
     copy_and_head = (tl.program_id(0) % TABLE_COPIES) * H + head
+    times = tl.zeros([BLOCK_TIMES], dtype=tl.int64)
     acc = tl.zeros([BLOCK_T, BLOCK_C], dtype=ACC)
     for start in range(first, stop, BLOCK_S):
         place_S = start + tl.arange(0, BLOCK_S)
@@ -281,15 +325,19 @@ def query_gradients(
             scores, seen, d_weights, lse_T, delta_T, length, SOFTMAX
         )  # fmt: skip
         if NUM_PLACES > 0:
-            bucket = copy_and_head * NUM_PLACES + _place_buckets(own_T, place_S, NUM_PLACES)
-            whole = tl.floor(d_scores * tl.load(UNITS) + 0.5).to(tl.int64)
-            tl.atomic_add(D_PLACE + bucket, whole, mask=seen, sem="relaxed")
+            farthest = tl.load(BLOCK_START + tl.program_id(0)) + row_keys - row_queries - start
+            _add_by_place(
+                D_PLACE + copy_and_head * NUM_PLACES, d_scores, farthest, tl.load(UNITS), NUM_PLACES, BLOCK_S
+            )  # fmt: skip
         if NUM_TIMES > 0:
-            bucket = copy_and_head * NUM_TIMES + _time_buckets(query_time_T, key_time_S, BOUNDS, NUM_TIMES)
-            whole = tl.floor(d_scores * tl.load(UNITS) + 0.5).to(tl.int64)
-            tl.atomic_add(D_TIME + bucket, whole, mask=seen, sem="relaxed")
+            bucket = _time_buckets(query_time_T, key_time_S, BOUNDS, NUM_TIMES)
+            times += _by_time(d_scores, bucket, seen, tl.load(UNITS), BLOCK_TIMES)
         acc += tl.dot(d_scores.to(k.dtype), k, input_precision=PRECISION, out_dtype=ACC)
     _store(D_Q, acc * scale, token_T, H * C, head, C, valid_T, C, BLOCK_C)
+    if NUM_TIMES > 0:
+        entry = tl.arange(0, BLOCK_TIMES)
+        to = D_TIME + copy_and_head * NUM_TIMES + entry
+        tl.atomic_add(to, times, mask=times != 0, sem="relaxed")
 
 
 @triton.jit(do_not_specialize=VARYING)

@@ -116,7 +116,7 @@ def results(backend: Backend, call: AttentionCall) -> list[Tensor]:
     if not call.needs_gradients:
         return [out_NHE.double()]
     random = torch.Generator().manual_seed(2)
-    weights_NHE = torch.randn(out_NHE.shape, generator=random, dtype=torch.float64).to(out_NHE.dtype)
+    weights_NHE = torch.randn(out_NHE.shape, generator=random, dtype=torch.float64).to(out_NHE)
     gradients = torch.autograd.grad(out_NHE, call.inputs, weights_NHE)
     return [tensor.detach().double() for tensor in (out_NHE, *gradients)]
 

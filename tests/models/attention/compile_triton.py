@@ -35,6 +35,7 @@ def compiled(
         "NUM_PLACES": 99 if biased else 0,
         "NUM_TIMES": 64 if biased else 0,
         "TABLE_COPIES": TABLE_COPIES,
+        "BLOCK_TIMES": 64 if biased else 1,
         "ACC": tl.float32,
         "PRECISION": "ieee",
     }
