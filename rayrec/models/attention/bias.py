@@ -104,8 +104,8 @@ def time_bounds(num_buckets: int, device: torch.device) -> Tensor:
 
 
 def _entries(table_HK: Tensor, bucket_BTS: Tensor) -> Tensor:
-    # In float32 at least: the gradient of an entry is a sum over all pairs of its bucket, which a GPU would round
-    # to the table's half precision after each addend.
+    # In float32 at least: the gradient of an entry is a sum over all pairs of its bucket, which a GPU would
+    # round to the table's half precision after each addend.
     wide_HK = table_HK.to(torch.promote_types(table_HK.dtype, torch.float32))
     entries_H = wide_HK.index_select(1, bucket_BTS.flatten()).to(table_HK.dtype)
     return entries_H.view(-1, *bucket_BTS.shape).transpose(0, 1)
