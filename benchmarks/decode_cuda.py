@@ -29,7 +29,7 @@ from rayrec.models.decoding.beam import BeamResult, beam_search
 from rayrec.models.decoding.prefixes import ItemDistribution
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.causal_lm import CausalLmBackbone, KeyValueContext
-from rayrec.models.generative.transformers_network import network_from_settings
+from rayrec.models.language.networks import Wanted, network_from_settings
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 BEAMS = 256
@@ -65,7 +65,7 @@ def measure(
     codes_IL = np.unique(random.integers(num_codes, size=(num_items, len(level_sizes))), axis=0)
     longest = max(contexts) // len(level_sizes) + 1
     with device:
-        network = network_from_settings(settings, sum(level_sizes), (longest + 1) * len(level_sizes))
+        network = network_from_settings(settings, sum(level_sizes), Wanted((longest + 1) * len(level_sizes)))
     backbone = CausalLmBackbone(network, torch.from_numpy(codes_IL).to(device), level_sizes, first_token=0)
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     backbone = backbone.to(device, dtype).eval()

@@ -56,7 +56,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk = max(1, _CHUNK_ELEMENTS // len(items_ID))
         loss = context_ND.new_zeros(())
         context_grad_ND = torch.empty_like(context_ND)
-        items_grad_ID = torch.zeros_like(items_ID)
+        # A frozen matrix of a large vocabulary has no use for a product of its own size.
+        items_grad_ID = torch.zeros_like(items_ID) if ctx.needs_input_grad[1] else None
         for start in range(0, len(context_ND), chunk):
             context_CD = short_ND[start : start + chunk]
             target_C1 = targets_N[start : start + chunk, None]
@@ -71,6 +72,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_CI.scatter_add_(1, target_C1, -torch.ones_like(target_logit_C1))
             grad_CI = grad_CI.to(dtype)
             context_grad_ND[start : start + chunk] = grad_CI @ short_ID
+            if items_grad_ID is None:
+                continue
             if dtype == items_grad_ID.dtype:
                 items_grad_ID.addmm_(grad_CI.T, context_CD)
             else:
@@ -79,7 +82,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (grad,) = grad_outputs
         context_grad_ND, items_grad_ID = ctx.saved_tensors
-        return context_grad_ND * grad, items_grad_ID * grad, None, None
+        items_grad_ID = None if items_grad_ID is None else items_grad_ID * grad
+        return context_grad_ND * grad, items_grad_ID, None, None

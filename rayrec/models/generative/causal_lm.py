@@ -8,7 +8,7 @@ network learns to continue it, and an item is the continuation by one code of ev
 
 Every level has its own slice of the output matrix: a position's softmax runs over the codes of the level that
 comes next, never over other levels or words. For decoding, a row's keys and values are computed and held
-once; beams have a small cache of their own codes (see `transformers_attention`).
+once; beams have a small cache of their own codes (see `rayrec.models.language.attention`).
 
 There is no dropout inside: that of `transformers` draws from the global random generator, and the same seed
 would no longer give the same numbers for every split of a batch over trainers.
@@ -35,7 +35,7 @@ from rayrec.models.attention.past import Grown, KeysAndValues, Past
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.backbone import GenerativeBackbone, summed_cross_entropy
 from rayrec.models.generative.chunk_summaries import ChunkSummaries, SummarySettings
-from rayrec.models.generative.transformers_attention import Attending, Continuations, PackedRows
+from rayrec.models.language.attention import Attending, Continuations, PackedRows
 from rayrec.models.program.sharding import whole
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 
@@ -83,7 +83,7 @@ class CausalLmBackbone(GenerativeBackbone[KeyValueContext]):
     ) -> None:
         """
         Args:
-            network: as `transformers_network` makes it: a causal language model with our attention.
+            network: a causal language model with our attention, of `rayrec.models.language.networks`.
             codes_IL: [I, L] codes of every item of the catalog.
             first_token: the vocabulary's number of code 0 of the first level; those of all levels follow.
             choice: who computes the attention of histories.

@@ -44,7 +44,7 @@ class Qwen3Network(Config):
 
     def build(self, num_codes: int, num_positions: int) -> tuple[nn.Module, int]:
         """(The network, the token of its first code)."""
-        from rayrec.models.generative.transformers_network import network_from_settings
+        from rayrec.models.language.networks import Wanted, network_from_settings
 
         settings = {
             "model_type": "qwen3",
@@ -56,7 +56,7 @@ class Qwen3Network(Config):
             "intermediate_size": self.feedforward_dim,
             "tie_word_embeddings": True,
         }
-        return network_from_settings(settings, num_codes, num_positions), 0
+        return network_from_settings(settings, num_codes, Wanted(num_positions)), 0
 
 
 class TransformersNetwork(Config):
@@ -68,9 +68,9 @@ class TransformersNetwork(Config):
 
     def build(self, num_codes: int, num_positions: int) -> tuple[nn.Module, int]:
         """As `Qwen3Network.build`."""
-        from rayrec.models.generative.transformers_network import network_from_settings
+        from rayrec.models.language.networks import Wanted, network_from_settings
 
-        return network_from_settings(self.settings, num_codes, num_positions), 0
+        return network_from_settings(self.settings, num_codes, Wanted(num_positions)), 0
 
 
 class SavedNetwork(Config):
@@ -86,9 +86,12 @@ class SavedNetwork(Config):
         Raises:
             InputError: the folder has no such network.
         """
-        from rayrec.models.generative.transformers_network import network_from_folder
+        from rayrec.models.language.networks import Wanted, network_from_folder, num_tokens_of, resize_tokens
 
-        return network_from_folder(self.folder, num_codes, num_positions)
+        network = network_from_folder(self.folder, Wanted(num_positions))
+        first_token = num_tokens_of(network)
+        resize_tokens(network, first_token + num_codes)
+        return network, first_token
 
 
 class CausalLmBackboneConfig(Config):
@@ -123,7 +126,7 @@ class CausalLmConfig(LongHistorySettings, GeneratingConfig):
         return self.model_copy(update={"backbone": self.backbone.model_copy(update={"network": network})})
 
     def notes(self) -> list[str]:
-        from rayrec.models.generative.transformers_network import ignored_generation_settings
+        from rayrec.models.language.networks import ignored_generation_settings
 
         if self.backbone.network.kind != "folder":
             return []

@@ -283,8 +283,16 @@ class TorchProgram(ABC):
         if self._sharded is not None:
             self._sharded.gather()
 
+    def _is_kept(self, name: str) -> bool:
+        """Whether a snapshot has this weight; it need not have those that `build` makes again."""
+        return True
+
+    @property
+    def _kept_parameters(self) -> dict[str, Tensor]:
+        return {name: weight for name, weight in self._parameters.items() if self._is_kept(name)}
+
     def weights(self) -> dict[str, np.ndarray]:
-        return {name: _copy(parameter) for name, parameter in self._parameters.items()}
+        return {name: _copy(parameter) for name, parameter in self._kept_parameters.items()}
 
     def optimizer_state(self) -> dict[str, np.ndarray]:
         state = {"step": np.array(self._step, dtype=np.int64)}
@@ -296,8 +304,9 @@ class TorchProgram(ABC):
     def load(
         self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None
     ) -> None:
-        check_shapes({name: saved.shape for name, saved in weights.items()}, self._parameters)
-        for name, parameter in self._parameters.items():
+        kept = self._kept_parameters
+        check_shapes({name: saved.shape for name, saved in weights.items()}, kept)
+        for name, parameter in kept.items():
             self._take(parameter, weights[name])
         if self._masters is not None:
             self._masters.widen()

@@ -15,7 +15,7 @@ from rayrec.models.base.meta_device import MetaWeights
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.causal_lm_config import CausalLmConfig
-from rayrec.models.generative.transformers_network import ignored_generation_settings
+from rayrec.models.language.networks import ignored_generation_settings
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_program import SequenceProgram, build_model
 from rayrec.platform.errors import InputError
@@ -332,7 +332,7 @@ def test_a_network_is_counted_without_its_weights(kind, tmp_path):
                 "kind": "transformers",
                 "settings": {"model_type": "llama", **SHAPE, "max_position_embeddings": 9},
             },
-            "knows 9 positions, and a history has up to 21 codes",
+            "knows 9 positions, and a row has up to 21 tokens",
         ),
         ({"kind": "transformers", "settings": {"model_type": "bloom", "n_head": 2}}, "0 attend"),
         (

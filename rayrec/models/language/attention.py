@@ -147,7 +147,7 @@ def _attention(
     if attending is None:
         raise InputError(
             f"{type(module).__name__} does not hand on to its attention what the forward pass was given; "
-            "networks of this kind cannot decode with a shared context: choose another model_type"
+            "networks of this kind cannot read packed rows"
         )
     if sliding_window is not None and attending.num_tokens > sliding_window:
         raise InputError(

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import nn
 
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.base.meta_device import weights_are_meta
-from rayrec.models.generative.transformers_attention import ATTENTION, PackedRows, register
+from rayrec.models.language.attention import ATTENTION, PackedRows, register
 from rayrec.platform.errors import InputError
 
 SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -26,21 +28,40 @@ WITHOUT_EFFECT = frozenset({"transformers_version", *SPECIAL_TOKENS})
 """Settings of a `generation_config.json` that would not change what constrained decoding gives."""
 
 
-def network_from_settings(settings: Mapping[str, Any], num_codes: int, num_positions: int) -> nn.Module:
-    """A network with random weights, whose vocabulary is the codes; token c is code c.
+@dataclass(frozen=True)
+class Wanted:
+    """What a network has to be able to do, and the setting that asked for it."""
+
+    num_positions: int
+    """Longest row, in tokens."""
+    setting: str = "model.backbone.network"
+    """For messages."""
+    packed: bool = True
+    """Whether its attention is ours, over rows that stand one after the other; else that of transformers,
+    over rows that are padded: slower, and for networks whose attention or logits ours are not."""
+
+    otherwise: str = "choose another model_type"
+    """What to do where a network does not fit, for messages."""
+
+    @property
+    def attention(self) -> str | None:
+        """None: what transformers takes for the network."""
+        return ATTENTION if self.packed else None
+
+
+def network_from_settings(settings: Mapping[str, Any], num_tokens: int, wanted: Wanted) -> nn.Module:
+    """A network with random weights and a vocabulary of so many tokens.
 
     Args:
         settings: of `transformers`, `model_type` among them; those of the vocabulary are ours.
-        num_codes: codes of all levels.
-        num_positions: longest row, in tokens.
 
     Raises:
         InputError: the package is missing, or there is no such network, or it cannot attend as we need.
     """
     transformers = _package()
-    source = "model.backbone.network.settings"
+    source = f"{wanted.setting}.settings"
     if own := sorted({"vocab_size", *SPECIAL_TOKENS} & set(settings)):
-        raise InputError(f"{source}: {own[0]!r} follows from the semantic IDs; leave it out")
+        raise InputError(f"{source}: {own[0]!r} follows from the tokens there are; leave it out")
     known, model_type = _model_types(), settings.get("model_type")
     if model_type not in known:
         close = difflib.get_close_matches(str(model_type), known, n=1)
@@ -49,24 +70,24 @@ def network_from_settings(settings: Mapping[str, Any], num_codes: int, num_posit
             f"{source}.model_type: transformers {transformers.__version__} has no causal language model "
             f"{model_type!r}; {hint}"
         )
-    ours: dict[str, Any] = {"vocab_size": num_codes, **dict.fromkeys(SPECIAL_TOKENS)}
+    ours: dict[str, Any] = {"vocab_size": num_tokens, **dict.fromkeys(SPECIAL_TOKENS)}
     try:
         config = transformers.AutoConfig.for_model(
-            **({"max_position_embeddings": num_positions} | dict(settings) | ours)
+            **({"max_position_embeddings": wanted.num_positions} | dict(settings) | ours)
         )
         _without_dropout(config)
         network = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=ATTENTION, dtype=torch.float32
+            config, attn_implementation=wanted.attention, dtype=torch.float32
         )
     except Exception as error:
         raise InputError(
             f"{source}: transformers {transformers.__version__} makes no network of {dict(settings)}: {error}"
         ) from error
-    return _checked(network, num_positions, source)
+    return _checked(network, wanted, source)
 
 
-def network_from_folder(folder: str | Path, num_codes: int, num_positions: int) -> tuple[nn.Module, int]:
-    """(A saved network with new tokens for the codes behind its vocabulary, the first of these).
+def network_from_folder(folder: str | Path, wanted: Wanted) -> nn.Module:
+    """A saved network.
 
     Weights are float32, as training needs them; on the meta device (`rayrec.models.base.meta_device`), the
     folder's are not read. Its `generation_config.json` has no say, see `ignored_generation_settings`.
@@ -78,14 +99,16 @@ def network_from_folder(folder: str | Path, num_codes: int, num_positions: int) 
     transformers = _package()
     if not (Path(folder) / "config.json").is_file():
         raise InputError(
-            f"model.backbone.network.folder: {folder} is no folder with a config.json of transformers; "
+            f"{wanted.setting}.folder: {folder} is no folder with a config.json of transformers; "
             "nothing is downloaded from a hub: save the model to a folder first"
         )
     _ = ignored_generation_settings(folder)  # or it refuses the file, by its name
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         _without_dropout(config)
-        as_ours = {"attn_implementation": ATTENTION, "dtype": torch.float32}
+        as_ours = {"attn_implementation": wanted.attention, "dtype": torch.float32}
         network: Any
         if weights_are_meta():
             network = transformers.AutoModelForCausalLM.from_config(config, **as_ours)
@@ -95,16 +118,74 @@ def network_from_folder(folder: str | Path, num_codes: int, num_positions: int) 
                 config=config,
                 local_files_only=True,
                 use_safetensors=True,  # a pickle could run code
+                trust_remote_code=False,
                 **as_ours,
             )
     except Exception as error:
         raise InputError(
-            f"model.backbone.network.folder: transformers {transformers.__version__} cannot load a causal "
+            f"{wanted.setting}.folder: transformers {transformers.__version__} cannot load a causal "
             f"language model from {folder}: {error}"
         ) from error
-    first_token = network.get_input_embeddings().num_embeddings
-    network.resize_token_embeddings(first_token + num_codes, mean_resizing=False)
-    return _checked(network, num_positions, str(folder)), first_token
+    return _checked(network, wanted, str(folder))
+
+
+def network_from_gguf(path: str | Path, wanted: Wanted) -> nn.Module:
+    """As `network_from_folder`, of a file of llama.cpp's format, whose weights become float32.
+
+    Raises:
+        InputError: as `network_from_folder`.
+    """
+    transformers = _package()
+    if not Path(path).is_file():
+        raise InputError(f"{wanted.setting}.file: there is no file {path}")
+    if importlib.util.find_spec("gguf") is None:
+        raise InputError(
+            f"{wanted.setting}.file: {path} needs the package gguf, which cannot be imported; install the "
+            "extra with: pip install 'rayrec[language]'"
+        )
+    source = {"gguf_file": Path(path).name, "local_files_only": True}
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(Path(path).parent), **source)
+        _without_dropout(config)
+        network: Any = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation=wanted.attention, dtype=torch.float32
+        )
+        if not weights_are_meta():
+            # What is read from GGUF refuses to be saved: its weights go into a network of their own.
+            read = transformers.AutoModelForCausalLM.from_pretrained(
+                str(Path(path).parent), dtype=torch.float32, **source
+            )
+            network.load_state_dict(read.state_dict())
+    except Exception as error:
+        raise InputError(
+            f"{wanted.setting}.file: transformers {transformers.__version__} cannot load a causal language "
+            f"model from {path}: {error}"
+        ) from error
+    return _checked(network, wanted, str(path))
+
+
+def num_tokens_of(network: Any) -> int:
+    """How many tokens a network knows."""
+    count: int = network.get_input_embeddings().num_embeddings
+    return count
+
+
+def resize_tokens(network: Any, num_tokens: int) -> None:
+    """Give a network rows for so many tokens; those of new ones come of torch's default generator."""
+    network.resize_token_embeddings(num_tokens, mean_resizing=False)
+
+
+@contextlib.contextmanager
+def padded_attention(network: Any) -> Iterator[None]:
+    """While the block lasts, a network of packed rows reads padded ones, by the attention of transformers."""
+    try:
+        network.set_attn_implementation("sdpa")
+    except ValueError:  # some have no more than the plain one
+        network.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        network.set_attn_implementation(ATTENTION)
 
 
 def _package() -> Any:
@@ -159,38 +240,39 @@ def ignored_generation_settings(folder: str | Path) -> str | None:
     )
 
 
-def _checked(network: Any, num_positions: int, source: str) -> nn.Module:
-    """The network, unless it is longer histories that it cannot read, or more than ours that it computes."""
+def _checked(network: Any, wanted: Wanted, source: str) -> nn.Module:
+    """The network, unless it cannot read rows that long, or computes more than ours."""
+    num_positions = wanted.num_positions
     known_positions = getattr(network.config, "max_position_embeddings", None)
     if known_positions is not None and known_positions < num_positions:
         raise InputError(
-            f"{source}: the network knows {known_positions} positions, and a history has up to "
-            f"{num_positions} codes; lower model.backbone.max_length or raise max_position_embeddings"
+            f"{source}: the network knows {known_positions} positions, and a row has up to {num_positions} "
+            "tokens; lower max_length or raise max_position_embeddings"
         )
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     weight = network.get_input_embeddings().weight
-    if not weight.is_meta:
+    if wanted.packed and not weight.is_meta:
         was_training = network.training
         network.eval()
-        _check_same_logits(network, len(weight), num_positions, source)
+        _check_same_logits(network, len(weight), wanted, source)
         network.train(was_training)
     return network
 
 
 @torch.no_grad()
-def _check_same_logits(network: Any, vocabulary_size: int, num_positions: int, source: str) -> None:
+def _check_same_logits(network: Any, vocabulary_size: int, wanted: Wanted, source: str) -> None:
     """Refuse a network whose own logits differ from those that come of our attention and its output matrix.
 
     Some have other things than attention, or factors and caps, of which we would know nothing.
     """
-    name = type(network).__name__
+    name, num_positions = type(network).__name__, wanted.num_positions
     head = network.get_output_embeddings()
     num_layers = getattr(network.config, "num_hidden_layers", None)
     if getattr(head, "weight", None) is None or num_layers is None:
         what = "layers of its own" if num_layers is None else "matrix of outputs"
-        raise InputError(f"{source}: {name} has no {what} that RayRec knows of; choose another model_type")
+        raise InputError(f"{source}: {name} has no {what} that RayRec knows of; {wanted.otherwise}")
     num_tokens = min(8, num_positions)
     places = torch.arange(num_tokens, device=head.weight.device)
     tokens = (vocabulary_size - 1 - places * max(1, vocabulary_size // num_tokens)).clamp(min=0)[None]
@@ -199,35 +281,37 @@ def _check_same_logits(network: Any, vocabulary_size: int, num_positions: int, s
     forward = {"input_ids": tokens, "position_ids": places[None], "use_cache": False}
     try:
         hidden = network.base_model(**forward, attending=rows).last_hidden_state
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(f"{source}: {error}; {wanted.otherwise}") from error
     except Exception as error:  # whatever the code of an architecture raises when it is called in our way
-        raise _not_adapted(source, name, error) from error
+        raise _not_adapted(source, name, error, wanted) from error
     if sorted(rows.keys) != list(range(num_layers)):
         raise InputError(
             f"{source}: {name} has {num_layers} layers, of which {len(rows.keys)} attend by the attention "
-            "interface of transformers; choose another model_type"
+            f"interface of transformers; {wanted.otherwise}"
         )
     if getattr(network.config, "final_logit_softcapping", None) is not None:
-        raise InputError(f"{source}: {name} caps its logits; set final_logit_softcapping to null")
+        raise InputError(
+            f"{source}: {name} caps its logits; set final_logit_softcapping to null, or {wanted.otherwise}"
+        )
     ours = nn.functional.linear(hidden, head.weight, getattr(head, "bias", None))
     try:
         network.set_attn_implementation("eager")
         theirs = network(**forward).logits
         network.set_attn_implementation(ATTENTION)
     except Exception as error:
-        raise _not_adapted(source, name, error) from error
+        raise _not_adapted(source, name, error, wanted) from error
     difference, spread = (ours - theirs).abs().max().item(), theirs.std().item()
     if not difference <= 1e-3 * spread + 1e-6:
         raise InputError(
             f"{source}: the logits of {name} are off by {difference:.3g} (their spread is {spread:.3g}) when "
-            "RayRec computes them: it does more than attention and a matrix of outputs; choose another "
-            "model_type"
+            "RayRec computes them: it does more than attention and a matrix of outputs; "
+            f"{wanted.otherwise}"
         )
 
 
-def _not_adapted(source: str, name: str, error: Exception) -> InputError:
+def _not_adapted(source: str, name: str, error: Exception, wanted: Wanted) -> InputError:
     said = " ".join(str(error).split())[:300]
     return InputError(
-        f"{source}: {name} cannot be adapted ({type(error).__name__}: {said}); choose another model_type"
+        f"{source}: {name} cannot be adapted ({type(error).__name__}: {said}); {wanted.otherwise}"
     )

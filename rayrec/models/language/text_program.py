@@ -1,0 +1,158 @@
+"""A `LanguageModel` as a program: it is trained on rows of tokens, judges them, and continues them.
+
+A frozen base is not in the snapshots of a run: they have what was trained, and the fingerprint of the weights
+that it was trained beside, which whoever loads them has to have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.language.adapters import fingerprint
+from rayrec.models.language.language_model import LanguageModel
+from rayrec.models.language.text_tensors import TextRows, TextTensors
+from rayrec.models.language.vocabulary import Vocabulary
+from rayrec.models.program.flops import ModelFlops
+from rayrec.models.program.program import ProgramPlacement, Rows
+from rayrec.models.program.torch_program import TorchProgram
+
+BASE = "base"
+"""Name of the fingerprint among a snapshot's weights."""
+
+
+class LanguageModelSettings(Protocol):
+    """What this needs of a `LanguageModelConfig`."""
+
+    def build(self, vocabulary: Vocabulary) -> LanguageModel:
+        """The network, with initial weights from torch's default generator."""
+
+
+def build_language_model(settings: LanguageModelSettings, vocabulary: Vocabulary, seed: int) -> LanguageModel:
+    """Build the network; weights that are not read depend on the seed and the shapes alone.
+
+    Raises:
+        InputError: a file that the settings name is missing or does not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return settings.build(vocabulary)
+
+
+class TextProgram(TorchProgram):
+    """Training as every module of torch's; log-likelihoods, and greedy continuations."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        vocabulary: Vocabulary,
+        settings: DenseOptimizerSettings,
+        placement: ProgramPlacement,
+        flops: ModelFlops | None = None,
+    ) -> None:
+        base = model.base
+        self._base_names = frozenset(base)
+        self._base_fingerprint = np.frombuffer(bytes.fromhex(fingerprint(base)), dtype=np.uint8)
+        super().__init__(
+            model,
+            settings,
+            placement.device,
+            placement.seed,
+            placement.sum_over_trainers,
+            placement.compute,
+            flops,
+        )
+        self.model = model
+        self._vocabulary = vocabulary
+
+    def _batch(self, features: TextRows, rows: Rows, training: bool) -> TextTensors:
+        return TextTensors.build(features, rows, self._device, training)
+
+    @torch.inference_mode()
+    def log_likelihoods(self, features: TextRows, rows: Rows) -> np.ndarray:
+        """[B] sum over each row's targets of the logarithm of their probability."""
+        self._begin_inference()
+        with self._compute.autocast(self._device):
+            log_B = self.model.log_likelihoods(self._batch(features, rows, training=False))
+        found: np.ndarray = log_B.float().cpu().numpy()
+        return found
+
+    @torch.inference_mode()
+    def generate(self, features: TextRows, rows: Rows, max_new_tokens: int) -> list[np.ndarray]:
+        """What each row is most probably continued by, token by token, up to the first that ends a text."""
+        self._begin_inference()
+        with self._compute.autocast(self._device):
+            tokens_BT = self.model.generate(
+                self._batch(features, rows, training=False),
+                max_new_tokens,
+                self._vocabulary.ends,
+                self._vocabulary.pad,
+            )
+        ends = np.array(self._vocabulary.ends, dtype=np.int64)
+        found = []
+        for tokens_T in tokens_BT.cpu().numpy():
+            is_end_T = np.isin(tokens_T, ends)
+            found.append(tokens_T[: int(is_end_T.argmax())] if is_end_T.any() else tokens_T)
+        return found
+
+    def weights(self) -> dict[str, np.ndarray]:
+        if not self._base_names:
+            return super().weights()
+        return {BASE: self._base_fingerprint.copy(), **super().weights()}
+
+    def _is_kept(self, name: str) -> bool:
+        return name not in self._base_names
+
+    def load(
+        self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None
+    ) -> None:
+        given = dict(weights)
+        base = given.pop(BASE, None)
+        if self._base_names and base is None:
+            raise ValueError(
+                "the weights are those of a whole network, and this one has a frozen base and adapters "
+                "(model.lora)"
+            )
+        if base is not None and not self._base_names:
+            raise ValueError(
+                "the weights are those of adapters, and this network has none: set model.lora as it was when "
+                "they were trained"
+            )
+        if base is not None and not np.array_equal(base, self._base_fingerprint):
+            raise ValueError(
+                "the weights were trained beside another base than model.base is now; give the one that they "
+                f"were trained beside, whose fingerprint is {bytes(base).hex()}"
+            )
+        super().load(given, optimizer_state)
+
+
+@dataclass(frozen=True)
+class TextProgramSpec:
+    """What trainers build: a language model over a vocabulary."""
+
+    model: LanguageModelSettings
+    vocabulary: Vocabulary
+    optimizer: DenseOptimizerSettings
+
+    def build(self, placement: ProgramPlacement) -> TextProgram:
+        model = build_language_model(self.model, self.vocabulary, placement.seed)
+        return TextProgram(
+            model, self.vocabulary, self.optimizer, placement, flops_of(model, placement.device)
+        )
+
+
+def flops_of(model: LanguageModel, device: torch.device) -> ModelFlops:
+    """What counts the FLOPs of such a model, before it is compiled or split."""
+
+    def build(features: TextRows, rows: Rows, training: bool) -> TextTensors:
+        return TextTensors.build(features, rows, device, training)
+
+    def size_of(features: TextRows) -> tuple[int, int]:
+        return len(features.row_keys_B), len(features.tokens_N)
+
+    return ModelFlops(model, device, build, size_of)

@@ -1,0 +1,217 @@
+"""Language models, held to the loss, gradients and continuations of transformers' own code."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from rayrec.models.language.text_program import TextProgramSpec
+from rayrec.models.program.program import ProgramPlacement
+from rayrec.platform.errors import InputError
+from tests.models.language.texts import (
+    FIRST_NEW,
+    LLAMA,
+    NUM_TOKENS,
+    PROMPTS,
+    ROWS,
+    SHAPE,
+    VOCABULARY,
+    Lookup,
+    config,
+    optimizer,
+    program,
+    text,
+)
+
+transformers = pytest.importorskip("transformers")
+
+HEADS = {"num_key_value_heads": 2, "head_dim": 8}
+FAMILIES = {
+    "llama": LLAMA,
+    "qwen3": {
+        "model_type": "qwen3",
+        **SHAPE,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "tie_word_embeddings": True,
+    },
+    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4},
+    "phi": {"model_type": "phi", **SHAPE},  # its matrix of outputs has a bias
+    "gemma": {
+        "model_type": "gemma",
+        **SHAPE,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    },  # its embeddings are scaled
+}
+
+
+def grown(trained, amount=0.2):
+    """Weights large enough for every part to matter."""
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for weight in trained.model.parameters():
+            weight.add_(amount * torch.randn(weight.shape, generator=generator))
+    return trained
+
+
+def their_loss(network, rows=ROWS, prompts=PROMPTS):
+    """Sum over the targets, by transformers' own way through padded rows."""
+    network.set_attn_implementation("eager")
+    longest = max(map(len, rows))
+    tokens, labels = torch.zeros(len(rows), longest, dtype=torch.long), torch.full((len(rows), longest), -100)
+    mask = torch.zeros_like(tokens)
+    for at, (row, given) in enumerate(zip(rows, prompts, strict=True)):
+        tokens[at, : len(row)] = torch.tensor(row)
+        labels[at, given : len(row)] = torch.tensor(row[given:])
+        mask[at, : len(row)] = 1
+    mean = network(input_ids=tokens, attention_mask=mask, labels=labels).loss
+    return mean * int((labels != -100).sum())
+
+
+@pytest.mark.parametrize("rows", ["packed", "padded"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_loss_and_gradients_are_those_of_transformers(family, rows):
+    ours = grown(program(FAMILIES[family], rows=rows))
+    features = text()
+    gradients = ours.backward(features, {})
+    found = {name: weight.grad.clone() for name, weight in ours.model.network.named_parameters()}
+
+    ours.model.zero_grad()
+    loss = their_loss(ours.model.network)
+    (loss / features.num_targets).backward()
+
+    assert gradients.loss_sum == pytest.approx(loss.item(), rel=1e-5)
+    for name, weight in ours.model.network.named_parameters():
+        torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_micro_batches_give_the_gradients_of_the_whole_batch():
+    whole = grown(program())
+    expected = whole.backward(text(), {})
+    spec = TextProgramSpec(config(), VOCABULARY, optimizer())
+    placement = ProgramPlacement(torch.device("cpu"), 0)
+    pieces = grown(spec.build(replace(placement, compute=replace(placement.compute, micro_batches=3))))
+
+    found = pieces.backward(text(), {})
+
+    assert found.loss_sum == pytest.approx(expected.loss_sum, rel=1e-6)
+    for (name, one), other in zip(whole.model.named_parameters(), pieces.model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("family", ["llama", "phi"])
+def test_log_likelihoods_are_of_each_row_alone(family):
+    model = grown(program(FAMILIES[family]))
+
+    found_B = model.log_likelihoods(text(), {})
+
+    with torch.no_grad():
+        alone_B = [
+            -their_loss(model.model.network, [row], [given]).item()
+            for row, given in zip(ROWS, PROMPTS, strict=True)
+        ]
+    np.testing.assert_allclose(found_B, alone_B, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", ["packed", "padded"])
+def test_continuations_are_those_of_each_row_alone(rows):
+    model = grown(program(rows=rows), 0.4)
+    prompts = tuple(row[:given] for row, given in zip(ROWS, PROMPTS, strict=True))
+
+    found = model.generate(text(prompts, tuple(map(len, prompts))), {}, max_new_tokens=6)
+
+    network = model.model.network
+    network.set_attn_implementation("eager")
+    for prompt, tokens in zip(prompts, found, strict=True):
+        expected = list(prompt)
+        while len(expected) < len(prompt) + 6:
+            with torch.no_grad():
+                following = int(network(input_ids=torch.tensor([expected])).logits[0, -1].argmax())
+            if following in VOCABULARY.ends:
+                break
+            expected.append(following)
+        assert tokens.tolist() == expected[len(prompt) :]
+    assert model.backward(text(), {}).loss_sum > 0  # it attends to packed rows again
+
+
+def filled_text():
+    """Rows whose token 37 is row 1 of the table, and 39 row 0."""
+    features = text()
+    places_P = np.flatnonzero(np.isin(features.tokens_N, (37, 39)))
+    return replace(
+        features,
+        filled_P={"user": places_P},
+        lookups={"user": Lookup(np.array([100, 200]), np.array([1, 0]))},
+    )
+
+
+def test_a_row_of_a_table_is_read_in_the_place_of_a_word():
+    model = grown(program(table_dims={"user": 3}))
+    rows = {"user": np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)}
+    features = filled_text()
+
+    loss = model.backward(features, rows)
+    moved = {"user": rows["user"].copy()}
+    eps = 1e-2
+    moved["user"][1, 2] += eps
+    up = model.backward(features, moved).loss_sum
+    moved["user"][1, 2] -= 2 * eps
+    down = model.backward(features, moved).loss_sum
+
+    assert loss.row_grads["user"].shape == (2, 3)
+    slope = (up - down) / (2 * eps) / features.num_targets
+    assert loss.row_grads["user"][1, 2] == pytest.approx(slope, rel=2e-2)
+    # What the words there would have been has no part in what is read.
+    with torch.no_grad():
+        model.model.network.get_input_embeddings().weight[[37, 39]] += 1.0
+    read_ND = model.model._vectors(model._batch(features, rows, training=False))
+    projected = model.model.projections["user"](torch.tensor(rows["user"]))
+    torch.testing.assert_close(read_ND[features.filled_P["user"]], projected[[1, 0]])
+
+
+def test_micro_batches_read_the_rows_of_their_places():
+    rows = {"user": np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)}
+    whole = grown(program(table_dims={"user": 3})).backward(filled_text(), rows)
+    spec = TextProgramSpec(config(table_dims={"user": 3}), VOCABULARY, optimizer())
+    placement = ProgramPlacement(torch.device("cpu"), 0)
+    pieces = grown(spec.build(replace(placement, compute=replace(placement.compute, micro_batches=4))))
+
+    found = pieces.backward(filled_text(), rows)
+
+    np.testing.assert_allclose(found.row_grads["user"], whole.row_grads["user"], rtol=1e-4, atol=1e-7)
+
+
+def test_a_saved_base_gets_rows_for_new_tokens_alone(tmp_path):
+    known = transformers.LlamaConfig(
+        vocab_size=FIRST_NEW, **{k: v for k, v in LLAMA.items() if k != "model_type"}
+    )
+    saved = transformers.LlamaForCausalLM(known)
+    saved.save_pretrained(tmp_path)
+
+    model = program({"kind": "folder", "folder": str(tmp_path)})
+
+    weight = model.model.network.get_input_embeddings().weight
+    assert weight.shape[0] == NUM_TOKENS
+    assert torch.equal(weight[:FIRST_NEW], saved.get_input_embeddings().weight)
+    with pytest.raises(InputError, match="the network knows 36 tokens, and its tokenizer has 38"):
+        program({"kind": "folder", "folder": str(tmp_path)}, vocabulary=replace(VOCABULARY, first_new=38))
+
+
+def test_what_does_not_fit_packed_rows_is_refused_by_name_and_trained_on_padded_ones():
+    gemma2 = {"model_type": "gemma2", **SHAPE, **HEADS}
+
+    with pytest.raises(
+        InputError, match=r"model\.base\.settings: .*caps its attention scores.*or set model\.rows to padded"
+    ):
+        program(gemma2)
+    model = grown(program(gemma2, rows="padded"))
+
+    loss = model.backward(text(), {}).loss_sum
+    assert loss == pytest.approx(their_loss(model.model.network).item(), rel=1e-5)
+
+
+def test_a_row_longer_than_the_network_knows_is_refused_before_training():
+    with pytest.raises(InputError, match="the network knows 8 positions, and a row has up to 16 tokens"):
+        program(LLAMA | {"max_position_embeddings": 8})
