@@ -1,0 +1,255 @@
+"""Which families of language models can be tuned, and whether their numbers are those of `transformers`.
+
+    python -m benchmarks.language_families
+
+A small network of each family with random weights. Loss and gradients of rows of tokens by `LanguageModel`,
+packed where our attention fits the family and padded where it does not, against the network's own forward
+pass over padded rows with its plain attention (`eager`): the largest difference of a gradient, over the
+largest gradient of the same weight (or a thousandth of the largest of all, where that is more: some are zero
+but for rounding). Then which parallel plans `transformers` has for the family. Families whose code is not part of
+`transformers` would have to be run from their folder, which RayRec never does.
+
+It prints a table and writes the record `benchmarks/quality/language-families.json` with the date.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.quality_page import RECORDS
+from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.language.config import LanguageModelConfig
+from rayrec.models.language.language_model import LanguageModel
+from rayrec.models.language.text_program import build_language_model
+from rayrec.models.language.text_tensors import TextTensors
+from rayrec.models.language.vocabulary import Vocabulary
+from rayrec.platform.errors import InputError
+
+RECORD = RECORDS / "language-families.json"
+VOCABULARY = Vocabulary(96, 96, 0, (1,))
+LENGTHS = (5, 2, 17, 9)
+WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+GROUPS = {**WIDTH, "num_key_value_heads": 2, "head_dim": 8}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+}
+OPT = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48}
+TOLERANCE = 1e-5
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": GROUPS,
+    "qwen2": GROUPS,
+    "qwen3": GROUPS,
+    "qwen3_moe": {**GROUPS, **EXPERTS},
+    "mistral": GROUPS,
+    "mixtral": {**GROUPS, "num_local_experts": 4},
+    "gemma": GROUPS,
+    "gemma2": GROUPS,
+    "gemma3_text": GROUPS,
+    "glm": GROUPS,
+    "glm4": GROUPS,
+    "glm4_moe": {**GROUPS, **ROUTED},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
+    "gpt_neox": WIDTH,
+    "opt": {**OPT, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "phi": WIDTH,
+    "phi3": WIDTH,
+    "starcoder2": GROUPS,
+    "olmo2": GROUPS,
+    "olmo3": GROUPS,
+    "smollm3": GROUPS,
+    "granite": GROUPS,
+    "internlm3": GROUPS,
+    "hunyuan_v1_dense": GROUPS,
+    "ernie4_5": GROUPS,
+    "seed_oss": GROUPS,
+    "exaone4": GROUPS,
+    "cohere": GROUPS,
+    "cohere2": GROUPS,
+    "stablelm": GROUPS,
+    "nemotron": GROUPS,
+    "gpt_oss": {**GROUPS, "num_local_experts": 4},
+    "deepseek_v3": {
+        **WIDTH, "num_key_value_heads": 4, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8, "v_head_dim": 8, **ROUTED, "first_k_dense_replace": 1,
+    },
+    "llama4_text": GROUPS,
+    "qwen3_next": GROUPS,
+    "minimax": GROUPS,
+}  # fmt: skip
+"""Type of a configuration of transformers to what makes it small."""
+
+JD_NAMES = {
+    "qwen2": "Qwen 1.5, 2, 2.5",
+    "glm": "GLM-4",
+    "glm4": "GLM-4",
+    "llama": "Llama, Yi",
+    "bloom": "Bloom-z",
+    "gemma": "Gemma",
+    "mistral": "Mistral",
+}
+"""Families that JD's matrix of base models names."""
+OTHER_CODE = {
+    "ChatGLM 2, 3": "its code comes with its folder",
+    "Baichuan 2": "its code comes with its folder",
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a family."""
+
+    family: str
+    rows: str | None
+    """packed, padded, or None where it cannot be tuned."""
+    why_not_packed: str | None
+    loss_error: float | None
+    """Relative."""
+    gradient_error: float | None
+    plans: tuple[str, ...] = ()
+
+
+def measure(family: str) -> Found:
+    """Build a family's network and compare it with its own code."""
+    try:
+        model, why_not = _built(family, "packed"), None
+    except InputError as error:
+        why_not = _short(error)
+        try:
+            model = _built(family, "padded")
+        except InputError as further:
+            return Found(family, None, _short(further), None, None)
+    rows = "packed" if model.packed else "padded"
+    try:
+        loss_error, gradient_error = compare(model)
+    except Exception as error:  # whatever the code of a family raises
+        return Found(family, None, f"{type(error).__name__}: {_short(error)}", None, None)
+    return Found(family, rows, why_not, loss_error, gradient_error, _plans(model))
+
+
+def compare(model: LanguageModel) -> tuple[float, float]:
+    """(Relative difference of the losses, and of the gradients, as above)."""
+    random = np.random.default_rng(0)
+    tokens_N = torch.from_numpy(random.integers(2, VOCABULARY.num_tokens, sum(LENGTHS)))
+    layout = JaggedLayout.from_offsets(np.cumsum([0, *LENGTHS]), torch.device("cpu"))
+    batch = TextTensors(tokens_N, layout.place_N > 0, layout, {}, {})
+    model.eval()  # some families add a loss of their own, or noise, in training
+    model.zero_grad()
+    ours = model.loss(batch)
+    ours.backward()
+    gradients = {name: _copy(weight.grad) for name, weight in model.named_parameters()}
+    model.zero_grad()
+    theirs = _their_loss(model.network, batch)
+    theirs.backward()
+    worst = 0.0
+    least = 1e-3 * max(
+        weight.grad.abs().max().item() for weight in model.parameters() if weight.grad is not None
+    )
+    for name, weight in model.named_parameters():
+        expected, found = weight.grad, gradients[name]
+        if expected is None or found is None:
+            assert expected is None or not expected.any(), name
+            assert found is None or not found.any(), name
+            continue
+        worst = max(worst, ((found - expected).abs().max() / expected.abs().max().clamp(min=least)).item())
+    return abs(ours.item() - theirs.item()) / theirs.item(), worst
+
+
+def _built(family: str, rows: str) -> LanguageModel:
+    settings = {"model_type": family, **FAMILIES[family]}
+    config = {"name": "language_model", "base": {"kind": "settings", "settings": settings}}
+    parsed = LanguageModelConfig.parse(config | {"max_length": 32, "rows": rows, "attention": "reference"})
+    model = build_language_model(parsed, VOCABULARY, seed=0)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():  # large enough for every part to matter
+            weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+def _their_loss(network: Any, batch: TextTensors) -> torch.Tensor:
+    network.set_attn_implementation("eager")
+    tokens_BT = batch.layout.pad(batch.tokens_N)
+    real_BT = batch.layout.pad(torch.ones_like(batch.tokens_N))
+    labels_BT = torch.where(real_BT == 1, tokens_BT, -100)
+    logits_BTV = network(input_ids=tokens_BT, attention_mask=real_BT, use_cache=False).logits
+    loss: torch.Tensor = torch.nn.functional.cross_entropy(
+        logits_BTV[:, :-1].flatten(0, 1).float(), labels_BT[:, 1:].flatten(), reduction="sum"
+    )
+    return loss
+
+
+def _plans(model: LanguageModel) -> tuple[str, ...]:
+    network = model.network
+    tensor = network.config.base_model_tp_plan or getattr(network, "_tp_plan", None)
+    pipeline = network.config.base_model_pp_plan or getattr(network, "_pp_plan", None)
+    sharded = getattr(network.config, "base_model_fsdp_plan", None)
+    found = {"tensor": tensor, "fsdp2": sharded, "pipeline": pipeline}
+    return tuple(name for name, plan in found.items() if plan)
+
+
+def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    return None if gradient is None else gradient.clone()
+
+
+def _short(error: Exception) -> str:
+    said = " ".join(str(error).split()).removeprefix("model.base.settings: ")
+    return said.split("; choose another")[0][:200]
+
+
+def table(found: Sequence[Found]) -> str:
+    """As the benchmark page shows it."""
+    lines = [
+        "| family | JD's name | rows | loss | gradients | plans of transformers | why not packed |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for one in found:
+        errors = ["", ""]
+        if one.loss_error is not None and one.gradient_error is not None:
+            errors = [f"{one.loss_error:.0e}", f"{one.gradient_error:.0e}"]
+        cells = [f"`{one.family}`", JD_NAMES.get(one.family, ""), one.rows or "**none**", *errors]
+        lines.append(f"| {' | '.join([*cells, ', '.join(one.plans), one.why_not_packed or ''])} |")
+    for name, why in OTHER_CODE.items():
+        lines.append(f"| {name} | {name} | **none** | | | | {why} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    import transformers
+
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    found = [measure(family) for family in FAMILIES]
+    made = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "families": [asdict(one) for one in found],
+    }
+    RECORD.write_text(json.dumps(made, indent=2) + "\n")
+    print(table(found))
+    for rows in ("packed", "padded"):
+        worst = [max(one.loss_error or 0.0, one.gradient_error or 0.0) for one in found if one.rows == rows]
+        print(f"{len(worst)} families on {rows} rows, largest difference {max(worst):.1e}", file=sys.stderr)
+        if rows == "packed" and max(worst) > TOLERANCE:
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
