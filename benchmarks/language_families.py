@@ -6,8 +6,8 @@ A small network of each family with random weights. Loss and gradients of rows o
 packed where our attention fits the family and padded where it does not, against the network's own forward
 pass over padded rows with its plain attention (`eager`): the largest difference of a gradient, over the
 largest gradient of the same weight (or a thousandth of the largest of all, where that is more: some are zero
-but for rounding). Then which parallel plans `transformers` has for the family. Families whose code is not part of
-`transformers` would have to be run from their folder, which RayRec never does.
+but for rounding). Then which parallel plans `transformers` has for the family. Families whose code is no part
+of `transformers` would have to be run from their folder, which RayRec never does.
 
 It prints a table and writes the record `benchmarks/quality/language-families.json` with the date.
 """
