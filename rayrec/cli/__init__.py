@@ -3,10 +3,11 @@
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
 from rayrec.cli import planning, runs, serving, nearline, rl, off_policy, versions, online, stores, value  # isort: skip
-from rayrec.cli import queues, jobs, manifests, nodes, cluster_metrics, health, tools  # isort: skip
+from rayrec.cli import agreement, queues, jobs, manifests, nodes, cluster_metrics, health, tools  # isort: skip
 from rayrec.cli.app import app
 
 __all__ = [
+    "agreement",
     "app",
     "cluster_metrics",
     "cursors",

@@ -1,0 +1,84 @@
+"""`rayrec agree`: runs and services on the same requests."""
+
+import json
+import socket
+
+import pytest
+
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.launch.launch import serving
+from tests.cli.commands import answer, refused
+from tests.helpers.runs import make_run
+
+USERS = tuple(f"u{number}" for number in range(6))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two of different models."""
+    folder = tmp_path_factory.mktemp("agree")
+    return make_run(folder / "one"), make_run(folder / "other", "hstu")
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_a_run_agrees_with_itself_and_with_its_service(runs, tmp_path):
+    requests = lines(tmp_path / "requests.jsonl", [{"user_id": user, "k": 3} for user in USERS])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    with serving(runs[0], ServeConfig(port=port, single_process=True)) as url:
+        found = answer("agree", runs[0], url, "--requests", requests)
+
+    assert found["requests"] == len(USERS)
+    assert found["figures"]["equal"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+
+
+def test_differences_and_accuracy_of_two_runs(runs, tmp_path):
+    plain = [{"user_id": user, "k": 2} for user in USERS]
+    requests = lines(tmp_path / "requests.jsonl", plain)
+    other = tmp_path / "differences.jsonl"
+    answer("agree", *runs, "--requests", requests, "--differences", other)
+    differing = [json.loads(line) for line in other.read_text().splitlines()]
+    assert differing  # of two models
+    assert differing[0]["a"] != differing[0]["b"]
+
+    place = int(differing[0]["request"].rsplit(":", 1)[1]) - 1
+    known = [row | ({"expected": differing[0]["a"]} if at == place else {}) for at, row in enumerate(plain)]
+    found = answer("agree", *runs, "--requests", lines(requests, known))
+
+    assert found["known"] == 1
+    assert found["figures"]["accuracy A"]["value"] == 1.0
+    assert found["figures"]["equal"]["value"] == pytest.approx(1 - len(differing) / len(USERS))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "requests.jsonl:2: is not JSON"),
+        ("[1]", "requests.jsonl:2: expected an object"),
+        ('{"user": "u1"}', "requests.jsonl:2: user: unknown field; known are user_id"),
+        ('{"user_id": "u1", "k": 0}', "requests.jsonl:2: k: input should be greater"),
+        ('{"user_id": "u1", "expected": 7}', "requests.jsonl:2: expected: must be the id of an item"),
+    ],
+)
+def test_a_line_that_is_no_request_is_named(runs, tmp_path, line, message):
+    path = tmp_path / "requests.jsonl"
+    path.write_text('{"user_id": "u1"}\n' + line + "\n")
+
+    assert message in refused("agree", *runs, "--requests", path)
+
+
+def test_what_cannot_answer_is_named(runs, tmp_path):
+    path = lines(tmp_path / "requests.jsonl", [{"user_id": "u1"}])
+    unreachable = "http://127.0.0.1:9"
+
+    assert "does not answer" in refused("agree", runs[0], unreachable, "--requests", path)
+    assert "leave out its device" in refused(
+        "agree", runs[0], unreachable, "--requests", path, "--device-b", "cpu"
+    )
+    assert "there is no request" in refused("agree", *runs, "--requests", lines(path, []))
