@@ -12,7 +12,7 @@ from rayrec.actors.read_ahead import ReadAhead
 from rayrec.actors.spawning import ActorRole, Host
 from rayrec.actors.stage_actor import StageActor
 from rayrec.platform.metrics import StageClock, StageTimes
-from rayrec.samples.base.batches import FeatureBatch, RowBatch, SampleBatch
+from rayrec.samples.base.batches import BatchShare, FeatureBatch, RowBatch, SampleBatch, TrainingFeatures
 from rayrec.samples.base.intervals import Intervals
 from rayrec.samples.features.row_features import RowFeatures
 from rayrec.samples.impressions.batches import ImpressionBatch
@@ -29,7 +29,7 @@ class BatchSummary:
     """Rows that should have been in it and cannot be read."""
 
 
-RankBatches = tuple[FeatureBatch | ImpressionBatch, ...]
+RankBatches = tuple[BatchShare, ...]
 """Features of the trainers of a group, in the order of their ranks."""
 
 
@@ -39,7 +39,7 @@ class FeatureWorker(StageActor[StageClock]):
     def __init__(
         self,
         role: ActorRole,
-        make_features: Callable[[], RowFeatures | ImpressionFeatures],
+        make_features: Callable[[], TrainingFeatures],
         read_ahead: ReadAhead | None = None,
         group_size: int = 1,
         leaders: Sequence[Any] = (),
@@ -60,7 +60,7 @@ class FeatureWorker(StageActor[StageClock]):
         summary alone, when all leaders of groups have theirs."""
         with self._heartbeats.during("compute", step), self._clock.busy():
             rows = RowBatch.concatenate(parts)
-            batches: Sequence[FeatureBatch | ImpressionBatch] = self._features.training(step, rows)
+            batches: Sequence[BatchShare] = self._features.training(step, rows)
             if self._read_ahead is not None:
                 self._read_ahead(batches)
         self._metrics.after_batch(self._clock.times())
@@ -105,7 +105,7 @@ def hand_over(step: int, groups: Sequence[Any], leaders: Sequence[Any]) -> None:
 
 def spawn_feature_workers(
     host: Host,
-    make_features: Callable[[], RowFeatures | ImpressionFeatures],
+    make_features: Callable[[], TrainingFeatures],
     num_workers: int,
     num_cpus: float,
     read_ahead: ReadAhead | None = None,

@@ -9,8 +9,7 @@ import numpy as np
 
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
-from rayrec.samples.base.batches import FeatureBatch
-from rayrec.samples.impressions.batches import ImpressionBatch
+from rayrec.samples.base.batches import BatchShare
 
 
 class ReadAhead:
@@ -30,7 +29,7 @@ class ReadAhead:
         """The same to other servers."""
         return ReadAhead(self._tables, servers)
 
-    def __call__(self, shares: Sequence[FeatureBatch | ImpressionBatch]) -> None:
+    def __call__(self, shares: Sequence[BatchShare]) -> None:
         """Start reading the rows of a step before they are asked for.
 
         Args:

@@ -41,7 +41,7 @@ from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.devices import device_memory, get_device, ray_claim
 from rayrec.platform.health.burn_in import matrix_rate
 from rayrec.platform.metrics import StageClock, StageTimes
-from rayrec.samples.base.batches import FeatureBatch
+from rayrec.samples.base.batches import BatchShare, FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
 
 TRAINER_STAGE = "trainer"
@@ -219,16 +219,16 @@ class Trainer(StageActor[StageClock]):
                 self._program.update()
             self._utilization.add(self._program.flops(features, self._row_dims))
         own_s = time.perf_counter() - began - (self._waited_s() - waited_s)
-        work = StepWork(own_s, 0 if self._spec.compute.is_sharded else _num_tokens(features), self._node)
+        work = StepWork(own_s, 0 if self._spec.compute.is_sharded else features.num_tokens, self._node)
         self._metrics.after_batch(self._times(), self._figures)
         return TrainerReport(features.step, gradients.loss_sum, features.num_targets, features.counts, work)
 
-    def _own(self, batches: RankBatches) -> FeatureBatch | ImpressionBatch:
+    def _own(self, batches: RankBatches) -> BatchShare:
         return batches[self._role.member % self._spec.group_size]
 
-    def _note_newest_event(self, features: FeatureBatch | ImpressionBatch) -> None:
+    def _note_newest_event(self, features: BatchShare) -> None:
         """For the tags of the step's calls."""
-        if isinstance(features, FeatureBatch) and features.newest_event is not None:
+        if features.newest_event is not None:
             self._newest_events[features.step] = features.newest_event
             for step in [step for step in self._newest_events if step < features.step - _STEPS_OF_EVENTS]:
                 del self._newest_events[step]
@@ -275,7 +275,7 @@ class Trainer(StageActor[StageClock]):
         assert isinstance(self._program, ScoringProgram), "runs ask for what their model does"
         return self._program.predict(features, self._rows_now(features))
 
-    def _rows_now(self, features: FeatureBatch | ImpressionBatch) -> dict[str, np.ndarray]:
+    def _rows_now(self, features: BatchShare) -> dict[str, np.ndarray]:
         return self._client.read({name: lookup.ids_M for name, lookup in features.lookups.items()})
 
     def dense_weights(self) -> dict[str, np.ndarray]:
@@ -337,10 +337,6 @@ class Trainer(StageActor[StageClock]):
         times, lookups = self._clock.times(), self._lookups.stats
         blocked_s = lookups.rows_wait_s + lookups.update_wait_s
         return replace(times, busy_s=times.busy_s - blocked_s, blocked_s=blocked_s)
-
-
-def _num_tokens(features: FeatureBatch | ImpressionBatch) -> int:
-    return len(features.items_N) if isinstance(features, FeatureBatch) else features.num_rows
 
 
 def spawn_trainers(

@@ -405,10 +405,10 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _what_is_published_recommends(self) -> RunConfig:
-        if self.snapshots.publish is not None and self.model.kind == "impressions":
+        if self.snapshots.publish is not None and self.model.kind != "next_item":
             raise ValueError(
-                f"snapshots.publish: versions are of models that recommend, and {self.model.name!r} ranks "
-                "what is shown to it; leave it out"
+                f"snapshots.publish: versions are of models that recommend, and {self.model.name!r} does "
+                "not; leave it out"
             )
         return self
 
@@ -457,8 +457,8 @@ class RunConfig(Config):
     def _numbers_are_of_impressions(self) -> RunConfig:
         if self.data.numbers and self.model.kind != "impressions":
             raise ValueError(
-                f"data.numbers are columns that ranking models read, and {self.model.name!r} reads "
-                "histories; leave it out"
+                f"data.numbers are columns that ranking models read, and {self.model.name!r} is none; leave "
+                "it out"
             )
         return self
 
@@ -471,18 +471,20 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _impressions_want_nothing(self) -> RunConfig:
-        if self.model.kind == "impressions" and self.data.redraw_ties:
+    def _what_is_about_histories_is_for_models_of_them(self) -> RunConfig:
+        if self.model.kind == "next_item":
+            return self
+        if self.data.redraw_ties:
             raise ValueError(
                 "data.redraw_ties is about histories that the next item is predicted of, and model "
-                f"{self.model.name!r} reads impressions; leave it out"
+                f"{self.model.name!r} reads none; leave it out"
             )
-        if self.model.kind == "impressions" and self.goes_by_event_times:
+        if self.goes_by_event_times:
             raise ValueError(
                 f"eviction.ttl_hours goes by the times of a history's events, and model {self.model.name!r} "
-                "reads impressions; use max_age_steps"
+                "reads none; use max_age_steps"
             )
-        if self.model.kind == "impressions" and self.evaluation.instruction is not None:
+        if self.evaluation.instruction is not None:
             raise ValueError(
                 f"evaluation.instruction is set, and {self.model.name!r} recommends nothing: leave it out"
             )

@@ -17,11 +17,12 @@ from rayrec.pipelines.runs.accepted_files import AcceptedFiles
 from rayrec.pipelines.runs.snapshots import Snapshot
 from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.pipelines.tasks.next_item import NextItemTask
-from rayrec.pipelines.tasks.task import Task, TrainingFeatures
+from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.tasks.training_rows import TrainingRows, compiled, training_rows
 from rayrec.platform.devices import device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
+from rayrec.samples.base.batches import TrainingFeatures
 from rayrec.samples.reading.followed_plan import FollowedPlan
 from rayrec.samples.reading.read_plan import ReadPlan
 

@@ -22,6 +22,7 @@ from rayrec.pipelines.tasks.training_rows import RowSource, compiled
 from rayrec.pipelines.tasks.wanted_columns import WantedColumn
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import LABELS
+from rayrec.samples.base.batches import TrainingFeatures
 from rayrec.samples.base.event_labels import LABEL_COLUMNS, are_event_labels
 from rayrec.samples.base.event_times import TIMES, are_event_times
 from rayrec.samples.dataset.dataset import Dataset
@@ -32,7 +33,6 @@ from rayrec.samples.features.row_features import HistoryColumns, RowFeatures
 from rayrec.samples.graph.saved import SavedGraph
 from rayrec.samples.graph.sources import check_data, graph_of_dataset
 from rayrec.samples.graph.temporal_graph import TemporalGraph
-from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.operations.join_history import JoinHistory
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.reading.read_plan import ReadPlan
@@ -42,7 +42,7 @@ SEMANTIC_IDS_FOLDER = "semantic_ids"
 logger = logging.getLogger(__name__)
 
 
-def features_of(config: RunConfig, columns: pa.Schema) -> RowFeatures | ImpressionFeatures:
+def features_of(config: RunConfig, columns: pa.Schema) -> TrainingFeatures:
     """For the process of a feature worker, whenever it starts: the catalog does not travel.
 
     Nor are files of training rows looked at: one that vanishes is the readers' to report.

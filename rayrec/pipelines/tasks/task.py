@@ -8,7 +8,7 @@ The pipeline, its snapshots, recovery and memory plan know nothing else of the m
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
@@ -20,7 +20,7 @@ from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.tasks.training_rows import RowSource
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
-from rayrec.samples.base.batches import RowBatch
+from rayrec.samples.base.batches import TrainingFeatures
 from rayrec.samples.dataset.manifest import Entity, IdKind, Split
 from rayrec.samples.operations.program import FeatureProgram
 
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
 GRAPH = "a graph"
 """Of the training events, which feature workers make where there is no saved one."""
-
-
-class TrainingFeatures(Protocol):
-    """What feature workers do to rows."""
-
-    def training(self, step: int, rows: RowBatch) -> Sequence[Any]:
-        """One share per trainer, each with `step`, `lookups`, `num_targets` and `counts`."""
 
 
 class Validation(Protocol):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -159,6 +160,38 @@ class TableLookup:
     """
 
 
+class BatchShare(Protocol):
+    """One trainer's share of a global batch, of whatever kind of rows: what stages that compute nothing of it
+    know."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def num_targets(self) -> int:
+        """In the *global* batch: the divisor of the summed loss."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How much of the work the share is."""
+
+    @property
+    def lookups(self) -> dict[str, TableLookup]: ...
+    @property
+    def counts(self) -> dict[str, int]:
+        """Dropped work, by reason."""
+
+    @property
+    def newest_event(self) -> int | None:
+        """As `FeatureBatch` has it; None of rows without events."""
+
+
+class TrainingFeatures(Protocol):
+    """What feature workers do to rows."""
+
+    def training(self, step: int, rows: RowBatch) -> Sequence[BatchShare]:
+        """One share per trainer."""
+
+
 @dataclass(frozen=True)
 class OldChunks:
     """What histories have before the events that are read one by one, of models that read summaries of it.
@@ -272,3 +305,7 @@ class FeatureBatch:
     @property
     def num_rows(self) -> int:
         return len(self.row_keys_B)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.items_N)

@@ -35,3 +35,11 @@ class ImpressionBatch:
     @property
     def num_rows(self) -> int:
         return len(self.row_keys_B)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_rows
+
+    @property
+    def newest_event(self) -> None:
+        return None
