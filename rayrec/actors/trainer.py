@@ -35,6 +35,7 @@ from rayrec.models.program.program import (
     RankedItems,
     RecommendingProgram,
     ScoringProgram,
+    WritingProgram,
 )
 from rayrec.models.program.utilization import Utilization
 from rayrec.platform.arrays import Float32Array, Int64Array
@@ -274,6 +275,16 @@ class Trainer(StageActor[StageClock]):
         """[B, T] probabilities of each task, with the tables as they are now."""
         assert isinstance(self._program, ScoringProgram), "runs ask for what their model does"
         return self._program.predict(features, self._rows_now(features))
+
+    def log_likelihoods(self, features: BatchShare) -> np.ndarray:
+        """[B] of each row's targets, with the tables as they are now."""
+        assert isinstance(self._program, WritingProgram), "runs ask for what their model does"
+        return self._program.log_likelihoods(features, self._rows_now(features))
+
+    def generate(self, features: BatchShare, max_new_tokens: int) -> list[np.ndarray]:
+        """The tokens that follow each row, with the tables as they are now."""
+        assert isinstance(self._program, WritingProgram), "runs ask for what their model does"
+        return self._program.generate(features, self._rows_now(features), max_new_tokens)
 
     def _rows_now(self, features: BatchShare) -> dict[str, np.ndarray]:
         return self._client.read({name: lookup.ids_M for name, lookup in features.lookups.items()})

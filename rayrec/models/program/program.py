@@ -2,7 +2,8 @@
 
 ProgramSpec ─ build(ProgramPlacement), in a trainer's process ─► DenseProgram
                                                            ├─ RecommendingProgram    which item comes next
-                                                           └─ ScoringProgram    what comes of what is shown
+                                                           ├─ ScoringProgram    what comes of what is shown
+                                                           └─ WritingProgram    how a text goes on
 """
 
 from __future__ import annotations
@@ -153,6 +154,17 @@ class ScoringProgram(DenseProgram, Protocol):
 
     def predict(self, features: Any, rows: Rows) -> np.ndarray:
         """[B, T] float32 probabilities, task by task."""
+
+
+@runtime_checkable
+class WritingProgram(DenseProgram, Protocol):
+    """One that says how a text goes on."""
+
+    def log_likelihoods(self, features: Any, rows: Rows) -> np.ndarray:
+        """[B] float32 sum over each row's targets of the logarithm of their probability."""
+
+    def generate(self, features: Any, rows: Rows, max_new_tokens: int) -> list[np.ndarray]:
+        """What each row is most probably continued by, token by token, up to the end of the text."""
 
 
 @dataclass(frozen=True)
