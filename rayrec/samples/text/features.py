@@ -1,0 +1,269 @@
+"""Feature computation of records of text: what is asked and answered, as tokens of the base model.
+
+    record ─► prompt and answer ─► chat template, or plain text ─► tokens, those of answers marked ─► rows
+
+A record of kind `text` is learned as a whole. Of all others, what is asked is given and the answer is learned:
+the completion, the turns of the assistant, the option that is right, or the labeled parts of the text as JSON
+(`[["street", "Main St"], ["number", "7"]]`), which can be found in it again.
+
+Axes: as in `batches`; L tokens of a row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from rayrec.platform.arrays import BoolArray, Int64Array
+from rayrec.platform.errors import InputError
+from rayrec.platform.shares import balanced_bounds
+from rayrec.samples.base.batches import RowBatch
+from rayrec.samples.operations.operation import RowContext
+from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.text.batches import TextBatch
+from rayrec.samples.text.chat import ChatTemplate, Learn
+from rayrec.samples.text.records import Message, Record, Span
+from rayrec.samples.text.tokens import TextTokenizer
+
+LongRows = Literal["refuse", "cut", "drop"]
+"""What becomes of a row of more tokens than the model reads: an error, the beginning of what is given cut off,
+or no row. An answer that is too long by itself is dropped where it is cut."""
+TOO_LONG = "rows_too_long"
+
+
+@dataclass(frozen=True)
+class TextRules:
+    """How records become rows."""
+
+    max_length: int
+    long_rows: LongRows = "refuse"
+    learn: Learn = "all"
+    """Which turns of an assistant."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A row."""
+
+    ids_L: Int64Array
+    is_target_L: BoolArray
+
+
+class TextFeatures:
+    """RowBatch -> one TextBatch per trainer, of about as many tokens each."""
+
+    def __init__(
+        self,
+        program: FeatureProgram,
+        tokenizer: TextTokenizer,
+        template: ChatTemplate | None,
+        rules: TextRules,
+        *,
+        seed: int = 0,
+        num_trainers: int = 1,
+        is_prepared: bool = False,
+    ) -> None:
+        """
+        Args:
+            program: makes the columns of records of those there are.
+            template: of the base; None: prompts and answers stand one after the other.
+            seed: of the run, for the program's random numbers.
+            is_prepared: training rows have been through the program already when they were read.
+        """
+        self._program = program
+        self.tokenizer = tokenizer
+        self._template = template
+        self._rules = rules
+        self._seed = seed
+        self._num_trainers = num_trainers
+        self._is_prepared = is_prepared
+
+    def training(self, step: int, rows: RowBatch) -> list[TextBatch]:
+        """Trainer r gets the r-th contiguous share of the rows.
+
+        Raises:
+            InputError: an operation refuses a row, the template a conversation, or a row is too long.
+        """
+        made, keys_B, counts = self._rows(rows, self._records(step, rows))
+        lengths_B = np.array([len(row.ids_L) for row in made], dtype=np.int64)
+        bounds = balanced_bounds(lengths_B, self._num_trainers)
+        num_targets = sum(int(row.is_target_L.sum()) for row in made)
+        shares = [
+            _batch(step, keys_B[low:high], made[low:high], num_targets) for low, high in pairwise(bounds)
+        ]
+        if counts:
+            shares[0].counts.update(counts)  # of the global batch, once
+        return shares
+
+    def judged(self, step: int, rows: RowBatch) -> TextBatch:
+        """The rows with their answers, whose likelihood is to be known; those that are too long are empty."""
+        made = self._tokens(self._records(step, rows))
+        nothing = Tokens(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
+        return _batch(step, rows.row_keys_B, [row or nothing for row in made])
+
+    def options(self, step: int, rows: RowBatch) -> TextBatch:
+        """Every option of records of kind `choice` as a row, record by record."""
+        records = [
+            Record("choice", text=record.text, options=record.options, choice=choice)
+            for record in self._records(step, rows)
+            for choice in range(len(record.options))
+        ]
+        keys_B = np.repeat(rows.row_keys_B, [len(one.options) for one in self._records(step, rows)])
+        made = self._tokens(records)
+        nothing = Tokens(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
+        return _batch(step, keys_B, [row or nothing for row in made])
+
+    def prompts(self, step: int, rows: RowBatch) -> TextBatch:
+        """What is asked alone, to be answered."""
+        records = self._records(step, rows)
+        texts = self._opened(records)
+        made = []
+        for text in texts:
+            ids = self.tokenizer.encode(text)[-self._rules.max_length :]
+            made.append(Tokens(np.array(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)))
+        return _batch(step, rows.row_keys_B, made)
+
+    def _records(self, step: int, rows: RowBatch) -> list[Record]:
+        made = rows.rows
+        if not self._is_prepared:
+            made = self._program(made, RowContext(rows.row_keys_B, self._seed, step))
+        return [Record.of_row(row) for row in made.to_pylist()]
+
+    def _rows(
+        self, rows: RowBatch, records: Sequence[Record]
+    ) -> tuple[list[Tokens], Int64Array, dict[str, int]]:
+        """(Rows, their keys, how many are left out by reason)."""
+        made = self._tokens(records)
+        kept = [place for place, row in enumerate(made) if row is not None]
+        left_out = len(made) - len(kept)
+        found = [row for row in made if row is not None]
+        return found, rows.row_keys_B[kept], {TOO_LONG: left_out} if left_out else {}
+
+    def _tokens(self, records: Sequence[Record]) -> list[Tokens | None]:
+        """A row of each record; None of those that are left out."""
+        chats = [chat_of(record) for record in records if record.kind != "text"]
+        if self._template is None:
+            marked = iter([_plain(chat, self._rules.learn) for chat in chats])
+        else:
+            rendered = self._template.rendered(chats, self._rules.learn)
+            marked = iter([(each.text, each.completions) for each in rendered])
+        found = []
+        for record in records:
+            if record.kind == "text":
+                text, completions, ends = record.text, ((0, len(record.text)),), True
+            else:
+                (text, completions), ends = next(marked), self._template is None
+            tokens = self.tokenizer.marked(text, completions)
+            ids_L, is_target_L = tokens.ids_T, tokens.is_completion_T
+            if ends:  # a template writes how a turn ends
+                ids_L = np.append(ids_L, self.tokenizer.info.ends[0])
+                is_target_L = np.append(is_target_L, True)
+            is_target_L[:1] = False
+            found.append(self._fitting(Tokens(ids_L, is_target_L), record))
+        return found
+
+    def _fitting(self, row: Tokens, record: Record) -> Tokens | None:
+        most, length = self._rules.max_length, len(row.ids_L)
+        if length <= most:
+            return row if row.is_target_L.any() else None
+        if self._rules.long_rows == "refuse":
+            raise InputError(
+                f"a record of kind {record.kind} has {length:,} tokens, and the model reads {most:,} "
+                f"(model.max_length); it begins with {record.asked[:60]!r}; raise that, or set "
+                "model.long_rows to cut or drop"
+            )
+        given = int(row.is_target_L.argmax())
+        if self._rules.long_rows == "drop" or length - given >= most:
+            return None
+        return Tokens(row.ids_L[-most:], row.is_target_L[-most:])
+
+    def _opened(self, records: Sequence[Record]) -> list[str]:
+        """What is asked, up to where the answer begins."""
+        chats = [chat_of(record)[:-1] for record in records]
+        if self._template is None:
+            return [_joined(chat) + SEPARATOR for chat in chats]
+        return self._template.render(chats, open_turn=True)
+
+
+SEPARATOR = "\n"
+"""Between what is asked and answered, where there is no template."""
+
+
+def chat_of(record: Record) -> tuple[Message, ...]:
+    """A record as a conversation, whose last turn is the answer."""
+    if record.kind == "messages":
+        return record.messages
+    return Message("user", record.asked), Message("assistant", answer_of(record))
+
+
+def answer_of(record: Record) -> str:
+    """What a model learns to say of what is asked."""
+    if record.kind == "spans":
+        parts = [[one.label, record.text[one.start : one.end]] for one in record.spans]
+        return json.dumps(parts, ensure_ascii=False)
+    return record.answer
+
+
+def spans_in(text: str, answer: str) -> tuple[Span, ...] | None:
+    """The labeled parts that an answer names, found in the text from left to right.
+
+    Returns:
+        None where the answer is not of that form. A part that is not in the text behind the one before it is
+        left out.
+    """
+    try:
+        parts = json.loads(answer)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(parts, list):
+        return None
+    found, behind = [], 0
+    for part in parts:
+        if not (isinstance(part, list) and len(part) == 2 and all(isinstance(one, str) for one in part)):
+            return None
+        label, segment = part
+        start = text.find(segment, behind)
+        if start < 0 or not segment:
+            continue
+        behind = start + len(segment)
+        found.append(Span(start, behind, label))
+    return tuple(found)
+
+
+def _plain(chat: Sequence[Message], learn: Learn) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """A conversation without a template: turns one after the other."""
+    text, completions = "", []
+    last = len(chat) - 1
+    for place, turn in enumerate(chat):
+        start = len(text)
+        text += turn.content
+        if turn.role == "assistant" and (learn == "all" or place == last):
+            completions.append((start, len(text)))
+        if place != last:
+            text += SEPARATOR
+    return text, tuple(completions)
+
+
+def _joined(chat: Sequence[Message]) -> str:
+    return SEPARATOR.join(turn.content for turn in chat)
+
+
+def _batch(
+    step: int, keys_B: Int64Array, rows: Sequence[Tokens], num_targets: int | None = None
+) -> TextBatch:
+    lengths_B = [len(row.ids_L) for row in rows]
+    tokens_N = np.concatenate([row.ids_L for row in rows]) if rows else np.zeros(0, dtype=np.int64)
+    is_target_N = np.concatenate([row.is_target_L for row in rows]) if rows else np.zeros(0, dtype=bool)
+    return TextBatch(
+        step=step,
+        row_keys_B=keys_B,
+        tokens_N=tokens_N,
+        is_target_N=is_target_N,
+        offsets_B1=np.concatenate([[0], np.cumsum(lengths_B, dtype=np.int64)]),
+        num_targets=int(is_target_N.sum()) if num_targets is None else num_targets,
+    )
