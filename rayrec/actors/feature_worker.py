@@ -15,8 +15,10 @@ from rayrec.platform.metrics import StageClock, StageTimes
 from rayrec.samples.base.batches import BatchShare, FeatureBatch, RowBatch, SampleBatch, TrainingFeatures
 from rayrec.samples.base.intervals import Intervals
 from rayrec.samples.features.row_features import RowFeatures
+from rayrec.samples.features.text_features import TextFeatures
 from rayrec.samples.impressions.batches import ImpressionBatch
 from rayrec.samples.impressions.features import ImpressionFeatures
+from rayrec.samples.text.batches import TextBatch
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,24 @@ class FeatureWorker(StageActor[StageClock]):
         assert isinstance(self._features, ImpressionFeatures), "runs ask for what their task does"
         with self._heartbeats.during("scoring", step):
             return self._features.scoring(step, rows)
+
+    def judged(self, step: int, rows: RowBatch) -> TextBatch:
+        """Records of text with their answers, whose likelihood is to be known."""
+        assert isinstance(self._features, TextFeatures), "runs ask for what their task does"
+        with self._heartbeats.during("judged", step):
+            return self._features.judged(step, rows)
+
+    def options(self, step: int, rows: RowBatch) -> TextBatch:
+        """The same of each option of records that have some."""
+        assert isinstance(self._features, TextFeatures), "runs ask for what their task does"
+        with self._heartbeats.during("options", step):
+            return self._features.options(step, rows)
+
+    def prompts(self, step: int, rows: RowBatch) -> TextBatch:
+        """What records ask, to be answered."""
+        assert isinstance(self._features, TextFeatures), "runs ask for what their task does"
+        with self._heartbeats.during("prompts", step):
+            return self._features.prompts(step, rows)
 
     def stats(self) -> StageTimes:
         times = self._clock.times()

@@ -44,6 +44,7 @@ from rayrec.platform.health.burn_in import matrix_rate
 from rayrec.platform.metrics import StageClock, StageTimes
 from rayrec.samples.base.batches import BatchShare, FeatureBatch
 from rayrec.samples.impressions.batches import ImpressionBatch
+from rayrec.samples.text.batches import TextBatch
 
 TRAINER_STAGE = "trainer"
 _STEPS_OF_EVENTS = 64
@@ -276,10 +277,10 @@ class Trainer(StageActor[StageClock]):
         assert isinstance(self._program, ScoringProgram), "runs ask for what their model does"
         return self._program.predict(features, self._rows_now(features))
 
-    def log_likelihoods(self, features: BatchShare) -> np.ndarray:
-        """[B] of each row's targets, with the tables as they are now."""
+    def log_likelihoods(self, features: TextBatch) -> tuple[np.ndarray, np.ndarray]:
+        """([B] of each row's targets, [B] how many there are), with the tables as they are now."""
         assert isinstance(self._program, WritingProgram), "runs ask for what their model does"
-        return self._program.log_likelihoods(features, self._rows_now(features))
+        return self._program.log_likelihoods(features, self._rows_now(features)), features.targets_B
 
     def generate(self, features: BatchShare, max_new_tokens: int) -> list[np.ndarray]:
         """The tokens that follow each row, with the tables as they are now."""

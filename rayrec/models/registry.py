@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rayrec.models.base.config import ModelConfig
 from rayrec.models.ctr.config import ImpressionModelConfig
+from rayrec.models.language.config import LanguageModelConfig
 from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.platform.registry import Registry, settings_union
 
@@ -33,13 +34,17 @@ MODELS: Registry[type[ModelConfig]] = Registry(
         "din": "rayrec.models.ctr.config:DinConfig",
         "mmoe": "rayrec.models.ctr.config:MmoeConfig",
         "keras": "rayrec.models.keras.config:KerasModelConfig",
+        # How a text goes on.
+        "language_model": "rayrec.models.language.config:LanguageModelConfig",
     },
 )
 """Name of a model to the class of its settings."""
 
 
 if TYPE_CHECKING:
-    AnyModelConfig = SequenceModelConfig | ImpressionModelConfig
+    AnyModelConfig = SequenceModelConfig | ImpressionModelConfig | LanguageModelConfig
 else:
-    AnyModelConfig = settings_union(MODELS, (SequenceModelConfig, ImpressionModelConfig), "name")
+    AnyModelConfig = settings_union(
+        MODELS, (SequenceModelConfig, ImpressionModelConfig, LanguageModelConfig), "name"
+    )
 """Settings of any model, those of other packages included; `name` says which one is meant."""

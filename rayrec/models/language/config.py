@@ -92,6 +92,16 @@ class LanguageModelConfig(ModelConfig):
     refused by its name, padded rows go through the code of transformers alone."""
     attention: Attention = "auto"
     """Of packed rows."""
+    tokenizer: str | None = None
+    """Folder with the tokenizer, where that is not the base's own."""
+    template: Literal["chat", "plain"] = "plain"
+    """How what is asked and answered becomes a text: by the chat template of the tokenizer's folder, or one after
+    the other. An instruction-tuned base knows its template."""
+    learn: Literal["all", "last"] = "all"
+    """Which turns of an assistant are learned."""
+    long_rows: Literal["refuse", "cut", "drop"] = "refuse"
+    """What becomes of a record of more tokens than `max_length`: an error, the beginning of what is asked cut
+    off, or nothing, which is counted."""
     table_dims: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
     """Embedding tables whose rows texts may have in the place of words (a slot `{table:NAME}`): width of the
     rows by name. Each is projected to the width of the network."""
@@ -114,7 +124,8 @@ class LanguageModelConfig(ModelConfig):
             base = base.model_copy(update={"folder": str(Path(base.folder).resolve())})
         elif base.kind == "gguf":
             base = base.model_copy(update={"file": str(Path(base.file).resolve())})
-        return self.model_copy(update={"base": base})
+        tokenizer = None if self.tokenizer is None else str(Path(self.tokenizer).resolve())
+        return self.model_copy(update={"base": base, "tokenizer": tokenizer})
 
     def build(self, vocabulary: Vocabulary) -> LanguageModel:
         """The network with its initial weights; random ones from torch's default generator.

@@ -311,6 +311,10 @@ class EvaluationConfig(Config):
     instruction: WantedConfig | None = None
     """Of all users, in validation and evaluation; None is none. Needs `model.instruction`."""
     batch_size: int = Field(512, gt=0)
+    answers: int = Field(64, ge=0)
+    """Of language models: records whose answers are written, token by token, in each validation."""
+    max_new_tokens: int = Field(128, gt=0)
+    """Of each such answer."""
 
 
 class PublishConfig(Config):

@@ -16,6 +16,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.accepted_files import AcceptedFiles
 from rayrec.pipelines.runs.snapshots import Snapshot
 from rayrec.pipelines.tasks.impressions import ImpressionTask
+from rayrec.pipelines.tasks.language import LanguageTask
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.tasks.training_rows import TrainingRows, compiled, training_rows
@@ -129,6 +130,8 @@ def open_task(config: RunConfig, checksums: bool = True) -> Task:
     """
     if config.model.kind == "impressions":
         return ImpressionTask.open(config, config.model, checksums)
+    if config.model.kind == "language":
+        return LanguageTask.open(config, config.model, checksums)
     return NextItemTask.open(config, config.model, checksums)
 
 

@@ -18,6 +18,7 @@ from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.impression_rows import impression_features_of, impression_rows
+from rayrec.pipelines.tasks.text_rows import text_features_of, text_rows
 from rayrec.pipelines.tasks.training_rows import RowSource, compiled
 from rayrec.pipelines.tasks.wanted_columns import WantedColumn
 from rayrec.platform.errors import InputError
@@ -50,6 +51,8 @@ def features_of(config: RunConfig, columns: pa.Schema) -> TrainingFeatures:
     model = config.model
     if model.kind == "impressions":
         return impression_features_of(config, model, columns)
+    if model.kind == "language":
+        return text_features_of(config, model, columns)
     dataset = Dataset.open(config.data.path, checksums=False)
     sequences = sequence_features(config, model, dataset, registry_of(config, model, dataset))
     return row_features(
@@ -108,6 +111,8 @@ def row_source(config: RunConfig) -> RowSource:
     """
     if config.model.kind == "impressions":
         return impression_rows(config, config.model)
+    if config.model.kind == "language":
+        return text_rows(config)
     return HistoryRows(config, config.model, Dataset.open(config.data.path, checksums=False))
 
 

@@ -297,4 +297,6 @@ def _advice(chat: Sequence[Message], learn: Learn) -> str:
 
 def _chat_of(wanted: Sequence[tuple[Sequence[Message], bool]], number: int) -> int:
     """Which conversation something was asked for, from 1: each begins with all of it."""
-    return sum(not open_turn for _, open_turn in wanted[: number + 1]) if not wanted[number][1] else number + 1
+    return (
+        sum(not open_turn for _, open_turn in wanted[: number + 1]) if not wanted[number][1] else number + 1
+    )

@@ -12,8 +12,9 @@ Axes: as in `batches`; L tokens of a row.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -33,7 +34,7 @@ from rayrec.samples.text.tokens import TextTokenizer
 LongRows = Literal["refuse", "cut", "drop"]
 """What becomes of a row of more tokens than the model reads: an error, the beginning of what is given cut off,
 or no row. An answer that is too long by itself is dropped where it is cut."""
-TOO_LONG = "rows_too_long"
+TOO_LONG, NO_TARGET = "rows_too_long", "rows_without_target"
 
 
 @dataclass(frozen=True)
@@ -102,21 +103,14 @@ class TextFeatures:
 
     def judged(self, step: int, rows: RowBatch) -> TextBatch:
         """The rows with their answers, whose likelihood is to be known; those that are too long are empty."""
-        made = self._tokens(self._records(step, rows))
-        nothing = Tokens(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
-        return _batch(step, rows.row_keys_B, [row or nothing for row in made])
+        return _batch(step, rows.row_keys_B, _or_nothing(self._tokens(self._records(step, rows))))
 
     def options(self, step: int, rows: RowBatch) -> TextBatch:
         """Every option of records of kind `choice` as a row, record by record."""
-        records = [
-            Record("choice", text=record.text, options=record.options, choice=choice)
-            for record in self._records(step, rows)
-            for choice in range(len(record.options))
-        ]
-        keys_B = np.repeat(rows.row_keys_B, [len(one.options) for one in self._records(step, rows)])
-        made = self._tokens(records)
-        nothing = Tokens(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
-        return _batch(step, keys_B, [row or nothing for row in made])
+        records = self._records(step, rows)
+        each = [replace(record, choice=choice) for record in records for choice in range(len(record.options))]
+        keys_B = np.repeat(rows.row_keys_B, [len(record.options) for record in records])
+        return _batch(step, keys_B, _or_nothing(self._tokens(each)))
 
     def prompts(self, step: int, rows: RowBatch) -> TextBatch:
         """What is asked alone, to be answered."""
@@ -139,20 +133,20 @@ class TextFeatures:
     ) -> tuple[list[Tokens], Int64Array, dict[str, int]]:
         """(Rows, their keys, how many are left out by reason)."""
         made = self._tokens(records)
-        kept = [place for place, row in enumerate(made) if row is not None]
-        left_out = len(made) - len(kept)
-        found = [row for row in made if row is not None]
-        return found, rows.row_keys_B[kept], {TOO_LONG: left_out} if left_out else {}
+        kept = [place for place, row in enumerate(made) if isinstance(row, Tokens)]
+        found = [row for row in made if isinstance(row, Tokens)]
+        counts = Counter(row for row in made if isinstance(row, str))
+        return found, rows.row_keys_B[kept], dict(counts)
 
-    def _tokens(self, records: Sequence[Record]) -> list[Tokens | None]:
-        """A row of each record; None of those that are left out."""
+    def _tokens(self, records: Sequence[Record]) -> list[Tokens | str]:
+        """A row of each record; of those that are left out, why."""
         chats = [chat_of(record) for record in records if record.kind != "text"]
         if self._template is None:
             marked = iter([_plain(chat, self._rules.learn) for chat in chats])
         else:
             rendered = self._template.rendered(chats, self._rules.learn)
             marked = iter([(each.text, each.completions) for each in rendered])
-        found = []
+        found: list[Tokens | str] = []
         for record in records:
             if record.kind == "text":
                 text, completions, ends = record.text, ((0, len(record.text)),), True
@@ -167,10 +161,10 @@ class TextFeatures:
             found.append(self._fitting(Tokens(ids_L, is_target_L), record))
         return found
 
-    def _fitting(self, row: Tokens, record: Record) -> Tokens | None:
+    def _fitting(self, row: Tokens, record: Record) -> Tokens | str:
         most, length = self._rules.max_length, len(row.ids_L)
         if length <= most:
-            return row if row.is_target_L.any() else None
+            return row if row.is_target_L.any() else NO_TARGET
         if self._rules.long_rows == "refuse":
             raise InputError(
                 f"a record of kind {record.kind} has {length:,} tokens, and the model reads {most:,} "
@@ -179,7 +173,7 @@ class TextFeatures:
             )
         given = int(row.is_target_L.argmax())
         if self._rules.long_rows == "drop" or length - given >= most:
-            return None
+            return TOO_LONG
         return Tokens(row.ids_L[-most:], row.is_target_L[-most:])
 
     def _opened(self, records: Sequence[Record]) -> list[str]:
@@ -251,6 +245,12 @@ def _plain(chat: Sequence[Message], learn: Learn) -> tuple[str, tuple[tuple[int,
 
 def _joined(chat: Sequence[Message]) -> str:
     return SEPARATOR.join(turn.content for turn in chat)
+
+
+def _or_nothing(rows: Sequence[Tokens | str]) -> list[Tokens]:
+    """With empty rows in the place of those that are left out."""
+    nothing = Tokens(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=bool))
+    return [row if isinstance(row, Tokens) else nothing for row in rows]
 
 
 def _batch(

@@ -1,0 +1,211 @@
+"""The task of language models: how a text goes on, judged by likelihood and by answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from torch import nn
+
+from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.base.meta_device import MetaWeights
+from rayrec.models.language.config import LanguageModelConfig
+from rayrec.models.language.text_program import build_language_model
+from rayrec.models.program.program import ProgramSpec
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.metrics.text_metrics import Span, is_json, mean, ratio, span_f1
+from rayrec.pipelines.tasks.task import Task
+from rayrec.pipelines.tasks.text_rows import READ, TextRows, text_features, tokenizer_of, vocabulary_of
+from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch
+from rayrec.samples.base.keys import row_keys
+from rayrec.samples.dataset.manifest import EVALUATION_FILES, Split
+from rayrec.samples.features.text_features import TextFeatures, answer_of, spans_in
+from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.text.dataset import TextDataset
+from rayrec.samples.text.records import Record
+from rayrec.samples.text.tokens import TextTokenizer
+
+LOG_LIKELIHOOD = "log_likelihood"
+"""Per token that is learned; its opposite is the loss."""
+
+
+@dataclass(frozen=True)
+class LanguageTask(Task):
+    """A data set of text."""
+
+    config: RunConfig
+    model: LanguageModelConfig
+    dataset: TextDataset
+    tokenizer: TextTokenizer
+
+    @classmethod
+    def open(cls, config: RunConfig, model: LanguageModelConfig, checksums: bool = True) -> LanguageTask:
+        """Open the data set of text and the tokenizer.
+
+        Raises:
+            InputError: the data set or the tokenizer is missing or damaged, or the base does not fit.
+        """
+        if model.table_dims:
+            raise InputError("model.table_dims: no text of a data set names rows of tables yet; leave it out")
+        task = cls(config, model, TextDataset.open(config.data.path, checksums), tokenizer_of(model))
+        task.network()  # which refuses a base that does not fit
+        return task
+
+    @property
+    def row_source(self) -> TextRows:
+        return TextRows(self.config, self.dataset)
+
+    @property
+    def semantic_ids_version(self) -> str | None:
+        return self.tokenizer.info.semantic_ids_version
+
+    def check_split(self, split: Split) -> None:
+        if not self.dataset.manifest.rows[split]:
+            raise InputError(
+                f"{self.dataset.root}: there are no records in the split {split!r}; prepare the data set with "
+                "another split"
+            )
+
+    def features(self, program: FeatureProgram) -> TextFeatures:
+        return text_features(self.config, self.model, program)
+
+    def program(self, optimizer: DenseOptimizerSettings) -> ProgramSpec:
+        return self.model.program(vocabulary_of(self.tokenizer), optimizer)
+
+    def ids_of(self, table: str) -> int:
+        raise AssertionError(f"no rule for the ids of table {table!r}")
+
+    def most_batch_ids(self, table: str) -> int:
+        raise AssertionError(f"no rule for the ids of table {table!r}")
+
+    def network(self) -> nn.Module:
+        with MetaWeights():
+            return build_language_model(self.model, vocabulary_of(self.tokenizer), self.config.seed)
+
+    def validation(self, features: TextFeatures) -> TextValidation:
+        return TextValidation(self, "valid", self.config.evaluation.max_users)
+
+    @property
+    def metric(self) -> str:
+        return LOG_LIKELIHOOD
+
+    @property
+    def shown_metrics(self) -> tuple[str, ...]:
+        return ("loss", *(name for name in FIGURES if name != "loss"))
+
+
+FIGURES = ("loss", "exact_match", "span_f1", "choice_accuracy", "valid_json")
+"""In the order in which they are shown; those that a split has records for."""
+
+
+class TextQuestion(NamedTuple):
+    """Records, and what is asked of a model that reads them."""
+
+    what: str
+    """`judge`: how likely their answers are; `answer`: what it says; `choose`: how likely each option is."""
+    step: int
+    rows: RowBatch
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True)
+class TextValidation:
+    """Judge and answer the records of a split."""
+
+    task: LanguageTask
+    split: Split
+    max_records: int | None = None
+    """The first so many, of all that are judged."""
+
+    def batches(self) -> Iterator[TextQuestion]:
+        """Every record is judged; the first ones of those with an answer are answered, choices are chosen."""
+        task, evaluation = self.task, self.task.config.evaluation
+        dataset, size = task.dataset, evaluation.batch_size
+        table = dataset.split_table(self.split, list(READ))
+        table = table.slice(0, self.max_records)
+        file_number = len(dataset.train_files) + list(EVALUATION_FILES).index(self.split)
+        answered, step = 0, 0
+        for start in range(0, len(table), size):
+            part = table.slice(start, min(size, len(table) - start)).combine_chunks()
+            (rows,) = part.to_batches(max_chunksize=None) or [None]
+            places_B = np.arange(start, start + len(part))
+            keys_B = row_keys(np.full(len(part), file_number), places_B)
+            records = tuple(map(Record.of_row, part.to_pylist()))
+            yield TextQuestion("judge", step, RowBatch(keys_B, rows), records)
+            choices = [place for place, record in enumerate(records) if record.kind == "choice"]
+            if choices:
+                yield _some("choose", step, rows, keys_B, records, choices)
+            said = [place for place, record in enumerate(records) if record.kind not in ("text", "choice")][
+                : max(evaluation.answers - answered, 0)
+            ]
+            if said:
+                answered += len(said)
+                yield _some("answer", step, rows, keys_B, records, said)
+            step += 1
+
+    def ask(self, worker: Any, trainer: Any, batch: TextQuestion) -> Any:
+        if batch.what == "answer":
+            return trainer.generate.remote(
+                worker.prompts.remote(batch.step, batch.rows), self.task.config.evaluation.max_new_tokens
+            )
+        if batch.what == "choose":
+            return trainer.log_likelihoods.remote(worker.options.remote(batch.step, batch.rows))
+        return trainer.log_likelihoods.remote(worker.judged.remote(batch.step, batch.rows))
+
+    def report(self, answers: Iterable[tuple[TextQuestion, Any]]) -> dict[str, Estimate]:
+        judged, chosen, said = [], [], []
+        for question, answer in answers:
+            if question.what == "judge":
+                judged.append(answer)
+            elif question.what == "choose":
+                chosen += _right_choices(question.records, answer[0])
+            else:
+                texts = [self._decoded(tokens) for tokens in answer]
+                said += list(zip(question.records, texts, strict=True))
+        log_R = np.concatenate([log_B for log_B, _ in judged]).astype(np.float64)
+        targets_R = np.concatenate([targets_B for _, targets_B in judged]).astype(np.float64)
+        found = {LOG_LIKELIHOOD: ratio(log_R, targets_R), "loss": ratio(-log_R, targets_R)}
+        if said:
+            found["exact_match"] = mean([text == answer_of(record).strip() for record, text in said])
+        if spans := [(record, text) for record, text in said if record.kind == "spans"]:
+            right = [[Span(one.start, one.end, one.label) for one in record.spans] for record, _ in spans]
+            named = [spans_in(record.text, text) or () for record, text in spans]
+            found["span_f1"] = span_f1(
+                [[Span(one.start, one.end, one.label) for one in each] for each in named], right
+            )
+        if wanted := [text for record, text in said if is_json(answer_of(record))]:
+            found["valid_json"] = mean([is_json(text) for text in wanted])
+        if chosen:
+            found["choice_accuracy"] = mean(chosen)
+        return found
+
+    def _decoded(self, tokens: np.ndarray) -> str:
+        return self.task.tokenizer.decode(tokens.tolist()).strip()
+
+
+def _some(
+    what: str,
+    step: int,
+    rows: pa.RecordBatch,
+    keys_B: np.ndarray,
+    records: tuple[Record, ...],
+    places: list[int],
+) -> TextQuestion:
+    return TextQuestion(
+        what,
+        step,
+        RowBatch(keys_B[places], rows.take(pa.array(places))),
+        tuple(records[place] for place in places),
+    )
+
+
+def _right_choices(records: tuple[Record, ...], log_B: np.ndarray) -> list[bool]:
+    """Of each record, whether the likeliest of its options is the right one."""
+    ends = np.cumsum([len(record.options) for record in records])
+    each = np.split(log_B, ends[:-1])
+    return [int(one.argmax()) == record.choice for record, one in zip(records, each, strict=True)]
