@@ -218,7 +218,7 @@ def test_ids_that_come_and_go_leave_one_tombstone_each():
     assert table.counts.num_evicted > 250_000
     evicted = table.evicted_since(-1)
     assert len(evicted) == len(set(evicted.ids_V.tolist())) == 1000
-    assert table.num_bytes < 300_000
+    assert table.num_bytes < 310_000
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
