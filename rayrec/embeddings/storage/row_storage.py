@@ -231,9 +231,7 @@ class MemoryRows:
     def remove(self, ids_M: Int64Array) -> None:
         self._index.remove(ids_M)
 
-    def remove_older(
-        self, ids_K: Int64Array, last_step: int
-    ) -> tuple[Int64Array, Int64Array, Int32Array]:
+    def remove_older(self, ids_K: Int64Array, last_step: int) -> tuple[Int64Array, Int64Array, Int32Array]:
         """Give up rows, among those of distinct ids, that no step after `last_step` has changed.
 
         Returns:
