@@ -10,6 +10,7 @@ Axes: M ids of one call, C slots, R ids in the index, F free rows, K ids of B bu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numba import carray, njit
@@ -386,7 +387,7 @@ def _add_missing(
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _empty_slot(slots_C2: Int64Array, shift: np.uint64, slot: int) -> None:
+def _empty_slot(slots_C2: Int64Array, shift: np.uint64, slot: Any) -> None:
     mask = len(slots_C2) - 1
     # A follower may move into the hole unless its own first slot lies behind the hole.
     hole, follower = slot, (slot + 1) & mask
@@ -476,7 +477,7 @@ def _remove_older(
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _slot_of(slots_C2: Int64Array, mask: int, slot: int, wanted: int) -> int:
+def _slot_of(slots_C2: Int64Array, mask: int, slot: Any, wanted: int) -> Any:
     """The slot of an id, or the empty one where it would be, from its first slot on."""
     while slots_C2[slot, 1] != MISSING and slots_C2[slot, 0] != wanted:
         slot = (slot + 1) & mask

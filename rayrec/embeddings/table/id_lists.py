@@ -10,6 +10,8 @@ Axes: M ids of one call, L lists.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -108,12 +110,12 @@ def _add(
     blocks: RowAddresses,
     heads_L: Int64Array,
     counts_L: Int64Array,
-    free: int,
+    free: Any,
     num_blocks: int,
     ids_M: Int64Array,
     lists_L: Int64Array,
     which_M: Int64Array,
-) -> tuple[int, int, int]:
+) -> tuple[Any, int, int]:
     """Returns the first free block, and how many blocks are new or were free."""
     num_new = num_reused = 0
     for m in range(len(ids_M)):
@@ -140,10 +142,10 @@ def _take(
     heads_L: Int64Array,
     counts_L: Int64Array,
     number: int,
-    free: int,
+    free: Any,
     ids_K: Int64Array,
     is_taken: bool,
-) -> tuple[int, int]:
+) -> tuple[Any, int]:
     """Copy ids of a list, and take them out or not; returns the first free block, and how many came free."""
     block, count, num_freed = heads_L[number], counts_L[number], 0
     for k in range(len(ids_K)):

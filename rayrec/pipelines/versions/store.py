@@ -290,8 +290,8 @@ class VersionStore:
             write_atomically(target, content)
             return
         with (
-            self._there.written_whole(name) as target,
-            self._there.filesystem.open_output_stream(target) as file,
+            self._there.written_whole(name) as path,
+            self._there.filesystem.open_output_stream(path) as file,
         ):
             file.write(content)
 
