@@ -53,7 +53,10 @@ def test_the_fullest_server_is_that_of_the_placement():
         (2 * 1e-3 + 1e-7 * 12_000) * imbalance(48_000, 4)
     )
     network = cluster_with()
-    assert parts_of(far(work), network, COSTS).network > parts_of(far(spread), network, COSTS).network
+    work, spread = (replace(far(each), num_trainers=32) for each in (work, spread))
+    assert parts_of(work, network, COSTS).network == pytest.approx(
+        parts_of(spread, network, COSTS).network * (36_500 + 6_500) / (2 * 12_000)
+    )
 
 
 def test_what_is_read_ahead_hides_behind_dense_compute():
