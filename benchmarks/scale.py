@@ -9,6 +9,7 @@ One server's part of a table in this process, called as its actor calls it. Bars
   Each step creates 42,000 rows, changes as many others of the last 200 steps, and gives up those that no step
   has changed for 400 steps. What is measured begins when these are as many as are created, and as many ids
   are remembered as there will ever be: 600 steps and those of `remember_steps` later.
+  A ratio is that of ten steps to ten, as single ones differ by page faults.
 * `scale-eviction-seldom`: the same for the mean of 50 steps, when rows are given up once in them.
 
 `RAYREC_BENCH_ROWS` sets the number of rows of the increment's table; twice as many have ages.
@@ -37,7 +38,7 @@ from rayrec.platform.console import log
 
 NUM_ROWS, DIM = 10_000_000, 64
 CHANGED, INCREMENT_S = 1_000, 0.05
-AGES_DIM, MAX_AGE, CHANGE_STEPS, SELDOM = 32, 400, 200, 50
+AGES_DIM, MAX_AGE, CHANGE_STEPS, SELDOM, WINDOW = 32, 400, 200, 50, 10
 STEPS_OF_ROW = MAX_AGE + round(CHANGE_STEPS / math.e)
 """That a row lives: it is changed once on average while it may be, at random, or not at all."""
 LOAD_ROWS = 100_000
@@ -152,7 +153,8 @@ class _Ages:
 
 def _eviction_bar(num_rows: int, repeats: int, every: int) -> Bar:
     ages = _Ages(2 * num_rows, every)
-    ratios = interleaved(lambda: ages.rate("go", every), lambda: ages.rate("stay", every), repeats)
+    steps = max(every, WINDOW)
+    ratios = interleaved(lambda: ages.rate("go", steps), lambda: ages.rate("stay", steps), repeats)
     ages.check_sizes()
     held = ages.tables["go"].shard.stats().num_rows["go"]
     log.print(f"eviction at every {every}. step, {held:,} rows: {statistics.median(ratios):.2f} of the rate")

@@ -78,6 +78,11 @@ class AgeCalendar:
         lists_L[at_L] = [self._list_of(first + number) for number in numbers_L.tolist()]
         self._ids.add(ids_M, lists_L, which_M)
 
+    def add_new(self, ids_M: Int64Array, step: int) -> None:
+        """`add` ids whose rows this step has made."""
+        if len(ids_M):
+            self._ids.put(self._list_of((step + self._max_age + 1 + self._every) // self._every), ids_M)
+
     def ahead(self, step: int) -> Iterator[Int64Array]:
         """A share of the ids that are due next, so that their step finds fewer; `add_ahead` must follow.
 

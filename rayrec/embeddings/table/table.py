@@ -690,7 +690,7 @@ class EmbeddingTable:
             new = missing[admitted_M]
             rows_M[new] = self._create(ids_M[new])
             if self._ages is not None:
-                self._ages.add(ids_M[new], np.full(len(new), step, dtype=np.int32))
+                self._ages.add_new(ids_M[new], step)
             if len(new) < len(missing):
                 self._num_not_admitted += len(missing) - len(new)
                 has_row_M = rows_M != MISSING
