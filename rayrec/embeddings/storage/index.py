@@ -453,13 +453,15 @@ def _remove_older(
             prefetch(base + np.uint64(slot) * np.uint64(16) + np.uint64(64))
         k = ahead - _AHEAD
         if 0 <= k < len(ids_K):
-            slot = _slot_of(slots_C2, mask, slots_K[k], ids_K[k])
+            slots_K[k] = slot = _slot_of(slots_C2, mask, slots_K[k], ids_K[k])
             if slots_C2[slot, 1] != MISSING:
                 prefetch(row_address(records, slots_C2[slot, 1]) + offset)
         k -= _AHEAD
         if k < 0:
             continue
-        slot = _slot_of(slots_C2, mask, slots_K[k], ids_K[k])  # others have moved it, perhaps
+        slot = slots_K[k]
+        if slots_C2[slot, 0] != ids_K[k] or slots_C2[slot, 1] == MISSING:  # moved since, or not there
+            slot = _slot_of(slots_C2, mask, np.int64(mix64(np.uint64(ids_K[k])) >> shift), ids_K[k])
         row = slots_C2[slot, 1]
         if row == MISSING:
             continue

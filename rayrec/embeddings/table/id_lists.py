@@ -65,7 +65,7 @@ class IdLists:
         return int(self._counts_L[number])
 
     def add(self, ids_M: Int64Array, lists_L: Int64Array, which_M: Int64Array) -> None:
-        """Put each id into list `lists_L[which_M]`."""
+        """Put each id into list `lists_L[which_M]`; all of them into the first where `which_M` is empty."""
         self._blocks.reserve(self._num_blocks + len(ids_M) // _IDS + len(lists_L))
         self._free, num_new, num_reused = _add(
             self._blocks.addresses,
@@ -82,7 +82,7 @@ class IdLists:
 
     def put(self, number: int, ids_M: Int64Array) -> None:
         """Put ids into one list."""
-        self.add(ids_M, np.array([number]), np.zeros(len(ids_M), dtype=np.int64))
+        self.add(ids_M, np.array([number]), np.empty(0, dtype=np.int64))
 
     def take(self, number: int, most: int) -> Int64Array:
         """Take ids out of a list, the newest first, so many at most."""
@@ -119,7 +119,7 @@ def _add(
     """Returns the first free block, and how many blocks are new or were free."""
     num_new = num_reused = 0
     for m in range(len(ids_M)):
-        number = lists_L[which_M[m]]
+        number = lists_L[which_M[m]] if len(which_M) else lists_L[0]
         at = counts_L[number] % _IDS
         if at == 0:  # the newest block is full, or there is none
             if free == _NONE:
