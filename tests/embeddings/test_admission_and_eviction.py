@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.layout import NEVER
@@ -18,6 +18,7 @@ from rayrec.embeddings.table.eviction import choose_victims
 from rayrec.embeddings.table.table import EmbeddingTable
 from tests.embeddings.admission_runs import IDS, OPTIMIZERS
 from tests.embeddings.dictionary_oracle import DictionaryTable
+from tests.helpers.examples import examples
 
 configs = st.builds(
     TableConfig,
@@ -77,7 +78,7 @@ steps_of_ids = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(configs, steps_of_ids, st.integers(0, 99))
 def test_a_table_is_a_dictionary_of_rows(config, steps, seed):
     table, expected = EmbeddingTable(config), DictionaryTable(config)

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
 from rayrec.embeddings.storage.index import HASHES, IdIndex, IdMap, grouping_bytes, ordered_by_bucket
 from rayrec.embeddings.storage.row_storage import MemoryRows
+from tests.helpers.examples import examples
 
 INT64 = st.one_of(
     st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-(2**63), 2**63 - 1])
@@ -35,7 +36,7 @@ class Model:
         return row
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "find", "remove"]), st.lists(INT64, max_size=30)), max_size=15)
 )
@@ -96,7 +97,7 @@ def test_a_read_only_array_is_accepted():
     assert IdIndex().find_or_add(ids).tolist() == [0, 1]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(num_ids=st.integers(0, 3000), least=st.integers(1, 400), seed=st.integers(0, 1000))
 def test_groups_hold_every_id_once_in_the_order_of_buckets_and_ids(num_ids, least, seed):
     ids_M = np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, size=num_ids)
@@ -123,7 +124,7 @@ def test_the_number_of_groups_does_not_grow_with_the_ids():
         )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     num_slots=st.sampled_from([1, 7, 300, 5000]),
     changes=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 900)), max_size=6),
