@@ -276,13 +276,13 @@ def _without_near(
     bands, rows = bands_of(config.threshold, config.permutations)
     hashes = _WordHashes()
     shingles: dict[int, _UInt64Array] = {}
-    buckets: dict[tuple[int, int], list[int]] = {}
+    buckets: dict[tuple[tuple[str, str], int, int], list[int]] = {}
     kept = []
     for index, (record, split) in enumerate(records):
         grams_S = np.unique(hashes.grams(record.compared, config.shingle_words))
         # Of a choice, another option is another record, however like the texts are.
-        other = xxhash.xxh3_64_intdigest(f"{record.kind}\0{record.answer if record.kind == 'choice' else ''}")
-        keys = [(other, int(one)) for one in _band_hashes(grams_S, bands, rows)]
+        other = (record.kind, record.answer if record.kind == "choice" else "")
+        keys = [(other, number, int(one)) for number, one in enumerate(_band_hashes(grams_S, bands, rows))]
         near = sorted({earlier for key in keys for earlier in buckets.get(key, ())})
         if not any(_jaccard(grams_S, shingles[earlier]) >= config.threshold for earlier in near):
             kept.append((record, split))
@@ -335,10 +335,10 @@ class _WordHashes:
         words = words_of(normalized(text))
         for word in words:
             if word not in known:
-                known[word] = xxhash.xxh3_64_intdigest(word)
+                known[word] = xxhash.xxh3_64_intdigest(word.encode())
         words_W = np.array([known[word] for word in words], dtype=np.uint64)
         if not len(words_W):  # signs alone: they are the one word
-            words_W = np.array([xxhash.xxh3_64_intdigest(normalized(text))], dtype=np.uint64)
+            words_W = np.array([xxhash.xxh3_64_intdigest(normalized(text).encode())], dtype=np.uint64)
         return _grams(kernel_input(words_W, np.uint64), min(size, len(words_W)))
 
 

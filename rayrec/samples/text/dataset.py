@@ -50,7 +50,7 @@ class TextManifest(FolderManifest):
     rows: dict[Split, int]
     kinds: dict[Kind, int]
     """Records of each kind, of all splits."""
-    read: int
+    rows_read: int
     """Rows of the inputs."""
     bad: dict[str, int]
     """By what was wrong with them: rows that were left out."""
@@ -107,7 +107,7 @@ class TextReport(DatasetReport[TextManifest]):
         shared = [f"{_NAMES[split]} {count:,}" for split, count in manifest.contaminated.items() if count]
         return [
             *self.head(_SHOWN[manifest.split.kind], None, None),
-            ("rows read", f"{manifest.read:,}"),
+            ("rows read", f"{manifest.rows_read:,}"),
             *((f"{reason}, left out", f"{count:,}") for reason, count in manifest.bad.items()),
             *((f"{rule}, left out", f"{count:,}") for rule, count in manifest.removed.items()),
             *((f"{_NAMES[split]} rows", f"{manifest.rows[split]:,}") for split in SPLITS),

@@ -122,7 +122,7 @@ def prepare_text(
             cleaning=config.cleaning,
             rows={split: rows[split] for split in SPLITS},
             kinds={kind: kinds[kind] for kind in FIELDS if kinds[kind]},
-            read=read.num_rows,
+            rows_read=read.num_rows,
             bad=dict(sorted(read.bad.items())),
             removed={rule: count for rule, count in cleaned.removed.items() if count},
             contaminated={split: cleaned.contaminated[split] for split in SPLITS},

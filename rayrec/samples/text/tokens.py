@@ -249,7 +249,7 @@ class TextTokenizer:
                 # The first of a level stands for all of it in texts.
                 for start in sorted(before) if code == 0 else ("",):
                     ids = self.tokenizer.encode(f"{start}{text}y", add_special_tokens=False).ids
-                    if ids.count(number) != 1 + (start == text) and not (start == text and number in ids):
+                    if ids.count(number) != (start + text).count(text):
                         raise InputError(
                             f"{self.folder / _TOKENIZER}: splits the code {text} in {start + text + 'y'!r}; "
                             "take a tokenizer that keeps added tokens in one piece"
