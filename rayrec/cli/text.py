@@ -31,7 +31,8 @@ def prepare_text_command(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUT...", help="Files of records (JSON lines, Parquet, CSV, TSV), folders of them, or URLs."
+            metavar="INPUT...",
+            help="Files of records (JSON lines, Parquet, CSV, TSV), folders of them, or URLs.",
         ),
     ],
     out_folder: Annotated[Path, typer.Option("--out", help="Folder of the data set to write.")],

@@ -4,7 +4,13 @@ import json
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-LINES = ["You are helpful.", "What is the capital of France?", "Paris, of course!", "user assistant system", "Ünï 東京 🙂"]
+LINES = [
+    "You are helpful.",
+    "What is the capital of France?",
+    "Paris, of course!",
+    "user assistant system",
+    "Ünï 東京 🙂",
+]
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
@@ -52,10 +58,18 @@ def tokenizer_folder(folder, template=CHATML, more=(), **config):
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<s>", "<|im_start|>", "<|im_end|>", *more]
     trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(LINES * 3, trainer)
     tokenizer.save(str(folder / "tokenizer.json"))
-    values = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "<|im_end|>", "chat_template": template}
+    values = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "<|im_end|>",
+        "chat_template": template,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(values | config))
     return folder

@@ -200,7 +200,9 @@ class _Program:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         if find_spec("jinja2") is None:
-            raise InputError("chat templates need the package jinja2; install it (pip install rayrec[language])")
+            raise InputError(
+                "chat templates need the package jinja2; install it (pip install rayrec[language])"
+            )
         self._seconds = settings["max_seconds"]
         # -P: the folder of the program has modules of other names in it.
         self._process = subprocess.Popen(

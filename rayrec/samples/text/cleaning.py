@@ -41,7 +41,9 @@ SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 Contamination = Literal["report", "drop_train", "drop_held_out"]
 
 # One ideograph or kana is about a word; other scripts write blanks between words.
-_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|\w+?(?=[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])|\w+")
+_WORD = re.compile(
+    r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]|\w+?(?=[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff])|\w+"
+)
 
 
 class RulesConfig(Config):
@@ -68,14 +70,18 @@ class RulesConfig(Config):
     def _lengths_leave_room(self) -> Self:
         least, most = self.min_characters, self.max_characters
         if least is not None and most is not None and least > most:
-            raise ValueError(f"min_characters ({least}) is more than max_characters ({most}): no record is left")
+            raise ValueError(
+                f"min_characters ({least}) is more than max_characters ({most}): no record is left"
+            )
         return self
 
     @model_validator(mode="after")
     def _scripts_are_known(self) -> Self:
         for script in self.scripts:
             if script not in _scripts():
-                raise ValueError(f"scripts: no letter has a name that begins with {script!r}; expected such as LATIN")
+                raise ValueError(
+                    f"scripts: no letter has a name that begins with {script!r}; expected such as LATIN"
+                )
         return self
 
 

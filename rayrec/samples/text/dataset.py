@@ -16,7 +16,13 @@ import pyarrow as pa
 
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
-from rayrec.samples.dataset.dataset_folder import TEXT, DatasetFolder, DatasetReport, FileEntry, FolderManifest
+from rayrec.samples.dataset.dataset_folder import (
+    TEXT,
+    DatasetFolder,
+    DatasetReport,
+    FileEntry,
+    FolderManifest,
+)
 from rayrec.samples.dataset.manifest import EVALUATION_FILES
 from rayrec.samples.dataset.manifest import Split as HeldOut
 from rayrec.samples.text.cleaning import SPLITS, CleaningConfig, Split
@@ -116,7 +122,11 @@ class TextReport(DatasetReport[TextManifest]):
                 f"sharing {manifest.cleaning.contamination_words} words with the other side",
                 ", ".join(shared) or "none",
             ),
-            *([("one question, several answers", f"{manifest.conflicting:,}")] if manifest.conflicting else []),
+            *(
+                [("one question, several answers", f"{manifest.conflicting:,}")]
+                if manifest.conflicting
+                else []
+            ),
             *([("columns not read", ", ".join(manifest.ignored))] if manifest.ignored else []),
             ("fingerprint", manifest.fingerprint[:16]),
         ]

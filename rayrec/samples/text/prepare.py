@@ -67,7 +67,9 @@ class TextPrepareConfig(Config):
     def _settings_fit(self) -> Self:
         unknown = next((name for name in self.columns if name not in _FIELDS), None)
         if unknown is not None:
-            raise ValueError(f"columns: no record has a field {unknown!r}; fields are {', '.join(sorted(_FIELDS))}")
+            raise ValueError(
+                f"columns: no record has a field {unknown!r}; fields are {', '.join(sorted(_FIELDS))}"
+            )
         if self.split != "auto" and (self.split == "column") != (self.split_column is not None):
             raise ValueError(
                 f"{option('split_column')} and split: column belong together; give both, or leave both out"
@@ -169,7 +171,9 @@ def _rule(files: Sequence[RecordFile], config: TextPrepareConfig) -> SplitRule:
     return "files"
 
 
-def _read(files: Sequence[RecordFile], rule: SplitRule, config: TextPrepareConfig, progress: Progress) -> _Read:
+def _read(
+    files: Sequence[RecordFile], rule: SplitRule, config: TextPrepareConfig, progress: Progress
+) -> _Read:
     read = _Read()
     split_of = _divider(rule, config)
     used = {config.columns.get(name, name): name for name in _FIELDS}

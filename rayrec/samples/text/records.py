@@ -187,7 +187,9 @@ def record_of(values: Mapping[str, Any], kind: Kind | None = None) -> Record:
     kind = kind or _kind_of(values)
     missing = [name for name in FIELDS[kind] if values.get(name) is None]
     if missing:
-        raise BadRecordError("missing fields", f"a record of kind {kind} needs {missing[0]}, which is missing")
+        raise BadRecordError(
+            "missing fields", f"a record of kind {kind} needs {missing[0]}, which is missing"
+        )
     return _READERS[kind](values)
 
 
@@ -217,7 +219,9 @@ def _text(value: Any, name: str, is_answer: bool = False) -> str:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadRecordError("wrong types", f"{name} has half a surrogate pair, which is no Unicode") from None
+        raise BadRecordError(
+            "wrong types", f"{name} has half a surrogate pair, which is no Unicode"
+        ) from None
     return value
 
 
@@ -227,7 +231,9 @@ def _list(value: Any, name: str) -> list[Any]:
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
-            raise BadRecordError("wrong types", f"{name} is {_shown(value)}, expected a list as JSON") from None
+            raise BadRecordError(
+                "wrong types", f"{name} is {_shown(value)}, expected a list as JSON"
+            ) from None
     if not isinstance(value, list | tuple):
         raise BadRecordError("wrong types", f"{name} is {_shown(value)}, expected a list")
     return list(value)
@@ -238,7 +244,9 @@ def _keyed(value: Any, name: str, fields: tuple[str, ...]) -> list[Any]:
     given = {key for key, one in value.items() if one is not None} if isinstance(value, dict) else None
     if given != set(fields):
         found = _shown(value) if given is None else f"has {', '.join(sorted(given)) or 'nothing'}"
-        raise BadRecordError("wrong types", f"{name} {'is ' if given is None else ''}{found}, expected {_and(fields)}")
+        raise BadRecordError(
+            "wrong types", f"{name} {'is ' if given is None else ''}{found}, expected {_and(fields)}"
+        )
     return [value[key] for key in fields]
 
 
@@ -258,7 +266,8 @@ def _messages_record(values: Mapping[str, Any]) -> Record:
         role, content = _keyed(one, f"message {number}", ("role", "content"))
         if role not in _AFTER or not role:
             raise BadRecordError(
-                "wrong types", f"message {number} has the role {_shown(role)}; known are {_and(list(_AFTER)[1:])}"
+                "wrong types",
+                f"message {number} has the role {_shown(role)}; known are {_and(list(_AFTER)[1:])}",
             )
         if role not in _AFTER[before]:
             behind = f"after {before}" if before else "first"
@@ -301,12 +310,18 @@ def _spans_record(values: Mapping[str, Any]) -> Record:
 
 def _choice_record(values: Mapping[str, Any]) -> Record:
     text = _text(values["text"], "text")
-    options = [_text(one, f"option {number}") for number, one in enumerate(_list(values["options"], "options"), 1)]
+    options = [
+        _text(one, f"option {number}") for number, one in enumerate(_list(values["options"], "options"), 1)
+    ]
     if len(set(options)) < len(options) or len(options) < 2:
-        raise BadRecordError("wrong types", f"the options are {_shown(options)}, expected two or more different ones")
+        raise BadRecordError(
+            "wrong types", f"the options are {_shown(options)}, expected two or more different ones"
+        )
     choice = _text(values["choice"], "choice", is_answer=True)
     if choice not in options:
-        raise BadRecordError("unknown choices", f"the choice {_shown(choice)} is none of the options {_shown(options)}")
+        raise BadRecordError(
+            "unknown choices", f"the choice {_shown(choice)} is none of the options {_shown(options)}"
+        )
     return Record("choice", text=text, options=tuple(options), choice=options.index(choice))
 
 

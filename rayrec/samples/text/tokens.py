@@ -42,6 +42,7 @@ _COPIED = (
     "generation_config.json",
 )
 _MOST_LEVELS = 26
+_CODE = re.compile(r"<[a-z]_\d+>")
 
 
 class TokenizerInfo(Config):
@@ -238,12 +239,23 @@ class TextTokenizer:
         number = self.info.first_new
         # What comes before a code may end as a code begins, and would be read first.
         added = [token.content for token in self.tokenizer.get_added_tokens_decoder().values()]
+        for token in added:
+            inside = _CODE.search(token)
+            if (
+                inside is not None
+                and inside[0] != token
+                and self.tokenizer.token_to_id(inside[0]) is not None
+            ):
+                raise InputError(
+                    f"{self.folder / _TOKENIZER}: splits the code {inside[0]}, which its token {token!r} "
+                    "contains; take a tokenizer without that token"
+                )
         for level, size in enumerate(self.info.code_sizes):
             before = {"", "x", "x ", "\n", _code(0, 0)} | {
                 token[:-length]
                 for token in added
                 for length in range(1, len(token))
-                if _code(level, 0)[:3].startswith(token[-length:]) and not _is_code(token)
+                if _code(level, 0)[:3].startswith(token[-length:]) and not _CODE.fullmatch(token)
             }
             for code, text in enumerate(_code_texts(level, size)):
                 # The first of a level stands for all of it in texts.
@@ -310,7 +322,3 @@ def _code(level: int, code: int) -> str:
 
 def _code_texts(level: int, size: int) -> list[str]:
     return [_code(level, code) for code in range(size)]
-
-
-def _is_code(token: str) -> bool:
-    return re.fullmatch(r"<[a-z]_\d+>", token) is not None

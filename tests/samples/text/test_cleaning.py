@@ -73,7 +73,9 @@ def test_what_is_left_does_not_depend_on_the_order():
         found = cleaned(records, **settings)
         assert found == expected
     assert len(expected.records) < 100
-    assert [record.key for record, _ in expected.records] == sorted(record.key for record, _ in expected.records)
+    assert [record.key for record, _ in expected.records] == sorted(
+        record.key for record, _ in expected.records
+    )
 
 
 def shingles(content):
@@ -104,7 +106,10 @@ def test_near_duplicates_are_those_that_reach_the_similarity():
 
 def test_choices_with_other_answers_are_no_near_duplicates():
     asked = sentence(1)
-    records = [record_of({"text": asked + end, "options": ["a", "b"], "choice": one}) for end, one in [(" x", "a"), (" y", "b"), (" z", "b")]]
+    records = [
+        record_of({"text": asked + end, "options": ["a", "b"], "choice": one})
+        for end, one in [(" x", "a"), (" y", "b"), (" z", "b")]
+    ]
     found = cleaned([(record, "train") for record in records], near_duplicates={"threshold": 0.8})
 
     assert sorted(record.answer for record, _ in found.records) == ["a", "b"]
@@ -143,7 +148,9 @@ def test_twelve_words_in_common_are_no_contamination():
 
 def test_a_form_that_many_records_have_is_no_contamination():
     form = sentence(8, 15)
-    records = [(text(f"{form} {n} {sentence(n, 5)}"), "train") for n in range(11)] + [(text(f"{form} 99 x"), "test")]
+    records = [(text(f"{form} {n} {sentence(n, 5)}"), "train") for n in range(11)] + [
+        (text(f"{form} 99 x"), "test")
+    ]
 
     assert not any(cleaned(records).contaminated.values())
     assert cleaned(records, common_above=11).contaminated["train"] == 11

@@ -15,7 +15,10 @@ GOOD = {
     "text": {"text": "A tale."},
     "messages": messages(*CHAT, ("assistant", "Rome.")),
     "prompt": {"prompt": "2 + 2 =", "completion": " 4"},
-    "spans": {"text": "Anna in Rom", "spans": [{"start": 8, "end": 11, "label": "city"}, {"start": 0, "end": 4, "label": "name"}]},
+    "spans": {
+        "text": "Anna in Rom",
+        "spans": [{"start": 8, "end": 11, "label": "city"}, {"start": 0, "end": 4, "label": "name"}],
+    },
     "choice": {"text": "Sky?", "options": ["red", "blue"], "choice": "blue"},
 }
 
@@ -54,22 +57,58 @@ def span(start, end, label="x"):
 @pytest.mark.parametrize(
     ("values", "reason", "said"),
     [
-        (messages(("assistant", "Hi.")), "roles out of order", "message 1 is of assistant; first comes system or user"),
-        (messages(("user", "a"), ("user", "b")), "roles out of order", "message 2 is of user; after user comes assistant"),
-        (messages(("user", "a"), ("assistant", "b"), ("system", "c")), "roles out of order", "after assistant comes user or tool"),
+        (
+            messages(("assistant", "Hi.")),
+            "roles out of order",
+            "message 1 is of assistant; first comes system or user",
+        ),
+        (
+            messages(("user", "a"), ("user", "b")),
+            "roles out of order",
+            "message 2 is of user; after user comes assistant",
+        ),
+        (
+            messages(("user", "a"), ("assistant", "b"), ("system", "c")),
+            "roles out of order",
+            "after assistant comes user or tool",
+        ),
         (messages(("user", "a")), "roles out of order", "the last message is of user"),
         (messages(), "roles out of order", "there are no messages"),
         (messages(("narrator", "a")), "wrong types", "message 1 has the role 'narrator'"),
-        (messages(("user", "a"), ("assistant", " \n")), "empty completions", "message 2 (assistant) is empty"),
-        ({"messages": [{"role": "user", "content": "a", "name": "b"}]}, "wrong types", "expected role and content"),
-        ({"prompt": "a", "completion": "  "}, "empty completions", "completion is empty: there is nothing to learn"),
+        (
+            messages(("user", "a"), ("assistant", " \n")),
+            "empty completions",
+            "message 2 (assistant) is empty",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "a", "name": "b"}]},
+            "wrong types",
+            "expected role and content",
+        ),
+        (
+            {"prompt": "a", "completion": "  "},
+            "empty completions",
+            "completion is empty: there is nothing to learn",
+        ),
         ({"prompt": "a", "completion": 4}, "wrong types", "completion is 4, expected a text"),
-        ({"text": "abc", "spans": [span(1, 4)]}, "spans outside of texts", "span 1 is from 1 to 4 of a text of 3"),
+        (
+            {"text": "abc", "spans": [span(1, 4)]},
+            "spans outside of texts",
+            "span 1 is from 1 to 4 of a text of 3",
+        ),
         ({"text": "abc", "spans": [span(-1, 2)]}, "spans outside of texts", "from -1 to 2"),
         ({"text": "abc", "spans": [span(2, 2)]}, "spans outside of texts", "from 2 to 2"),
         ({"text": "abc", "spans": [span(True, 2)]}, "wrong types", "from True to 2, expected integers"),
-        ({"text": "abcdef", "spans": [span(2, 5), span(0, 3)]}, "overlapping spans", "from 0 to 3 and from 2 to 5"),
-        ({"text": "a", "options": ["b", "c"], "choice": "d"}, "unknown choices", "'d' is none of the options ['b', 'c']"),
+        (
+            {"text": "abcdef", "spans": [span(2, 5), span(0, 3)]},
+            "overlapping spans",
+            "from 0 to 3 and from 2 to 5",
+        ),
+        (
+            {"text": "a", "options": ["b", "c"], "choice": "d"},
+            "unknown choices",
+            "'d' is none of the options ['b', 'c']",
+        ),
         ({"text": "a", "options": ["b", "b"], "choice": "b"}, "wrong types", "two or more different ones"),
         ({"text": "a", "options": "b, c", "choice": "b"}, "wrong types", "expected a list as JSON"),
         ({"kind": "poem", "text": "a"}, "unknown kind", "'poem' is none of text, messages"),
