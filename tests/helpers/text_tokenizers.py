@@ -13,7 +13,8 @@ LINES = [
 ]
 
 CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LLAMA = """{{- bos_token }}
@@ -23,7 +24,11 @@ LLAMA = """{{- bos_token }}
 {%- else %}
     {%- set system_message = "" %}
 {%- endif %}
-{%- if strftime_now is defined %}{%- set date = strftime_now("%d %b %Y") %}{%- else %}{%- set date = "26 Jul 2024" %}{%- endif %}
+{%- if strftime_now is defined %}
+    {%- set date = strftime_now("%d %b %Y") %}
+{%- else %}
+    {%- set date = "26 Jul 2024" %}
+{%- endif %}
 {{- "<|im_start|>system\\n\\nToday: " + date + "\\n" + system_message + "<|im_end|>" }}
 {%- for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n\\n' + message['content'] | trim + '<|im_end|>' }}
@@ -42,8 +47,12 @@ STRIPS = """{% for message in messages %}
 {% endif %}
 {% endfor %}
 {% if add_generation_prompt %}{{ '[A]' }}{% endif %}"""
-NO_SYSTEM = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
-{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('Roles must alternate') }}{% endif %}
+NO_SYSTEM = """{{ bos_token }}
+{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}
+{% for message in messages %}
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+{{ raise_exception('Roles must alternate') }}
+{% endif %}
 {% set role = 'model' if message['role'] == 'assistant' else message['role'] %}
 {{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}
 {% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""

@@ -67,7 +67,7 @@ class ChatTemplate:
     """For messages."""
     date: str | None = None
     """ISO date that stands for today, where the template asks for it; None: it must do without."""
-    limits: RenderLimits = RenderLimits()
+    limits: RenderLimits = field(default_factory=RenderLimits)
     _program: _Program | None = field(default=None, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 

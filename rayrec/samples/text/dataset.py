@@ -1,4 +1,4 @@
-"""A data set of text: `text.json`, Parquet files of training rows in `train/`, `valid.parquet`, `test.parquet`.
+"""A data set of text: `text.json`, Parquet files of training rows, `valid.parquet`, `test.parquet`.
 
 It is laid out as a data set of impressions is, so that what reads that reads this: `ReadPlan` shuffles and
 divides the row groups of the training files, a cursor counts their rows, `data.cache` keeps what operations

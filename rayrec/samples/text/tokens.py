@@ -1,7 +1,7 @@
-"""The tokenizer of a base model, with one token for each code of semantic IDs: `<a_12>` is code 12 of level 0.
+"""The tokenizer of a base model, with a token for each code of semantic IDs: `<a_12>` is code 12 of level 0.
 
-New tokens come behind those of the base, so rows of its embeddings keep their meaning. The size is padded to a
-multiple, which tensor parallelism needs; numbers that only pad stand for nothing and are never encoded.
+New tokens come behind those of the base, so rows of its embeddings keep their meaning. The size is padded to
+a multiple, which tensor parallelism needs; numbers that only pad stand for nothing and are never encoded.
 
 A saved tokenizer is the base's folder with another `tokenizer.json`, which any program of Hugging Face reads,
 and `rayrec_tokenizer.json`, which says what was added and has the checksums.
@@ -146,7 +146,8 @@ class TextTokenizer:
         values = read_json(root / INFO_FILE)
         if values.get("format") != FORMAT:
             raise InputError(
-                f"{root / INFO_FILE}: format {values.get('format')!r}, this version reads {FORMAT}; make it again"
+                f"{root / INFO_FILE}: format {values.get('format')!r}, "
+                f"this version reads {FORMAT}; make it again"
             )
         info = TokenizerInfo.parse(values, source=str(root / INFO_FILE))
         tokenizer = _read(root)
@@ -227,7 +228,8 @@ class TextTokenizer:
         if wrong.any():
             item, level = (int(one) for one in np.argwhere(wrong)[0])
             raise InputError(
-                f"code {codes_IL[item, level]} of level {level}: the tokenizer knows {sizes[level]} codes there"
+                f"code {codes_IL[item, level]} of level {level}: the tokenizer knows {sizes[level]} "
+                "codes there"
             )
 
     def _check_codes(self) -> None:
@@ -298,15 +300,16 @@ def _special_ids(root: Path, tokenizer: Tokenizer) -> tuple[int, tuple[int, ...]
     values = read_json(root / "tokenizer_config.json")
     named = special_tokens(values)
     ids = {name: tokenizer.token_to_id(text) for name, text in named.items()}
-    ends: list[int] = [] if ids.get("eos_token") is None else [ids["eos_token"]]
+    end = ids.get("eos_token")
+    ends: list[int] = [] if end is None else [end]
     generation = root / "generation_config.json"
     if generation.is_file():
         more: Any = read_json(generation).get("eos_token_id")
         ends += [one for one in (more if isinstance(more, list) else [more]) if isinstance(one, int)]
     if not ends:
         raise InputError(
-            f"{root / 'tokenizer_config.json'}: names no eos_token that the tokenizer knows, so no text would "
-            "ever end; name one"
+            f"{root / 'tokenizer_config.json'}: names no eos_token that the tokenizer knows, so no text "
+            "would ever end; name one"
         )
     pad = ids.get("pad_token")
     return (ends[0] if pad is None else pad), tuple(dict.fromkeys(ends))

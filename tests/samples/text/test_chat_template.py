@@ -106,7 +106,7 @@ def test_a_template_that_changes_earlier_turns_is_learned_by_the_last_alone(pair
         Message("assistant", "e"),
     ]
 
-    with pytest.raises(InputError, match="message 2 of conversation 1 .* learn the last one alone"):
+    with pytest.raises(InputError, match=r"message 2 of conversation 1 .* learn the last one alone"):
         ours.rendered([chat], "all")
     (rendered,) = ours.rendered([chat], "last")
     assert [rendered.text[start:stop] for start, stop in rendered.completions] == ["e[/A]\n"]

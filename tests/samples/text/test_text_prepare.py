@@ -49,7 +49,8 @@ def test_a_record_stays_in_its_split_when_others_are_added(tmp_path):
         for name in ("few", "many")
     ]
 
-    assert held_out[0] and held_out[0] <= held_out[1]
+    assert held_out[0]
+    assert held_out[0] <= held_out[1]
 
 
 def test_readers_of_training_read_every_row_once(tmp_path):
