@@ -58,8 +58,8 @@ class RulesConfig(Config):
     max_repeated_words: float | None = Field(None, ge=0, le=1)
     """Largest share of the runs of three words that repeat an earlier run."""
     max_odd_characters: float | None = Field(None, ge=0, le=1)
-    """Largest share of control characters, characters without a meaning and U+FFFD, which stands for what could
-    not be decoded."""
+    """Largest share of control characters, characters without a meaning and U+FFFD, which stands for
+    what could not be decoded."""
     scripts: tuple[str, ...] = ()
     """Scripts that letters may be of, as Unicode's names of characters begin: LATIN, CYRILLIC, GREEK, CJK,
     HANGUL, HIRAGANA, ARABIC ...; none: all."""
@@ -105,8 +105,8 @@ class CleaningConfig(Config):
     near_duplicates: NearDuplicatesConfig | None = None
     """Keep one of records that are nearly the same; null: all."""
     contamination: Contamination = "report"
-    """What becomes of records that share n-grams across training and held-out rows: they are counted alone, or
-    those of training, or those held out, are left out."""
+    """What becomes of records that share n-grams across training and held-out rows: they are only counted,
+    or those of training, or those held out, are left out."""
     contamination_words: int = Field(13, ge=1)
     """Words of an n-gram of contamination; of a shorter text all words are one."""
     common_above: int = Field(10, ge=1)
