@@ -29,7 +29,7 @@ MAY_IMPORT = {
 """
 
 ORDER = {
-    "samples": "base > dataset importers > prepare > stores > graph > operations"
+    "samples": "base > dataset importers > prepare > stores text > graph > operations"
     " > reading features impressions",
     "embeddings": "base > optim > config > storage > table > shard snapshot > transport capacity > lookup",
     "models": "base decoding tokenizers > attention > program > language > sequence > generative ctr > keras"

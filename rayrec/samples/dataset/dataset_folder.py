@@ -1,4 +1,4 @@
-"""What the two kinds of data set share: the folder, its manifest, the files that it lists, the report."""
+"""What all kinds of data set share: the folder, its manifest, the files that it lists, the report."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class DatasetKind:
 
 HISTORIES = DatasetKind("histories", "dataset.json", 1, "rayrec prepare")
 IMPRESSIONS = DatasetKind("impressions", "impressions.json", 1, "rayrec impressions")
-_KINDS = (HISTORIES, IMPRESSIONS)
+TEXT = DatasetKind("text", "text.json", 1, "rayrec text prepare")
+_KINDS = (HISTORIES, IMPRESSIONS, TEXT)
 
 
 class FileEntry(Config):
@@ -104,7 +105,7 @@ M = TypeVar("M", bound=FolderManifest)
 
 
 class DatasetFolder(Generic[M]):
-    """A prepared data set of either kind. Tables are read when first asked for."""
+    """A prepared data set of any kind. Tables are read when first asked for."""
 
     MANIFEST: ClassVar[type[FolderManifest]]
 
