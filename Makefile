@@ -65,7 +65,9 @@ packages: ## Install Debian's redis-server, chromium and prometheus for the test
 # A file's tests stay together, since they share what its fixtures made; tests/conftest.py orders the files.
 # Not loadgroup: with pytest 9.2, pytest-xdist 3.8 finds no groups and divides every file.
 # Three processes on two cores: those that wait for Ray's processes leave a core to the others.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# What is compiled of the modules is kept, wherever the environment says to keep none: every process of xdist and every
+# process that a test starts imports the same ones.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 test: env ## Run the tests that show the main paths, in less than eight minutes on two cores.
 	$(PYTEST) -m 'not slow' --hypothesis-profile quick

@@ -6,8 +6,10 @@ One server's part of a table in this process, called as its actor calls it. Bars
   million: the step that changes and notes them, the snapshot's beginning, its files, and its end.
 * `scale-eviction`: the time of a step over that of one which gives up rows by their age, of 20 million rows.
   From the table without eviction the same rows are taken between the steps, so that both are as large.
-  Each step creates 50,000 rows, changes 50,000 others of the last 200 steps, and gives up those that no step
-  has changed for 400 steps, which are as many as are created once the table is full.
+  Each step creates 42,000 rows, changes as many others of the last 200 steps, and gives up those that no step
+  has changed for 400 steps. What is measured begins when these are as many as are created, and as many ids
+  are remembered as there will ever be: 600 steps and those of `remember_steps` later.
+  A ratio is that of ten steps to ten, as single ones differ by page faults.
 * `scale-eviction-seldom`: the same for the mean of 50 steps, when rows are given up once in them.
 
 `RAYREC_BENCH_ROWS` sets the number of rows of the increment's table; twice as many have ages.
@@ -16,6 +18,7 @@ One server's part of a table in this process, called as its actor calls it. Bars
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import tempfile
 import time
@@ -35,7 +38,9 @@ from rayrec.platform.console import log
 
 NUM_ROWS, DIM = 10_000_000, 64
 CHANGED, INCREMENT_S = 1_000, 0.05
-AGES_DIM, MAX_AGE, SELDOM = 32, 400, 50
+AGES_DIM, MAX_AGE, CHANGE_STEPS, SELDOM, WINDOW = 32, 400, 200, 50, 10
+STEPS_OF_ROW = MAX_AGE + round(CHANGE_STEPS / math.e)
+"""That a row lives: it is changed once on average while it may be, at random, or not at all."""
 LOAD_ROWS = 100_000
 """Rows that are created at once."""
 EVICTION = 1.5
@@ -111,7 +116,7 @@ class _Ages:
 
     def __init__(self, num_rows: int, every: int) -> None:
         eviction = EvictionConfig(max_age_steps=MAX_AGE, every_steps=every)
-        self.new = num_rows // MAX_AGE
+        self.new = num_rows // STEPS_OF_ROW
         self.tables = {
             name: Table(TableConfig(name=name, dim=AGES_DIM, eviction=config))
             for name, config in (("go", eviction), ("stay", None))
@@ -119,14 +124,14 @@ class _Ages:
         self._given_up: dict[int, np.ndarray] = {}
         """By step, ids that the one has given up and the other still has."""
         self._random = {name: np.random.default_rng(33) for name in self.tables}
-        for _ in range(MAX_AGE + every):
+        for _ in range(MAX_AGE + CHANGE_STEPS + eviction.remember_steps + every):
             for name in self.tables:
                 self.apply(name)
 
     def apply(self, name: str) -> float:
         table = self.tables[name]
         next_id = self.new * (table.step + 1)
-        first = max(0, next_id - self.new * MAX_AGE // 2)
+        first = max(0, next_id - self.new * CHANGE_STEPS)
         named = [np.arange(next_id, next_id + self.new)]
         if next_id:
             named.append(np.unique(self._random[name].integers(first, next_id, self.new)))
@@ -148,7 +153,8 @@ class _Ages:
 
 def _eviction_bar(num_rows: int, repeats: int, every: int) -> Bar:
     ages = _Ages(2 * num_rows, every)
-    ratios = interleaved(lambda: ages.rate("go", every), lambda: ages.rate("stay", every), repeats)
+    steps = max(every, WINDOW)
+    ratios = interleaved(lambda: ages.rate("go", steps), lambda: ages.rate("stay", steps), repeats)
     ages.check_sizes()
     held = ages.tables["go"].shard.stats().num_rows["go"]
     log.print(f"eviction at every {every}. step, {held:,} rows: {statistics.median(ratios):.2f} of the rate")

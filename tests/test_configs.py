@@ -5,6 +5,7 @@ import pytest
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.rl.config import RlConfig
+from rayrec.samples.text.prepare import TextPrepareConfig
 from rayrec.serve.config.events import EventsConfig, RequestLogConfig
 from rayrec.serve.config.nearline import NearlineReadConfig
 from rayrec.serve.config.services import ServicesConfig
@@ -14,6 +15,7 @@ OTHERS = {
     "nearline": NearlineReadConfig,
     "request_log": RequestLogConfig,
     "services": ServicesConfig,
+    "text": TextPrepareConfig,
 }
 FILES = sorted((CHECKOUT / "configs").glob("*.yaml"))
 

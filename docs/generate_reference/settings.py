@@ -34,13 +34,15 @@ _PAGES = {
     ),
     "config-data": (
         "Data settings",
-        "Settings of the functions behind `rayrec prepare`, `rayrec impressions`, `rayrec tokenize` and "
-        "`rayrec data store`; the commands take them as options.",
+        "Settings of the functions behind `rayrec prepare`, `rayrec impressions`, `rayrec tokenize`, "
+        "`rayrec data store` and `rayrec text prepare`; the commands take them as options, the last one as a "
+        "YAML file, too.",
         [
             "rayrec.samples.base.config:PrepareConfig",
             "rayrec.samples.impressions.config:ImpressionsConfig",
             "rayrec.pipelines.semantic_ids.tokenization:TokenizeConfig",
             "rayrec.samples.stores.build:StoreBuildConfig",
+            "rayrec.samples.text.prepare:TextPrepareConfig",
         ],
     ),
     "config-serving": (

@@ -131,31 +131,35 @@ class ParameterServer(StageActor[MeterClock]):
         """
         self._shard.begin_snapshot(step)
 
-    def save(self, folder: str, step: int, since: int | None = None) -> list[SavedFile]:
+    def save(
+        self, folder: str, step: int, since: int | None = None, incarnation: int | None = None
+    ) -> list[SavedFile]:
         """Write every table's rows as they were after a step with a snapshot, and release it.
 
         Args:
             folder: where the files appear.
             since: step of an earlier snapshot: only what steps after it have changed, where that is known.
+            incarnation: that the snapshot was begun in: a call that comes only after a return reads nothing.
+                None: that of now.
 
         Raises:
             InputError, OSError: the files cannot be written.
             RuntimeError: no snapshot was begun after that step, or it was given up; steps went on.
         """
-        incarnation = self._shard.incarnation
+        incarnation = self._shard.incarnation if incarnation is None else incarnation
         try:
             shard_map, shard = ShardMap(self._spec.num_shards), self._spec.shard
             files = []
             for table in self._spec.held:
-                with closing(self._shard.export_snapshot(table.name, step, since)) as parts:
+                with closing(self._shard.export_snapshot(table.name, step, since, incarnation)) as parts:
                     files += write_table(Path(folder), table, shard_map, shard, step, parts)
             return files
         finally:
             self._shard.release(step, incarnation)
 
-    def release(self, step: int) -> None:
-        """Give up the snapshot after this step, if there is one."""
-        self._shard.release(step)
+    def release(self, step: int, incarnation: int | None = None) -> None:
+        """Give up the snapshot after this step, if there is one of this incarnation; None: of any."""
+        self._shard.release(step, incarnation)
 
     def load(
         self,

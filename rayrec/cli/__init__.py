@@ -1,7 +1,7 @@
 """The `rayrec` command: arguments in, one call into the package, a table or a JSON line out."""
 
 # Which register their commands, in this order.
-from rayrec.cli import cursors, data, impressions, semantic_ids  # isort: skip
+from rayrec.cli import cursors, data, impressions, text, semantic_ids  # isort: skip
 from rayrec.cli import planning, runs, serving, nearline, rl, off_policy, versions, online, stores, value  # isort: skip
 from rayrec.cli import agreement, queues, jobs, manifests, nodes, cluster_metrics, health, tools  # isort: skip
 from rayrec.cli.app import app
@@ -28,6 +28,7 @@ __all__ = [
     "semantic_ids",
     "serving",
     "stores",
+    "text",
     "tools",
     "value",
     "versions",

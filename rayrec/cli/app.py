@@ -15,3 +15,6 @@ app.add_typer(data_app, name="data")
 
 queue_app = typer.Typer(help="Queues of teams that share a cluster.", no_args_is_help=True)
 app.add_typer(queue_app, name="queue")
+
+text_app = typer.Typer(help="Records of text, which language models are tuned on.", no_args_is_help=True)
+app.add_typer(text_app, name="text")

@@ -62,9 +62,18 @@ class Config(BaseModel):
             raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
         if not isinstance(values, dict):
             raise InputError(f"{path}: expected a mapping of settings, found {type(values).__name__}")
+        return cls._overridden(values, overrides, str(path))
+
+    @classmethod
+    def of_overrides(cls, overrides: Sequence[str], source: str) -> Self:
+        """Build from `a.b=value` alone, where no file is given."""
+        return cls._overridden({}, overrides, source)
+
+    @classmethod
+    def _overridden(cls, values: dict[str, Any], overrides: Sequence[str], source: str) -> Self:
         for override in overrides:
             _apply_override(values, override)
-        return cls.parse(values, source=str(path))
+        return cls.parse(values, source=source)
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)

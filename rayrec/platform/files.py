@@ -6,7 +6,10 @@ import ctypes
 import errno
 import json
 import os
+import secrets
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,19 +66,38 @@ def append_line(path: Path, content: bytes) -> None:
             raise
 
 
+@contextmanager
+def written_whole(path: Path, on_disk: bool = False) -> Iterator[Path]:
+    """Another name in the folder to write a file under: it takes its own when the block ends.
+
+    There is the old file or the new one, and after an error nothing else. Writers of one file do not meet,
+    whatever thread, process or machine they are on: the last one stays.
+
+    Args:
+        on_disk: wait until the file and its name are on disk.
+    """
+    unfinished = path.with_name(f".{path.name}.{unfinished_suffix()}")
+    try:
+        yield unfinished
+        if on_disk:
+            sync(unfinished)
+        os.replace(unfinished, path)
+        if on_disk:
+            sync(path.parent)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def unfinished_suffix() -> str:
+    """End of the name of a file that is being written, as no other writer has it."""
+    return f"{secrets.token_hex(6)}.unfinished"
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`; a crash leaves the old file or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync(path.parent)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with written_whole(path, on_disk=True) as unfinished:
+        unfinished.write_bytes(content)
 
 
 def sync(path: Path) -> None:

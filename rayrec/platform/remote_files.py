@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
@@ -18,8 +19,11 @@ import pyarrow as pa
 from pyarrow import fs
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import unfinished_suffix, written_whole
 
 ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs")
+_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "memory"})
+"""Protocols of fsspec."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
 
 
@@ -55,6 +59,38 @@ class RemoteFolder:
                 return bytes(file.read())
         except FileNotFoundError:  # deleted meanwhile
             return None
+
+    @contextmanager
+    def written_whole(self, name: str) -> Iterator[str]:
+        """A path in the file system to write a file of the folder to, which has its name after the block."""
+        target = self.path_of(name)
+        folder, _, file = target.rpartition("/")
+        self.filesystem.create_dir(folder, recursive=True)
+        if isinstance(self.filesystem, fs.LocalFileSystem):
+            with written_whole(Path(target)) as local:
+                yield str(local)
+            return
+        if self._shows_whole_files:
+            yield target
+            return
+        # On HDFS or SFTP, for example, a reader would find half of it meanwhile.
+        unfinished = f"{folder}/.{file}.{unfinished_suffix()}"
+        try:
+            yield unfinished
+            self.filesystem.move(unfinished, target)
+        except BaseException:
+            with suppress(OSError):
+                self.filesystem.delete_file(unfinished)
+            raise
+
+    @property
+    def _shows_whole_files(self) -> bool:
+        """Whether a file appears when all of it was written, as in object stores."""
+        handler = getattr(self.filesystem, "handler", None)
+        if not isinstance(handler, fs.FSSpecHandler):
+            return self.filesystem.type_name in ("s3", "gcs", "abfs")
+        protocol = handler.fs.protocol
+        return bool(_OBJECT_STORES & set((protocol,) if isinstance(protocol, str) else protocol))
 
     def version_of(self, info: fs.FileInfo) -> str:
         """A string that changes when a file is rewritten, even with the same size."""

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.platform.errors import InputError, NoRoomError
-from rayrec.platform.files import no_room, write_json
+from rayrec.platform.files import no_room, write_json, written_whole
 from rayrec.platform.tasks import RunTasks, Task
 
 _PLAN = "plan.json"
@@ -164,9 +164,8 @@ class WorkFolder:
         return self.path / "results" / f"{stage}-{index:06}.pickle"
 
     def _save(self, path: Path, result: Any) -> None:
-        unfinished = path.with_suffix(".unfinished")
-        unfinished.write_bytes(pickle.dumps(result))
-        unfinished.replace(path)
+        with written_whole(path) as unfinished:
+            unfinished.write_bytes(pickle.dumps(result))
 
     def _check(self, plan: Mapping[str, Any], resume: bool) -> None:
         before = json.loads((self.path / _PLAN).read_text())

@@ -13,6 +13,7 @@ from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.snapshot.saved_files import checksum_file
+from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
 from rayrec.embeddings.transport.protocol import ApplyCall, LookupCall
 from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import PUBLISH_EVERY_BATCHES, RayStageMetrics
@@ -120,6 +121,25 @@ def test_a_snapshot_that_cannot_be_written_does_not_stay_in_the_way(tmp_path):
         server.save(str(tmp_path / "nowhere"), 0)
     train_one_step([server], step=1)
     assert len(saved(server, tmp_path, 1)) == 2
+
+
+def test_a_save_that_comes_only_after_a_return_reads_nothing_of_the_new_snapshot(tmp_path):
+    (server,) = servers(1)
+    train_one_step([server])
+    files = [str(tmp_path / name) for name in saved(server, tmp_path, 0)]
+    train_one_step([server], step=1)
+    server.begin_snapshot(1)
+    server.load([files], committed_step=0, incarnation=1)
+    train_one_step([server], incarnation=1, step=1)
+    server.begin_snapshot(1)
+
+    late, folder = tmp_path / "late", tmp_path / "now"
+    late.mkdir()
+    folder.mkdir()
+    with pytest.raises(SnapshotEndedError, match="incarnation 1 began"):
+        server.save(str(late), 1, None, 0)
+    assert not list(late.iterdir())
+    assert len(server.save(str(folder), 1, None, 1)) == 2
 
 
 def test_updates_of_the_time_before_a_recovery_are_refused(tmp_path):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.layout import NEVER
@@ -18,6 +18,7 @@ from rayrec.embeddings.table.eviction import choose_victims
 from rayrec.embeddings.table.table import EmbeddingTable
 from tests.embeddings.admission_runs import IDS, OPTIMIZERS
 from tests.embeddings.dictionary_oracle import DictionaryTable
+from tests.helpers.examples import examples
 
 configs = st.builds(
     TableConfig,
@@ -77,7 +78,7 @@ steps_of_ids = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(configs, steps_of_ids, st.integers(0, 99))
 def test_a_table_is_a_dictionary_of_rows(config, steps, seed):
     table, expected = EmbeddingTable(config), DictionaryTable(config)
@@ -218,7 +219,7 @@ def test_ids_that_come_and_go_leave_one_tombstone_each():
     assert table.counts.num_evicted > 250_000
     evicted = table.evicted_since(-1)
     assert len(evicted) == len(set(evicted.ids_V.tolist())) == 1000
-    assert table.num_bytes < 300_000
+    assert table.num_bytes < 310_000
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -27,7 +27,8 @@ def taken(calendar: AgeCalendar, step: int) -> list[int]:
 
 def test_an_id_is_due_at_the_first_eviction_at_which_its_row_is_too_old():
     calendar = AgeCalendar(max_age_steps=3, every_steps=5)
-    add(calendar, 0, 1)  # too old from step 4 on
+    calendar.add_new(array(), 0)
+    calendar.add_new(array(1), 0)  # too old from step 4 on
     add(calendar, 1, 2)  # from step 5 on: the eviction of step 9
     add(calendar, 5, 3)
     add(calendar, 6, 4)  # from step 10 on

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import bucket_of
@@ -9,6 +9,7 @@ from rayrec.embeddings.storage import records
 from rayrec.embeddings.table.table import EmbeddingTable
 from rayrec.embeddings.table.table_rows import TableRows
 from rayrec.platform.hashing import combine64
+from tests.helpers.examples import examples
 
 CONFIG = TableConfig(name="items", dim=3, seed=7, init_scale=0.1)
 OPTIMIZERS = [RowwiseAdagradConfig(lr=0.1, initial_accumulator=0.01, weight_decay=0.05), AdamConfig(lr=0.1)]
@@ -58,7 +59,7 @@ def gradients(seed: int, num: int, dim: int = 3) -> np.ndarray:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: o.kind)
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(steps=st.lists(st.lists(INT64, max_size=8, unique=True), max_size=6))
 def test_table_behaves_like_a_dictionary_of_rows(optimizer, steps):
     config = CONFIG.model_copy(update={"optimizer": optimizer})

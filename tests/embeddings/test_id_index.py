@@ -1,9 +1,12 @@
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import NUM_BUCKETS, bucket_of
-from rayrec.embeddings.storage.index import HASHES, IdIndex, grouping_bytes, ordered_by_bucket
+from rayrec.embeddings.storage.index import HASHES, IdIndex, IdMap, grouping_bytes, ordered_by_bucket
+from rayrec.embeddings.storage.row_storage import MemoryRows
+from tests.helpers.examples import examples
 
 INT64 = st.one_of(
     st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-(2**63), 2**63 - 1])
@@ -33,7 +36,7 @@ class Model:
         return row
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     st.lists(st.tuples(st.sampled_from(["add", "find", "remove"]), st.lists(INT64, max_size=30)), max_size=15)
 )
@@ -94,7 +97,7 @@ def test_a_read_only_array_is_accepted():
     assert IdIndex().find_or_add(ids).tolist() == [0, 1]
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(num_ids=st.integers(0, 3000), least=st.integers(1, 400), seed=st.integers(0, 1000))
 def test_groups_hold_every_id_once_in_the_order_of_buckets_and_ids(num_ids, least, seed):
     ids_M = np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, size=num_ids)
@@ -121,7 +124,7 @@ def test_the_number_of_groups_does_not_grow_with_the_ids():
         )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     num_slots=st.sampled_from([1, 7, 300, 5000]),
     changes=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 900)), max_size=6),
@@ -172,3 +175,37 @@ def test_only_ids_that_are_new_are_given_rows():
     index.reserve(3)
     assert index.add_new(np.array([6, 7, 5, 8])).tolist() == [-1, 2, -1, 3]
     assert index.find(np.array([5, 6, 7, 8])).tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("num_ids", [0, 5, 700, 3000])
+def test_rows_that_are_too_old_are_found_and_removed_in_one_pass_as_in_several(num_ids):
+    random = np.random.default_rng(num_ids)
+    ids_R = random.choice(2**62, 2000, replace=False)
+    rows, expected = MemoryRows(3), IdIndex()
+    rows.reserve(len(ids_R), 0)
+    steps_R = random.integers(-1, 9, len(ids_R)).astype(np.int32)
+    records_RW = np.column_stack((steps_R, steps_R, np.ones_like(steps_R)))
+    rows.records.write(rows.add(ids_R), 0, records_RW)
+    expected.find_or_add(ids_R)
+    step_by_id = dict(zip(ids_R.tolist(), steps_R.tolist(), strict=True))
+    # Some have no row, and others stay whatever their step is.
+    looked_K = random.choice(np.concatenate((ids_R, -ids_R - 1)), num_ids, replace=False)
+
+    gone, left_L, steps_L = rows.remove_older(looked_K, 4)
+
+    assert gone.tolist() == [i for i in looked_K.tolist() if step_by_id.get(i, 9) <= 4]
+    assert dict(zip(left_L.tolist(), steps_L.tolist(), strict=True)) == {
+        i: step_by_id[i] for i in looked_K.tolist() if step_by_id.get(i, -1) > 4
+    }
+    expected.remove(gone)
+    again = np.concatenate((ids_R, looked_K))
+    assert rows.find(again).tolist() == expected.find(again).tolist()
+    assert rows.add(gone).tolist() == expected.find_or_add(gone).tolist(), "the free rows are the same"
+
+
+def test_ids_with_another_number_are_not_removed():
+    index = IdMap()
+    index.assign(np.arange(6), np.array([0, 7, 7, 0, 7, 3]))
+    index.remove_those(np.array([0, 1, 2, 5, 9]), 7)
+    assert dict(zip(*(each.tolist() for each in index.items()), strict=True)) == {0: 0, 3: 0, 4: 7, 5: 3}
+    assert len(index) == 4

@@ -4,7 +4,7 @@ import mmap
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import bucket_of
@@ -12,6 +12,7 @@ from rayrec.embeddings.storage.disk import packed_map
 from rayrec.embeddings.storage.disk.packed_map import PackedMap, packed_bytes, packed_slots
 from rayrec.embeddings.storage.index import HASHES
 from rayrec.platform.compiled import mix64, unmix64
+from tests.helpers.examples import examples
 
 INT64 = st.one_of(
     st.integers(-3, 3), st.integers(-(2**63), 2**63 - 1), st.sampled_from([-(2**63), 2**63 - 1])
@@ -38,7 +39,7 @@ def test_a_hash_gives_its_id_back(value):
     assert int(unmix64(np.uint64(mix64(np.uint64(value))))) == value
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     st.lists(
         st.tuples(

@@ -1,17 +1,18 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap, bucket_of
 from rayrec.platform.compiled import extend64
 from rayrec.platform.compiled import mix64 as compiled_mix64
 from rayrec.platform.hashing import combine64, mix64
+from tests.helpers.examples import examples
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(INT64, INT64)
 def test_compiled_hashes_equal_the_platform_ones(first, second):
     a, b = np.uint64(first % 2**64), np.uint64(second % 2**64)
@@ -19,7 +20,7 @@ def test_compiled_hashes_equal_the_platform_ones(first, second):
     assert extend64(np.uint64(extend64(np.uint64(0), a)), b) == int(combine64(a, b))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(INT64, max_size=40), st.sampled_from([1, 2, 3, 7, 65_536]))
 def test_split_gives_every_id_to_the_shard_of_its_bucket_in_order(ids, num_shards):
     ids_M = np.array(ids, dtype=np.int64)

@@ -232,6 +232,26 @@ def test_a_run_knows_whether_it_has_room_elsewhere(monkeypatch):
     assert mine.has_room_elsewhere()
 
 
+def test_what_a_moved_server_holds_is_given_back_where_it_is_now(monkeypatch):
+    a, b, c = (letter * 56 for letter in "abc")  # Ray takes nothing shorter
+    nodes = [node(a, CPU=2, free={"CPU": 0.0}), node(b, CPU=2, free={"CPU": 0.0})]
+    monkeypatch.setattr(reservation, "cluster_nodes", lambda: nodes)
+    table = {"bundles_to_node_id": {0: a, 1: b}}
+    monkeypatch.setattr(reservation, "placement_group_table", lambda _: table)
+    servers = group(2, resources={"CPU": 2.0})
+    bundle_of = {("parameter_server", 0): 0, ("parameter_server", 1): 1}
+    held: Any = object()
+    mine = Reservation([servers], {"parameter_server": list(nodes)}, held, bundle_of)
+
+    nodes[1] = node(c, CPU=2)  # b is gone
+    assert mine.again("parameter_server", 1)["scheduling_strategy"].node_id == c
+    nodes[1] = node(c, CPU=2, free={"CPU": 0.0})
+    assert mine.node_ids() == {a, c}
+    assert mine.has_room_elsewhere(), "a new attempt has the two nodes that this one gives back"
+    nodes[1] = replace(nodes[1], quarantined="xid 79")
+    assert not mine.has_room_elsewhere()
+
+
 def test_a_lost_server_comes_back_to_its_node_or_to_another_if_it_was_there_alone(monkeypatch):
     a, b, c = (letter * 56 for letter in "abc")  # Ray takes nothing shorter
     nodes = [node(a, CPU=4), node(b, CPU=4)]

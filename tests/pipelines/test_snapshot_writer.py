@@ -43,9 +43,9 @@ class Server:
 
     @property
     def release(self) -> Any:
-        return SimpleNamespace(remote=lambda step: self.events.append(f"release {step}"))
+        return SimpleNamespace(remote=lambda step, _: self.events.append(f"release {step}"))
 
-    def _save(self, folder: str, step: int, since: int | None) -> list[SavedFile]:
+    def _save(self, folder: str, step: int, since: int | None, incarnation: int) -> list[SavedFile]:
         self.asked.append((step, since))
         if self.fails_with is not None:
             raise self.fails_with

@@ -4,9 +4,19 @@ import os
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
+from pyarrow import fs
 
 from rayrec.platform import files
-from rayrec.platform.files import append_line, is_plain_name, no_room, write_atomically, write_json
+from rayrec.platform.files import (
+    append_line,
+    is_plain_name,
+    no_room,
+    write_atomically,
+    write_json,
+    written_whole,
+)
+from rayrec.platform.remote_files import RemoteFolder, remote_folder
 
 
 def test_content_is_replaced_and_nothing_else_left(tmp_path):
@@ -31,6 +41,64 @@ def test_a_write_that_fails_keeps_the_old_file(tmp_path, monkeypatch):
 
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["run.json"]
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_two_writers_of_one_file_do_not_meet(tmp_path, on_disk):
+    path = tmp_path / "a"
+    with written_whole(path, on_disk) as first:
+        first.write_bytes(b"first")
+        with written_whole(path, on_disk) as second:  # as of another thread, or of a host with the same ids
+            second.write_bytes(b"second")
+        assert path.read_bytes() == b"second"
+    assert path.read_bytes() == b"first"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_block_that_fails_leaves_what_was_there(tmp_path):
+    (tmp_path / "a").write_bytes(b"old")
+
+    def half() -> None:
+        with written_whole(tmp_path / "a") as unfinished:
+            unfinished.write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        half()
+    with pytest.raises(FileNotFoundError), written_whole(tmp_path / "a"):
+        pass  # writes nothing
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+class _Disk(LocalFileSystem):
+    """A file system of fsspec that shows what is there of a file, as SFTP does."""
+
+    protocol = "some-disk"
+
+
+@pytest.mark.parametrize("kind", ["local", "elsewhere"])
+def test_a_remote_file_is_whole_or_not_there(tmp_path, kind):
+    folder = remote_folder(str(tmp_path))
+    if kind == "elsewhere":
+        folder = RemoteFolder(str(tmp_path), fs.PyFileSystem(fs.FSSpecHandler(_Disk())), str(tmp_path))
+
+    def write(content: bytes, fails: bool = False) -> None:
+        with folder.written_whole("in/a") as target, folder.filesystem.open_output_stream(target) as file:
+            file.write(content)
+            assert folder.read("in/a") != content
+            if fails:
+                raise RuntimeError("a wire is cut")
+
+    with pytest.raises(RuntimeError):
+        write(b"half", fails=True)
+    assert os.listdir(tmp_path / "in") == []
+    write(b"old")
+    write(b"new")
+    with pytest.raises(RuntimeError):
+        write(b"half", fails=True)
+    assert folder.read("in/a") == b"new"
+    assert os.listdir(tmp_path / "in") == ["a"]
 
 
 @pytest.mark.skipif(not os.path.ismount("/dev/shm"), reason="no file system that is known to be in memory")

@@ -23,6 +23,7 @@ from rayrec.samples.prepare.distributed import spill
 from rayrec.samples.prepare.distributed.run import TaskSizes, prepare_distributed
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import random_events, write_source
+from tests.helpers.examples import examples
 
 SIZES = (TaskSizes(7, 5, 10, counter_rows=8), TaskSizes(40, 100, 1000))
 SMALL_FILES = {"rows_per_group": 3, "rows_per_file": 8}
@@ -348,7 +349,7 @@ VALUES = strategies.sampled_from([None, "", "a", "b", " c ", "7", "07", "7.0"])
     clean=strategies.booleans(),
     described=strategies.lists(VALUES, max_size=5),
 )
-@hypothesis.settings(max_examples=40)
+@examples(40)
 def test_any_log(tmp_path_factory, rows, split, clean, described):
     folder = tmp_path_factory.mktemp("log")
     (folder / "log").mkdir()

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError, UnavailableError
@@ -26,6 +26,7 @@ from rayrec.samples.stores import (
 from rayrec.samples.stores.key_values import Commit
 from rayrec.samples.stores.retry import Retry
 from rayrec.samples.stores.store import append_sides
+from tests.helpers.examples import examples
 from tests.helpers.redis_server import RedisServer
 
 MANIFEST = StoreManifest(
@@ -79,7 +80,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(EVENTS, max_size=5))
 def test_a_store_is_the_set_of_its_events_however_they_came(tmp_path_factory, batches):
     """Order by time; ties alike for any order of appends; duplicates once; counts that add up."""
@@ -167,7 +168,7 @@ def test_nothing_is_appended_where_one_side_cannot_be(store, address, monkeypatc
     by_item.close()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     EVENTS,
     st.integers(0, 31),

@@ -6,7 +6,7 @@ import pickle
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
@@ -26,6 +26,7 @@ from rayrec.samples.stores import (
     open_store,
 )
 from rayrec.samples.stores.lookup import histories_before
+from tests.helpers.examples import examples
 from tests.helpers.redis_server import RedisServer
 
 SECOND = 1_000_000
@@ -60,7 +61,7 @@ def rows_of(histories: Histories):
     return [rows[start:stop] for start, stop in itertools.pairwise(offsets)]
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(st.lists(EVENTS, max_size=3), SAMPLES, st.integers(1, 9), st.sampled_from([None, (1,), (0, 1)]))
 def test_a_history_is_the_newest_events_strictly_before_the_time(
     tmp_path_factory, batches, samples, last, of
@@ -83,7 +84,7 @@ def test_a_history_is_the_newest_events_strictly_before_the_time(
     store.close()
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(EVENTS, SAMPLES, EVENTS, st.integers(1, 9))
 def test_what_comes_at_a_samples_time_or_later_never_shows(tmp_path_factory, past, samples, future, last):
     store = open_store(tmp_path_factory.mktemp("store") / "s", create=MANIFEST)

@@ -7,7 +7,7 @@ import numpy as np
 import openai
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.models.tokenizers.code_tokens import CodeTexts
@@ -15,6 +15,7 @@ from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES
+from tests.helpers.examples import examples
 from tests.helpers.runs import make_run
 from tests.serve.fake_ranking import FakeStage
 from tests.serve.fake_recommender import FakeRecommender, HeldService, api_of, listening
@@ -344,7 +345,7 @@ NAMES = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.dictionaries(NAMES, VALUES | st.integers(0, 3), max_size=3))
 def test_whatever_comes_the_answer_is_choices_or_a_sentence(fields):
     answer = IN_PROCESS.post("/v1/completions", content=json.dumps({**WANTED, **fields}))

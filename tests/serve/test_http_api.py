@@ -8,7 +8,7 @@ import threading
 import httpx
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve._private.http_util import RequestIdMiddleware
 
@@ -17,6 +17,7 @@ from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.web.api import MAX_BODY_BYTES
 from rayrec.serve.web.guards import WithoutRequestId
 from rayrec.serve.wire.schemas import MAX_HISTORY
+from tests.helpers.examples import examples
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
 JSON = {"Content-Type": "application/json"}
@@ -150,7 +151,7 @@ NEAR_MISSES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(body=NEAR_MISSES | VALUES)
 def test_whatever_json_comes_the_answer_is_items_or_a_sentence(client, body):
     answer = client.post("/v1/recommend", content=json.dumps(body), headers=JSON)

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
@@ -20,6 +20,7 @@ from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.protocols.open_inference import OUTPUTS
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES
+from tests.helpers.examples import examples
 from tests.serve.fake_recommender import FakeRecommender, HeldService, api_of, listening
 
 INFER = "/v2/models/recommend/infer"
@@ -458,7 +459,7 @@ SOME_INPUTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(SOME_INPUTS, st.dictionaries(st.sampled_from(["k", "rank", "\ud800"]), st.integers(-1, 4), max_size=1))
 def test_whatever_comes_the_answer_is_tensors_or_a_sentence(inputs, parameters):
     answer = IN_PROCESS.post(INFER, content=json.dumps({"inputs": inputs, "parameters": parameters}))

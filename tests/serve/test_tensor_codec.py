@@ -19,6 +19,7 @@ from rayrec.serve.protocols.tensor_codec import (
     write_answer,
 )
 from rayrec.serve.wire.errors import RequestError
+from tests.helpers.examples import examples
 
 TEXTS = st.binary(max_size=6) | st.sampled_from([b" a\n", b"\0", b"\x01\0\0\0"])
 SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -159,7 +160,7 @@ MESSAGES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     message=MESSAGES | VALUES, tail=st.binary(max_size=12), length=st.none() | st.integers(-1, 60) | st.text()
 )

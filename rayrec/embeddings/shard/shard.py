@@ -376,7 +376,7 @@ class EmbeddingShard:
                 self._end_snapshot("it was released")
 
     def export_snapshot(
-        self, table: str, step: int, since: int | None = None
+        self, table: str, step: int, since: int | None = None, incarnation: int | None = None
     ) -> Generator[TableRows, None, None]:
         """One table as it is in the snapshot, in parts by virtual bucket, while steps go on.
 
@@ -386,6 +386,8 @@ class EmbeddingShard:
             step: that the snapshot follows; waited for.
             since: step of an earlier snapshot: only what later steps have changed. Where it is not known
                 which rows were evicted since then, it is everything all the same, and the parts say so.
+            incarnation: that it was begun in: after a return, the same step may have another snapshot. None:
+                any.
 
         Raises:
             RuntimeError: no snapshot was begun after that step.
@@ -393,6 +395,11 @@ class EmbeddingShard:
                 or it was read so slowly that steps had to wait longer than a lookup may.
         """
         with self._lock.changed:  # also if a step is held up for want of a reader
+            if incarnation not in (None, self._incarnation):
+                raise SnapshotEndedError(
+                    f"shard {self._shard}: the snapshot after step {step} of incarnation {incarnation} was "
+                    f"given up: incarnation {self._incarnation} began"
+                )
             snapshot = self._snapshot
             if snapshot is None or snapshot.step != step:
                 found = "there is none" if snapshot is None else f"there is one after step {snapshot.step}"

@@ -10,20 +10,23 @@ Axes: M ids of one call, C slots, R ids in the index, F free rows, K ids of B bu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import carray, njit
 from numpy.typing import NDArray
 
-from rayrec.embeddings.base.compiled import prefetch
+from rayrec.embeddings.base.compiled import RowAddresses, int32_at, prefetch, row_address
 from rayrec.embeddings.base.routing import NUM_BUCKETS
 from rayrec.embeddings.base.threads import in_parts
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
 
 MISSING = -1
 """Row number of an id that is not in the index."""
 
+_ANY = -1
+"""Number of ids to be removed, whatever it is."""
 _MIN_SLOTS = 1024
 _MAX_LOAD = 0.6
 _AHEAD = 24  # slots asked for this many ids early, as many as a core keeps on their way from memory
@@ -77,7 +80,14 @@ class IdMap:
         Returns:
             [M] the number each id had, -1 where it was not in the map.
         """
-        numbers_M = _remove(self._slots_C2, _shift(self._slots_C2), kernel_input(ids_M, np.int64))
+        return self._remove(ids_M, _ANY)
+
+    def remove_those(self, ids_M: Int64Array, number: int) -> None:
+        """Forget those of these distinct ids that have this number."""
+        self._remove(ids_M, number)
+
+    def _remove(self, ids_M: Int64Array, number: int) -> Int64Array:
+        numbers_M = _remove(self._slots_C2, _shift(self._slots_C2), kernel_input(ids_M, np.int64), number)
         self._num_ids -= int(np.count_nonzero(numbers_M != MISSING))
         return numbers_M
 
@@ -196,14 +206,47 @@ class IdIndex(IdMap):
             [M] the row each id had, -1 where it was not in the index.
         """
         rows_M = super().remove(ids_M)
-        freed = rows_M[rows_M != MISSING]
-        if self._num_free + len(freed) > len(self._free_F):
-            larger_F = np.empty(2 * (self._num_free + len(freed)), dtype=np.int64)
+        self._set_free(rows_M[rows_M != MISSING])
+        return rows_M
+
+    def remove_older(
+        self, ids_K: Int64Array, records: RowAddresses, step_word: int, last_step: int
+    ) -> tuple[Int64Array, Int64Array, Int32Array]:
+        """Forget those of some distinct ids whose rows no step after `last_step` has changed.
+
+        Args:
+            step_word: of a record, where its last step is.
+
+        Returns:
+            (ids that are forgotten, [L] those that have rows still, [L] their last steps).
+        """
+        ids_K = kernel_input(ids_K, np.int64)
+        gone_K, freed_K, left_K = (np.empty(len(ids_K), dtype=np.int64) for _ in range(3))
+        steps_K = np.empty(len(ids_K), dtype=np.int32)
+        num_gone, num_left = _remove_older(
+            self._slots_C2,
+            _shift(self._slots_C2),
+            ids_K,
+            records,
+            step_word,
+            last_step,
+            gone_K,
+            freed_K,
+            left_K,
+            steps_K,
+        )
+        self._num_ids -= num_gone
+        self._set_free(freed_K[:num_gone])
+        return gone_K[:num_gone].copy(), left_K[:num_left], steps_K[:num_left]
+
+    def _set_free(self, freed_F: Int64Array) -> None:
+        """These rows have lost their ids."""
+        if self._num_free + len(freed_F) > len(self._free_F):
+            larger_F = np.empty(2 * (self._num_free + len(freed_F)), dtype=np.int64)
             larger_F[: self._num_free] = self._free_F[: self._num_free]
             self._free_F = larger_F
-        self._free_F[self._num_free : self._num_free + len(freed)] = freed
-        self._num_free += len(freed)
-        return rows_M
+        self._free_F[self._num_free : self._num_free + len(freed_F)] = freed_F
+        self._num_free += len(freed_F)
 
     def free_growth_bytes(self, num_freed: int) -> int:
         """What the list of free rows grows by when so many ids are removed."""
@@ -343,8 +386,24 @@ def _add_missing(
     return num_added
 
 
+@njit(nogil=True, cache=True, inline="always")
+def _empty_slot(slots_C2: Int64Array, shift: np.uint64, slot: Any) -> None:
+    mask = len(slots_C2) - 1
+    # A follower may move into the hole unless its own first slot lies behind the hole.
+    hole, follower = slot, (slot + 1) & mask
+    while slots_C2[follower, 1] != MISSING:
+        first = np.int64(mix64(np.uint64(slots_C2[follower, 0])) >> shift)
+        if ((follower - first) & mask) >= ((follower - hole) & mask):
+            slots_C2[hole, 0] = slots_C2[follower, 0]
+            slots_C2[hole, 1] = slots_C2[follower, 1]
+            hole = follower
+        follower = (follower + 1) & mask
+    slots_C2[hole, 1] = MISSING
+
+
 @njit(nogil=True, cache=True)
-def _remove(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array) -> Int64Array:
+def _remove(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array, only: int) -> Int64Array:
+    """Returns the number that each id had, -1 where it was not there or had another one than `only`."""
     mask = len(slots_C2) - 1
     base = np.uint64(slots_C2.ctypes.data)
     rows_M = np.empty(len(ids_M), dtype=np.int64)
@@ -352,23 +411,79 @@ def _remove(slots_C2: Int64Array, shift: np.uint64, ids_M: Int64Array) -> Int64A
         if m + _AHEAD < len(ids_M):
             ahead = mix64(np.uint64(ids_M[m + _AHEAD])) >> shift
             prefetch(base + ahead * np.uint64(16))
+            # The ids behind it may have to move; most often some of them are in the next cache line.
+            prefetch(base + ahead * np.uint64(16) + np.uint64(64))
         slot = np.int64(mix64(np.uint64(ids_M[m])) >> shift)
         while slots_C2[slot, 1] != MISSING and slots_C2[slot, 0] != ids_M[m]:
             slot = (slot + 1) & mask
         rows_M[m] = slots_C2[slot, 1]
+        if only != _ANY and rows_M[m] != only:
+            rows_M[m] = MISSING
         if rows_M[m] == MISSING:
             continue
-        # A follower may move into the hole unless its own first slot lies behind the hole.
-        hole, follower = slot, (slot + 1) & mask
-        while slots_C2[follower, 1] != MISSING:
-            first = np.int64(mix64(np.uint64(slots_C2[follower, 0])) >> shift)
-            if ((follower - first) & mask) >= ((follower - hole) & mask):
-                slots_C2[hole, 0] = slots_C2[follower, 0]
-                slots_C2[hole, 1] = slots_C2[follower, 1]
-                hole = follower
-            follower = (follower + 1) & mask
-        slots_C2[hole, 1] = MISSING
+        _empty_slot(slots_C2, shift, slot)
     return rows_M
+
+
+@njit(nogil=True, cache=True)
+def _remove_older(
+    slots_C2: Int64Array,
+    shift: np.uint64,
+    ids_K: Int64Array,
+    records: RowAddresses,
+    step_word: int,
+    last_step: int,
+    gone_K: Int64Array,
+    freed_K: Int64Array,
+    left_K: Int64Array,
+    steps_K: Int32Array,
+) -> tuple[int, int]:
+    """Returns how many ids are gone, and how many are left."""
+    mask, offset = len(slots_C2) - 1, np.uint64(4 * step_word)
+    base = np.uint64(slots_C2.ctypes.data)
+    num_gone = num_left = 0
+    slots_K = np.empty(len(ids_K), dtype=np.int64)
+    # An id is found when its slot has come from memory, and looked at when its record has: what is removed
+    # is in the cache still.
+    for ahead in range(len(ids_K) + 2 * _AHEAD):
+        if ahead < len(ids_K):
+            slot = np.int64(mix64(np.uint64(ids_K[ahead])) >> shift)
+            slots_K[ahead] = slot
+            prefetch(base + np.uint64(slot) * np.uint64(16))
+            prefetch(base + np.uint64(slot) * np.uint64(16) + np.uint64(64))
+        k = ahead - _AHEAD
+        if 0 <= k < len(ids_K):
+            slots_K[k] = slot = _slot_of(slots_C2, mask, slots_K[k], ids_K[k])
+            if slots_C2[slot, 1] != MISSING:
+                prefetch(row_address(records, slots_C2[slot, 1]) + offset)
+        k -= _AHEAD
+        if k < 0:
+            continue
+        slot = slots_K[k]
+        if slots_C2[slot, 0] != ids_K[k] or slots_C2[slot, 1] == MISSING:  # moved since, or not there
+            slot = _slot_of(slots_C2, mask, np.int64(mix64(np.uint64(ids_K[k])) >> shift), ids_K[k])
+        row = slots_C2[slot, 1]
+        if row == MISSING:
+            continue
+        step = carray(int32_at(row_address(records, row) + offset), 1)[0]
+        if step <= last_step:
+            _empty_slot(slots_C2, shift, slot)
+            gone_K[num_gone] = ids_K[k]
+            freed_K[num_gone] = row
+            num_gone += 1
+        else:
+            left_K[num_left] = ids_K[k]
+            steps_K[num_left] = step
+            num_left += 1
+    return num_gone, num_left
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _slot_of(slots_C2: Int64Array, mask: int, slot: Any, wanted: int) -> Any:
+    """The slot of an id, or the empty one where it would be, from its first slot on."""
+    while slots_C2[slot, 1] != MISSING and slots_C2[slot, 0] != wanted:
+        slot = (slot + 1) & mask
+    return slot
 
 
 @njit(nogil=True, cache=True)

@@ -14,6 +14,7 @@ from rayrec.embeddings.base.compiled import (
     copy_lanes,
     int32_at,
     prefetch_row,
+    prefetch_words,
     row_address,
 )
 from rayrec.platform.arrays import Int32Array, Int64Array
@@ -123,7 +124,7 @@ def _read(rows: RowAddresses, rows_M: Int64Array, first: int, words_MW: Int32Arr
     num_words, offset = words_MW.shape[1], np.uint64(4 * first)
     for m in range(len(rows_M)):
         if m + _AHEAD < len(rows_M):
-            prefetch_row(rows, rows_M[m + _AHEAD])
+            prefetch_words(row_address(rows, rows_M[m + _AHEAD]) + offset, num_words)
         part = carray(int32_at(row_address(rows, rows_M[m]) + offset), num_words)
         for w in range(num_words):
             words_MW[m, w] = part[w]
@@ -145,7 +146,7 @@ def _write(rows: RowAddresses, rows_M: Int64Array, first: int, words_MW: Int32Ar
     num_words, offset = words_MW.shape[1], np.uint64(4 * first)
     for m in range(len(rows_M)):
         if m + _AHEAD < len(rows_M):
-            prefetch_row(rows, rows_M[m + _AHEAD])
+            prefetch_words(row_address(rows, rows_M[m + _AHEAD]) + offset, num_words)
         part = carray(int32_at(row_address(rows, rows_M[m]) + offset), num_words)
         for w in range(num_words):
             part[w] = words_MW[m, w]

@@ -231,6 +231,14 @@ class MemoryRows:
     def remove(self, ids_M: Int64Array) -> None:
         self._index.remove(ids_M)
 
+    def remove_older(self, ids_K: Int64Array, last_step: int) -> tuple[Int64Array, Int64Array, Int32Array]:
+        """Give up rows, among those of distinct ids, that no step after `last_step` has changed.
+
+        Returns:
+            (ids that had them, [L] ids that have rows still, [L] steps of their last change).
+        """
+        return self._index.remove_older(ids_K, self.records.addresses, self._words + STEP_WORD, last_step)
+
     def has_room(self, num_new: int) -> bool:
         # Blocks of records that no row reaches take no memory.
         return not self._index.growth_bytes(num_new)

@@ -16,62 +16,24 @@ import heapq
 from collections.abc import Iterator
 
 import numpy as np
+from numba import njit
 
 from rayrec.embeddings.config import EvictionConfig
 from rayrec.embeddings.storage.index import MISSING, IdMap
+from rayrec.embeddings.table.id_lists import IdLists
 from rayrec.platform.arrays import Int32Array, Int64Array
+from rayrec.platform.compiled import kernel_input
 
 _SAMPLE = 65_536
 """Ids that are looked at ahead before it is said that most of them are old."""
 LISTED_BYTES = 10
 """Most memory of an id, where a list has many."""
-_LEAST_BLOCK, _MOST_BLOCK = 16, 65_536
-"""Ids of a block: a quarter of those before it, within these."""
-_LIST_BYTES = 512
-"""Of the objects of a list."""
-
-
-class _IdList:
-    """Ids in blocks, taken out from the last block on."""
-
-    def __init__(self) -> None:
-        self._blocks: list[Int64Array] = []
-        self._num_last = 0
-        """Ids in the last block."""
-        self._num_ids = 0
-        self.num_bytes = 0
-
-    def all(self) -> Int64Array:
-        *full, last = self._blocks or [np.empty(0, dtype=np.int64)]
-        return np.concatenate([*full, last[: self._num_last]])
-
-    def __len__(self) -> int:
-        return self._num_ids
-
-    def add(self, ids_M: Int64Array) -> None:
-        while len(ids_M):
-            if not self._blocks or self._num_last == len(self._blocks[-1]):
-                size = min(max(self._num_ids // 4, len(ids_M), _LEAST_BLOCK), _MOST_BLOCK)
-                self._blocks.append(np.empty(size, dtype=np.int64))
-                self.num_bytes += 8 * size
-                self._num_last = 0
-            block = self._blocks[-1]
-            some = ids_M[: len(block) - self._num_last]
-            block[self._num_last : self._num_last + len(some)] = some
-            self._num_last += len(some)
-            self._num_ids += len(some)
-            ids_M = ids_M[len(some) :]
-
-    def take(self, most: int = _MOST_BLOCK) -> Int64Array:
-        """[K] ids out of the last block, so many at most; there must be some."""
-        left = max(0, self._num_last - most)
-        ids_K = self._blocks[-1][left : self._num_last].copy()
-        self._num_ids -= len(ids_K)
-        self._num_last = left
-        if not left:
-            self.num_bytes -= self._blocks.pop().nbytes
-            self._num_last = len(self._blocks[-1]) if self._blocks else 0
-        return ids_K
+_TAKEN = 65_536
+"""Ids that are taken at once."""
+_LIST_BYTES = 256
+"""Of a list beside its blocks."""
+_MOST_DUES = 65_536
+"""Between the first and the last list that ids of one call go to, before these are sorted."""
 
 
 class AgeCalendar:
@@ -84,36 +46,42 @@ class AgeCalendar:
 
     def __init__(self, max_age_steps: int, every_steps: int) -> None:
         self._max_age, self._every = max_age_steps, every_steps
-        self._lists: dict[int, _IdList] = {}
+        self._ids = IdLists()
+        self._lists: dict[int, int] = {}
+        """Numbers of lists by the step they are due at."""
         self._dues: list[int] = []
         """Of the lists, as a heap."""
-        self._old = _IdList()
+        self._old = self._ids.make()
         """Of the list that is due next, those whose record was found to be old ahead of its step."""
         self._num_moved = 0
         """Of that list, those that were found to have a newer one."""
-        self._num_bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        return self._num_bytes
+        return self._ids.num_bytes + _LIST_BYTES * len(self._lists)
 
     def ids(self) -> Int64Array:
         """[K] all ids, in no order."""
-        return np.concatenate([ids.all() for ids in (self._old, *self._lists.values())])
+        return np.concatenate([self._ids.ids(each) for each in (self._old, *self._lists.values())])
 
     def add(self, ids_M: Int64Array, steps_M: Int32Array) -> None:
         """Put ids that are in no list into those of their rows' last changes."""
         if not len(ids_M):
             return
-        dues_M = self._due(steps_M.astype(np.int64))
-        if (dues_M == dues_M[0]).all():
-            self._put(int(dues_M[0]), ids_M)
-            return
-        order_M = np.argsort(dues_M, kind="stable")
-        ids_M, dues_M = ids_M[order_M], dues_M[order_M]
-        starts = np.flatnonzero(np.diff(dues_M, prepend=dues_M[0] - 1))
-        for start, end in zip(starts, [*starts[1:], len(ids_M)], strict=True):
-            self._put(int(dues_M[start]), ids_M[start:end])
+        which_M, first, last = _due_numbers(kernel_input(steps_M, np.int32), self._max_age, self._every)
+        if last - first < _MOST_DUES:
+            numbers_L = at_L = np.flatnonzero(np.bincount(which_M))
+        else:
+            numbers_L, which_M = np.unique(which_M, return_inverse=True)
+            at_L = np.arange(len(numbers_L))
+        lists_L = np.zeros(at_L[-1] + 1, dtype=np.int64)
+        lists_L[at_L] = [self._list_of(first + number) for number in numbers_L.tolist()]
+        self._ids.add(ids_M, lists_L, which_M)
+
+    def add_new(self, ids_M: Int64Array, step: int) -> None:
+        """`add` ids whose rows this step has made."""
+        if len(ids_M):
+            self._ids.put(self._list_of((step + self._max_age + 1 + self._every) // self._every), ids_M)
 
     def ahead(self, step: int) -> Iterator[Int64Array]:
         """A share of the ids that are due next, so that their step finds fewer; `add_ahead` must follow.
@@ -122,19 +90,20 @@ class AgeCalendar:
             step: that is committed. The shares of all steps until the eviction leave it as much as one more.
         """
         due = self._next(step)
-        ids, wanted = self._lists.get(due), 0
+        listed, wanted = self._lists.get(due), 0
         # Where most rows go, they would be looked at twice for nothing.
-        if ids is not None and len(self._old) <= max(_SAMPLE, self._num_moved):
-            wanted = -(-len(ids) // (due - step + 1))
-        while ids is not None and len(ids) and wanted > 0:
-            ids_K = self._take(ids, wanted)
+        if listed is not None and self._ids.count(self._old) <= max(_SAMPLE, self._num_moved):
+            wanted = -(-self._ids.count(listed) // (due - step + 1))
+        while listed is not None and wanted > 0:
+            ids_K = self._ids.take(listed, min(wanted, _TAKEN))
             wanted -= len(ids_K)
             yield ids_K
 
     def add_ahead(self, ids_K: Int64Array, steps_K: Int32Array, step: int) -> None:
         """Put back those ids of a share that have rows."""
-        is_old_K = self._due(steps_K.astype(np.int64)) <= self._next(step)
-        self._add_to(self._old, ids_K[is_old_K])
+        # A row is as old as the list that it was taken from, or has changed since.
+        is_old_K = steps_K <= self._next(step) - self._max_age - 1
+        self._ids.put(self._old, ids_K[is_old_K])
         self._num_moved += int(np.count_nonzero(~is_old_K))
         self.add(ids_K[~is_old_K], steps_K[~is_old_K])
 
@@ -143,48 +112,29 @@ class AgeCalendar:
 
         `add` those whose rows stay.
         """
-        taken, self._old, self._num_moved = [self._old], _IdList(), 0
+        taken, self._old, self._num_moved = [self._old], self._ids.make(), 0
         while self._dues and self._dues[0] <= step:  # all of them first: `add` may make such a list again
             taken.append(self._lists.pop(heapq.heappop(self._dues)))
-            self._num_bytes -= _LIST_BYTES
-        for ids in taken:
-            while len(ids):
-                yield self._take(ids)
+        for listed in taken:
+            while self._ids.count(listed):
+                yield self._ids.take(listed, _TAKEN)
+            self._ids.drop(listed)
 
     def discard(self, ids: IdMap) -> None:
         """Take ids out of whatever list they are in: a pass over all lists."""
-        for due, listed in self._lists.items():
-            self._lists[due] = self._without(listed, ids)
-        self._old = self._without(self._old, ids)
+        for listed in (self._old, *self._lists.values()):
+            kept_K = self._ids.ids(listed)
+            kept_K = kept_K[ids.find(kept_K) == MISSING]
+            self._ids.take(listed, self._ids.count(listed))
+            self._ids.put(listed, kept_K)
 
-    def _without(self, listed: _IdList, ids: IdMap) -> _IdList:
-        listed_K = listed.all()
-        kept = _IdList()
-        kept.add(listed_K[ids.find(listed_K) == MISSING])
-        self._num_bytes += kept.num_bytes - listed.num_bytes
-        return kept
-
-    def _put(self, due: int, ids_M: Int64Array) -> None:
+    def _list_of(self, number: int) -> int:
+        """The list of the eviction of this number, from 1."""
+        due = number * self._every - 1
         if due not in self._lists:
-            self._lists[due] = _IdList()
+            self._lists[due] = self._ids.make()
             heapq.heappush(self._dues, due)
-            self._num_bytes += _LIST_BYTES
-        self._add_to(self._lists[due], ids_M)
-
-    def _add_to(self, ids: _IdList, ids_M: Int64Array) -> None:
-        before = ids.num_bytes
-        ids.add(ids_M)
-        self._num_bytes += ids.num_bytes - before
-
-    def _take(self, ids: _IdList, most: int = _MOST_BLOCK) -> Int64Array:
-        before = ids.num_bytes
-        ids_K = ids.take(most)
-        self._num_bytes += ids.num_bytes - before
-        return ids_K
-
-    def _due(self, steps_M: Int64Array) -> Int64Array:
-        """[M] first step at whose commit rows that these steps have changed last are too old."""
-        return -(-(steps_M + self._max_age + 2) // self._every) * self._every - 1
+        return self._lists[due]
 
     def _next(self, step: int) -> int:
         """First step from this one on at which rows are given up."""
@@ -201,3 +151,18 @@ def calendar_of(eviction: EvictionConfig | None) -> AgeCalendar | None:
         return AgeCalendar(-1, eviction.every_steps)
     assert eviction.max_age_steps is not None, "there is a reason"
     return AgeCalendar(eviction.max_age_steps, eviction.every_steps)
+
+
+@njit(nogil=True, cache=True)
+def _due_numbers(steps_M: Int32Array, max_age: int, every: int) -> tuple[Int64Array, int, int]:
+    """Of the first eviction, counted from 1, that finds rows too old which these steps have changed last.
+
+    Returns:
+        ([M] how far behind the first one of all, the first one, the last one).
+    """
+    numbers_M = np.empty(len(steps_M), dtype=np.int64)
+    for m in range(len(steps_M)):
+        # Step s is too old for an eviction at step number * every - 1 if that is more than max_age behind.
+        numbers_M[m] = (np.int64(steps_M[m]) + max_age + 1 + every) // every
+    first, last = numbers_M.min(), numbers_M.max()
+    return numbers_M - first, first, last

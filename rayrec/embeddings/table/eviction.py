@@ -158,9 +158,9 @@ class Tombstones:
         self.forgotten_step = max(self.forgotten_step, step - self._remember_steps - 1)
         while self._by_step and self._by_step[0][0] <= self.forgotten_step:
             old_step, ids_V = self._by_step.popleft()
-            ids_V = self._still_of(ids_V, old_step)
-            self._keep(ids_V)
-            self.ids.remove(ids_V)
+            if self.snapshot is not None:
+                self._keep(self._still_of(ids_V, old_step))
+            self.ids.remove_those(ids_V, old_step)
         if self._listed_bytes > _LEAST_LISTED_BYTES + self.ids.num_bytes:  # ids that come and go
             of_steps = [(of_step, self._still_of(ids_V, of_step)) for of_step, ids_V in self._by_step]
             self._by_step = deque((of_step, ids_V) for of_step, ids_V in of_steps if len(ids_V))
@@ -176,6 +176,7 @@ class Tombstones:
     def forget(self, ids_M: Int64Array) -> None:
         """These ids have rows again."""
         if self._steps is not None:
+            ids_M = ids_M[self._steps.find(ids_M) != MISSING]  # few or none, which is known sooner
             self._keep(ids_M)
             self._steps.remove(ids_M)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from rayrec.embeddings.base.distinct_ids import first_repeated
 from rayrec.embeddings.base.layout import NEVER, STEP_WORD
-from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.config import EvictionConfig, TableConfig
 from rayrec.embeddings.storage.consistent_snapshot import ConsistentSnapshot, Wait, max_buffer_bytes
 from rayrec.embeddings.storage.disk.tiered_rows import Fetch, TieredRows
 from rayrec.embeddings.storage.index import MISSING, IdMap, ordered_by_bucket
@@ -300,7 +300,33 @@ class EmbeddingTable:
             self._look_ahead(step)
             return
         old_step = NEVER - 1 if self._clock is None else self._clock.old_step(step)
-        found = []
+        # While a snapshot is read, rows are copied for it before one of them goes.
+        if self._ages is not None and self._snapshot is None and isinstance(self._rows, MemoryRows):
+            ids_V = self._remove_old(self._ages, self._rows, step, old_step)
+        else:
+            ids_V = self._victims(eviction, step, old_step)
+            self._rows.remove(ids_V)
+        self._tombstones.add(ids_V, step)
+        self._given_up.add(ids_V, step, self.num_rows + len(ids_V))
+        self._num_evicted += len(ids_V)
+
+    def _remove_old(self, ages: AgeCalendar, rows: MemoryRows, step: int, old_step: int) -> Int64Array:
+        """Give up what is too old; returns its ids. Each row is found once for it."""
+        eviction = self.config.eviction
+        assert eviction is not None, "there are ages"
+        last_step = old_step
+        if eviction.max_age_steps is not None:
+            last_step = max(last_step, step - eviction.max_age_steps - 1)
+        found = [np.empty(0, dtype=np.int64)]
+        for ids_K in ages.take(self._last_list(step, old_step)):
+            gone, left_L, steps_L = rows.remove_older(ids_K, last_step)
+            found.append(gone)
+            ages.add(left_L, steps_L)
+        return np.concatenate(found)
+
+    def _victims(self, eviction: EvictionConfig, step: int, old_step: int) -> Int64Array:
+        """Ids whose rows are to be given up; they have been copied for the snapshot that is read."""
+        found = [np.empty(0, dtype=np.int64)]
         # In parts: to choose takes 113 bytes for each row that is looked at.
         for ids_M, records, rows_M in self._rows_to_evict_from(step, old_step):
             stamps_M2 = self._ops.stamps(records, rows_M)
@@ -311,11 +337,7 @@ class EmbeddingTable:
             self._keep(ids_M[victims_M], records, rows_M[victims_M])
             if self._ages is not None:
                 self._ages.add(ids_M[~victims_M], stamps_M2[~victims_M, 0])
-        ids_V = np.concatenate([np.empty(0, dtype=np.int64), *found])
-        self._tombstones.add(ids_V, step)
-        self._given_up.add(ids_V, step, self.num_rows)
-        self._rows.remove(ids_V)
-        self._num_evicted += len(ids_V)
+        return np.concatenate(found)
 
     def _rows_to_evict_from(self, step: int, old_step: int) -> Iterator[RowsPart]:
         """Rows among which all victims of a step are, in parts."""
@@ -668,7 +690,7 @@ class EmbeddingTable:
             new = missing[admitted_M]
             rows_M[new] = self._create(ids_M[new])
             if self._ages is not None:
-                self._ages.add(ids_M[new], np.full(len(new), step, dtype=np.int32))
+                self._ages.add_new(ids_M[new], step)
             if len(new) < len(missing):
                 self._num_not_admitted += len(missing) - len(new)
                 has_row_M = rows_M != MISSING

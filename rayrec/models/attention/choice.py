@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -31,6 +30,7 @@ from rayrec.models.attention.call import AttentionCall, Backend, Softmax
 from rayrec.models.attention.masks import Causal
 from rayrec.models.base.shape_classes import power_of_two
 from rayrec.platform.devices import device_of, hardware_name, synchronize
+from rayrec.platform.files import written_whole
 
 logger = logging.getLogger(__name__)
 
@@ -276,6 +276,5 @@ def _read(path: Path) -> dict[str, str]:
 def _write(path: Path, recorded: dict[str, str]) -> None:
     """In one go, so that a run that dies meanwhile leaves the old file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps({"backends": dict(sorted(recorded.items()))}, indent=2) + "\n")
-    unfinished.replace(path)
+    with written_whole(path) as unfinished:
+        unfinished.write_text(json.dumps({"backends": dict(sorted(recorded.items()))}, indent=2) + "\n")

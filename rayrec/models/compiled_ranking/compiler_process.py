@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import sys
 import threading
 import time
@@ -90,7 +91,8 @@ def compile_package(job: Job, package: Path) -> None:
         )
     program = PaddedRanking(model, job.signature, job.bucket)
     weights = list(weights_of(model).values())
-    unfinished = package.with_name(f".{package.stem}.{os.getpid()}.pt2")
+    name = f".{package.stem}.{secrets.token_hex(6)}"
+    unfinished = package.with_name(f"{name}.pt2")
     with torch.no_grad(), config.patch({"cpp.threads": job.threads}):
         examples = [example(job, seed) for seed in range(3)]
         inputs = [each.to(device) for each in examples[0]]
@@ -110,7 +112,7 @@ def compile_package(job: Job, package: Path) -> None:
                 "compiled_in_s": round(time.monotonic() - started, 1),
                 **environment(job.device),
             }
-            candidate = package.with_name(f".{package.stem}.{os.getpid()}.candidate.pt2")
+            candidate = package.with_name(f"{name}.candidate.pt2")
             os.replace(unfinished, candidate)
             publish(candidate, unfinished, facts)  # loaded as it will be, under a name that nobody looks for
             run = load(unfinished)

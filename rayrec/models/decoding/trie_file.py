@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 
 from rayrec.models.decoding.trie import CodeTrie
+from rayrec.platform.files import written_whole
 from rayrec.platform.mapped_tensors import mapped_tensors, write_tensors
 
 TRIE_FILE = "trie.safetensors"
@@ -68,12 +68,8 @@ class TrieFile:
             "num_codes": json.dumps(trie.num_codes),
         }
         metadata["checksum"] = _checksum(arrays, metadata)
-        unfinished = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-        try:
+        with written_whole(self.path) as unfinished:
             write_tensors(unfinished, arrays, metadata)
-            os.replace(unfinished, self.path)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def load(self) -> CodeTrie | None:
         """The trie in the file; None if there is none, or one of other codes or damaged."""

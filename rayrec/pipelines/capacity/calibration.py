@@ -23,6 +23,7 @@ from rayrec.pipelines.capacity.step_model import StepPlan, step_plan
 from rayrec.pipelines.capacity.windows import StepTimes
 from rayrec.pipelines.capacity.workload import TableWork, Workload
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import written_whole
 from rayrec.platform.memory import machine_bytes
 
 FORMAT = 1
@@ -91,10 +92,8 @@ class Calibration:
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON; whole, or not at all."""
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-        part.replace(path)
+        with written_whole(Path(path)) as unfinished:
+            unfinished.write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
     def to_dict(self) -> dict[str, Any]:
         return {"format": FORMAT} | asdict(self)

@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from rayrec.pipelines.capacity.windows import StepTimes
-from rayrec.pipelines.capacity.workload import Workload
+from rayrec.pipelines.capacity.workload import ServerLoad, Workload
 
 CALLS_PER_STEP = {"sync": 2, "bounded_stale": 2, "exact_prefetch": 3}
 """Of a trainer to every server: rows and gradients; one more where both are split by what the batch before
@@ -132,11 +132,17 @@ def features_counts(work: Workload) -> Counts:
     return {"features_per_step": 1.0, "features_per_token": work.tokens * work.num_trainers}
 
 
-def server_counts(work: Workload) -> Counts:
-    """Of one server; ids and bytes of all callers, divided among the servers."""
-    servers = max(work.num_servers, 1)
-    ids = work.num_callers * work.caller_ids / servers
-    num_bytes = work.num_callers * work.moved_bytes / servers
+def server_counts(work: Workload, load: ServerLoad | None = None) -> Counts:
+    """Of one server.
+
+    Args:
+        load: of the server; None: the mean of all.
+    """
+    if load is None:
+        servers = max(work.num_servers, 1)
+        ids, num_bytes = (work.num_callers * each / servers for each in (work.caller_ids, work.moved_bytes))
+    else:
+        _, ids, num_bytes = load
     calls = server_calls(work)
     return {
         "server_per_step": 1.0,

@@ -93,19 +93,18 @@ def memory_fit(work: Workload, tables: Sequence[TableConfig], cluster: ClusterSp
     layout = layout_of(work, cluster)
     by_name = {table.table: table for table in work.tables}
     resized = tuple(
-        table.model_copy(update={"dim": by_name[table.name].dim, "servers": None})
+        table.model_copy(update={"dim": by_name[table.name].dim, "servers": by_name[table.name].servers})
         for table in tables
         if table.name in by_name
     )
     ids = {table.table: round(table.ids) for table in work.tables}
     caller_ids = {table.table: round(table.ids) for table in work.caller_tables}
-    server = None
+    shards: Sequence[ShardPlan] = ()
     if resized and work.num_servers:
-        # All shards are alike but for a remainder; the first is the fullest.
         shards = plan_shards(
             resized,
             {
-                table.table: [spread(round(table.rows), work.num_servers)[0]] * work.num_servers
+                table.table: spread(round(table.rows), work.num_servers, table.servers)
                 for table in work.tables
             },
             caller_ids,
@@ -113,7 +112,7 @@ def memory_fit(work: Workload, tables: Sequence[TableConfig], cluster: ClusterSp
             work.num_callers,
             int(work.mode == "bounded_stale"),
         )
-        server = max(shards, key=lambda shard: shard.peak_bytes)
+    fullest = sorted(shards, key=lambda shard: shard.peak_bytes, reverse=True)[: layout.servers_per_node]
     has_cards = cluster.trainers.card is not None
     trainer = TrainerPlan(
         dense=DenseSize(round(work.dense_parameters), round(4 * work.dense_parameters), 0),
@@ -132,15 +131,13 @@ def memory_fit(work: Workload, tables: Sequence[TableConfig], cluster: ClusterSp
     if work.group_size > 1:
         held = caller_bytes(resized, ids, work.group_size, int(work.mode == "bounded_stale"))
         of_trainers += -(-per_node // work.group_size) * (held + PROCESS_BYTES)
-    of_servers = 0.0
-    if server is not None:
-        of_servers = layout.servers_per_node * (server.peak_bytes + PROCESS_BYTES)
+    of_servers = float(sum(shard.peak_bytes + PROCESS_BYTES for shard in fullest))
     if layout.is_shared:
         of_trainers += of_servers
         of_servers = of_trainers
     servers = cluster.servers
     return MemoryFit(
-        server=server,
+        server=fullest[0] if fullest else None,
         trainer=trainer,
         server_node_bytes=of_servers,
         server_node_limit=(cluster.trainers if servers is None else servers).memory.value,

@@ -137,7 +137,7 @@ def plan_cluster(
 
 
 def check_room(work: Workload, cluster: ClusterSpec) -> None:
-    """Refuse more trainers than cards, and more servers than the nodes have places for.
+    """Refuse more trainers than cards, more servers than the nodes have places for, and tables on others.
 
     Raises:
         InputError: says how many there are.
@@ -147,6 +147,13 @@ def check_room(work: Workload, cluster: ClusterSpec) -> None:
             f"{work.num_trainers:,} trainers need a card each, and the cluster has {cluster.num_cards:,}; "
             "lower pipeline.num_trainers (--scale trainers=...), or use more nodes"
         )
+    for table in work.tables:
+        if work.num_servers > 1 and table.servers is not None and table.servers[-1] >= work.num_servers:
+            raise InputError(
+                f"table {table.table!r} lies on server {table.servers[-1]} (sparse.tables.{table.table}."
+                f"servers), and there would be {work.num_servers:,}, numbered from 0; name others there, or "
+                "use more servers (--scale servers=...)"
+            )
     if cluster.servers is not None:
         places = int(cluster.servers.count) * int(cluster.servers.servers_per_node)
         if work.num_servers > places:

@@ -151,12 +151,26 @@ def imbalance(num_ids: float, num_servers: int) -> float:
     return 1 + math.sqrt(2 * math.log(num_servers) * num_servers / num_ids)
 
 
+def server_seconds(work: Workload, cluster: ClusterSpec, costs: Costs, num_servers: int) -> list[float]:
+    """Work of the fullest so many servers for all trainers in a step, the fullest first."""
+    found: list[tuple[float, int]] = []
+    for load in work.server_loads:
+        of_one = seconds(costs, server_counts(work, load)) / cluster.core_speed.value
+        among = load.num_servers
+        found.append((of_one * imbalance(load.ids * among, among), among))
+    return _fullest(found, num_servers)
+
+
+def _fullest(found: Sequence[tuple[float, int]], num_servers: int) -> list[float]:
+    """The largest so many of values that are there a number of times each, the largest first."""
+    ordered = sorted(found, reverse=True)
+    return [value for value, count in ordered for _ in range(min(count, num_servers))][:num_servers]
+
+
 def parts_of(work: Workload, cluster: ClusterSpec, costs: Costs) -> Parts:
     """The pieces of a step before processes share cores."""
     speed = cluster.core_speed.value
     layout = layout_of(work, cluster)
-    ids = work.caller_ids * work.num_callers
-    server = seconds(costs, server_counts(work)) / speed if work.num_servers else 0.0
     has_cards = cluster.trainers.card is not None
     # On cards, what is left of dense compute on the cores: Python, and the launch of operations.
     on_cores = (costs.dense_per_step if has_cards else seconds(costs, dense_counts(work))) / speed
@@ -169,7 +183,7 @@ def parts_of(work: Workload, cluster: ClusterSpec, costs: Costs) -> Parts:
     return Parts(
         read=seconds(costs, read_counts(work)) / speed / work.num_readers,
         features=seconds(costs, features_counts(work)) / speed / work.num_feature_workers,
-        server=server * imbalance(ids, work.num_servers),
+        server=max(server_seconds(work, cluster, costs, 1), default=0.0),
         client=seconds(costs, client_counts(work)) / speed if work.num_servers else 0.0,
         calls=rounds * latency,
         network=_network_seconds(work, cluster, layout),
@@ -263,7 +277,8 @@ def _network_seconds(work: Workload, cluster: ClusterSpec, layout: Layout) -> fl
         return 0.0
     callers = -(-layout.trainers_per_node // work.group_size)
     of_trainers = callers * work.moved_bytes
-    of_servers = work.num_callers * work.moved_bytes / work.num_servers * layout.servers_per_node
+    loads = [(load.num_bytes, load.num_servers) for load in work.server_loads]
+    of_servers = sum(_fullest(loads, layout.servers_per_node))
     if layout.is_shared:
         of_trainers += of_servers
     return max(of_trainers, of_servers) / cluster.network.rate
@@ -294,8 +309,9 @@ class _Shared:
             (parts.driver, costs.driver_idle, 1),
             (parts.ray * share, costs.ray_idle, 1),
         )
-        num_servers = layout.servers_per_node if work.num_servers else 0
-        servers, server_idles = (parts.server,) * num_servers, (costs.server_idle,) * num_servers
+        # The fullest are taken to be on one node.
+        servers = tuple(server_seconds(work, cluster, costs, layout.servers_per_node))
+        server_idles = (costs.server_idle,) * len(servers)
         processes = tuple(seconds for seconds, _, count in counted for _ in range(count))
         idles = tuple(idle for _, idle, count in counted for _ in range(count))
         if layout.is_shared:

@@ -12,9 +12,10 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,13 @@ class TableWork:
     """Share of these that the batch before does not touch, so that `exact_prefetch` reads them ahead."""
     heaps: float
     """Exponent of Heaps' law: distinct ids grow with occurrences to this power."""
+    servers: tuple[int, ...] | None = None
+    """Numbers of the servers that hold the table, ascending; None: all of them."""
+
+    @property
+    def moved_bytes(self) -> float:
+        """Rows and gradients of the ids, with the ids."""
+        return 2 * self.vector_bytes + 16 * self.ids
 
     @property
     def vector_bytes(self) -> float:
@@ -83,6 +91,14 @@ class TableWork:
             ids=min(self.ids * grown**self.heaps, rows),
             early=1 - min(late, 1.0),
         )
+
+
+class ServerLoad(NamedTuple):
+    """What servers with the same tables get of all callers in a step, each of them."""
+
+    num_servers: int
+    ids: float
+    num_bytes: float
 
 
 @dataclass(frozen=True)
@@ -163,7 +179,36 @@ class Workload:
     @property
     def moved_bytes(self) -> float:
         """Rows and gradients of one caller in a step, with their ids."""
-        return sum(2 * table.vector_bytes + 16 * table.ids for table in self.caller_tables)
+        return sum(table.moved_bytes for table in self.caller_tables)
+
+    @property
+    def server_loads(self) -> list[ServerLoad]:
+        """Of all servers: one kind where every table is on all of them, more where some are placed apart."""
+        tables = self.caller_tables
+
+        def held_by(number: int) -> tuple[int, ...]:
+            return tuple(at for at, table in enumerate(tables) if number in self.holders(table))
+
+        named = {number for table in tables for number in table.servers or () if number < self.num_servers}
+        kinds = Counter(map(held_by, sorted(named)))
+        if len(named) < self.num_servers:  # all others are alike
+            other = next(number for number in range(self.num_servers) if number not in named)
+            kinds[held_by(other)] += self.num_servers - len(named)
+        shares = [self.num_callers / max(len(self.holders(table)), 1) for table in tables]
+        return [
+            ServerLoad(
+                count,
+                sum(shares[at] * tables[at].ids for at in held),
+                sum(shares[at] * tables[at].moved_bytes for at in held),
+            )
+            for held, count in kinds.items()
+        ]
+
+    def holders(self, table: TableWork) -> Sequence[int]:
+        """Numbers of the servers that hold a table."""
+        if table.servers is None or self.num_servers == 1:
+            return range(self.num_servers)
+        return table.servers
 
     @property
     def gathered_bytes(self) -> float:
@@ -306,7 +351,8 @@ def _table_work(config: TableConfig, assembly: Assembly, shares: Sequence[Sequen
         share.lookups[config.name] for batch in shares for share in batch if config.name in share.lookups
     ]
     if not counted:
-        return TableWork(config.name, config.dim, 4.0 * operations.num_words, num_ids, 0.0, 1.0, 1.0)
+        words = operations.num_words
+        return TableWork(config.name, config.dim, 4.0 * words, num_ids, 0.0, 1.0, 1.0, config.servers)
     early = [
         1 - np.isin(lookup.ids_M, before[0].lookups[config.name].updated_ids).mean()
         for before, batch in itertools.pairwise(shares)
@@ -322,6 +368,7 @@ def _table_work(config: TableConfig, assembly: Assembly, shares: Sequence[Sequen
         ids=statistics.fmean(len(lookup.ids_M) for lookup in counted),
         early=float(statistics.fmean(early)) if early else 1.0,
         heaps=heaps_exponent(parts),
+        servers=config.servers,
     )
 
 

@@ -156,8 +156,11 @@ class Reservation:
         """Whether all actors find room on nodes that may be used, once these have given back their own."""
         back: dict[str, dict[str, float]] = {}
         held = {} if self._held is None else placement_group_table(self._held)["bundles_to_node_id"]
-        for (stage, _), bundle in self._bundle_of.items():
-            resources = back.setdefault(held[bundle], {})
+        # A member that has moved holds what it asks for where it is now, besides its bundle.
+        holding = [(stage, held[bundle]) for (stage, _), bundle in self._bundle_of.items()]
+        holding += [(stage, node_id) for (stage, _), node_id in self._moved.items()]
+        for stage, node_id in holding:
+            resources = back.setdefault(node_id, {})
             for name, count in self._groups[stage].resources.items():
                 resources[name] = resources.get(name, 0.0) + count
         nodes = [

@@ -21,7 +21,7 @@ from pyarrow import fs
 from rayrec.pipelines.runs.run_folder import ACCEPTED_FILE, ATTENTION_FILES, COLUMNS_FILE
 from rayrec.pipelines.runs.snapshots import MANIFEST
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import is_plain_name
+from rayrec.platform.files import is_plain_name, written_whole
 from rayrec.platform.remote_files import remote_folder
 
 COPY, SNAPSHOTS = "copy.json", "snapshots"
@@ -236,14 +236,11 @@ class RunCopy:
         return copy
 
     def _write_index(self, copy: dict[str, Any]) -> None:
-        there, target = self._there.filesystem, self._there.path_of(COPY)
-        there.create_dir(target.rpartition("/")[0], recursive=True)
-        is_disk = isinstance(there, fs.LocalFileSystem)
-        written = self._there.path_of(f".{COPY}.unfinished") if is_disk else target
-        with there.open_output_stream(written) as file:
+        with (
+            self._there.written_whole(COPY) as target,
+            self._there.filesystem.open_output_stream(target) as file,
+        ):
             file.write((json.dumps(copy, indent=2) + "\n").encode())
-        if is_disk:
-            there.move(written, target)
 
     def _state(self) -> dict[str, Any] | None:
         content = self._there.read("run.json")
@@ -261,21 +258,13 @@ class RunCopy:
         return {name for name in names if self._there.exists(f"{SNAPSHOTS}/{name}/{MANIFEST}")}
 
     def _send(self, run: Path, name: str, to: str | None = None) -> None:
-        there, target = self._there.filesystem, self._there.path_of(to or name)
-        folder, _, file = target.rpartition("/")
-        there.create_dir(folder, recursive=True)
-        # Object stores show a file when all of it has arrived; a disk shows what is there of it.
-        is_disk = isinstance(there, fs.LocalFileSystem)
-        sent = f"{folder}/.{file}.unfinished" if is_disk else target
-        fs.copy_files(str(run / name), sent, self._here, there)
-        if is_disk:
-            there.move(sent, target)
+        with self._there.written_whole(to or name) as target:
+            fs.copy_files(str(run / name), target, self._here, self._there.filesystem)
 
     def _fetch(self, name: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(f".{path.name}.unfinished")
-        fs.copy_files(self._there.path_of(name), str(unfinished), self._there.filesystem, self._here)
-        unfinished.replace(path)
+        with written_whole(path) as unfinished:
+            fs.copy_files(self._there.path_of(name), str(unfinished), self._there.filesystem, self._here)
 
 
 def _files_in(manifest: bytes) -> object:

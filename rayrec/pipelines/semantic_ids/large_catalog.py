@@ -56,7 +56,7 @@ from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import ITEMS_FILE
 
-FORMAT = 1
+FORMAT = 2
 """Of work folders: one of another version is not gone on with."""
 TOKENIZATION = Work("tokenizing", "tokenization", "makes these semantic IDs", "tokenize")
 

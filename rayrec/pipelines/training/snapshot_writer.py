@@ -201,26 +201,26 @@ class SnapshotWriter:
             optimizer_state=optimizer_state,
             cursor=cursor,
             save_sparse=lambda folder: self._save_sparse(
-                folder, pending.step, None if base is None else base.step
+                folder, pending.step, None if base is None else base.step, state.incarnation
             ),
             base=None if base is None else base.name,
             consumed=self._consumed,
         )
         self._last = _Last(path.name, pending.step, 0 if base is None else base.num_increments + 1)
 
-    def _save_sparse(self, folder: str, step: int, since: int | None) -> list[SavedFile]:
-        saving = [server.save.remote(folder, step, since) for server in self._stages.servers]
+    def _save_sparse(self, folder: str, step: int, since: int | None, incarnation: int) -> list[SavedFile]:
+        saving = [server.save.remote(folder, step, since, incarnation) for server in self._stages.servers]
         try:
             files: list[list[SavedFile]] = self._stages.watch.get(saving, may_take_long=True)
         except Exception:
-            self._give_up(saving, step)
+            self._give_up(saving, step, incarnation)
             raise
         return [file for files_of_server in files for file in files_of_server]
 
-    def _give_up(self, saving: list[Any], step: int) -> None:
+    def _give_up(self, saving: list[Any], step: int, incarnation: int) -> None:
         """When one server has failed: return when none writes any more, and all can make another cut."""
         for server in self._stages.servers:
-            server.release.remote(step)
+            server.release.remote(step, incarnation)
         for promise in saving:
             with contextlib.suppress(Exception):
                 self._stages.watch.get([promise], may_take_long=True)

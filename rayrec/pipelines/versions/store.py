@@ -23,7 +23,6 @@ import shutil
 import stat
 import tempfile
 import time
-import uuid
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -35,11 +34,8 @@ from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.pipelines.versions.manifest import Bundle, BundleFile, ModelVersion
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import sync, write_atomically
+from rayrec.platform.files import sync, unfinished_suffix, write_atomically
 from rayrec.platform.remote_files import remote_folder
-
-_OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "memory"})
-"""Protocols of fsspec."""
 
 CURRENT, HELD, VERSIONS, BUNDLES = "current.json", "held.json", "versions", "bundles"
 
@@ -179,16 +175,13 @@ class VersionStore:
         bundle = Bundle(name=f"{kind}-{hashlib.sha256(content.encode()).hexdigest()[:16]}", files=described)
         there = self._there
         for path, file in zip(files, bundle.files, strict=True):
-            target = there.path_of(f"{BUNDLES}/{bundle.name}/{file.name}")
             if self._is_as_described(bundle, file):
                 continue
-            there.filesystem.create_dir(target.rpartition("/")[0], recursive=True)
-            if self._is_local:
-                unfinished = f"{target}.{uuid.uuid4().hex[:12]}.unfinished"
-                shutil.copyfile(path, unfinished)
-                os.replace(unfinished, target)
-            else:  # object stores show a file when all of it has arrived
-                fs.copy_files(str(path), target, self._here, there.filesystem)
+            with there.written_whole(f"{BUNDLES}/{bundle.name}/{file.name}") as target:
+                if self._is_local:
+                    shutil.copyfile(path, target)
+                else:
+                    fs.copy_files(str(path), target, self._here, there.filesystem)
         return bundle
 
     def is_whole(self, bundle: Bundle) -> bool:
@@ -291,17 +284,16 @@ class VersionStore:
             raise InputError(f"{self._there.shown(name)}: not a pointer to a version: {error}") from error
 
     def _write(self, name: str, content: bytes) -> None:
-        target = self._there.path_of(name)
-        self._there.filesystem.create_dir(target.rpartition("/")[0], recursive=True)
         if self._is_local:
-            write_atomically(Path(target), content)
+            target = Path(self._there.path_of(name))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, content)
             return
-        # On HDFS or SFTP, for example, a reader would find half of it meanwhile.
-        begun = target if self._shows_whole_files else f"{target}.{uuid.uuid4().hex[:12]}.unfinished"
-        with self._there.filesystem.open_output_stream(begun) as file:
+        with (
+            self._there.written_whole(name) as path,
+            self._there.filesystem.open_output_stream(path) as file,
+        ):
             file.write(content)
-        if begun != target:
-            self._there.filesystem.move(begun, target)
 
     def _write_new(self, name: str, content: bytes) -> bool:
         """Write a file unless it is there; False: somebody else was first."""
@@ -310,7 +302,7 @@ class VersionStore:
             return self._there.read(name) == content  # of two that write at once, the last one stays
         target = Path(self._there.path_of(name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:12]}.unfinished")
+        unfinished = target.with_name(f".{target.name}.{unfinished_suffix()}")
         write_atomically(unfinished, content)
         try:
             # A rename would replace the other's; a second name for a file fails where there is one.
@@ -321,16 +313,6 @@ class VersionStore:
         finally:
             unfinished.unlink()
         return True
-
-    @property
-    def _shows_whole_files(self) -> bool:
-        """Whether a file appears when all of it was written, as in object stores."""
-        filesystem = self._there.filesystem
-        handler = getattr(filesystem, "handler", None)
-        if not isinstance(handler, fs.FSSpecHandler):
-            return filesystem.type_name in ("s3", "gcs", "abfs")
-        protocol = handler.fs.protocol
-        return bool(_OBJECT_STORES & set((protocol,) if isinstance(protocol, str) else protocol))
 
     def _fetch(self, name: str, target: Path) -> None:
         try:

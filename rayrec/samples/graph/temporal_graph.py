@@ -18,7 +18,6 @@ import fcntl
 import hashlib
 import itertools
 import json
-import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.compiled import kernel_input
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import sync, write_json
+from rayrec.platform.files import sync, unfinished_suffix, write_json
 from rayrec.samples.dataset.manifest import IdKind
 from rayrec.samples.graph.counting import FREE
 from rayrec.samples.graph.runs import Edges, Run, order_of
@@ -139,7 +138,7 @@ class Segment:
             The segment, which now has a file; and the sha256 of it.
         """
         batch = pa.record_batch(self.users.named_columns("users") | self.items.named_columns("items"))
-        temporary = folder / f"{_TEMPORARY}{os.getpid()}"
+        temporary = folder / f"{_TEMPORARY}{unfinished_suffix()}"
         try:
             with pa.OSFile(str(temporary), "wb") as file, ipc.new_file(file, batch.schema) as out:
                 out.write_batch(batch)

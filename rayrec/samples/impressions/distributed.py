@@ -12,18 +12,18 @@ manifest. A source of one file is read by one task.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import no_room
+from rayrec.platform.files import no_room, written_whole
 from rayrec.platform.remote_files import located
 from rayrec.platform.tasks import RunTasks, run_tasks_locally
 from rayrec.platform.work_folder import WorkFolder
@@ -248,7 +248,9 @@ class _SplitFiles:
         """
         try:
             if split not in self._writers:
-                file = self._open.enter_context(pa.OSFile(str(self._unfinished(split)), "wb"))
+                path = _spilled(self._folder, self._index, split)
+                unfinished = self._open.enter_context(written_whole(path))
+                file = self._open.enter_context(pa.OSFile(str(unfinished), "wb"))
                 options = pa.ipc.IpcWriteOptions(compression="lz4")
                 writer = pa.ipc.new_file(file, self._schema, options=options)
                 self._writers[split] = self._open.enter_context(writer)
@@ -260,22 +262,18 @@ class _SplitFiles:
                 raise full from error
             raise
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         try:
-            self._open.close()
-            for split in self._writers if kind is None else ():
-                os.replace(self._unfinished(split), _spilled(self._folder, self._index, split))
-        except OSError as error:
-            if (full := no_room(error, self._folder)) is not None:
-                raise full from error
+            self._open.__exit__(kind, error, traceback)
+        except OSError as failed:
+            if (full := no_room(failed, self._folder)) is not None:
+                raise full from failed
             raise
-        finally:
-            for split in self._writers:
-                self._unfinished(split).unlink(missing_ok=True)
-
-    def _unfinished(self, split: SplitName) -> Path:
-        path = _spilled(self._folder, self._index, split)
-        return path.with_name(f"{path.name}.{os.getpid()}.unfinished")
 
 
 class _Preparation:

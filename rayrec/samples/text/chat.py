@@ -19,8 +19,9 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
@@ -66,7 +67,7 @@ class ChatTemplate:
     """For messages."""
     date: str | None = None
     """ISO date that stands for today, where the template asks for it; None: it must do without."""
-    limits: RenderLimits = RenderLimits()
+    limits: RenderLimits = field(default_factory=RenderLimits)
     _program: _Program | None = field(default=None, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
@@ -103,7 +104,7 @@ class ChatTemplate:
         Raises:
             InputError: the template cannot be rendered, refuses a conversation, or takes more than it may.
         """
-        return self._texts([(chat, open_turn) for chat in chats])
+        return self._texts([_Wanted(number, chat, open_turn) for number, chat in enumerate(chats, 1)])
 
     def rendered(self, chats: Sequence[Sequence[Message]], learn: Learn = "all") -> list[RenderedChat]:
         """Conversations as texts, with what the assistant says in them.
@@ -111,11 +112,11 @@ class ChatTemplate:
         Raises:
             InputError: as `render`, or a text does not continue that of its beginning.
         """
-        wanted: list[tuple[Sequence[Message], bool]] = []
-        for chat in chats:
-            wanted.append((chat, False))
+        wanted: list[_Wanted] = []
+        for number, chat in enumerate(chats, 1):
+            wanted.append(_Wanted(number, chat, False))
             for turn in _turns(chat, learn):
-                wanted += [(chat[:turn], True), (chat[: turn + 1], False)]
+                wanted += [_Wanted(number, chat[:turn], True), _Wanted(number, chat[: turn + 1], False)]
         texts = iter(self._texts(wanted))
         found = []
         for number, chat in enumerate(chats, 1):
@@ -147,15 +148,15 @@ class ChatTemplate:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def _texts(self, wanted: Sequence[tuple[Sequence[Message], bool]]) -> list[str]:
+    def _texts(self, wanted: Sequence[_Wanted]) -> list[str]:
         asked = [
             {
-                "messages": [{"role": one.role, "content": one.content} for one in chat],
-                "add_generation_prompt": open_turn,
+                "messages": [{"role": one.role, "content": one.content} for one in each.chat],
+                "add_generation_prompt": each.open_turn,
                 "tools": None,
                 "documents": None,
             }
-            for chat, open_turn in wanted
+            for each in wanted
         ]
         with self._lock:
             if self._program is None:
@@ -166,7 +167,7 @@ class ChatTemplate:
                 if self._program.is_over:
                     self._program.end()
                     self._program = None
-                which = "" if error.number is None else f" for conversation {_chat_of(wanted, error.number)}"
+                which = "" if error.number is None else f" for conversation {wanted[error.number].number}"
                 raise InputError(f"{self.where} cannot be rendered{which}: {error}") from error
 
     def _settings(self) -> dict[str, Any]:
@@ -176,6 +177,15 @@ class ChatTemplate:
             "date": self.date,
             **self.limits.model_dump(),
         }
+
+
+class _Wanted(NamedTuple):
+    """A text that is asked for."""
+
+    number: int
+    """Of the conversation, from 1."""
+    chat: Sequence[Message]
+    open_turn: bool
 
 
 class _RenderError(Exception):
@@ -189,6 +199,10 @@ class _Program:
     """The process that renders one template."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        if find_spec("jinja2") is None:
+            raise InputError(
+                "chat templates need the package jinja2; install it (pip install rayrec[language])"
+            )
         self._seconds = settings["max_seconds"]
         # -P: the folder of the program has modules of other names in it.
         self._process = subprocess.Popen(
@@ -293,10 +307,3 @@ def _advice(chat: Sequence[Message], learn: Learn) -> str:
     if learn == "all" and len(_turns(chat, "all")) > 1:
         return "some templates change earlier turns: learn the last one alone"
     return "take another template"
-
-
-def _chat_of(wanted: Sequence[tuple[Sequence[Message], bool]], number: int) -> int:
-    """Which conversation something was asked for, from 1: each begins with all of it."""
-    return (
-        sum(not open_turn for _, open_turn in wanted[: number + 1]) if not wanted[number][1] else number + 1
-    )

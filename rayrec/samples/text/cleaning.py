@@ -58,11 +58,11 @@ class RulesConfig(Config):
     max_repeated_words: float | None = Field(None, ge=0, le=1)
     """Largest share of the runs of three words that repeat an earlier run."""
     max_odd_characters: float | None = Field(None, ge=0, le=1)
-    """Largest share of control characters, of characters without a meaning and of U+FFFD, which stands for what
-    could not be decoded."""
+    """Largest share of control characters, characters without a meaning and U+FFFD, which stands for
+    what could not be decoded."""
     scripts: tuple[str, ...] = ()
-    """Scripts that letters may be of, as Unicode's names of characters begin: LATIN, CYRILLIC, GREEK, CJK, HANGUL,
-    HIRAGANA, ARABIC ...; none: all."""
+    """Scripts that letters may be of, as Unicode's names of characters begin: LATIN, CYRILLIC, GREEK, CJK,
+    HANGUL, HIRAGANA, ARABIC ...; none: all."""
     min_in_scripts: float = Field(0.9, ge=0, le=1)
     """Smallest share of the letters that are of `scripts`; a record without letters passes."""
 
@@ -105,8 +105,8 @@ class CleaningConfig(Config):
     near_duplicates: NearDuplicatesConfig | None = None
     """Keep one of records that are nearly the same; null: all."""
     contamination: Contamination = "report"
-    """What becomes of records that held-out rows and training rows share n-grams of: counted alone, or those of
-    training, or those held out, left out."""
+    """What becomes of records that share n-grams across training and held-out rows: they are only counted,
+    or those of training, or those held out, are left out."""
     contamination_words: int = Field(13, ge=1)
     """Words of an n-gram of contamination; of a shorter text all words are one."""
     common_above: int = Field(10, ge=1)
@@ -265,7 +265,8 @@ def _first_of_each(records: Sequence[tuple[Record, Split]]) -> Iterator[tuple[Re
 def bands_of(threshold: float, permutations: int) -> tuple[int, int]:
     """(bands, rows of each) that find pairs at the threshold: the most rows with a chance of 0.99 at least.
 
-    Two signatures agree in a band of r rows with a chance of J**r, so in one of b bands with 1 - (1 - J**r)**b.
+    Two signatures agree in a band of r rows with a chance of J**r, so in one of b bands with
+    1 - (1 - J**r)**b.
     """
     best = (permutations, 1)
     for rows in range(1, permutations + 1):
@@ -282,13 +283,13 @@ def _without_near(
     bands, rows = bands_of(config.threshold, config.permutations)
     hashes = _WordHashes()
     shingles: dict[int, _UInt64Array] = {}
-    buckets: dict[tuple[int, int], list[int]] = {}
+    buckets: dict[tuple[tuple[str, str], int, int], list[int]] = {}
     kept = []
     for index, (record, split) in enumerate(records):
         grams_S = np.unique(hashes.grams(record.compared, config.shingle_words))
         # Of a choice, another option is another record, however like the texts are.
-        other = xxhash.xxh3_64_intdigest(f"{record.kind}\0{record.answer if record.kind == 'choice' else ''}")
-        keys = [(other, int(one)) for one in _band_hashes(grams_S, bands, rows)]
+        other = (record.kind, record.answer if record.kind == "choice" else "")
+        keys = [(other, number, int(one)) for number, one in enumerate(_band_hashes(grams_S, bands, rows))]
         near = sorted({earlier for key in keys for earlier in buckets.get(key, ())})
         if not any(_jaccard(grams_S, shingles[earlier]) >= config.threshold for earlier in near):
             kept.append((record, split))
@@ -341,10 +342,10 @@ class _WordHashes:
         words = words_of(normalized(text))
         for word in words:
             if word not in known:
-                known[word] = xxhash.xxh3_64_intdigest(word)
+                known[word] = xxhash.xxh3_64_intdigest(word.encode())
         words_W = np.array([known[word] for word in words], dtype=np.uint64)
         if not len(words_W):  # signs alone: they are the one word
-            words_W = np.array([xxhash.xxh3_64_intdigest(normalized(text))], dtype=np.uint64)
+            words_W = np.array([xxhash.xxh3_64_intdigest(normalized(text).encode())], dtype=np.uint64)
         return _grams(kernel_input(words_W, np.uint64), min(size, len(words_W)))
 
 

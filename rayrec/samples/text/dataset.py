@@ -1,4 +1,4 @@
-"""A data set of text: `text.json`, Parquet files of training rows in `train/`, `valid.parquet`, `test.parquet`.
+"""A data set of text: `text.json`, Parquet files of training rows, `valid.parquet`, `test.parquet`.
 
 It is laid out as a data set of impressions is, so that what reads that reads this: `ReadPlan` shuffles and
 divides the row groups of the training files, a cursor counts their rows, `data.cache` keeps what operations
@@ -56,7 +56,7 @@ class TextManifest(FolderManifest):
     rows: dict[Split, int]
     kinds: dict[Kind, int]
     """Records of each kind, of all splits."""
-    read: int
+    rows_read: int
     """Rows of the inputs."""
     bad: dict[str, int]
     """By what was wrong with them: rows that were left out."""
@@ -113,7 +113,7 @@ class TextReport(DatasetReport[TextManifest]):
         shared = [f"{_NAMES[split]} {count:,}" for split, count in manifest.contaminated.items() if count]
         return [
             *self.head(_SHOWN[manifest.split.kind], None, None),
-            ("rows read", f"{manifest.read:,}"),
+            ("rows read", f"{manifest.rows_read:,}"),
             *((f"{reason}, left out", f"{count:,}") for reason, count in manifest.bad.items()),
             *((f"{rule}, left out", f"{count:,}") for rule, count in manifest.removed.items()),
             *((f"{_NAMES[split]} rows", f"{manifest.rows[split]:,}") for split in SPLITS),

@@ -73,7 +73,7 @@ class RecordFile:
         try:
             binary = cast(IO[bytes], self.path.open("rb"))
             if self.path.name.endswith(".gz"):
-                binary = cast(IO[bytes], gzip.open(binary, "rb"))
+                binary = cast(IO[bytes], gzip.GzipFile(fileobj=binary))
             with io.TextIOWrapper(binary, encoding="utf-8-sig", newline="\n") as file:
                 for number, line in enumerate(file):
                     if line.strip():

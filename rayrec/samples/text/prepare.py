@@ -43,8 +43,8 @@ class TextPrepareConfig(Config):
     """Fields of records to what the files call them, as in `completion: answer`."""
     split: Literal["auto"] | SplitRule = "auto"
     """`files`: names of files or of their folders say it (train, valid, test); `column`: `split_column` does;
-    `random`: a hash of the content does, so that a record stays where it is when others are added. `auto`: by a
-    column where one is named, by files where their names say it, else random."""
+    `random`: a hash of the content does, so that a record stays where it is when others are added. `auto`: by
+    a column where one is named, by files where their names say it, else random."""
     split_column: str | None = None
     """Column with train, valid (or validation, val, dev) or test."""
     valid_fraction: float = Field(0.05, ge=0, lt=1)
@@ -105,7 +105,7 @@ def prepare_text(
     if not rows["train"]:
         raise InputError(
             f"{', '.join(map(str, inputs))}: there is no record to train on, {rows['valid']:,} validate and "
-            f"{rows['test']:,} are tested, of {read.num_rows:,} rows read; give more, or leave out less of them"
+            f"{rows['test']:,} are tested, of {read.num_rows:,} rows read; give more, or leave out less"
         )
     kinds = Counter(record.kind for record, _ in cleaned.records)
     by_rule = rule == "random"
@@ -124,7 +124,7 @@ def prepare_text(
             cleaning=config.cleaning,
             rows={split: rows[split] for split in SPLITS},
             kinds={kind: kinds[kind] for kind in FIELDS if kinds[kind]},
-            read=read.num_rows,
+            rows_read=read.num_rows,
             bad=dict(sorted(read.bad.items())),
             removed={rule: count for rule, count in cleaned.removed.items() if count},
             contaminated={split: cleaned.contaminated[split] for split in SPLITS},
@@ -185,7 +185,8 @@ def _read(
             except BadRecordError as error:
                 if config.on_bad_rows == "stop":
                     raise InputError(
-                        f"{row.where}: {error}; correct it, or leave such rows out ({option('on_bad_rows')} drop)"
+                        f"{row.where}: {error}; correct it, or leave such rows out "
+                        f"({option('on_bad_rows')} drop)"
                     ) from error
                 read.bad[error.reason] += 1
             read.num_rows += 1

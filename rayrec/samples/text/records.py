@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
@@ -299,7 +300,7 @@ def _spans_record(values: Mapping[str, Any]) -> Record:
             )
         spans.append(Span(start, end, _text(label, f"the label of span {number}")))
     spans.sort(key=lambda one: (one.start, one.end))
-    for one, other in zip(spans, spans[1:], strict=False):
+    for one, other in pairwise(spans):
         if other.start < one.end:
             raise BadRecordError(
                 "overlapping spans",

@@ -5,10 +5,11 @@ the template and for each conversation: `{"text": ...}` or `{"error": ...}`. The
 one conversation takes more processor time than allowed, whatever it computes; that is the answer, too.
 
 Imports nothing but jinja2: it starts in a tenth of a second, and has nothing of a run in its memory. The
-environment is that of `apply_chat_template` in transformers 5, but for what a template must not do here: include
-files, ask the clock, and loop without an end.
+environment is that of `apply_chat_template` in transformers 5, but for what a template must not do here:
+include files, ask the clock, and loop without an end.
 """
 
+import contextlib
 import json
 import resource
 import signal
@@ -84,9 +85,9 @@ class Environment(ImmutableSandboxedEnvironment):
 class GenerationTag(jinja2.ext.Extension):
     """`{% generation %}`, which says what an assistant wrote; here it is found in another way."""
 
-    tags = {"generation"}
+    tags = frozenset({"generation"})
 
-    def parse(self, parser: Any) -> nodes.CallBlock:
+    def parse(self, parser: Any) -> nodes.Node:
         """Parse to `endgeneration`."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
@@ -218,10 +219,9 @@ def _answer(values: dict[str, str]) -> None:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    try:
+    # Not every system has it; the limit of time stays.
+    with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-    except (OSError, ValueError):  # not every system has it; the limit of time stays
-        pass
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The tokenizer of a base model, with one token for each code of semantic IDs: `<a_12>` is code 12 of level 0.
+"""The tokenizer of a base model, with a token for each code of semantic IDs: `<a_12>` is code 12 of level 0.
 
-New tokens come behind those of the base, so rows of its embeddings keep their meaning. The size is padded to a
-multiple, which tensor parallelism needs; numbers that only pad stand for nothing and are never encoded.
+New tokens come behind those of the base, so rows of its embeddings keep their meaning. The size is padded to
+a multiple, which tensor parallelism needs; numbers that only pad stand for nothing and are never encoded.
 
 A saved tokenizer is the base's folder with another `tokenizer.json`, which any program of Hugging Face reads,
 and `rayrec_tokenizer.json`, which says what was added and has the checksums.
@@ -42,6 +42,7 @@ _COPIED = (
     "generation_config.json",
 )
 _MOST_LEVELS = 26
+_CODE = re.compile(r"<[a-z]_\d+>")
 
 
 class TokenizerInfo(Config):
@@ -145,7 +146,8 @@ class TextTokenizer:
         values = read_json(root / INFO_FILE)
         if values.get("format") != FORMAT:
             raise InputError(
-                f"{root / INFO_FILE}: format {values.get('format')!r}, this version reads {FORMAT}; make it again"
+                f"{root / INFO_FILE}: format {values.get('format')!r}, "
+                f"this version reads {FORMAT}; make it again"
             )
         info = TokenizerInfo.parse(values, source=str(root / INFO_FILE))
         tokenizer = _read(root)
@@ -226,7 +228,8 @@ class TextTokenizer:
         if wrong.any():
             item, level = (int(one) for one in np.argwhere(wrong)[0])
             raise InputError(
-                f"code {codes_IL[item, level]} of level {level}: the tokenizer knows {sizes[level]} codes there"
+                f"code {codes_IL[item, level]} of level {level}: the tokenizer knows {sizes[level]} "
+                "codes there"
             )
 
     def _check_codes(self) -> None:
@@ -238,18 +241,29 @@ class TextTokenizer:
         number = self.info.first_new
         # What comes before a code may end as a code begins, and would be read first.
         added = [token.content for token in self.tokenizer.get_added_tokens_decoder().values()]
+        for token in added:
+            inside = _CODE.search(token)
+            if (
+                inside is not None
+                and inside[0] != token
+                and self.tokenizer.token_to_id(inside[0]) is not None
+            ):
+                raise InputError(
+                    f"{self.folder / _TOKENIZER}: splits the code {inside[0]}, which its token {token!r} "
+                    "contains; take a tokenizer without that token"
+                )
         for level, size in enumerate(self.info.code_sizes):
             before = {"", "x", "x ", "\n", _code(0, 0)} | {
                 token[:-length]
                 for token in added
                 for length in range(1, len(token))
-                if _code(level, 0)[:3].startswith(token[-length:]) and not _is_code(token)
+                if _code(level, 0)[:3].startswith(token[-length:]) and not _CODE.fullmatch(token)
             }
             for code, text in enumerate(_code_texts(level, size)):
                 # The first of a level stands for all of it in texts.
                 for start in sorted(before) if code == 0 else ("",):
                     ids = self.tokenizer.encode(f"{start}{text}y", add_special_tokens=False).ids
-                    if ids.count(number) != 1 + (start == text) and not (start == text and number in ids):
+                    if ids.count(number) != (start + text).count(text):
                         raise InputError(
                             f"{self.folder / _TOKENIZER}: splits the code {text} in {start + text + 'y'!r}; "
                             "take a tokenizer that keeps added tokens in one piece"
@@ -286,15 +300,16 @@ def _special_ids(root: Path, tokenizer: Tokenizer) -> tuple[int, tuple[int, ...]
     values = read_json(root / "tokenizer_config.json")
     named = special_tokens(values)
     ids = {name: tokenizer.token_to_id(text) for name, text in named.items()}
-    ends: list[int] = [] if ids.get("eos_token") is None else [ids["eos_token"]]
+    end = ids.get("eos_token")
+    ends: list[int] = [] if end is None else [end]
     generation = root / "generation_config.json"
     if generation.is_file():
         more: Any = read_json(generation).get("eos_token_id")
         ends += [one for one in (more if isinstance(more, list) else [more]) if isinstance(one, int)]
     if not ends:
         raise InputError(
-            f"{root / 'tokenizer_config.json'}: names no eos_token that the tokenizer knows, so no text would "
-            "ever end; name one"
+            f"{root / 'tokenizer_config.json'}: names no eos_token that the tokenizer knows, so no text "
+            "would ever end; name one"
         )
     pad = ids.get("pad_token")
     return (ends[0] if pad is None else pad), tuple(dict.fromkeys(ends))
@@ -310,7 +325,3 @@ def _code(level: int, code: int) -> str:
 
 def _code_texts(level: int, size: int) -> list[str]:
     return [_code(level, code) for code in range(size)]
-
-
-def _is_code(token: str) -> bool:
-    return re.fullmatch(r"<[a-z]_\d+>", token) is not None

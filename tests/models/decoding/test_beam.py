@@ -5,13 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.models.decoding.beam import BeamResult, beam_search
 from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution, item_log_probs
 from rayrec.models.decoding.trie import CodeTrie
+from tests.helpers.examples import examples
 
 NUM_ROWS = 3
 
@@ -66,7 +67,7 @@ def catalogs(draw):
     return np.array(order)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(catalogs(), st.integers(0, 1000), st.integers(0, 6), st.data())
 def test_a_beam_as_wide_as_the_catalog_ranks_every_item(codes_IL, seed, extra_width, data):
     num_items = len(codes_IL)
@@ -100,7 +101,7 @@ def test_a_beam_as_wide_as_the_catalog_ranks_every_item(codes_IL, seed, extra_wi
         assert (found.log_probs_BW[row, count:] == -math.inf).all()
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(catalogs(), st.integers(0, 1000))
 def test_the_probabilities_of_all_items_sum_to_one(codes_IL, seed):
     model = RandomModel(6, codes_IL.shape[1], seed)
@@ -109,7 +110,7 @@ def test_the_probabilities_of_all_items_sum_to_one(codes_IL, seed):
     torch.testing.assert_close(found.log_probs_BW.exp().sum(1), torch.ones(NUM_ROWS, dtype=torch.float64))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(catalogs(), st.integers(0, 1000), st.integers(1, 8))
 def test_a_narrow_beam_finds_real_items_no_better_than_the_best(codes_IL, seed, width):
     model = RandomModel(6, codes_IL.shape[1], seed)
@@ -252,7 +253,7 @@ def test_decoding_reads_no_value_back_to_the_host():
     assert found.items_BW.shape == found.log_probs_BW.shape == (2, 7)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(catalogs(), st.integers(0, 1000), st.booleans(), st.data())
 def test_known_items_have_the_log_probabilities_that_a_wide_beam_finds(codes_IL, seed, renormalized, data):
     num_items, trie = len(codes_IL), CodeTrie.from_codes(codes_IL)

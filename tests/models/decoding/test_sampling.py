@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given as drawn_from
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution, item_code_log_probs
 from rayrec.models.decoding.sampling import constrained_sample, stochastic_beam_search
 from rayrec.models.decoding.trie import CodeTrie
+from tests.helpers.examples import examples
 
 CODES_IL = np.array([[2, 0, 1], [0, 5, 0], [2, 7, 0], [0, 1, 3], [2, 3, 4], [0, 1, 0], [1, 1, 1]])
 NUM_ITEMS = len(CODES_IL)
@@ -124,7 +124,7 @@ def test_distinct_items_come_in_the_order_and_as_often_as_without_replacement():
     assert abs(estimates_B.mean() - (probs_I * values_I).sum()) < 4.5 * deviation
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @drawn_from(st.data(), st.integers(0, 1000), st.booleans())
 def test_nothing_that_may_not_be_given_is_drawn_and_all_that_may_is_found(data, seed, allowing):
     items = st.lists(st.integers(-1, NUM_ITEMS - 1), min_size=5, max_size=5)

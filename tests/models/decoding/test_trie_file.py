@@ -82,3 +82,19 @@ def test_where_nothing_can_be_written_a_process_makes_its_own(tmp_path, made):
     file = TrieFile(tmp_path / "missing" / "trie", "v1")
     assert same(file.trie(CODES_IL), CodeTrie.from_codes(CODES_IL))
     assert not file.path.parent.exists()
+
+
+def test_threads_that_write_one_file_do_not_meet(tmp_path, monkeypatch):
+    file, trie = TrieFile(tmp_path / "trie", "v1"), CodeTrie.from_codes(CODES_IL)
+    write, others = trie_file.write_tensors, [CodeTrie.from_codes(CODES_IL[:3])]
+
+    def interrupted(path, arrays, metadata):
+        write(path, arrays, metadata)
+        if others:
+            file.save(others.pop())  # as another thread of this process does meanwhile
+
+    monkeypatch.setattr(trie_file, "write_tensors", interrupted)
+    file.save(trie)
+
+    assert file.load().num_items == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["trie"]

@@ -6,7 +6,7 @@ Axes: B rows, K items.
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.models.generative import prefix_cache
@@ -17,6 +17,7 @@ from rayrec.models.sequence.sequence_program import build_model
 from rayrec.platform.errors import InputError
 from rayrec.samples.features.features import SequenceFeatures
 from tests.helpers.data import sample_batch
+from tests.helpers.examples import examples
 from tests.models.networks import histories, tensor_batch
 
 CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])
@@ -167,7 +168,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(requests=requests, num_events=st.integers(1, 30))
 def test_whoever_comes_when_answers_are_those_of_reading_anew(requests, num_events):
     """Users whose histories grow, in batches, with little room."""

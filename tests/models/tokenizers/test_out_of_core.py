@@ -11,7 +11,7 @@ import torch
 from rayrec.models.tokenizers.fit import VARIANCE
 from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
 from rayrec.models.tokenizers.item_vectors import interaction_vectors
-from rayrec.models.tokenizers.out_of_core import components, row_files
+from rayrec.models.tokenizers.out_of_core import components, preparation, row_files
 from rayrec.models.tokenizers.out_of_core.catalog import TokenizerSettings, tokenize_blocks
 from rayrec.models.tokenizers.out_of_core.neighbors import (
     NeighborFiles,
@@ -131,6 +131,35 @@ def test_preparation_in_blocks_is_that_of_one_process(tmp_path):
     np.testing.assert_allclose(np.abs(found), np.abs(expected), atol=1e-4)  # directions have no sign
     with pytest.raises(ValueError, match="the narrow vectors know none of 600 items"):
         fit_preparation(make_sources(tmp_path / "b", narrow_known=0)[0], {}, 6, 0, run)
+
+
+def test_one_covariance_comes_to_the_driver_whatever_number_of_blocks(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "_STRIP_ROWS", 5)
+    received, fitted = {}, []
+
+    def counted(stage, task, shared, arguments):
+        results = run(stage, task, shared, arguments)
+        if stage in ("products", "covariance"):
+            received[stage] = [each for each in results if each is not None]
+        return results
+
+    for number, per_task in enumerate((1, 2, 5)):
+        folder = tmp_path / str(number)
+        sources, _, _ = make_sources(folder, Blocks(600, 50, per_task))
+        fitted.append(fit_preparation(sources, {}, 6, 0, counted).components)
+
+        dim = len(fitted[0].mean_D)
+        assert received["products"] == []
+        assert sum(each.size for each in received["covariance"]) == (1 + dim) * dim
+        assert not list(folder.glob("products-*"))
+    assert all(np.array_equal(each.directions_DC, fitted[0].directions_DC) for each in fitted)
+    # The order of the sum is that of the blocks: the bits of one process that adds them one by one.
+    scaled = fit_preparation(sources, {}, 6, 0, run).scaling
+    sum_D = np.zeros(dim)
+    for block in range(12):
+        vectors_RD = scaled.apply(*sources.read(*sources.blocks.span(block))).vectors_ID
+        sum_D += torch.from_numpy(vectors_RD).double().sum(dim=0).numpy()
+    assert np.array_equal(fitted[0].mean_D, sum_D / 600)
 
 
 def settings(**changes):

@@ -44,6 +44,18 @@ def test_a_model_that_does_not_fit_is_refused_with_the_component(calibration, si
     assert said in str(refused.value)
 
 
+def test_tables_that_are_placed_apart_fill_their_servers(calibration):
+    work, cluster = large(), cluster_with()
+    apart = replace(work, tables=tuple(replace(table, servers=(0,)) for table in work.tables))
+    spread, fullest = (plan_cluster(each, TABLES, cluster, calibration).memory for each in (work, apart))
+
+    assert fullest.server.peak_bytes > spread.server.peak_bytes
+    assert sum(table.num_rows for table in fullest.server.tables) == 1_000_000
+    gone = replace(work, tables=tuple(replace(table, servers=(99,)) for table in work.tables))
+    with pytest.raises(InputError, match=r"lies on server 99 \(sparse\.tables\.feature\.servers\)"):
+        plan_cluster(gone, TABLES, cluster, calibration)
+
+
 def test_split_weights_fit_where_whole_ones_do_not(calibration):
     work = replace(large(dense_parameters=10e9), is_sharded=True)
 

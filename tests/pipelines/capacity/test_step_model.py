@@ -14,7 +14,7 @@ from rayrec.pipelines.capacity.step_model import (
     step_plan,
 )
 from rayrec.pipelines.capacity.workload import Scale
-from tests.pipelines.capacity.plans import COSTS, WORK, cluster_with, far
+from tests.pipelines.capacity.plans import COSTS, TABLE, WORK, cluster_with, far
 
 ROOMY = this_machine(64)
 
@@ -28,6 +28,35 @@ def test_a_trainer_of_mode_sync_does_one_thing_after_the_other():
     assert parts.calls == pytest.approx(2e-3)
     assert parts.server == pytest.approx((2 * 1e-3 + 1e-7 * 5000) * imbalance(10_000, 2))
     assert plan.seconds == pytest.approx(parts.dense + parts.exchange)
+
+
+def test_the_fullest_server_is_that_of_the_placement():
+    hot = replace(TABLE, table="hot", ids=30_000, servers=(3,))
+    warm = replace(TABLE, table="warm", ids=8_000, servers=(2, 3))
+    work = replace(WORK, num_servers=4, tables=(TABLE, hot, warm))
+
+    loads = {load.ids: load.num_servers for load in work.server_loads}
+    assert loads == {2_500: 2, 2_500 + 4_000: 1, 2_500 + 4_000 + 30_000: 1}
+    assert sum(ids * count for ids, count in loads.items()) == pytest.approx(48_000)
+    assert sum(load.num_bytes * load.num_servers for load in work.server_loads) == pytest.approx(
+        work.moved_bytes
+    )
+    # The same rows over all servers, and all of them on the only one, as `ShardMap.among` has it.
+    spread = replace(work, tables=tuple(replace(table, servers=None) for table in work.tables))
+    assert [tuple(load)[:2] for load in spread.server_loads] == [(4, 12_000)]
+    assert [tuple(load)[:2] for load in replace(work, num_servers=1).server_loads] == [(1, 48_000)]
+    assert replace(work, num_servers=0).server_loads == []
+
+    parts = parts_of(work, ROOMY, COSTS)
+    assert parts.server == pytest.approx(2 * 1e-3 + 1e-7 * 36_500)  # nothing of it is hashed to others
+    assert parts_of(spread, ROOMY, COSTS).server == pytest.approx(
+        (2 * 1e-3 + 1e-7 * 12_000) * imbalance(48_000, 4)
+    )
+    network = cluster_with()
+    work, spread = (replace(far(each), num_trainers=32) for each in (work, spread))
+    assert parts_of(work, network, COSTS).network == pytest.approx(
+        parts_of(spread, network, COSTS).network * (36_500 + 6_500) / (2 * 12_000)
+    )
 
 
 def test_what_is_read_ahead_hides_behind_dense_compute():

@@ -22,6 +22,7 @@ from rayrec.samples.stores import EventBatch, StoreManifest, open_store
 from rayrec.samples.stores.feed import START, FeedGoneError
 from rayrec.samples.stores.recent import UserEvents
 from rayrec.samples.stores.store import append_sides
+from tests.helpers.examples import examples
 from tests.helpers.runs import BACKBONE, NUM_ITEMS, NUM_USERS, make_run
 from tests.pipelines.nearline.test_products import Values
 
@@ -311,7 +312,7 @@ STEPS = st.lists(
 
 
 @given(STEPS, st.sampled_from([2, 1000]))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_product_is_of_other_events_or_of_another_version(versions, steps, kept):
     """With late events (times come in any order), versions, kills at any write, and a feed that forgets."""
     values, now, version = KilledValues(), [0.0], 0

@@ -287,3 +287,24 @@ def test_tasks_on_ray_write_the_same_data_set(ray_cluster, tmp_path):
         source, tmp_path / "many", settings(min_count=3), run_tasks_on_ray
     )
     assert found.manifest == expected
+
+
+def test_two_attempts_at_one_file_of_the_source_do_not_meet(tmp_path):
+    schema = pa.schema([("item", pa.int64())])
+    rows = pa.table({"item": [1, 2, 3]}, schema=schema)
+    with distributed._SplitFiles(tmp_path, 0, schema) as first:
+        first.write("train", rows)
+        with distributed._SplitFiles(tmp_path, 0, schema) as second:  # the same process id on another host
+            second.write("train", rows.slice(1))
+        first.write("train", rows)
+
+    def failing() -> None:
+        with distributed._SplitFiles(tmp_path, 0, schema) as third:
+            third.write("train", rows)
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError):
+        failing()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["rows-000000-train.arrow"]
+    assert pa.ipc.open_file(tmp_path / "rows-000000-train.arrow").read_all().num_rows == 6

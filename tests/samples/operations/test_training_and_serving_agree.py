@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rayrec.samples.operations
@@ -17,6 +17,7 @@ from rayrec.samples.graph.build import build_graph
 from rayrec.samples.operations.config import OPERATIONS
 from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.stores.build import build_store
+from tests.helpers.examples import examples
 from tests.helpers.feature_operations import Declared, program
 
 INTS = pa.list_(pa.int64())
@@ -44,14 +45,14 @@ def items_per_price(items, price):
 """
 
 
-def examples():
+def documented():
     """The operations that the docstring of the package shows, one of each."""
     blocks = rayrec.samples.operations.__doc__.split("\n\n")
     (block,) = [block for block in blocks if block.startswith("    - {op: hash")]
     return yaml.safe_load(textwrap.dedent(block))
 
 
-EXAMPLES = examples()
+EXAMPLES = documented()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -149,7 +150,7 @@ def test_the_examples_run_one_after_the_other():
 
 
 @pytest.mark.parametrize("operation", EXAMPLES, ids=label)
-@settings(max_examples=40)
+@examples(40)
 @given(rows=st.lists(ROWS, max_size=6), skipped=st.integers(0, 2))
 def test_a_row_alone_is_as_in_any_batch(operation, rows, skipped):
     features = program(SCHEMA, operation)

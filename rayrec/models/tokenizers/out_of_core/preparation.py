@@ -1,5 +1,9 @@
 """`VectorPreparation` of item vectors in files: means and covariances are summed block by block.
 
+    blocks ─► products of each, in files ─► strips of rows, each summed over all blocks ─► one covariance
+
+No process has the products of more than one block: of 1,024 dimensions they take 8 MiB a block.
+
 Axes: I items, R items of a block, D dimensions of a source or of all of them, C components.
 """
 
@@ -14,7 +18,13 @@ import numpy as np
 import torch
 
 from rayrec.models.tokenizers.out_of_core.components import RunStage, eigen_of
-from rayrec.models.tokenizers.out_of_core.row_files import Blocks, RowFiles, mapped, one_thread
+from rayrec.models.tokenizers.out_of_core.row_files import (
+    Blocks,
+    RowFiles,
+    mapped,
+    one_thread,
+    write_array,
+)
 from rayrec.models.tokenizers.vector_preparation import (
     BlockScaling,
     PreparedVectors,
@@ -23,6 +33,9 @@ from rayrec.models.tokenizers.vector_preparation import (
     known_rows,
 )
 from rayrec.platform.arrays import Float64Array, Int64Array
+
+_STRIP_ROWS = 128
+"""Of the covariance that one task sums over all blocks; changes no bit."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +93,12 @@ def fit_preparation(
             raise ValueError(f"the {name} vectors of all {counts[name]} known items are the same")
     scaling = BlockScaling(means_D, lengths, {name: float(weights.get(name, 1.0)) for name in means_D}, seed)
     dim = sum(files.dim for files in sources.files.values())
-    sum_D, products_DD = np.zeros(dim), np.zeros((dim, dim))
-    for task in run("covariance", _products, (sources, scaling), tasks):
-        for of_block_D, of_block_DD in task:
-            sum_D += of_block_D
-            products_DD += of_block_DD
+    run("products", _write_products, (sources, scaling), tasks)
+    strips = [range(first, min(first + _STRIP_ROWS, dim + 1)) for first in range(0, dim + 1, _STRIP_ROWS)]
+    summed = np.concatenate(run("covariance", _sum_products, (sources, dim), strips))
+    for block in range(len(sources.blocks)):
+        _products_file(sources, block).unlink(missing_ok=True)
+    sum_D, products_DD = summed[0], summed[1:]
     num_items = sources.blocks.num_rows
     mean_D = sum_D / num_items
     if num_components >= dim:
@@ -128,13 +142,29 @@ def _squares(shared: tuple[RowFiles, Blocks, Float64Array], blocks: range) -> li
     return found
 
 
-def _products(shared: tuple[Sources, BlockScaling], blocks: range) -> list[tuple[Float64Array, Float64Array]]:
+def _products_file(sources: Sources, block: int) -> Path:
+    """[1 + D, D] float64: the sum of a block's rows, and the sums of their products."""
+    return sources.ids_file.with_name(f"products-{block:06}.f64")
+
+
+def _write_products(shared: tuple[Sources, BlockScaling], blocks: range) -> None:
     sources, scaling = shared
-    found = []
     for block in blocks:
         rows_RD = torch.from_numpy(
             scaling.apply(*sources.read(*sources.blocks.span(block))).vectors_ID
         ).double()
         with one_thread():
-            found.append((rows_RD.sum(dim=0).numpy(), (rows_RD.T @ rows_RD).numpy()))
-    return found
+            sums = torch.cat((rows_RD.sum(dim=0)[None], rows_RD.T @ rows_RD))
+        write_array(_products_file(sources, block), sums.numpy())
+
+
+def _sum_products(shared: tuple[Sources, int], strip: range) -> Float64Array:
+    """Some rows of the sum of all blocks' files: in the order of the blocks, whatever a task takes."""
+    sources, dim = shared
+    total_SD = np.zeros((len(strip), dim))
+    for block in range(len(sources.blocks)):
+        path = _products_file(sources, block)
+        total_SD += np.fromfile(path, np.float64, total_SD.size, offset=8 * dim * strip.start).reshape(
+            -1, dim
+        )
+    return total_SD

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.platform.arrays import Float32Array, Int64Array
-from rayrec.platform.files import no_room
+from rayrec.platform.files import no_room, written_whole
 
 _F32 = np.dtype("<f4")
 
@@ -191,12 +191,10 @@ def written(path: Path) -> Iterator[Path]:
     Raises:
         NoRoomError: the disk is full.
     """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
-        yield unfinished
-        os.replace(unfinished, path)
+        with written_whole(path) as unfinished:
+            yield unfinished
     except BaseException as error:
-        unfinished.unlink(missing_ok=True)
         if (full := no_room(error, path.parent)) is not None:
             raise full from error
         raise

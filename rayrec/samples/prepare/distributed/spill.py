@@ -6,7 +6,6 @@ them by its batch. A file is renamed when it is whole.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.platform.arrays import Int64Array
-from rayrec.platform.files import no_room
+from rayrec.platform.files import no_room, written_whole
 
 _PARTITIONS = b"partitions"
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -51,19 +50,17 @@ def write_batches(
     Raises:
         NoRoomError: the disk is full.
     """
-    unfinished = path.with_name(f"{path.name}.unfinished")
     schema = schema.with_metadata({_PARTITIONS: np.array(partitions, dtype=np.int64).tobytes()})
     try:
         with (
+            written_whole(path) as unfinished,
             pa.OSFile(str(unfinished), "wb") as file,
             pa.ipc.new_file(file, schema, options=_COMPRESSED) as writer,
         ):
             for table in tables:
                 for batch in table.combine_chunks().to_batches():
                     writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
-        os.replace(unfinished, path)
     except BaseException as error:
-        unfinished.unlink(missing_ok=True)
         if (full := no_room(error, path.parent)) is not None:
             raise full from error
         raise
