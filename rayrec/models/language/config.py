@@ -95,8 +95,8 @@ class LanguageModelConfig(ModelConfig):
     tokenizer: str | None = None
     """Folder with the tokenizer, where that is not the base's own."""
     template: Literal["chat", "plain"] = "plain"
-    """How what is asked and answered becomes a text: by the chat template of the tokenizer's folder, or one after
-    the other. An instruction-tuned base knows its template."""
+    """How what is asked and answered becomes a text: by the chat template of the tokenizer's folder, or one
+    after the other. An instruction-tuned base knows its template."""
     learn: Literal["all", "last"] = "all"
     """Which turns of an assistant are learned."""
     long_rows: Literal["refuse", "cut", "drop"] = "refuse"

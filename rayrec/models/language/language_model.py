@@ -85,6 +85,8 @@ class LanguageModel(nn.Module):
     def log_likelihoods(self, batch: TextTensors) -> Tensor:
         """[B] sum over each row's targets of the logarithm of their probability."""
         before_K, targets_K = _targets(batch)
+        if not len(targets_K):  # the layers take no row without tokens
+            return torch.zeros(batch.layout.num_rows, device=targets_K.device)
         if self.packed:
             hidden_KD = self._hidden(batch)[before_K]
             parts = [

@@ -67,8 +67,8 @@ class LanguageTask(Task):
     def check_split(self, split: Split) -> None:
         if not self.dataset.manifest.rows[split]:
             raise InputError(
-                f"{self.dataset.root}: there are no records in the split {split!r}; prepare the data set with "
-                "another split"
+                f"{self.dataset.root}: there are no records in the split {split!r}; prepare the data set "
+                "with another split"
             )
 
     def features(self, program: FeatureProgram) -> TextFeatures:
@@ -129,8 +129,8 @@ class TextValidation:
         table = dataset.split_table(self.split, list(READ))
         table = table.slice(0, self.max_records)
         file_number = len(dataset.train_files) + list(EVALUATION_FILES).index(self.split)
-        answered, step = 0, 0
-        for start in range(0, len(table), size):
+        answered = 0
+        for step, start in enumerate(range(0, len(table), size)):
             part = table.slice(start, min(size, len(table) - start)).combine_chunks()
             (rows,) = part.to_batches(max_chunksize=None) or [None]
             places_B = np.arange(start, start + len(part))
@@ -146,7 +146,6 @@ class TextValidation:
             if said:
                 answered += len(said)
                 yield _some("answer", step, rows, keys_B, records, said)
-            step += 1
 
     def ask(self, worker: Any, trainer: Any, batch: TextQuestion) -> Any:
         if batch.what == "answer":
@@ -169,6 +168,11 @@ class TextValidation:
                 said += list(zip(question.records, texts, strict=True))
         log_R = np.concatenate([log_B for log_B, _ in judged]).astype(np.float64)
         targets_R = np.concatenate([targets_B for _, targets_B in judged]).astype(np.float64)
+        if not targets_R.sum():
+            raise InputError(
+                f"{self.task.dataset.root}: no record of the split {self.split!r} fits the model "
+                f"(model.max_length: {self.task.model.max_length}), so nothing can be judged"
+            )
         found = {LOG_LIKELIHOOD: ratio(log_R, targets_R), "loss": ratio(-log_R, targets_R)}
         if said:
             found["exact_match"] = mean([text == answer_of(record).strip() for record, text in said])

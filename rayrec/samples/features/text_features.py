@@ -2,7 +2,7 @@
 
     record ─► prompt and answer ─► chat template, or plain text ─► tokens, those of answers marked ─► rows
 
-A record of kind `text` is learned as a whole. Of all others, what is asked is given and the answer is learned:
+A record of kind `text` is learned as a whole. Of all others, what is asked is given and the answer learned:
 the completion, the turns of the assistant, the option that is right, or the labeled parts of the text as JSON
 (`[["street", "Main St"], ["number", "7"]]`), which can be found in it again.
 
@@ -32,8 +32,8 @@ from rayrec.samples.text.records import Message, Record, Span
 from rayrec.samples.text.tokens import TextTokenizer
 
 LongRows = Literal["refuse", "cut", "drop"]
-"""What becomes of a row of more tokens than the model reads: an error, the beginning of what is given cut off,
-or no row. An answer that is too long by itself is dropped where it is cut."""
+"""What becomes of a row of more tokens than the model reads: an error, the beginning of what is given cut
+off, or no row. An answer that is too long by itself is dropped where it is cut."""
 TOO_LONG, NO_TARGET = "rows_too_long", "rows_without_target"
 
 
@@ -147,6 +147,7 @@ class TextFeatures:
             rendered = self._template.rendered(chats, self._rules.learn)
             marked = iter([(each.text, each.completions) for each in rendered])
         found: list[Tokens | str] = []
+        completions: tuple[tuple[int, int], ...]
         for record in records:
             if record.kind == "text":
                 text, completions, ends = record.text, ((0, len(record.text)),), True

@@ -85,7 +85,7 @@ class Environment(ImmutableSandboxedEnvironment):
 class GenerationTag(jinja2.ext.Extension):
     """`{% generation %}`, which says what an assistant wrote; here it is found in another way."""
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
     def parse(self, parser: Any) -> nodes.Node:
         """Parse to `endgeneration`."""

@@ -1,0 +1,149 @@
+"""Language models trained by the same pipeline: records of text, adapters, snapshots, the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.training.train import train
+from rayrec.platform.errors import InputError
+from rayrec.samples.text.prepare import TextPrepareConfig, prepare_text
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from tests.helpers.text_tokenizers import tokenizer_folder
+
+WORDS = ("red", "blue", "green", "black", "white")
+TOOLS = {"red": "paint", "blue": "sky", "green": "grass", "black": "ink", "white": "snow"}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+}
+
+
+def records() -> list[dict[str, Any]]:
+    """Of four kinds; every answer follows from a word of the question."""
+    found: list[dict[str, Any]] = []
+    for number in range(12):
+        for word in WORDS:
+            text = f"{number} {word}"
+            found.append({"prompt": f"ask {text}", "completion": TOOLS[word]})
+            start = text.index(word)
+            found.append(
+                {
+                    "text": f"part {text}",
+                    "spans": [{"start": 5 + start, "end": 5 + start + len(word), "label": "color"}],
+                }
+            )
+            found.append({"text": f"which {text}", "options": sorted(TOOLS.values()), "choice": TOOLS[word]})
+            found.append({"text": f"say {text} {TOOLS[word]}"})
+    return found
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A data set and a tokenizer."""
+    folder = tmp_path_factory.mktemp("text")
+    source = folder / "records.jsonl"
+    source.write_text("".join(json.dumps(record) + "\n" for record in records()))
+    cleaning = {"near_duplicates": None, "contamination_words": 50}
+    settings = {"valid_fraction": 0.15, "test_fraction": 0.1, "cleaning": cleaning}
+    prepare_text([source], folder / "data", TextPrepareConfig.parse(settings))
+    return folder / "data", tokenizer_folder(folder / "tokenizer")
+
+
+def settings(folders: tuple[Path, Path], epochs: int = 2, num_trainers: int = 1, **model: Any) -> RunConfig:
+    data, tokenizer = folders
+    return RunConfig.parse(
+        {
+            "data": {"path": str(data)},
+            "model": {
+                "name": "language_model",
+                "base": {"kind": "settings", "settings": LLAMA},
+                "tokenizer": str(tokenizer),
+                "max_length": 96,
+                **model,
+            },
+            "pipeline": {"trainer_threads": 1, "num_trainers": num_trainers},
+            "training": {"batch_size": 32, "epochs": epochs, "optimizer": {"learning_rate": 5e-3}},
+            "evaluation": {"answers": 8, "max_new_tokens": 24, "batch_size": 32},
+        }
+    )
+
+
+def trained(config: RunConfig, run: Path, **options: Any) -> list[float]:
+    losses: list[float] = []
+    train(config, run, on_step=lambda done, total, loss: losses.append(loss), cluster=in_process, **options)
+    return losses
+
+
+def state_of(run: Path) -> dict[str, np.ndarray]:
+    snapshot = read_snapshot(RunFolder.open(run).chosen_snapshot("last"))
+    return {**snapshot.weights, **snapshot.optimizer_state}
+
+
+@pytest.mark.parametrize("template", ["plain", "chat"])
+def test_a_run_learns_its_records_and_says_how_well(folders, tmp_path, template):
+    losses = trained(settings(folders, epochs=4, template=template), tmp_path / "run")
+
+    assert losses[-1] < 0.9 * losses[0]
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    validations = [figures for line in lines if "valid/loss" in (figures := json.loads(line))]
+    names = {name.removeprefix("valid/") for name in validations[-1] if name.startswith("valid/")}
+    assert {"loss", "exact_match", "span_f1", "choice_accuracy", "valid_json"} <= names
+    assert validations[-1]["valid/loss"] < validations[0]["valid/loss"]
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_bits(folders, tmp_path):
+    config = settings(folders, epochs=2, lora={"rank": 2})
+    trained(config, tmp_path / "straight")
+
+    class StoppedError(Exception):
+        pass
+
+    def stop(done: int, total: int | None, loss: float) -> None:
+        if done == 6:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        train(config, tmp_path / "stopped", on_step=stop, cluster=in_process)
+    trained(config, tmp_path / "stopped", resume=True)
+
+    ours, theirs = state_of(tmp_path / "stopped"), state_of(tmp_path / "straight")
+    assert ours.keys() == theirs.keys()
+    for name, array in ours.items():
+        np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+
+
+def test_two_trainers_share_the_tokens_of_a_batch(folders, tmp_path):
+    one = trained(settings(folders, epochs=1), tmp_path / "one")
+    two = trained(settings(folders, epochs=1, num_trainers=2), tmp_path / "two")
+
+    np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def test_a_record_longer_than_the_model_reads_is_named_cut_or_dropped(folders, tmp_path):
+    message = r"a record of kind .* tokens, and the model reads 8 \(model.max_length\)"
+    with pytest.raises(InputError, match=message):
+        trained(settings(folders, epochs=1, max_length=8), tmp_path / "refused")
+
+    losses = trained(settings(folders, epochs=1, max_length=40, long_rows="drop"), tmp_path / "dropped")
+    assert all(np.isfinite(losses))
+
+
+def test_a_base_without_a_tokenizer_is_refused(folders, tmp_path):
+    with pytest.raises(InputError, match=r"model\.tokenizer: name the folder of a tokenizer; a base of kind"):
+        trained(settings(folders, tokenizer=None), tmp_path / "run")
