@@ -332,7 +332,7 @@ def evaluate_command(
     ] = None,
 ) -> Answer:
     """Rank the whole catalog for every user; popularity and neighbors beside it. Of ranking models: score
-    impressions."""
+    impressions. Of language models: judge and answer records."""
     if (run is None) == (neighbors is None):
         raise InputError("give the folder of a run, or --neighbors and a data set, and not both")
     if candidates_with_neighbors is not None:
@@ -402,24 +402,27 @@ def _compare_candidates(run: Path, split: Split, snapshot: str, data: Path | Non
 @command(app, "export")
 def export_command(
     run: RunArgument,
-    folder: Annotated[Path, typer.Argument(help="New folder for the SavedModel.")],
+    folder: Annotated[Path, typer.Argument(help="New folder for the model.")],
     snapshot: WhichOption = "best",
     data: DataOption = None,
 ) -> Answer:
-    """Write a ranking model of Keras on TensorFlow as a SavedModel."""
+    """Write a model for other programs: of Keras on TensorFlow as a SavedModel, of language as a folder of
+    Hugging Face."""
     check_run(run)
-    from rayrec.pipelines.inference.scorer import export_run
+    from rayrec.pipelines.inference.export import export_run
 
-    scorer = export_run(run, folder, snapshot, data)
+    exported = export_run(run, folder, snapshot, data)
+    labels = [("labels, in their order", ", ".join(exported.labels))] if exported.labels else []
     print_rows(
         f"Exported: {folder}",
-        [("after step", f"{scorer.committed_step:,}"), ("labels, in their order", ", ".join(scorer.labels))],
+        [("layout", exported.layout), ("after step", f"{exported.committed_step:,}"), *labels],
     )
     return {
         "run": str(run),
         "folder": str(folder),
-        "snapshot_step": scorer.committed_step,
-        "labels": list(scorer.labels),
+        "layout": exported.layout,
+        "snapshot_step": exported.committed_step,
+        "labels": list(exported.labels),
     }
 
 

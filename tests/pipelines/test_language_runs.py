@@ -8,10 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.export import export_run
+from rayrec.pipelines.inference.writer import TextWriter
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.tasks.language import LanguageTask, TextValidation
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
@@ -147,3 +154,38 @@ def test_a_record_longer_than_the_model_reads_is_named_cut_or_dropped(folders, t
 def test_a_base_without_a_tokenizer_is_refused(folders, tmp_path):
     with pytest.raises(InputError, match=r"model\.tokenizer: name the folder of a tokenizer; a base of kind"):
         trained(settings(folders, tokenizer=None), tmp_path / "run")
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "adapters"])
+def test_an_exported_run_says_what_the_run_says(folders, tmp_path, lora):
+    transformers = pytest.importorskip("transformers")
+    config = settings(folders, epochs=1, lora=lora)
+    trained(config, tmp_path / "run")
+    figures = evaluate(tmp_path / "run").results["model"]
+
+    exported = export_run(tmp_path / "run", tmp_path / "folder")
+
+    assert exported.layout == "Hugging Face"
+    network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
+    writer = TextWriter.load(tmp_path / "run")
+    text = "ask 3 red\n"
+    ids = tokenizer(text, return_tensors="pt", add_special_tokens=False).input_ids
+    assert ids[0].tolist() == writer.task.tokenizer.encode(text)
+    # As a base of its own, the folder is as likely as the run to say what is held out.
+    again = settings(
+        folders,
+        epochs=1,
+        base={"kind": "folder", "folder": str(tmp_path / "folder")},
+        tokenizer=str(tmp_path / "folder"),
+    )
+    program = LanguageTask.open(again, again.model).program(assemble(again).dense_optimizer())
+    built = program.build(ProgramPlacement(torch.device("cpu"), 0))
+    question = next(TextValidation(writer.task, "test").batches())
+    batch = writer.features.judged(0, question.rows)
+    expected = writer._program.log_likelihoods(batch, {})
+    np.testing.assert_allclose(built.log_likelihoods(batch, {}), expected, rtol=1e-4)
+    assert network.config.vocab_size == len(built.model.network.get_input_embeddings().weight)
+    assert np.isfinite(figures["loss"].value)
+    with pytest.raises(InputError, match="is there already"):
+        export_run(tmp_path / "run", tmp_path / "folder")

@@ -11,8 +11,10 @@ from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.scorer import Scorer
+from rayrec.pipelines.inference.writer import TextWriter
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport, OnBatch
 from rayrec.pipelines.tasks.impressions import ImpressionTask
+from rayrec.pipelines.tasks.language import LanguageTask
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_json
 from rayrec.samples.dataset.manifest import Split
@@ -29,8 +31,8 @@ def evaluate(
     baselines: bool = True,
     max_users: int | None = None,
 ) -> EvaluationReport:
-    """Rank the whole catalog for every user of a split, or score every impression; also written to the
-    run's folder.
+    """Rank the whole catalog for every user of a split, or score every impression, or judge every record of
+    text; also written to the run's folder.
 
     Args:
         data: where the run's data set lies now, if it was moved.
@@ -43,7 +45,14 @@ def evaluate(
             model cannot rank for the run, or may have learned what is to be predicted.
     """
     model = TrainedModel.load(run, which, data=data)
-    if isinstance(model.assembly.task, ImpressionTask):
+    if isinstance(model.assembly.task, LanguageTask):
+        if ranking is not None or max_users is not None:
+            raise InputError(
+                f"{model.run} is a language model, which is judged on all records; leave a ranking stage and "
+                "--max-users out"
+            )
+        report = _of_writer(TextWriter(model), split, on_batch)
+    elif isinstance(model.assembly.task, ImpressionTask):
         if ranking is not None:
             raise InputError(
                 f"{model.run} is a ranking model itself; a ranking stage goes with a recommender"
@@ -61,3 +70,12 @@ def evaluate(
     of_sample = "" if max_users is None else f"-first-{max_users}"
     write_json(Path(run) / f"evaluation-{split}{of_sample}.json", report.to_json())
     return report
+
+
+def _of_writer(writer: TextWriter, split: Split, on_batch: OnBatch | None) -> EvaluationReport:
+    writer.task.check_split(split)
+    count = writer.task.dataset.manifest.rows[split]
+    figures = writer.figures(split, None if on_batch is None else lambda done: on_batch(done, count))
+    return EvaluationReport(
+        writer.run, split, writer.committed_step + 1, count, {"model": figures}, unit="records"
+    )

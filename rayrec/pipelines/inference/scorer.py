@@ -10,13 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from rayrec.models.keras.config import KerasModelConfig
-from rayrec.models.keras.export import check_is_new, export_saved_model
+from rayrec.models.keras.export import export_saved_model
 from rayrec.models.keras.program import KerasProgram
 from rayrec.models.keras.tensorflow_model import TensorFlowModel
 from rayrec.models.program.program import ProgramPlacement, ScoringProgram
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.inference.loading import TrainedModel
-from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
@@ -140,31 +139,18 @@ class Scorer:
         Raises:
             InputError: the model is not of Keras on TensorFlow, or the folder is there already.
         """
-        _check_can_be_exported(self.run, self.task.config)
+        check_can_be_exported(self.run, self.task.config)
         assert isinstance(self._program, KerasProgram)
         assert isinstance(self._program.model, TensorFlowModel)
         export_saved_model(self._program.model, folder)
 
 
-def export_run(run: str | Path, folder: Path, which: str = "best", data: str | Path | None = None) -> Scorer:
-    """A run's scorer, exported.
-
-    Args:
-        folder: made here.
-        which, data: as of `Scorer.load`.
+def check_can_be_exported(run: str, config: RunConfig) -> None:
+    """Refuse to make a SavedModel of other models.
 
     Raises:
-        InputError: as `Scorer.load` and `Scorer.export`; what cannot be exported is not loaded first.
+        InputError: the run is of one.
     """
-    opened = RunFolder.open(Path(run))
-    _check_can_be_exported(opened.name, opened.config)
-    check_is_new(folder)
-    scorer = Scorer.load(run, which, data=data)
-    scorer.export(folder)
-    return scorer
-
-
-def _check_can_be_exported(run: str, config: RunConfig) -> None:
     model = config.model
     if isinstance(model, KerasModelConfig) and model.backend == "tensorflow":
         return

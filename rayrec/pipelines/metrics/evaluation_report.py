@@ -21,10 +21,10 @@ class EvaluationReport:
     split: Split
     snapshot_step: int
     count: int
-    """Users, or impressions."""
+    """Users, impressions, or records."""
     results: dict[str, dict[str, Estimate]]
     """`model`, `model, seen items kept`, `popularity`, ... to metric to estimate."""
-    unit: Literal["users", "impressions"] = "users"
+    unit: Literal["users", "impressions", "records"] = "users"
     ranker: str | None = None
     """The run that ranks in `model + ranker`."""
 

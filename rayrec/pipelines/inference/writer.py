@@ -1,0 +1,108 @@
+"""A trained language model in one process: it judges records, answers them, and becomes a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rayrec.models.language.adapters import merge_adapters
+from rayrec.models.language.text_program import TextProgram
+from rayrec.models.program.program import ProgramPlacement
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.tasks.language import LanguageTask, TextQuestion, TextValidation
+from rayrec.platform.devices import get_device
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset.manifest import Split
+from rayrec.samples.features.text_features import TextFeatures
+from rayrec.samples.prepare.writer import whole_folder
+
+
+class TextWriter:
+    """Says how texts go on. Not thread-safe."""
+
+    def __init__(self, model: TrainedModel) -> None:
+        """
+        Raises:
+            InputError: the model is none of language, or its base is not the one that it was trained beside.
+        """
+        task, features = model.assembly.task, model.assembly.features
+        if not isinstance(task, LanguageTask):
+            raise InputError(f"{model.run}: {task.config.model.name!r} is no language model")
+        assert isinstance(features, TextFeatures), "those of the task"
+        self.run, self.committed_step = model.run, model.state.committed_step
+        self.task, self.features = task, features
+        program = task.program(model.assembly.dense_optimizer()).build(
+            ProgramPlacement(get_device(task.config.device).torch, task.config.seed)
+        )
+        assert isinstance(program, TextProgram)
+        self._program = program
+        try:
+            program.load(dict(model.weights), optimizer_state=None)
+        except ValueError as error:
+            raise InputError(f"{model.run}: {error}") from error
+
+    @classmethod
+    def load(
+        cls, run: str | Path, which: str = "best", device: str | None = None, data: str | Path | None = None
+    ) -> TextWriter:
+        """Load a run's `best` or `last` snapshot.
+
+        Raises:
+            InputError: no such run, one of another kind of model, or an incomplete or changed snapshot.
+        """
+        return cls(TrainedModel.load(run, which, device, data))
+
+    def figures(self, split: Split, on_question: Any = None) -> dict[str, Estimate]:
+        """How good the model is on all records of a split; answers are written for the first ones.
+
+        Args:
+            on_question: called with the records that are judged so far.
+        """
+        validation = TextValidation(self.task, split)
+        return validation.report(self._answered(validation.batches(), on_question))
+
+    def _answered(
+        self, questions: Iterable[TextQuestion], on_question: Any
+    ) -> Iterator[tuple[TextQuestion, Any]]:
+        done = 0
+        for question in questions:
+            if question.what == "answer":
+                prompts = self.features.prompts(question.step, question.rows)
+                most = self.task.config.evaluation.max_new_tokens
+                yield question, self._program.generate(prompts, {}, most)
+                continue
+            make = self.features.options if question.what == "choose" else self.features.judged
+            batch = make(question.step, question.rows)
+            yield question, (self._program.log_likelihoods(batch, {}), batch.targets_B)
+            if question.what == "judge":
+                done += len(question.records)
+                if on_question is not None:
+                    on_question(done)
+
+    def export(self, folder: Path) -> None:
+        """Write the network, with what adapters have learned in its weights, and the tokenizer, as a folder
+        that transformers loads.
+
+        Args:
+            folder: made here.
+        """
+        network, info = self._program.model.network, self.task.tokenizer.info
+        if self.task.model.lora is not None:
+            merge_adapters(network)
+        network.config.eos_token_id = network.generation_config.eos_token_id = list(info.ends)
+        network.config.pad_token_id = network.generation_config.pad_token_id = info.pad
+        with whole_folder(folder) as draft:
+            network.save_pretrained(draft, safe_serialization=True)
+            self.task.tokenizer.save(draft)
+            made = {
+                "run": self.run,
+                "step": self.committed_step + 1,
+                "dataset_fingerprint": self.task.fingerprint,
+                "semantic_ids_version": info.semantic_ids_version,
+                "template": self.task.model.template,
+                "max_length": self.task.model.max_length,
+            }
+            (draft / "rayrec.json").write_text(json.dumps(made, indent=2) + "\n")
