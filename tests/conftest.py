@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 import torch
+import typer.testing
 
 from rayrec.platform import files
 from rayrec.platform.cluster import start_on_this_machine
@@ -23,6 +25,9 @@ hypothesis.settings.load_profile("repeatable")
 
 # Tensors here are tiny: on a busy machine, threads that wait for each other cost more than they add.
 torch.set_num_threads(1)
+
+# Typer would make all commands anew for every call, which takes longer than most of them do.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # Ray's workers run at niceness 15: beside tests of another process they would hardly run at all.
 os.environ.setdefault("RAY_worker_niceness", "0")

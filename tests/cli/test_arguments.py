@@ -25,9 +25,11 @@ WRONG = (
 )
 
 CODE = """
-import json, sys
+import functools, json, sys
+import typer.testing
 from typer.testing import CliRunner
 from rayrec.cli import app
+typer.testing._get_command = functools.cache(typer.testing._get_command)  # made once
 for arguments in json.loads(sys.argv[1]):
     code = CliRunner().invoke(app, arguments).exit_code
     print(json.dumps([code, [name for name in ("torch", "ray", "fastapi") if name in sys.modules]]))

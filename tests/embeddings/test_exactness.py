@@ -38,7 +38,7 @@ from tests.embeddings.sparse_runs import (
     run,
     without_exchange,
 )
-from tests.helpers.examples import examples, share_of
+from tests.helpers.examples import cases, examples, share_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +52,20 @@ for name in ("bounded_stale(0)", "cache of 3", "cache of 100", "device cache of 
     MODES[f"{name} in a thread"] = threaded(MODES[name])
 
 
-@pytest.mark.parametrize("mode", MODES)
+FAST = (
+    "sync",
+    "exact_prefetch",
+    "shared-row write-back in a thread",
+    "bounded_stale(0)",
+    "cache of 1",
+    "cache of 3 in a thread",
+    "device cache of 3",
+    "device cache of 100",
+)
+"""Each mode and what it is like at its narrowest; between them caches that hold little and everything."""
+
+
+@pytest.mark.parametrize("mode", cases(MODES, FAST))
 @examples(60)
 @given(
     run_=runs(),

@@ -70,6 +70,15 @@ def served():
     everything.close()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def what_is_there_already_is_not_looked_at_for_garbage():
+    """Blocks are counted when garbage is gone, which takes long where much was imported before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def ones(*values: int) -> tuple[np.ndarray, np.ndarray]:
     """An update of the given items."""
     return ids(*values), np.ones((len(values), 4), np.float32)

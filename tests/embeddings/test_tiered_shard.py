@@ -21,7 +21,7 @@ from rayrec.embeddings.storage.disk.tiered_rows import TieredRows
 from rayrec.embeddings.transport.protocol import FetchCall, LookupCall
 from tests.embeddings.dictionary_runs import MODES, check_tables, runs, trained_dictionaries
 from tests.embeddings.sparse_runs import AdversarialTransport, make_shards, run
-from tests.helpers.examples import examples
+from tests.helpers.examples import cases, examples
 
 CONFIG = TableConfig(name="items", dim=3, disk=DiskConfig(memory=64 * 2**20))
 
@@ -45,7 +45,9 @@ class AnnouncingTransport(AdversarialTransport):
         return super().call(shard, call)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", cases(MODES, ("sync", "exact_prefetch", "shared-row write-back in a thread", "cache of 3"))
+)
 @examples(15)
 @given(run_=runs(), num_shards=st.integers(1, 2), seed=st.integers(0, 10_000), ahead=st.booleans())
 def test_every_mode_gives_the_rows_of_a_dictionary(mode, run_, num_shards, seed, ahead):

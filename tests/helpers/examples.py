@@ -1,9 +1,14 @@
-"""How many examples Hypothesis makes for a test: all of them in `make test-all`, a quarter in `make test`."""
+"""How much of a test is in `make test`: a quarter of Hypothesis' examples, some cases of a wide matrix.
+
+All of them are in `make test-all`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
+import pytest
 from hypothesis import settings
 
 PROFILES = {"repeatable": 100, "quick": 25}
@@ -28,3 +33,18 @@ def examples(count: int, **more: Any) -> settings:
 def share_of(count: int) -> int:
     """The part of a number of examples that is made in the profile that is loaded."""
     return max(1, count * settings.default.max_examples // PROFILES["repeatable"])
+
+
+def cases(every: Iterable[Any], fast: Collection[Any]) -> list[Any]:
+    """Cases for `parametrize`, of which all but the fast ones are marked as slow.
+
+    Args:
+        every: values, or tuples of several.
+        fast: one for each mechanism, and those that differ most.
+    """
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)), marks=() if case in fast else pytest.mark.slow
+        )
+        for case in every
+    ]

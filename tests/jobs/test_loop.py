@@ -17,6 +17,7 @@ from rayrec.jobs.loop import QueueLoop, QueueRunConfig, alone
 from rayrec.jobs.queues import Cell, QueueConfig, ResourceQuota
 from rayrec.pipelines.cluster.placement import ActorGroup, Node
 from rayrec.platform.errors import InputError
+from tests.helpers.examples import share_of
 from tests.jobs.fake_cluster import FakeCluster, KilledError, KilledLedger, Kills
 
 SETTINGS = QueueRunConfig(
@@ -625,10 +626,13 @@ def test_a_kill_at_any_point_loses_no_job_and_starts_none_twice(tmp_path, loses_
     assert {"shrink", "go on", "wait", "stop"} <= set(undisturbed.noted("big") + undisturbed.noted("small"))
     num_points, killed = undisturbed.kills.num_points, 0
     assert num_points > 150
+    every = 100 // share_of(100)  # in `make test` a kill at some of the points
     for (first, world, content), (after, *_) in zip(begun, [*begun[1:], (num_points,)], strict=True):
         if loses_head and world.now < HEAD_IS_LOST_AT - 2.0:
             continue  # the same as without
         for at in range(first, after):
+            if at % every:
+                continue
             story = Story(tmp_path, {}, content=content, world=deepcopy(world))
             story.kills = Kills(at - first)
             play(story, loses_head)
@@ -638,4 +642,4 @@ def test_a_kill_at_any_point_loses_no_job_and_starts_none_twice(tmp_path, loses_
             assert len(set(story.world.history)) == len(story.world.history), "an attempt is started once"
             story.ledger.close()
             killed += 1
-    assert killed == num_points or loses_head
+    assert killed == len(range(0, num_points, every)) or loses_head

@@ -90,6 +90,19 @@ MODELS |= {
 }
 
 
+ONE_OF_EACH_KIND = (
+    "sasrec",
+    "sampled",
+    "hstu",
+    "gnn, sparse",
+    "light_decoder",
+    "prefix_decoder, sampled",
+    "lazy_decoder, instructed",
+    "encoder_decoder, long",
+)
+"""Between them all layers, losses and inputs; what others add to these is another combination."""
+
+
 LANGUAGE_MODEL = {"max_length": 6, "network": {"kind": "qwen3", "dim": DIM, "num_heads": 2}}
 
 

@@ -12,8 +12,9 @@ from rayrec.models.base.compute import ComputeSettings
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.errors import InputError
+from tests.helpers.examples import cases
 from tests.models.networks import CPU, table_rows
-from tests.models.recipes import MODELS, SETTINGS, features_of, model_of
+from tests.models.recipes import MODELS, ONE_OF_EACH_KIND, SETTINGS, features_of, model_of
 
 PLAIN = ComputeSettings(precision="bfloat16")
 MASTERS = ComputeSettings(precision="bfloat16", weights="bfloat16_with_master")
@@ -34,7 +35,7 @@ def train(trained: SequenceProgram, name: str, steps: range) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "causal_lm"])
+@pytest.mark.parametrize("name", cases((name for name in MODELS if name != "causal_lm"), ONE_OF_EACH_KIND))
 def test_masters_train_about_as_float32_weights_do(name):
     with_masters, without = program(name, MASTERS), program(name, PLAIN)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -15,17 +16,24 @@ from rayrec.models.program.utilization import Utilization
 from rayrec.models.sequence.sequence_program import SequenceProgram, flops_of
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.errors import InputError
+from tests.helpers.examples import cases
 from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions
 from tests.models.networks import CPU, DIM, table_rows, tensor_batch
 from tests.models.recipes import (
     MODELS,
     NUM_ITEMS,
+    ONE_OF_EACH_KIND,
     ROWS,
     SETTINGS,
     features_of,
     model_of,
 )
+
+NUM_PIECES = (2, 3, 6)
+"""Three pieces have two rows each, six have one."""
+CUT = {(name, 3) for name in (*ONE_OF_EACH_KIND, "causal_lm", "gnn", "encoder_decoder, instructed")}
+CUT |= {("sampled", 2), ("lazy_decoder, instructed", 6)}
 
 
 def program(name: str, compute: ComputeSettings = PLAIN) -> SequenceProgram:
@@ -45,13 +53,13 @@ def train(trained: SequenceProgram, name: str, num_steps: int):
 
 # A language model of this size learns the batches by heart, and small differences grow: see
 # test_causal_lm_recipes.
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "causal_lm"])
+@pytest.mark.parametrize("name", cases((name for name in MODELS if name != "causal_lm"), ONE_OF_EACH_KIND))
 def test_bfloat16_trains_about_as_float32_with_float32_weights_and_gradients(name):
     short = program(name, ComputeSettings(precision="bfloat16"))
 
     _, row_grads = train(short, name, 1)
     _, expected_grads = train(whole := program(name), name, 1)
-    losses, expected = train(short, name, 12)[0], train(whole, name, 12)[0]
+    losses, expected = train(short, name, 6)[0], train(whole, name, 6)[0]
 
     # Which experts a token goes through turns on single bits.
     np.testing.assert_allclose(losses, expected, rtol=0.05 if "experts" in MODELS[name] else 0.02)
@@ -86,20 +94,15 @@ def test_the_fused_loss_in_bfloat16_sums_in_float32():
 
 @pytest.mark.parametrize(
     ("name", "num_pieces"),
-    [
-        # Every model in pieces of two rows; one model also in the fewest pieces and in those of one row.
-        pytest.param(name, num_pieces, marks=() if num_pieces == 3 or name == "sasrec" else pytest.mark.slow)
-        for name in MODELS
-        for num_pieces in (2, 3, 6)
-    ],
+    cases(itertools.product(MODELS, NUM_PIECES), CUT),
 )
 def test_micro_batches_add_up_to_the_batch(name, num_pieces):
     """Dropout included: masks are keyed by row."""
     in_pieces = program(name, ComputeSettings(micro_batches=num_pieces))
 
-    losses, row_grads = train(in_pieces, name, 3)
+    losses, row_grads = train(in_pieces, name, 2)
 
-    expected, expected_grads = train(program(name), name, 3)
+    expected, expected_grads = train(program(name), name, 2)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for table, grads_MD in row_grads.items():
         np.testing.assert_allclose(grads_MD, expected_grads[table], rtol=1e-3, atol=1e-6)
@@ -162,7 +165,7 @@ def test_a_table_that_nobody_knows_how_to_cut_is_refused():
         batch.some_rows(slice(0, 2))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cases(MODELS, ONE_OF_EACH_KIND))
 def test_a_stand_in_asks_for_every_weight_and_changes_nothing(name):
     (features,) = features_of(name)
     batch = tensor_batch(features, training=True)
@@ -206,7 +209,7 @@ def test_compiled_parts_train_as_the_others_do_and_rank_without(name):
     assert len(graphs) == num_graphs
 
 
-@pytest.mark.parametrize("name", RANKING)
+@pytest.mark.parametrize("name", cases(RANKING, ("dcn_v2", "din with prelu", "mmoe")))
 def test_compiled_ranking_models_train_as_the_others_do_and_score_without(name):
     """As above, with traced graphs."""
     graphs = []
@@ -274,7 +277,7 @@ def test_model_flops_do_not_depend_on_who_attends(monkeypatch):
     assert flops_of(model_of("lazy_decoder"), CPU).of(features, dims) == counted > 0
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cases(MODELS, ONE_OF_EACH_KIND))
 def test_counting_leaves_the_model_and_the_rows_alone(name):
     model = model_of(name)
     before = {key: weight.clone() for key, weight in model.state_dict().items()}

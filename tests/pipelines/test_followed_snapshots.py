@@ -31,6 +31,7 @@ from rayrec.samples.reading.followed_plan import FollowedPlan
 from rayrec.samples.reading.read_plan import Batching, ReadSettings
 from rayrec.samples.reading.reader import SampleReader
 from tests.helpers.data import write_log
+from tests.helpers.examples import cases
 
 SETTINGS = ReadSettings(Batching(batch_size=4), seed=3, window_rows=8)
 
@@ -92,7 +93,7 @@ class Life:
         return path
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", cases(range(3), (0,)))
 def test_every_row_once_and_in_the_same_step_whatever_arrives_and_dies(tmp_path, seed):
     choose = random.Random(seed)
     run, folder = tmp_path / "run", tmp_path / "log"

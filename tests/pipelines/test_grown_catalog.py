@@ -20,6 +20,7 @@ from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import random_events, write_source
+from tests.helpers.examples import cases
 from tests.helpers.runs import MODELS, NUM_ITEMS, NUM_USERS, make_run, make_semantic_ids
 
 NUM_NEW = 3
@@ -47,17 +48,32 @@ def extend(registry, dataset, vectors_of_new):
     return extended
 
 
-@pytest.mark.parametrize("policy", ["extra_digit", "share"])
+GROWN = (
+    ("generative", "extra_digit", {"item_embedding": True}),
+    ("generative", "share", {"item_embedding": False}),
+    ("prefix", "extra_digit", {"prefix_matrix": "sparse"}),
+    ("prefix", "share", {"prefix_matrix": "sparse", "held_prefixes": 0}),
+    ("lazy", "extra_digit", {}),
+)
+
+
 @pytest.mark.parametrize(
-    ("model", "settings"),
-    [
-        ("generative", {"item_embedding": True}),
-        ("generative", {"item_embedding": False}),
-        ("prefix", {}),
-        ("prefix", {"prefix_matrix": "sparse"}),
-        ("prefix", {"prefix_matrix": "sparse", "held_prefixes": 0}),
-        ("lazy", {}),
-    ],
+    ("model", "policy", "settings"),
+    cases(
+        [
+            (model, policy, settings)
+            for model, settings in (
+                ("generative", {"item_embedding": True}),
+                ("generative", {"item_embedding": False}),
+                ("prefix", {}),
+                ("prefix", {"prefix_matrix": "sparse"}),
+                ("prefix", {"prefix_matrix": "sparse", "held_prefixes": 0}),
+                ("lazy", {}),
+            )
+            for policy in ("extra_digit", "share")
+        ],
+        GROWN,
+    ),
 )
 def test_a_model_serves_items_that_came_after_it_was_trained(policy, model, settings, tmp_path):
     run = make_run(tmp_path, model, collision_policy=policy, **settings)

@@ -16,6 +16,8 @@ from rayrec.embeddings.table.table_rows import joined
 from rayrec.models.program.torch_program import TorchProgram
 from rayrec.pipelines.cluster.placement import actor_groups
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
@@ -26,6 +28,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.graph import graph_of_dataset
+from tests.helpers.examples import cases
 from tests.helpers.runs import MODELS, SPARSE_SASREC, dataset_of, trained
 
 
@@ -145,6 +148,20 @@ def test_split_weights_need_processes(dataset, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_training_evaluating_and_recommending_import_no_ray(dataset, tmp_path, monkeypatch):
+    """What is imported only when it is needed is not needed."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+    run = tmp_path / "run"
+
+    train(settings(dataset), run, cluster=in_process)
+
+    assert evaluate(run).to_json()["results"]
+    recommender = Recommender.load(run)
+    (answers,) = recommender.recommend([Query(recommender.dataset.items.ids_I[:2])], k=3)
+    assert len(answers) == 3
+
+
+@pytest.mark.slow
 def test_training_evaluating_and_recommending_need_no_ray(dataset, tmp_path):
     """In a process in which Ray cannot be imported."""
     config, run = tmp_path / "run.yaml", tmp_path / "run"
@@ -164,7 +181,7 @@ assert len(answers) == 3
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=root)
 
 
-@pytest.mark.parametrize("num_trainers", [1, 2])
+@pytest.mark.parametrize("num_trainers", cases([1, 2], [2]))
 def test_a_model_without_tables_starts_no_servers(dataset, tmp_path, monkeypatch, num_trainers):
     def refuse(*arguments: object, **more: object) -> None:
         raise AssertionError("a server was started")
@@ -186,7 +203,7 @@ def run_of(config: RunConfig, path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("num_trainers", [1, 2])
+@pytest.mark.parametrize("num_trainers", cases([1, 2], [1]))
 def test_a_model_that_reads_neighbors_is_trained_from_a_saved_graph_as_from_the_training_events(
     dataset, tmp_path, num_trainers
 ):

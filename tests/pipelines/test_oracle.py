@@ -27,8 +27,8 @@ from tests.helpers.data import small_dataset
 
 BATCH_SIZE = 24
 STEPS_PER_EPOCH = 10  # of 230 users
-EPOCHS, EPOCHS_OF_PAIRS, EPOCHS_ON_RAY = 10, 4, 2
-"""Against the one loop; of a run that is held against another; of one whose start takes longest."""
+EPOCHS, EPOCHS_OF_PAIRS = 3, 2
+"""Against the one loop; of a run that is held against another."""
 BACKBONE = {
     "dim": 16,
     "num_layers": 2,
@@ -44,7 +44,7 @@ SASREC = {
     "model": {"name": "sasrec", "backbone": BACKBONE},
     "training": {
         "optimizer": {"learning_rate": 0.003, "weight_decay": 0.01},
-        "schedule": {"warmup_steps": 20, "decay": "none"},
+        "schedule": {"warmup_steps": 8, "decay": "none"},
     },
 }
 GENERATIVE = {
@@ -111,7 +111,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def run_pipeline(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> RunPipeline:
     """Trains through the actors, in this process unless told otherwise; each settings once."""
-    done: dict[str, Trained] = {}
+    done: dict[tuple[Placement, str], Trained] = {}
 
     def run(
         settings: dict[str, Any],
@@ -123,11 +123,12 @@ def run_pipeline(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> 
     ) -> Trained:
         sparse = settings.get("sparse", {}) | {"cache_rows": cache_rows}
         config = run_config(dataset, settings | {"sparse": sparse}, epochs, **pipeline)
-        if again or config.to_yaml() not in done:
+        key = cluster, config.to_yaml()
+        if again or key not in done:
             folder = tmp_path_factory.mktemp("runs") / "run"
             result = train(config, folder, cluster=cluster)
-            done[config.to_yaml()] = read_run(folder, result)
-        return done[config.to_yaml()]
+            done[key] = read_run(folder, result)
+        return done[key]
 
     return run
 
@@ -268,9 +269,7 @@ def test_actors_on_ray_end_with_the_bits_of_actors_in_one_process(
 ):
     pipeline = {"num_trainers": num_trainers, "trainers_per_group": group, "mode": "exact_prefetch"}
     on_a_cluster, here = (
-        run_pipeline(
-            GENERATIVE, EPOCHS_ON_RAY, cache_rows=cache_rows, again=True, cluster=cluster, **pipeline
-        )
+        run_pipeline(GENERATIVE, cache_rows=cache_rows, cluster=cluster, **pipeline)
         for cluster in (on_ray, in_process)
     )
 
@@ -352,8 +351,7 @@ def test_groups_on_ray_end_where_those_of_one_process_do_up_to_rounding(
 ):
     pipeline = {"num_trainers": 3, "trainers_per_group": 2, "mode": "exact_prefetch"}
     on_a_cluster, here = (
-        run_pipeline(GENERATIVE, EPOCHS_ON_RAY, again=True, cluster=cluster, **pipeline)
-        for cluster in (on_ray, in_process)
+        run_pipeline(GENERATIVE, cluster=cluster, **pipeline) for cluster in (on_ray, in_process)
     )
 
     assert_close(on_a_cluster, here)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.pipelines.config.ranking import RankingConfig
@@ -19,6 +19,7 @@ from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.impressions.ids import id_of
+from tests.helpers.examples import examples
 from tests.helpers.ranking import (
     prepared_clicks,
     prepared_histories,
@@ -83,7 +84,7 @@ users = st.integers(0, 39).map("u{}".format)
 histories = st.lists(st.integers(0, 29), max_size=12)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(
     st.lists(st.tuples(users, histories), min_size=1, max_size=4),
     st.integers(1, 40),

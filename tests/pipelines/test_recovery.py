@@ -38,7 +38,7 @@ from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.runs import SPARSE_SASREC
 
 STEPS_PER_EPOCH = 20  # 160 users in batches of 8
-EPOCHS = 3
+EPOCHS = 2
 SNAPSHOT_EVERY = 6
 
 
@@ -93,6 +93,7 @@ def process_of(run: str, member: str) -> ProcessId:
         accounts: dict[str, Account] = ray.get(monitor.accounts.remote())
         if f"{run}/{member}" in accounts:
             return accounts[f"{run}/{member}"].heartbeat.process
+        time.sleep(0.05)  # or it would take the time of what it waits for
 
 
 def at(acts: dict[int, Callable[[], None]]) -> Callable[[int, int, float], None]:
@@ -143,7 +144,7 @@ def test_stateless_stages_that_die_are_replaced_and_lost_state_is_that_of_the_la
         look()
         kill("parameter_server-1")()
 
-    kills = {3: kill("sample_reader-0"), 6: kill("feature_worker-0"), 15: kill_server, 40: look}
+    kills = {3: kill("sample_reader-0"), 6: kill("feature_worker-0"), 15: kill_server, 25: look}
     train(settings(data), run, on_step=at(kills))
 
     (of_server,) = recoveries(run)
@@ -199,7 +200,7 @@ def test_trainers_that_wait_for_each_other_stay_when_a_server_is_lost(
         look()
         kill_process(process_of("run", "parameter_server-0"))
 
-    train(config, run, on_step=at({15: kill_server, 40: look, 41: kill_server}))
+    train(config, run, on_step=at({15: kill_server, 25: look, 26: kill_server}))
 
     assert [of_server["replaced_alone"] for of_server in recoveries(run)] == [True, True]
     assert stayed[0] == stayed[1] == stayed[2]
@@ -306,7 +307,7 @@ def test_another_number_of_trainers_goes_on_to_the_same_losses(alone, data, stop
     )
 
     expected = alone[1][goes_on_after + 1 :]
-    assert len(losses) == len(expected) >= 40
+    assert len(losses) == len(expected) >= 20
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-3)
 
 

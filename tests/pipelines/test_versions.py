@@ -1,5 +1,6 @@
 """What is published of a run recommends as the run's snapshots do, version by version."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import RemoteFolder
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.graph import graph_of_dataset
+from tests.helpers.examples import cases
 from tests.helpers.runs import SPARSE_SASREC, make_run
 
 MODELS = {
@@ -35,7 +37,7 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module")
 def run(request, tmp_path_factory) -> RunFolder:
     model, settings = MODELS[request.param]
     folder = tmp_path_factory.mktemp(request.param)
@@ -60,7 +62,14 @@ def recommendations(model: TrainedModel) -> list[list[tuple[str, float]]]:
     return [[(item.item_key, item.score) for item in items] for items in recommender.recommend(queries, k=6)]
 
 
-@pytest.mark.parametrize("place", ["folder", "memory"])
+@pytest.mark.parametrize(
+    ("run", "place"),
+    cases(
+        itertools.product(MODELS, ("folder", "memory")),
+        {("rows", "folder"), ("generative", "memory"), ("rows of prefixes", "folder")},
+    ),
+    indirect=["run"],
+)
 def test_each_version_recommends_as_its_snapshot_does(run, tmp_path, place):
     url = str(tmp_path / "store") if place == "folder" else f"memory://{tmp_path.name}-{run.path.parent.name}"
     store = VersionStore(url, cache=tmp_path / "cache")
@@ -305,8 +314,16 @@ def test_a_run_publishes_as_it_trains_and_after_it_was_resumed(tmp_path):
     assert {1, 2, 3, 4} <= set(kinds)
 
 
-@pytest.mark.parametrize("name", ["../../evil.py", "/etc/evil", "a/b", "..", ".bashrc", "a\\b", "", "a\0b"])
-@pytest.mark.parametrize("place", ["bundle", "file"])
+NO_NAMES = ("../../evil.py", "/etc/evil", "a/b", "..", ".bashrc", "a\\b", "", "a\0b")
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    cases(
+        itertools.product(NO_NAMES, ("bundle", "file")),
+        {*((name, "file") for name in NO_NAMES), ("../../evil.py", "bundle")},
+    ),
+)
 def test_a_manifest_cannot_name_what_is_elsewhere(run_with_rows, tmp_path, name, place):
     store = VersionStore(tmp_path)
     (version,) = publish(run_with_rows, store, run_with_rows.snapshot_names()[:1])
@@ -319,8 +336,16 @@ def test_a_manifest_cannot_name_what_is_elsewhere(run_with_rows, tmp_path, name,
         ModelVersion.from_bytes(content, "here")
 
 
-@pytest.mark.parametrize("kind", ["weights", "rows", "catalogue", "run"])
-@pytest.mark.parametrize("url", ["folder", "memory"])
+KINDS = ("weights", "rows", "catalogue", "run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    cases(
+        itertools.product(KINDS, ("folder", "memory")),
+        {*((kind, "folder") for kind in KINDS), ("rows", "memory")},
+    ),
+)
 def test_publishing_again_repairs_what_was_damaged(run_with_rows, tmp_path, kind, url):
     store = VersionStore(tmp_path if url == "folder" else f"memory://{tmp_path.name}", tmp_path / "cache")
     names = run_with_rows.snapshot_names()[:2]

@@ -21,6 +21,7 @@ from rayrec.rl.config import RlConfig
 from rayrec.rl.rewards.base import RewardError
 from rayrec.rl.run import train_policy
 from rayrec.rl.training import CollapsedError, StepReport
+from tests.helpers.examples import cases
 from tests.helpers.runs import make_run
 
 STEPS = 4
@@ -100,7 +101,7 @@ def test_a_run_leaves_what_everything_else_reads(colocated, supervised):
     assert report["held_out"]["num_users"] < report["all"]["num_users"]
 
 
-@pytest.mark.parametrize("rollouts", [1, 2])
+@pytest.mark.parametrize("rollouts", cases([1, 2], [2]))
 def test_workers_of_their_own_make_the_same_updates_to_the_bit(supervised, colocated, tmp_path, rollouts):
     config = config_of(supervised, placement=placed(kind="disaggregated", rollouts=rollouts))
     train_policy(config, tmp_path / "run", cluster=in_process)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -98,7 +98,6 @@ def _is_utf8(text):
     return True
 
 
-@settings(deadline=None)
 @given(calls())
 def test_a_message_is_read_as_it_was_written(call):
     head, tail, wanted = call

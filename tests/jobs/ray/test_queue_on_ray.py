@@ -30,9 +30,14 @@ with open(log, "a") as file:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QueueCluster]:
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[QueueCluster]:
+    """Of two nodes beside the head if one of the tests that were chosen runs programs on them."""
     folder = tmp_path_factory.mktemp("queue")
-    nodes = [{"num_cpus": 2, "num_gpus": 1} for _ in range(2)]
+    chosen = [item for item in request.session.items if item.path == request.path]
+    num_nodes = 2 if any(item.get_closest_marker("slow") for item in chosen) else 1
+    nodes = [{"num_cpus": 2, "num_gpus": 2 // num_nodes} for _ in range(num_nodes)]
     with queue_cluster(folder, nodes) as made:
         made.start_queue()
         for team in ("team-a", "team-b"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from functools import partial
 
 import numpy as np
@@ -25,6 +26,7 @@ from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_program import build_model
 from rayrec.models.sequence.tensor_batch import TensorBatch
+from tests.helpers.examples import cases
 from tests.models.networks import DIM, backbone, histories, tensor_batch
 
 META = torch.device("meta")
@@ -95,8 +97,19 @@ def without_values(batch: TensorBatch) -> TensorBatch:
     return TensorBatch(**moved | {"layout": JaggedLayout.from_offsets(batch.layout.offsets_B1, META)})
 
 
-@pytest.mark.parametrize("name", BACKBONES)
-@pytest.mark.parametrize("decode", [beam_search, constrained_sample, stochastic_beam_search])
+DECODERS = (beam_search, constrained_sample, stochastic_beam_search)
+
+
+@pytest.mark.parametrize(
+    ("name", "decode"),
+    cases(
+        itertools.product(BACKBONES, DECODERS),
+        {
+            *((name, DECODERS[number % 3]) for number, name in enumerate(BACKBONES)),
+            *itertools.product(("prefix",), DECODERS),
+        },
+    ),
+)
 def test_no_step_of_decoding_asks_the_device_for_a_value(name, decode, monkeypatch):
     """Nor does it copy anything there from the host, which would be waited for, too."""
     assert len(ROWS) * BEAMS > MOST_DENSE

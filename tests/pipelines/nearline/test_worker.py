@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
@@ -368,7 +368,7 @@ def check_all(versions, log, values):
 
 
 @given(st.integers(0, 6), st.booleans())
-@settings(max_examples=14, deadline=None)
+@examples(14)
 def test_a_kill_at_any_write_loses_nothing_and_repeats_one_batch(versions, number, is_after):
     recommender, log, values, now = versions[0], Log(versions[0]), KilledValues(), [0.0]
     for place in range(24):

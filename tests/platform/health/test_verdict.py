@@ -21,6 +21,7 @@ from rayrec.platform.health.findings import AS_NUMBER, Finding, strongest_action
 from rayrec.platform.health.machine import DiskFacts, Machine, Missing, Ran, run_command
 from rayrec.platform.health.verdict import Limits, Seen, clock_finding, judge
 from rayrec.platform.health.xids import XIDS
+from tests.helpers.examples import share_of
 
 RECORDED = Path(__file__).parent / "recorded"
 NOW_S = datetime(2026, 11, 26, 10, 0, tzinfo=UTC).timestamp()
@@ -233,7 +234,7 @@ def test_no_recorded_output_is_left_out():
 def test_however_an_output_is_cut_off_nothing_crashes_and_no_card_is_called_healthy(folder):
     for path in sorted((RECORDED / folder).iterdir()):
         text = path.read_bytes().rstrip()
-        for end in range(0, len(text), max(1, len(text) // 60)):
+        for end in range(0, len(text), max(1, len(text) // share_of(60))):
             cut = Ran(text[:end].decode(errors="replace"))
             around = {
                 "nvml": machine(nvml=cut),

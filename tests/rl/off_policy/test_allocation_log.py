@@ -84,7 +84,7 @@ def test_what_one_action_for_all_would_have_earned_is_within_the_interval(joined
                 "--action",
                 action,
                 "--resamples",
-                "200",
+                "100",
                 "--json",
             ],
         )

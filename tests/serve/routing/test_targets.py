@@ -7,12 +7,13 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.services import RoutingConfig
 from rayrec.serve.routing.targets import Routed, Router
+from tests.helpers.examples import examples
 
 NUM_USERS = 2000
 SIGMAS = 5.0
@@ -32,7 +33,7 @@ def assert_share(measured: float, expected: float) -> None:
     assert abs(measured - expected) <= SIGMAS * math.sqrt(expected * (1 - expected) / NUM_USERS) + 1e-9
 
 
-@settings(max_examples=15, deadline=None, derandomize=True)
+@examples(24)
 @given(
     weights=st.dictionaries(
         st.text("abcde", min_size=1, max_size=2), st.floats(0.1, 10), min_size=1, max_size=4
@@ -60,7 +61,7 @@ def test_a_user_stays_in_every_process_and_whatever_the_type_of_the_key():
     assert router.target_of(7) == router.target_of("7")
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@examples(16)
 @given(before=st.floats(0.1, 4), after=st.floats(0.1, 4))
 def test_only_as_many_users_move_as_the_weight_of_one_target_says(before, after):
     old, new = {"a": before, "b": 1.0, "c": 2.0}, {"a": after, "b": 1.0, "c": 2.0}
