@@ -69,6 +69,9 @@ packages: ## Install Debian's redis-server, chromium and prometheus for the test
 # process that a test starts imports the same ones.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
+# Where the shell forbids bytecode, every process would compile all sources, and each of pytest's all tests, again.
+test test-all: export PYTHONDONTWRITEBYTECODE =
+
 test: env ## Run the tests that show the main paths, in less than eight minutes on two cores.
 	$(PYTEST) -m 'not slow' --hypothesis-profile quick
 

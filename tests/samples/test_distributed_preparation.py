@@ -75,7 +75,7 @@ def columns_of(events, **further):
 @pytest.mark.parametrize("ties", ["shuffle", "file"])
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_ties_duplicates_and_further_columns(tmp_path, ties, kind):
-    events = random_events(25, 20)
+    events = random_events(12, 12)
     events += [events[3], events[40], ("u77", "i1", 1003), events[3], ("u78", "i999", 1001)]
     further = {"rating": [number % 5 for number in range(len(events))]}
     source = in_parts(tmp_path / "log", columns_of(events, **further), kind=kind)
@@ -89,7 +89,7 @@ def test_ties_duplicates_and_further_columns(tmp_path, ties, kind):
 
 @pytest.mark.parametrize("kind", ["int64", "uint64", "int32"])
 def test_integers_are_ids(tmp_path, kind):
-    events = [(int(user[1:]), int(item[1:]), time) for user, item, time in random_events(25, 20)]
+    events = [(int(user[1:]), int(item[1:]), time) for user, item, time in random_events(12, 12)]
     columns = columns_of(events)
     if kind == "uint64":
         columns["user_id"] = [2**64 - 1 - user for user in columns["user_id"]]
@@ -101,7 +101,7 @@ def test_integers_are_ids(tmp_path, kind):
 
 
 def test_one_late_text_makes_texts_of_all_ids(tmp_path):
-    events = [(int(user[1:]), int(item[1:]), time) for user, item, time in random_events(25, 20)]
+    events = [(int(user[1:]), int(item[1:]), time) for user, item, time in random_events(12, 12)]
     texts = [(str(user), str(item), time) for user, item, time in events]
     texts[-1] = ("anna", *texts[-1][1:])
     manifest, _ = same(tmp_path, in_parts(tmp_path / "log", columns_of(texts)), clean=True)
@@ -138,7 +138,7 @@ def test_ids_outside_64_bits_are_refused(tmp_path):
     ],
 )
 def test_a_split_by_time(tmp_path, settings):
-    events = [(user, item, time + 0.25 * int(user[1:])) for user, item, time in random_events(25, 20)]
+    events = [(user, item, time + 0.25 * int(user[1:])) for user, item, time in random_events(12, 12)]
     same(tmp_path, in_parts(tmp_path / "log", columns_of(events)), split="time", **settings)
 
 
@@ -152,7 +152,7 @@ def test_boundaries_lie_far_apart_or_within_a_microsecond(tmp_path):
 
 
 def test_labels_are_numbered_by_the_events_that_are_kept(tmp_path):
-    events = random_events(25, 20)
+    events = random_events(12, 12)
     names = ["view", "buy", "like", None, "zoom"]
     behaviors = [names[number % 5] for number in range(len(events))]
     scenarios = [["home", None, "search"][number // 30 % 3] for number in range(len(events))]
@@ -168,7 +168,7 @@ def test_labels_are_numbered_by_the_events_that_are_kept(tmp_path):
 
 
 def test_rows_without_ids_or_times(tmp_path):
-    events = random_events(25, 20)
+    events = random_events(12, 12)
     columns = columns_of(events)
     columns["user_id"][17], columns["user_id"][60], columns["item_id"][30] = None, " ", ""
     columns["item_id"][31] = f"  {columns['item_id'][31]} "
@@ -238,7 +238,7 @@ def test_files_that_are_divided_already(tmp_path):
 
 
 def test_descriptions_and_titles(tmp_path):
-    events = random_events(25, 20)
+    events = random_events(12, 12)
     titles = [
         f"Title {number % 4} of {event[1]}" if number % 3 else " " for number, event in enumerate(events)
     ]
@@ -260,7 +260,7 @@ def test_descriptions_and_titles(tmp_path):
 def test_ids_that_are_written_in_two_ways(tmp_path):
     events = [
         (f"{user[1:]}.0" if number % 9 == 0 else f"0{user[1:]}", item, time)
-        for number, (user, item, time) in enumerate(random_events(25, 20))
+        for number, (user, item, time) in enumerate(random_events(12, 12))
     ]
     users = {"user_id": [f"{number}" for number in range(12)] + ["07", "A1", "a1"]}
     source = write_source(tmp_path / "log", events, users=users)
@@ -275,7 +275,7 @@ def test_ids_that_are_written_in_two_ways(tmp_path):
 
 
 def test_folders_are_columns_and_types_are_those_of_all_files(tmp_path):
-    events = random_events(25, 20)
+    events = random_events(12, 12)
     source = tmp_path / "log"
     for number, day in enumerate(["day=1", "day=2", "day=__HIVE_DEFAULT_PARTITION__"]):
         rows = events[number::3]
@@ -293,7 +293,7 @@ def test_folders_are_columns_and_types_are_those_of_all_files(tmp_path):
 
 
 def test_a_folder_of_mixed_columns_is_refused_by_file(tmp_path):
-    events = random_events(25, 20)
+    events = random_events(12, 12)
     source = in_parts(tmp_path / "log", columns_of(events, rating=[1] * len(events)))
     pq.write_table(pa.table(columns_of(events, rating=["good"] * len(events))), source / "part-2.parquet")
     refused = same(tmp_path, source)
@@ -307,7 +307,7 @@ def test_a_log_without_events_is_refused(tmp_path):
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "csv.gz"])
 def test_a_source_may_be_a_url(tmp_path, kind):
-    events = random_events(25, 20)
+    events = random_events(12, 12)
     titles = [f"Title of {event[1]}" for event in events]
     form = kind.removesuffix(".gz")
     items = {"item_id": ["i1", "i2"], "brand": ["A", "B"]}
@@ -387,7 +387,7 @@ def killed_after(num_tasks):
 
 
 def described_log(folder):
-    events = random_events(25, 20)
+    events = random_events(12, 12)
     users = {"user_id": [f"u{number}" for number in range(30)], "age": list(range(30))}
     titles = [f"Title {number % 4} of {event[1]}" for number, event in enumerate(events)]
     source = write_source(folder, events, users=users)

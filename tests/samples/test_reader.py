@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
@@ -13,6 +13,7 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.reading.read_plan import ReadPlan, readings
 from rayrec.samples.reading.reader import SampleReader, evaluation_batches
 from tests.helpers.data import small_dataset
+from tests.helpers.examples import examples
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +74,7 @@ def test_windows_are_drawn_from_permuted_row_groups(dataset):
     assert [window.start for window in windows] == [0, 8, 16, 24, 32]
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(
     batch_size=st.integers(1, 45),
     window_rows=st.integers(1, 50),

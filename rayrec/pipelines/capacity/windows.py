@@ -100,13 +100,14 @@ def measure_windows(
         InputError: the data has too few rows for so many steps.
         Exception: as the pipeline of `rayrec train`.
     """
+    num_timed = max(2, warm_up // 2)
+    _check_rows(assembly, warm_up + num_timed + num_windows * num_steps)  # before anything is started
     with running_stages(name, assembly, None, HANG_TIMEOUT_S) as stages:
         pipeline = TrainingPipeline(stages, assembly.config.pipeline.queue_depth)
-        _check_rows(assembly, warm_up + 1)
         first = _drive(pipeline, 0, warm_up)
         started = time.perf_counter()
-        first = _drive(pipeline, first, first + max(2, warm_up // 2))
-        each_s = (time.perf_counter() - started) / max(2, warm_up // 2)
+        first = _drive(pipeline, first, first + num_timed)
+        each_s = (time.perf_counter() - started) / num_timed
         num_steps = max(num_steps, round(least_s / each_s))
         _check_rows(assembly, first + num_windows * num_steps)
         found = []

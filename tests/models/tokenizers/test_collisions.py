@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.models.tokenizers.code_tuples import tuple_groups
@@ -13,6 +13,7 @@ from rayrec.models.tokenizers.collisions import (
     share_tuple,
 )
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
+from tests.helpers.examples import examples
 
 
 def line_codebooks(num_levels=2):
@@ -84,7 +85,7 @@ def test_reassign_needs_codebooks():
         reassign_last_code(np.array([[0], [0]]), Evidence(4))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(st.integers(0, 1000), st.integers(4, 20))
 def test_every_policy_gives_distinct_tuples_and_keeps_the_prefixes(seed, num_items):
     values = np.random.default_rng(seed).integers(0, 400, num_items)

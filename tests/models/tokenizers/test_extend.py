@@ -1,13 +1,14 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.fit import quantized_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
+from tests.helpers.examples import examples
 
 
 def on_a_line():
@@ -125,7 +126,7 @@ def test_a_catalog_of_the_same_items_keeps_all_codes():
     assert same.extends(registry.version, "old data")
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(st.integers(0, 10_000))
 def test_codes_stay_distinct_however_a_catalog_grows(seed):
     random = np.random.default_rng(seed)

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.models.tokenizers.kmeans import lloyd, nearest_centroids
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
+from tests.helpers.examples import examples
 
 
 def clustered_vectors(num_items, dim, seed, num_centers=12):
@@ -33,7 +34,7 @@ def test_well_separated_groups_are_told_apart_level_by_level():
     torch.testing.assert_close(kmeans.decode(codes_IL[:, :1]), corners.repeat_interleave(4, dim=0))
 
 
-@settings(max_examples=15, deadline=None)
+@examples(15)
 @given(st.integers(1, 30), st.integers(1, 5), st.integers(0, 100))
 def test_a_code_names_the_nearest_centroid(num_centroids, dim, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
+from rayrec.pipelines.capacity import windows
 from rayrec.pipelines.capacity.calibrate import Variant, measure
 from rayrec.pipelines.capacity.calibration import measured_from
 from rayrec.pipelines.capacity.windows import children_cpu_s, machine_busy_s, measure_windows
@@ -32,7 +33,9 @@ def test_a_window_sees_every_role(ray_cluster, config):
     assert measured_from(asdict(measured)) == measured
 
 
-def test_a_run_with_too_few_steps_is_refused(ray_cluster, config):
+def test_a_run_with_too_few_steps_is_refused_before_anything_starts(config, monkeypatch):
+    monkeypatch.setattr(windows, "running_stages", lambda *arguments: pytest.fail("is started"))
+
     with pytest.raises(InputError, match="or use more data"):
         measure_windows("window", assemble(config, checksums=False), 2, 1000, 8)
 
