@@ -150,6 +150,22 @@ def test_a_record_longer_than_the_model_reads_is_named_cut_or_dropped(folders, t
     assert all(np.isfinite(losses))
 
 
+def test_a_prompt_leaves_room_for_its_answer(folders, tmp_path):
+    gpt2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 40}
+    config = settings(
+        folders, epochs=1, base={"kind": "settings", "settings": gpt2}, max_length=40, long_rows="cut"
+    )
+    task = LanguageTask.open(config, config.model)
+    features = assemble(config).features
+
+    question = next(each for each in TextValidation(task, "test").batches() if each.what == "answer")
+    prompts = features.prompts(0, question.rows)
+
+    assert task.answer_tokens == 20
+    assert int(np.diff(prompts.offsets_B1).max()) <= 20
+    trained(config, tmp_path / "run")  # whose validation answers, though the network knows 40 places
+
+
 def test_a_base_without_a_tokenizer_is_refused(folders, tmp_path):
     with pytest.raises(InputError, match=r"model\.tokenizer: name the folder of a tokenizer; a base of kind"):
         trained(settings(folders, tokenizer=None), tmp_path / "run")

@@ -307,14 +307,14 @@ class EvaluationConfig(Config):
     response_metric: Literal["auc", "gauc"] = "auc"
     """The same of ranking models, for the first of their labels."""
     max_users: int | None = Field(None, gt=0)
-    """Users validated on while training, or impressions; None takes all. The final evaluation always does."""
+    """Users validated on while training, impressions, or records; None takes all, as the final evaluation does."""
     instruction: WantedConfig | None = None
     """Of all users, in validation and evaluation; None is none. Needs `model.instruction`."""
     batch_size: int = Field(512, gt=0)
     answers: int = Field(64, ge=0)
     """Of language models: records whose answers are written, token by token, in each validation."""
     max_new_tokens: int = Field(128, gt=0)
-    """Of each such answer."""
+    """Of each such answer; at most half of `model.max_length`."""
 
 
 class PublishConfig(Config):

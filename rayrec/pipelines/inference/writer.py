@@ -71,8 +71,7 @@ class TextWriter:
         for question in questions:
             if question.what == "answer":
                 prompts = self.features.prompts(question.step, question.rows)
-                most = self.task.config.evaluation.max_new_tokens
-                yield question, self._program.generate(prompts, {}, most)
+                yield question, self._program.generate(prompts, {}, self.task.answer_tokens)
                 continue
             make = self.features.options if question.what == "choose" else self.features.judged
             batch = make(question.step, question.rows)

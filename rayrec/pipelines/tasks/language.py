@@ -19,7 +19,14 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.text_metrics import Span, is_json, mean, ratio, span_f1
 from rayrec.pipelines.tasks.task import Task
-from rayrec.pipelines.tasks.text_rows import READ, TextRows, text_features, tokenizer_of, vocabulary_of
+from rayrec.pipelines.tasks.text_rows import (
+    READ,
+    TextRows,
+    answer_tokens,
+    text_features,
+    tokenizer_of,
+    vocabulary_of,
+)
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.base.keys import row_keys
@@ -63,6 +70,11 @@ class LanguageTask(Task):
     @property
     def semantic_ids_version(self) -> str | None:
         return self.tokenizer.info.semantic_ids_version
+
+    @property
+    def answer_tokens(self) -> int:
+        """Of an answer at most."""
+        return answer_tokens(self.config, self.model)
 
     def check_split(self, split: Split) -> None:
         if not self.dataset.manifest.rows[split]:
@@ -149,9 +161,8 @@ class TextValidation:
 
     def ask(self, worker: Any, trainer: Any, batch: TextQuestion) -> Any:
         if batch.what == "answer":
-            return trainer.generate.remote(
-                worker.prompts.remote(batch.step, batch.rows), self.task.config.evaluation.max_new_tokens
-            )
+            prompts = worker.prompts.remote(batch.step, batch.rows)
+            return trainer.generate.remote(prompts, self.task.answer_tokens)
         if batch.what == "choose":
             return trainer.log_likelihoods.remote(worker.options.remote(batch.step, batch.rows))
         return trainer.log_likelihoods.remote(worker.judged.remote(batch.step, batch.rows))

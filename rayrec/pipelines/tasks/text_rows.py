@@ -83,11 +83,16 @@ def text_features(config: RunConfig, model: LanguageModelConfig, program: Featur
         program,
         tokenizer,
         ChatTemplate.of_folder(tokenizer.folder) if model.template == "chat" else None,
-        TextRules(model.max_length, model.long_rows, model.learn),
+        TextRules(model.max_length, model.long_rows, model.learn, answer_tokens(config, model)),
         seed=config.seed,
         num_trainers=config.pipeline.num_trainers,
         is_prepared=config.data.cache is not None,
     )
+
+
+def answer_tokens(config: RunConfig, model: LanguageModelConfig) -> int:
+    """Tokens of an answer at most: what is set, and no more than half of what the model reads."""
+    return min(config.evaluation.max_new_tokens, model.max_length // 2)
 
 
 def tokenizer_of(model: LanguageModelConfig) -> TextTokenizer:

@@ -45,6 +45,8 @@ class TextRules:
     long_rows: LongRows = "refuse"
     learn: Learn = "all"
     """Which turns of an assistant."""
+    answer_tokens: int = 0
+    """Room that prompts leave for an answer: the model knows no places behind `max_length`."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class TextFeatures:
         texts = self._opened(records)
         made = []
         for text in texts:
-            ids = self.tokenizer.encode(text)[-self._rules.max_length :]
+            ids = self.tokenizer.encode(text)[-(self._rules.max_length - self._rules.answer_tokens) :]
             made.append(Tokens(np.array(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)))
         return _batch(step, rows.row_keys_B, made)
 
