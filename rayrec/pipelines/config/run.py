@@ -307,7 +307,7 @@ class EvaluationConfig(Config):
     response_metric: Literal["auc", "gauc"] = "auc"
     """The same of ranking models, for the first of their labels."""
     max_users: int | None = Field(None, gt=0)
-    """Users validated on while training, impressions, or records; None takes all, as the final evaluation does."""
+    """Users, impressions or records validated on while training; None: all, as finally evaluated."""
     instruction: WantedConfig | None = None
     """Of all users, in validation and evaluation; None is none. Needs `model.instruction`."""
     batch_size: int = Field(512, gt=0)
