@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 from rich.table import Table
 
 from rayrec.cli.app import app
+from rayrec.cli.runs import check_served
 from rayrec.platform.console import Answer, command, out
 from rayrec.platform.errors import InputError
 
@@ -30,6 +30,12 @@ def agree_command(
     ],
     device_a: Annotated[str | None, typer.Option(help="Device of A, of a run or version.")] = None,
     device_b: Annotated[str | None, typer.Option(help="Device of B, likewise.")] = None,
+    token_file_a: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="File with the token of A, of a service.")
+    ] = None,
+    token_file_b: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Likewise of B.")
+    ] = None,
     differences: Annotated[
         Path | None, typer.Option(help="JSONL file to write requests to that were answered differently.")
     ] = None,
@@ -40,15 +46,17 @@ def agree_command(
     from rayrec.pipelines.metrics.agreement import agreement
     from rayrec.platform.files import write_atomically
     from rayrec.serve.app.answering import answers_of, read_asked
-    from rayrec.serve.config.bearer_token import VARIABLE
 
     if differences is not None and not differences.absolute().parent.is_dir():
         raise InputError(f"--differences {differences}: there is no such folder; make it first")
     asked = read_asked(requests)
-    token = os.environ.get(VARIABLE)
+    for side in (a, b):
+        if "://" not in side:
+            check_served(side)
+    tokens = [None if file is None else file.read_text().strip() for file in (token_file_a, token_file_b)]
     # One after the other: two models need not fit at once.
-    first = answers_of(a, device_a, token)(asked)
-    second = answers_of(b, device_b, token)(asked)
+    first = answers_of(a, device_a, tokens[0])(asked)
+    second = answers_of(b, device_b, tokens[1])(asked)
     figures = agreement(first, second, [one.expected for one in asked])
     if differences is not None:
         lines = [

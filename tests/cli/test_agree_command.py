@@ -2,6 +2,8 @@
 
 import json
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -82,3 +84,31 @@ def test_what_cannot_answer_is_named(runs, tmp_path):
         "agree", runs[0], unreachable, "--requests", path, "--device-b", "cpu"
     )
     assert "there is no request" in refused("agree", *runs, "--requests", lines(path, []))
+
+
+def test_a_token_goes_to_its_service_alone(runs, tmp_path):
+    seen = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_POST(self):
+            seen.append((self.path, self.headers.get("Authorization")))
+            self.send_response(302)
+            self.send_header("Location", f"http://127.0.0.1:{server.server_port}/other")
+            self.end_headers()
+
+        do_GET = do_POST
+
+        def log_message(self, *_):
+            pass
+
+    path = lines(tmp_path / "requests.jsonl", [{"user_id": "u1"}])
+    token = tmp_path / "token"
+    token.write_text("a-secret-of-16-letters")
+    with HTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        said = refused("agree", runs[0], url, "--requests", path, "--token-file-b", token)
+        server.shutdown()
+
+    assert "status 302" in said
+    assert seen == [("/v1/recommend", "Bearer a-secret-of-16-letters")]

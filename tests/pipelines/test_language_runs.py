@@ -18,11 +18,13 @@ from rayrec.pipelines.inference.writer import TextWriter
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
-from rayrec.pipelines.tasks.language import LanguageTask, TextValidation
+from rayrec.pipelines.tasks.language import LanguageTask, TextValidation, _right_choices
+from rayrec.pipelines.tasks.text_rows import tokenizer_of, vocabulary_of
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
-from rayrec.samples.text.prepare import TextPrepareConfig, prepare_text
+from rayrec.samples.text.prepare import TextPrepareConfig, _used, prepare_text
+from rayrec.samples.text.records import Record
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -182,6 +184,9 @@ def test_an_exported_run_says_what_the_run_says(folders, tmp_path, lora):
 
     assert exported.layout == "Hugging Face"
     network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    assert network.generation_config.eos_token_id == list(
+        LanguageTask.open(config, config.model).vocabulary.ends
+    )
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "folder")
     writer = TextWriter.load(tmp_path / "run")
     text = "ask 3 red\n"
@@ -204,3 +209,39 @@ def test_an_exported_run_says_what_the_run_says(folders, tmp_path, lora):
     assert np.isfinite(figures["loss"].value)
     with pytest.raises(InputError, match="is there already"):
         export_run(tmp_path / "run", tmp_path / "folder")
+
+
+def test_an_option_that_the_model_cannot_read_is_not_chosen():
+    records = tuple(Record("choice", text="?", options=("a", "b"), choice=choice) for choice in (0, 1, 1))
+    log_B = np.array([-3.0, 0.0, -2.0, -1.0, -5.0, 0.0])
+    targets_B = np.array([2, 0, 2, 2, 2, 0])
+
+    # Of the first the right one is chosen, of the second too; of the third the right one cannot be read.
+    assert _right_choices(records, log_B, targets_B) == [True, True]
+
+
+def test_the_end_of_an_answer_is_the_token_that_the_template_writes_there(folders, tmp_path):
+    other = tokenizer_folder(tmp_path / "tokenizer", more=("<|endoftext|>",), eos_token="<|endoftext|>")
+    model = settings(folders, tokenizer=str(other), template="chat").model
+    tokenizer = tokenizer_of(model)
+
+    vocabulary = vocabulary_of(model, tokenizer)
+
+    assert [tokenizer.tokenizer.id_to_token(end) for end in vocabulary.ends] == [
+        "<|im_end|>",
+        "<|endoftext|>",
+    ]
+    bare = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+    without = tokenizer_folder(tmp_path / "bare", bare)
+    plain = settings(folders, tokenizer=str(without), template="chat").model
+    with pytest.raises(InputError, match="writes no special token behind an answer"):
+        vocabulary_of(plain, tokenizer_of(plain))
+
+
+def test_a_column_is_one_field_and_what_is_said_comes_before_its_name():
+    used = _used({"prompt": "question", "completion": "text"})
+
+    assert used["question"] == "prompt"
+    assert used["text"] == "completion"
+    with pytest.raises(InputError, match="prompt and completion are both read of 'a'"):
+        _used({"prompt": "a", "completion": "a"})

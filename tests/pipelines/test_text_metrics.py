@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rayrec.pipelines.metrics.text_metrics import Span, is_json, mean, ratio, span_f1
+from rayrec.pipelines.metrics.text_metrics import is_json, mean, ratio, span_f1
+from rayrec.samples.text.records import Span
 
 
 def test_f1_counts_spans_that_are_right_in_every_part():

@@ -249,6 +249,8 @@ def _checked(network: Any, wanted: Wanted, source: str) -> nn.Module:
             f"{source}: the network knows {known_positions} positions, and a row has up to {num_positions} "
             "tokens; lower max_length or raise max_position_embeddings"
         )
+    # What a folder sets there, such as a penalty for repetitions, would change answers.
+    network.generation_config = type(network.generation_config)()
     for module in network.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +22,10 @@ from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.flops import ModelFlops
 from rayrec.models.program.program import ProgramPlacement, Rows
 from rayrec.models.program.torch_program import TorchProgram
+from rayrec.platform.shares import balanced_bounds
 
+TOKENS_AT_ONCE = 8192
+"""Of rows that are judged."""
 BASE = "base"
 """Name of the fingerprint among a snapshot's weights."""
 
@@ -77,10 +81,18 @@ class TextProgram(TorchProgram):
     def log_likelihoods(self, features: TextRows, rows: Rows) -> np.ndarray:
         """[B] sum over each row's targets of the logarithm of their probability."""
         self._begin_inference()
+        batch = self._batch(features, rows, training=False)
+        # Records may be long, and have many options: what is computed at once is bounded by tokens.
+        lengths_B = (
+            batch.lengths_B if self.model.packed else np.full_like(batch.lengths_B, batch.layout.longest)
+        )
+        bounds = balanced_bounds(lengths_B, max(1, -(-int(lengths_B.sum()) // TOKENS_AT_ONCE)))
+        found: list[np.ndarray] = []
         with self._compute.autocast(self._device):
-            log_B = self.model.log_likelihoods(self._batch(features, rows, training=False))
-        found: np.ndarray = log_B.float().cpu().numpy()
-        return found
+            for start, stop in pairwise(bounds):
+                log_B = self.model.log_likelihoods(batch.some_rows(slice(start, stop)))
+                found.append(log_B.float().cpu().numpy())
+        return np.concatenate(found)
 
     @torch.inference_mode()
     def generate(self, features: TextRows, rows: Rows, max_new_tokens: int) -> list[np.ndarray]:

@@ -89,13 +89,14 @@ class TextWriter:
             folder: made here.
         """
         network, info = self._program.model.network, self.task.tokenizer.info
+        vocabulary = self.task.vocabulary
         if self.task.model.lora is not None:
             merge_adapters(network)
-        network.config.eos_token_id = network.generation_config.eos_token_id = list(info.ends)
-        network.config.pad_token_id = network.generation_config.pad_token_id = info.pad
+        network.config.eos_token_id = network.generation_config.eos_token_id = list(vocabulary.ends)
+        network.config.pad_token_id = network.generation_config.pad_token_id = vocabulary.pad
         with whole_folder(folder) as draft:
-            network.save_pretrained(draft, safe_serialization=True)
             self.task.tokenizer.save(draft)
+            network.save_pretrained(draft, safe_serialization=True)  # its ends of texts, not the base's
             made = {
                 "run": self.run,
                 "step": self.committed_step + 1,

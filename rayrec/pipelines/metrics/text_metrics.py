@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.platform.arrays import Float64Array
+from rayrec.samples.text.records import Span
 
 NUM_RESAMPLES = 1000
-
-
-class Span(NamedTuple):
-    """A part of a text, in characters, and what it is."""
-
-    start: int
-    stop: int
-    label: str
 
 
 def mean(values_R: Sequence[float] | Float64Array) -> Estimate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +15,11 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import MetaWeights
 from rayrec.models.language.config import LanguageModelConfig
 from rayrec.models.language.text_program import build_language_model
+from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.program import ProgramSpec
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.estimate import Estimate
-from rayrec.pipelines.metrics.text_metrics import Span, is_json, mean, ratio, span_f1
+from rayrec.pipelines.metrics.text_metrics import is_json, mean, ratio, span_f1
 from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.tasks.text_rows import (
     READ,
@@ -71,6 +73,10 @@ class LanguageTask(Task):
     def semantic_ids_version(self) -> str | None:
         return self.tokenizer.info.semantic_ids_version
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return vocabulary_of(self.model, self.tokenizer)
+
     @property
     def answer_tokens(self) -> int:
         """Of an answer at most."""
@@ -87,7 +93,7 @@ class LanguageTask(Task):
         return text_features(self.config, self.model, program)
 
     def program(self, optimizer: DenseOptimizerSettings) -> ProgramSpec:
-        return self.model.program(vocabulary_of(self.tokenizer), optimizer)
+        return self.model.program(self.vocabulary, optimizer)
 
     def ids_of(self, table: str) -> int:
         raise AssertionError(f"no rule for the ids of table {table!r}")
@@ -97,7 +103,7 @@ class LanguageTask(Task):
 
     def network(self) -> nn.Module:
         with MetaWeights():
-            return build_language_model(self.model, vocabulary_of(self.tokenizer), self.config.seed)
+            return build_language_model(self.model, self.vocabulary, self.config.seed)
 
     def validation(self, features: TextFeatures) -> TextValidation:
         return TextValidation(self, "valid", self.config.evaluation.max_users)
@@ -173,7 +179,7 @@ class TextValidation:
             if question.what == "judge":
                 judged.append(answer)
             elif question.what == "choose":
-                chosen += _right_choices(question.records, answer[0])
+                chosen += _right_choices(question.records, *answer)
             else:
                 texts = [self._decoded(tokens) for tokens in answer]
                 said += list(zip(question.records, texts, strict=True))
@@ -188,11 +194,9 @@ class TextValidation:
         if said:
             found["exact_match"] = mean([text == answer_of(record).strip() for record, text in said])
         if spans := [(record, text) for record, text in said if record.kind == "spans"]:
-            right = [[Span(one.start, one.end, one.label) for one in record.spans] for record, _ in spans]
-            named = [spans_in(record.text, text) or () for record, text in spans]
-            found["span_f1"] = span_f1(
-                [[Span(one.start, one.end, one.label) for one in each] for each in named], right
-            )
+            # An answer does not say which of several equal parts is meant: the right one is read likewise.
+            right = [spans_in(record.text, answer_of(record)) or () for record, _ in spans]
+            found["span_f1"] = span_f1([spans_in(record.text, text) or () for record, text in spans], right)
         if wanted := [text for record, text in said if is_json(answer_of(record))]:
             found["valid_json"] = mean([is_json(text) for text in wanted])
         if chosen:
@@ -219,8 +223,13 @@ def _some(
     )
 
 
-def _right_choices(records: tuple[Record, ...], log_B: np.ndarray) -> list[bool]:
-    """Of each record, whether the likeliest of its options is the right one."""
+def _right_choices(records: tuple[Record, ...], log_B: np.ndarray, targets_B: np.ndarray) -> list[bool]:
+    """Of each record, whether the likeliest of its options is the right one. An option that the model cannot
+    read is not chosen, and where that is the right one, nobody can say."""
     ends = np.cumsum([len(record.options) for record in records])
-    each = np.split(log_B, ends[:-1])
-    return [int(one.argmax()) == record.choice for record, one in zip(records, each, strict=True)]
+    each = np.split(np.where(targets_B > 0, log_B, -np.inf), ends[:-1])
+    return [
+        int(one.argmax()) == record.choice
+        for record, one in zip(records, each, strict=True)
+        if one[record.choice] > -np.inf
+    ]

@@ -169,4 +169,4 @@ class Task(ABC):
     @property
     @abstractmethod
     def shown_metrics(self) -> tuple[str, ...]:
-        """Figures that a run's log shows."""
+        """Figures that a run's log shows, of those that a validation gives."""

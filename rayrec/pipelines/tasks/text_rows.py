@@ -18,7 +18,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.training_rows import compiled
 from rayrec.pipelines.tasks.wanted_columns import WantedColumn
 from rayrec.platform.errors import InputError
-from rayrec.samples.features.text_features import TextFeatures, TextRules
+from rayrec.samples.features.text_features import TextFeatures, TextRules, end_of_turn
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.reading.read_plan import ReadPlan
 from rayrec.samples.text.chat import ChatTemplate
@@ -111,9 +111,17 @@ def tokenizer_of(model: LanguageModelConfig) -> TextTokenizer:
     return TextTokenizer.extended(folder)
 
 
-def vocabulary_of(tokenizer: TextTokenizer) -> Vocabulary:
+def vocabulary_of(model: LanguageModelConfig, tokenizer: TextTokenizer) -> Vocabulary:
+    """What a network has to know of the tokens, the end of an answer as the chat template writes it included.
+
+    Raises:
+        InputError: the template writes no token behind an answer that could end it.
+    """
     info = tokenizer.info
-    return Vocabulary(info.num_tokens, info.first_new, info.pad, info.ends)
+    ends = info.ends
+    if model.template == "chat":
+        ends = tuple(dict.fromkeys([end_of_turn(ChatTemplate.of_folder(tokenizer.folder), tokenizer), *ends]))
+    return Vocabulary(info.num_tokens, info.first_new, info.pad, ends)
 
 
 def _is(expected: pa.DataType, found: pa.DataType) -> bool:

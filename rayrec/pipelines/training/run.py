@@ -395,7 +395,7 @@ class Attempt:
             "epoch %g: loss %.4f, valid %s, %.0f s of training, mfu %s",
             epoch,
             loss,
-            ", ".join(f"{name} {figures[name]:.4f}" for name in self._shown_metrics),
+            ", ".join(f"{name} {figures[name]:.4f}" for name in self._shown_metrics if name in figures),
             self._progress.training_s,
             f"{100.0 * mfu:.2g} %" if mfu else "not counted",
         )

@@ -187,6 +187,26 @@ class TextFeatures:
         return self._template.render(chats, open_turn=True)
 
 
+def end_of_turn(template: ChatTemplate, tokenizer: TextTokenizer) -> int:
+    """The special token that a template writes behind what an assistant says.
+
+    Raises:
+        InputError: it writes none.
+    """
+    answer = "yes"
+    (rendered,) = template.rendered([(Message("user", "no"), Message("assistant", answer))])
+    ((start, stop),) = rendered.completions
+    special = tokenizer.tokenizer.get_added_tokens_decoder()
+    behind = rendered.text.rfind(answer, start, stop) + len(answer)
+    for token in tokenizer.encode(rendered.text[behind:stop]):
+        if token in special:
+            return int(token)
+    raise InputError(
+        f"{template.where} writes no special token behind an answer, so no answer would ever end; take "
+        "another template, or set model.template to plain"
+    )
+
+
 SEPARATOR = "\n"
 """Between what is asked and answered, where there is no template."""
 

@@ -9,7 +9,7 @@ hash of their content, so that the same records give the same data set however t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -176,7 +176,7 @@ def _read(
 ) -> _Read:
     read = _Read()
     split_of = _divider(rule, config)
-    used = {config.columns.get(name, name): name for name in _FIELDS}
+    used = _used(config.columns)
     for file in files:
         for row in file.rows():
             try:
@@ -195,6 +195,24 @@ def _read(
             if read.num_rows % 1024 == 0:
                 progress("reading", read.num_rows, None)
     return read
+
+
+def _used(columns: Mapping[str, str]) -> dict[str, str]:
+    """Column to the field that is read of it: what the settings say, before what names say.
+
+    Raises:
+        InputError: one column would be two fields.
+    """
+    used: dict[str, str] = {}
+    for field, column in columns.items():
+        if column in used:
+            raise InputError(
+                f"columns: {used[column]} and {field} are both read of {column!r}; name a column for each"
+            )
+        used[column] = field
+    for field in sorted(_FIELDS - columns.keys()):
+        used.setdefault(field, field)
+    return used
 
 
 def _checked(row: RawRow, used: dict[str, str], kind: Kind | None) -> Record:

@@ -201,6 +201,11 @@ class TextTokenizer:
             begins_T, ends_T = offsets_T2[:, 0], offsets_T2[:, 1]
             is_completion_T |= (begins_T >= start) & (begins_T < stop)
             num_across += int(((begins_T < start) & (ends_T > start)).sum())
+            if start and text[start - 1].isspace() and not ((begins_T < start) & (ends_T >= start)).any():
+                # The tokenizer counts the blank to the token behind it, and says so of none.
+                first_T = begins_T == start
+                is_completion_T &= ~first_T
+                num_across += int(first_T.sum())
         return MarkedTokens(np.array(encoded.ids, dtype=np.int64), is_completion_T, num_across)
 
     def code_text(self, codes: Sequence[int]) -> str:

@@ -116,8 +116,8 @@ def _ask(url: str, token: str | None, asked: Asked) -> tuple[str, ...]:
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
     request = urllib.request.Request(f"{url}/v1/recommend", body, headers)
-    # Not through a proxy of the environment: a service is asked where it runs.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    # Not through a proxy of the environment, nor to where an answer sends: the token is for this service.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
     try:
         with opener.open(request, timeout=TIMEOUT_S) as response:
             answer: Any = json.load(response)
@@ -127,6 +127,11 @@ def _ask(url: str, token: str | None, asked: Asked) -> tuple[str, ...]:
         raise InputError(f"{asked.where}: {url} answers with status {error.code}: {said}") from error
     except (OSError, ValueError) as error:  # what is no answer at all is a ValueError
         raise InputError(f"{asked.where}: {url} does not answer: {error}") from error
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """No other place is asked: the answer counts as an error."""
 
 
 def _items(answer: RecommendAnswer) -> tuple[str, ...]:
