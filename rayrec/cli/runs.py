@@ -415,13 +415,13 @@ def export_command(
     labels = [("labels, in their order", ", ".join(exported.labels))] if exported.labels else []
     print_rows(
         f"Exported: {folder}",
-        [("layout", exported.layout), ("after step", f"{exported.committed_step:,}"), *labels],
+        [("layout", exported.layout), ("after step", f"{exported.committed_step + 1:,}"), *labels],
     )
     return {
         "run": str(run),
         "folder": str(folder),
         "layout": exported.layout,
-        "snapshot_step": exported.committed_step,
+        "snapshot_step": exported.committed_step + 1,
         "labels": list(exported.labels),
     }
 

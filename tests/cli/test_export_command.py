@@ -46,7 +46,8 @@ def test_an_exported_run_scores_rows_as_the_run_does(dataset, tmp_path):
     assert found == {
         "run": str(run),
         "folder": str(folder),
-        "snapshot_step": scorer.committed_step,
+        "layout": "SavedModel",
+        "snapshot_step": scorer.committed_step + 1,
         "labels": ["click", "like"],
     }
     assert exported.labels == scorer.labels

@@ -86,7 +86,7 @@ class LanguageTask(Task):
         if not self.dataset.manifest.rows[split]:
             raise InputError(
                 f"{self.dataset.root}: there are no records in the split {split!r}; prepare the data set "
-                "with another split"
+                f"with a larger {split}_fraction, or with files of their own"
             )
 
     def features(self, program: FeatureProgram) -> TextFeatures:
