@@ -26,7 +26,7 @@ hypothesis.settings.load_profile("repeatable")
 # Tensors here are tiny: on a busy machine, threads that wait for each other cost more than they add.
 torch.set_num_threads(1)
 
-# Typer would make all commands anew for every call, which takes longer than most of them do.
+# Typer would build all commands again for every call, which takes longer than most of them do.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 
 # Ray's workers run at niceness 15: beside tests of another process they would hardly run at all.

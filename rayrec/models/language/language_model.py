@@ -30,7 +30,7 @@ from rayrec.models.language.text_tensors import TextTensors
 from rayrec.models.program.sharding import whole
 
 LOGITS_AT_ONCE = 1 << 22
-"""Where all logits of a chunk of targets are held."""
+"""Of targets that are judged, whose gradients nobody asks for."""
 
 
 class LanguageModel(nn.Module):
@@ -79,7 +79,7 @@ class LanguageModel(nn.Module):
         hidden_KD = self._hidden(batch)[before_K]
         head = self.network.get_output_embeddings()
         if getattr(head, "bias", None) is not None:
-            return self._summed_loss_in_parts(hidden_KD, targets_K)
+            return functional.cross_entropy(self._logits(hidden_KD).float(), targets_K, reduction="sum")
         return linear_cross_entropy(hidden_KD, whole(output_weight(head)), targets_K)
 
     def log_likelihoods(self, batch: TextTensors) -> Tensor:
@@ -93,7 +93,7 @@ class LanguageModel(nn.Module):
                 self._log_probability(self._logits(hidden_KD[part]), targets_K[part])
                 for part in _parts(len(targets_K), self._num_tokens)
             ]
-            log_K = torch.cat(parts) if parts else hidden_KD.new_zeros(0)
+            log_K = torch.cat(parts)
         else:
             log_K = self._log_probability(self._padded_logits(batch, before_K), targets_K)
         sums_B = log_K.new_zeros(batch.layout.num_rows)
@@ -152,13 +152,6 @@ class LanguageModel(nn.Module):
         head = self.network.get_output_embeddings()
         bias = getattr(head, "bias", None)
         return functional.linear(hidden_KD, whole(output_weight(head)), None if bias is None else whole(bias))
-
-    def _summed_loss_in_parts(self, hidden_KD: Tensor, targets_K: Tensor) -> Tensor:
-        total = hidden_KD.new_zeros(())
-        for part in _parts(len(targets_K), self._num_tokens):
-            logits_KV = self._logits(hidden_KD[part])
-            total = total + functional.cross_entropy(logits_KV, targets_K[part], reduction="sum")
-        return total
 
     @staticmethod
     def _log_probability(logits_KV: Tensor, targets_K: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A `LanguageModel` as a program: it is trained on rows of tokens, judges them, and continues them.
 
-A frozen base is not in the snapshots of a run: they have what was trained, and the fingerprint of the weights
-that it was trained beside, which whoever loads them has to have.
+A frozen base is not in the snapshots of a run: they have what was trained, and the fingerprint of the base.
+Loading them beside another base is refused.
 """
 
 from __future__ import annotations

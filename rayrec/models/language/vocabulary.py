@@ -1,4 +1,4 @@
-"""What a language model has to know of its tokenizer."""
+"""What a language model has to know of its tokenizer: a leaf without torch, which settings and programs read."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 ProgramSpec ─ build(ProgramPlacement), in a trainer's process ─► DenseProgram
                                                            ├─ RecommendingProgram    which item comes next
-                                                           ├─ ScoringProgram    what comes of what is shown
+                                                           ├─ ScoringProgram    the labels of impressions
                                                            └─ WritingProgram    how a text goes on
 """
 

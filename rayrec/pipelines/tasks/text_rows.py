@@ -120,7 +120,11 @@ def vocabulary_of(model: LanguageModelConfig, tokenizer: TextTokenizer) -> Vocab
     info = tokenizer.info
     ends = info.ends
     if model.template == "chat":
-        ends = tuple(dict.fromkeys([end_of_turn(ChatTemplate.of_folder(tokenizer.folder), tokenizer), *ends]))
+        template = ChatTemplate.of_folder(tokenizer.folder)
+        try:
+            ends = tuple(dict.fromkeys([end_of_turn(template, tokenizer), *ends]))
+        finally:
+            template.close()
     return Vocabulary(info.num_tokens, info.first_new, info.pad, ends)
 
 
