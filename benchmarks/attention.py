@@ -12,8 +12,8 @@ events long and once up to 200. Bars, all of them ratios of batches per second:
 
 On a GPU, `python -m benchmarks.attention` needs torch, numpy and triton alone (`python -m benchmarks.gpu`
 runs it too; `--device cpu` checks the program itself on a tiny batch). It prints, as JSON, milliseconds and
-TFLOP/s (of the pairs that are seen, 2 products forward and 5 backward) of HSTU, with its biases and
-without, and of softmax attention by our kernels, of FlexAttention and of padded
+TFLOP/s (of the pairs that are seen, 2 products forward and 5 backward) of HSTU, with its biases, with one
+kind of them and without, and of softmax attention by our kernels, of FlexAttention and of padded
 `scaled_dot_product_attention`, with and without what they need to prepare for a batch of new lengths, and
 the share of the rate of large matrix products in the same process.
 """
@@ -219,14 +219,17 @@ def on_gpu(cases: Sequence[tuple[int, int, int, int]] = GPU_CASES, device: str =
         "cases": [],
     }
     for num_rows, longest, heads, width in cases:
-        for scoring, biased, names in (
-            (Silu(float(longest)), False, ("triton",)),
-            (Silu(float(longest)), True, ("triton",)),
-            (Softmax(), False, ("triton", "flex", "sdpa")),
+        for scoring, biases, names in (
+            (Silu(float(longest)), "", ("triton",)),
+            (Silu(float(longest)), "places and times", ("triton",)),
+            (Silu(float(longest)), "places", ("triton",)),
+            (Silu(float(longest)), "times", ("triton",)),
+            (Softmax(), "", ("triton", "flex", "sdpa")),
         ):
-            call = Batches(num_rows, longest, scoring, heads, width, device, torch.bfloat16, biased).call()
+            made = Batches(num_rows, longest, scoring, heads, width, device, torch.bfloat16, bool(biases))
+            call = _with_biases(made.call(), biases)
             for name in names:
-                label = f"{type(scoring).__name__} {name}" + (" biased" if biased else "")
+                label = f"{type(scoring).__name__} {name} {biases}".rstrip()
                 case = {"rows": num_rows, "longest": longest, "heads": heads, "width": width, "what": label}
                 try:
                     found["cases"].append(case | _gpu_case(BACKENDS[name], call, matrix_rate))
@@ -238,6 +241,17 @@ def on_gpu(cases: Sequence[tuple[int, int, int, int]] = GPU_CASES, device: str =
     return found
 
 
+def _with_biases(call: AttentionCall, biases: str) -> AttentionCall:
+    """The call with its biases, or one kind of them."""
+    if call.bias is None or biases == "places and times":
+        return call
+    bias = call.bias
+    alone = RelativeBias(bias.place_HP)
+    if biases == "times":
+        alone = RelativeBias(None, bias.time_HD, bias.query_time_N, bias.key_time_M)
+    return replace(call, bias=alone)
+
+
 def _gpu_case(backend: Backend, call: AttentionCall, matrix_rate: float) -> dict[str, Any]:
     if (reason := backend.why_not(call)) is not None:
         raise ValueError(reason)
@@ -246,6 +260,8 @@ def _gpu_case(backend: Backend, call: AttentionCall, matrix_rate: float) -> dict
     operations = 7 * 2 * num_pairs * call.query_NHC.shape[1] * call.query_NHC.shape[2]
     offsets_B1, device = call.queries.offsets_B1, call.queries.device
     ready_s = device_seconds(partial(forward_backward, backend.attend, call), device)
+    with torch.no_grad():
+        forward_s = device_seconds(partial(backend.attend, call), device)
 
     def with_new_lengths() -> None:
         layout = JaggedLayout.from_offsets(offsets_B1, device)  # which has nothing prepared
@@ -254,6 +270,7 @@ def _gpu_case(backend: Backend, call: AttentionCall, matrix_rate: float) -> dict
     return {
         "tokens": call.queries.num_tokens,
         "ms": 1e3 * ready_s,
+        "forward_ms": 1e3 * forward_s,
         "ms_with_new_lengths": 1e3 * device_seconds(with_new_lengths, device),
         "tflops": operations / ready_s / 1e12,
         "share_of_matrix_rate": operations / ready_s / matrix_rate,

@@ -1,4 +1,4 @@
-"""What a language model has to know of its tokenizer: a leaf without torch, which settings and programs read."""
+"""What a language model has to know of its tokenizer. Imports no torch, for feature workers read it."""
 
 from __future__ import annotations
 
