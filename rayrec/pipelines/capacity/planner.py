@@ -279,13 +279,16 @@ def changes(work: Workload, cluster: ClusterSpec, costs: Costs) -> list[Change]:
     """What could be changed about a run alone, the fastest step first; the cluster stays as it is."""
     per_node = layout_of(work, cluster).trainers_per_node
     tried = {
-        "twice the servers": replace(work, num_servers=2 * work.num_servers),
-        "half the servers": replace(work, num_servers=max(1, work.num_servers // 2)),
         "twice the feature workers": replace(work, num_feature_workers=2 * work.num_feature_workers),
         "twice the readers": replace(work, num_readers=2 * work.num_readers),
-        "mode bounded_stale": replace(work, mode="bounded_stale"),
-        f"one caller for the {per_node} trainers of a node": replace(work, group_size=per_node),
     }
+    if work.num_servers:  # a run whose rows are dense weights has nobody to call
+        tried |= {
+            "twice the servers": replace(work, num_servers=2 * work.num_servers),
+            "half the servers": replace(work, num_servers=max(1, work.num_servers // 2)),
+            "mode bounded_stale": replace(work, mode="bounded_stale"),
+            f"one caller for the {per_node} trainers of a node": replace(work, group_size=per_node),
+        }
     found = []
     for what, changed in tried.items():
         if changed == work:

@@ -147,8 +147,8 @@ def _money(plan: ClusterPlan) -> Section:
     return Section(
         "Money",
         [
-            ("the cluster", f"{cluster.money_per_h:,.0f} {cluster.currency} an hour"),
-            ("a billion rows, with losses", f"{plan.money_per_billion:,.2f} {cluster.currency}"),
+            ("the cluster", f"{amount(cluster.money_per_h)} {cluster.currency} an hour"),
+            ("a billion rows, with losses", f"{amount(plan.money_per_billion)} {cluster.currency}"),
         ],
     )
 
@@ -228,6 +228,13 @@ def to_json(plan: ClusterPlan, changes: Sequence[Change] = ()) -> dict[str, Any]
         ],
         "not_modeled": list(NOT_MODELED),
     }
+
+
+def amount(money: float) -> str:
+    """Whole from a hundred on, else with two digits that count: `1,033`, `4.10`, `0.012`."""
+    if money >= 100:
+        return f"{money:,.0f}"
+    return f"{money:.2f}" if money >= 1 else f"{money:.2g}"
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 from rayrec.embeddings.config import TableConfig
 from rayrec.pipelines.capacity.pictures import draw_plan
 from rayrec.pipelines.capacity.planner import SNAPSHOT_COST, changes, plan_cluster
-from rayrec.pipelines.capacity.report import duration, sections, to_json
+from rayrec.pipelines.capacity.report import amount, duration, sections, to_json
 from rayrec.platform.errors import InputError
 from tests.pipelines.capacity.plans import cluster_with, large
 
@@ -79,6 +79,13 @@ def test_the_report_has_everything_that_was_asked_for(calibration):
         "cluster: data sheet",
     ):
         assert words in text, words
+
+
+@pytest.mark.parametrize(
+    ("money", "shown"), [(0.1, "0.1"), (0.012, "0.012"), (4.1, "4.10"), (42, "42.00"), (1033.4, "1,033")]
+)
+def test_small_prices_are_not_shown_as_nothing(money, shown):
+    assert amount(money) == shown
 
 
 def test_the_plan_is_plain_values(calibration):

@@ -186,3 +186,9 @@ def test_changes_are_sorted_by_what_they_gain():
 
     assert [change.step.seconds for change in found] == sorted(change.step.seconds for change in found)
     assert found[0].what == "mode bounded_stale"
+
+
+def test_a_run_without_servers_is_not_told_to_change_them():
+    found = changes(replace(WORK, tables=(), num_servers=0), ROOMY, COSTS)
+
+    assert {change.what for change in found} == {"twice the feature workers", "twice the readers"}
