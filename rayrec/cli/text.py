@@ -1,4 +1,4 @@
-"""`text prepare`: data sets of text for language models."""
+"""`text prepare` and `text tokenizer`: data sets of text for language models, and what reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from rayrec.cli.app import text_app
 from rayrec.cli.runs import OverridesOption
-from rayrec.platform.console import Answer, command, print_rows, progress_bar
+from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 
 
 class RecordKind(StrEnum):
@@ -65,3 +65,17 @@ def prepare_text_command(
         )
     print_rows("Text", report.rows())
     return report.to_json()
+
+
+@command(text_app, "tokenizer")
+def write_tokenizer_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Model in GGUF format.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder of the tokenizer to write.")],
+) -> Answer:
+    """Write the tokenizer and chat template of a GGUF file as a folder, which model.tokenizer names."""
+    from rayrec.samples.text.tokens import TextTokenizer, write_tokenizer_of_gguf
+
+    write_tokenizer_of_gguf(file, out_folder)
+    info = TextTokenizer.extended(out_folder).info
+    out.print(f"{out_folder}: {info.num_tokens:,} tokens")
+    return {"folder": str(out_folder), "tokens": info.num_tokens}

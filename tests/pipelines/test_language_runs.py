@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rayrec.pipelines.tasks.text_rows import tokenizer_of, vocabulary_of
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
+from rayrec.samples.reading.reader import SampleReader
 from rayrec.samples.text.prepare import TextPrepareConfig, _used, prepare_text
 from rayrec.samples.text.records import Record
 
@@ -209,6 +211,59 @@ def test_an_exported_run_says_what_the_run_says(folders, tmp_path, lora):
     assert np.isfinite(figures["loss"].value)
     with pytest.raises(InputError, match="is there already"):
         export_run(tmp_path / "run", tmp_path / "folder")
+
+
+@pytest.mark.slow
+def test_the_first_twenty_losses_are_those_of_trl(folders, tmp_path):
+    """The same rows in the same order through the trainer that language models are most often tuned with."""
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    transformers = pytest.importorskip("transformers")
+    config = settings(folders, epochs=5)
+    ours = trained(config, tmp_path / "run")[:20]
+    assembly = assemble(config)
+    reader = SampleReader(assembly.plan.spec)
+    rows = []
+    for step in range(20):
+        batch = assembly.plan.batch(step)
+        assert batch is not None
+        (share,) = assembly.features.training(step, reader.read_batch(batch))
+        for start, stop in pairwise(share.offsets_B1):
+            tokens, learned = share.tokens_N[start:stop], share.is_target_N[start:stop]
+            rows.append({"input_ids": tokens.tolist(), "labels": np.where(learned, tokens, -100).tolist()})
+
+    program = LanguageTask.open(config, config.model).program(assembly.dense_optimizer())
+    network = program.build(ProgramPlacement(torch.device("cpu"), config.seed)).model.network
+    network.set_attn_implementation("eager")
+    optimizer = config.training.optimizer
+    arguments = trl.SFTConfig(
+        output_dir=str(tmp_path / "trl"),
+        max_steps=20,
+        per_device_train_batch_size=config.training.batch_size,
+        train_sampling_strategy="sequential",
+        learning_rate=optimizer.learning_rate,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm or 0.0,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        report_to=[],
+        save_strategy="no",
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+        dataset_kwargs={"skip_prepare_dataset": True},
+    )
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(folders[1] / "tokenizer.json"), pad_token="<|im_end|>", eos_token="<|im_end|>"
+    )
+    trainer = trl.SFTTrainer(
+        network, arguments, train_dataset=datasets.Dataset.from_list(rows), processing_class=tokenizer
+    )
+    trainer.train()
+    theirs = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+    assert len(ours) == len(theirs) == 20
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
 def test_an_option_that_the_model_cannot_read_is_not_chosen():

@@ -113,6 +113,8 @@ class LanguageModel(nn.Module):
                 num_beams=1,
                 eos_token_id=list(ends) or None,
                 pad_token_id=pad,
+                # Split weights are gathered whole before; trainers do not write equally many tokens.
+                synced_gpus=False,
             )
         return generated
 

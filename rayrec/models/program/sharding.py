@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-BLOCKS = ("blocks", "layers")
-"""Names of lists of blocks."""
+BLOCKS = ("blocks", "layers", "h")
+"""Names of lists of blocks; `h` is what networks after GPT-2 call them."""
 FURTHER_METHODS = "sharded_methods"
 """Class attribute of a block: methods besides `forward` that compute with its weights."""
-SHARDED_METHODS = ("loss", "recommend", "predict")
+SHARDED_METHODS = ("loss", "recommend", "predict", "log_likelihoods", "generate")
 """Methods of a model, as far as it has them, that compute with weights: gathered around these as around
 `forward`."""
 

@@ -501,11 +501,6 @@ class RunConfig(Config):
                 "training.parallel is 'fsdp2' and pipeline.num_trainers 1: one trainer has nobody to share "
                 "weights with; set parallel to 'replicated', or take more trainers"
             )
-        if self.training.parallel == "fsdp2" and self.model.kind == "language":
-            raise ValueError(
-                "training.parallel is 'fsdp2', in which language models have not been tried; set it to "
-                "'replicated'"
-            )
         return self
 
     @model_validator(mode="after")

@@ -103,8 +103,9 @@ def tokenizer_of(model: LanguageModelConfig) -> TextTokenizer:
     """
     folder = model.tokenizer or (model.base.folder if model.base.kind == "folder" else None)
     if folder is None:
+        own = "; `rayrec text tokenizer` writes that of the file to one" if model.base.kind == "gguf" else ""
         raise InputError(
-            f"model.tokenizer: name the folder of a tokenizer; a base of kind {model.base.kind} has none"
+            f"model.tokenizer: name the folder of a tokenizer; a base of kind {model.base.kind} has none{own}"
         )
     if (Path(folder) / INFO_FILE).is_file():
         return TextTokenizer.load(folder)

@@ -12,6 +12,7 @@ Axes: T tokens of a text, L code levels, I items.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import re
 import shutil
@@ -274,6 +275,34 @@ class TextTokenizer:
                             "take a tokenizer that keeps added tokens in one piece"
                         )
                 number += 1
+
+
+def write_tokenizer_of_gguf(path: str | Path, folder: str | Path) -> None:
+    """Write the tokenizer and the chat template that a GGUF file holds as the folder of a tokenizer.
+
+    Raises:
+        InputError: the file or a package that reads it is missing, it holds no tokenizer, or the folder has
+            files already.
+    """
+    source, root = Path(path), Path(folder)
+    if not source.is_file():
+        raise InputError(f"{source}: no such file; give a model in GGUF format")
+    if root.exists() and any(root.iterdir()):
+        raise InputError(f"{root}: has files already; give another folder")
+    if missing := [name for name in ("transformers", "gguf") if importlib.util.find_spec(name) is None]:
+        raise InputError(
+            f"{source}: needs the package {missing[0]}, which cannot be imported; install the extra with: "
+            "pip install 'rayrec[language]'"
+        )
+    import transformers
+
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(source.parent), gguf_file=source.name, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # whatever the code of an architecture raises
+        raise InputError(f"{source}: holds no tokenizer that can be read: {error}") from error
+    tokenizer.save_pretrained(str(root))
 
 
 def _read(root: Path) -> Tokenizer:
