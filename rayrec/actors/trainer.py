@@ -221,7 +221,7 @@ class Trainer(StageActor[StageClock]):
                 self._program.update()
             self._utilization.add(self._program.flops(features, self._row_dims))
         own_s = time.perf_counter() - began - (self._waited_s() - waited_s)
-        work = StepWork(own_s, 0 if self._spec.compute.is_sharded else features.num_tokens, self._node)
+        work = StepWork(own_s, 0 if self._spec.compute.is_split else features.num_tokens, self._node)
         self._metrics.after_batch(self._times(), self._figures)
         return TrainerReport(features.step, gradients.loss_sum, features.num_targets, features.counts, work)
 

@@ -44,7 +44,7 @@ def program(name: str, compute: ComputeSettings = PLAIN) -> SequenceProgram:
     made = SequenceProgram(
         model_of(name), SETTINGS, CPU, 5, sum_over_trainers=torch.distributed.all_reduce, compute=compute
     )
-    if compute.is_sharded:
+    if compute.is_split:
         made.join()
     return made
 

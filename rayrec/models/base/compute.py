@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 Precision = Literal["float32", "bfloat16"]
-Parallel = Literal["replicated", "fsdp2"]
+Parallel = Literal["replicated", "fsdp2", "tensor"]
 Weights = Literal["float32", "bfloat16_with_master"]
 
 
@@ -30,7 +30,7 @@ class ComputeSettings:
     compile: bool = False
     """Whether torch.compile makes one kernel of neighboring pointwise operations."""
     parallel: Parallel = "replicated"
-    """Whether every trainer holds all dense weights, or its shard of them."""
+    """Whether every trainer holds all dense weights, its shard of them, or its part of every layer."""
 
     weights: Weights = "float32"
     """`bfloat16_with_master`: see `rayrec.models.program.master_weights`."""
@@ -41,7 +41,13 @@ class ComputeSettings:
 
     @property
     def is_sharded(self) -> bool:
+        """Whether weights are gathered to be computed with."""
         return self.parallel == "fsdp2"
+
+    @property
+    def is_split(self) -> bool:
+        """Whether trainers meet within a step."""
+        return self.parallel != "replicated"
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Around forward and loss; not around backward, which takes the types of forward."""

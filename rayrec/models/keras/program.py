@@ -74,7 +74,7 @@ def check_compute(compute: ComputeSettings, model: KerasModel) -> None:
         raise InputError(
             "training.compile is for PyTorch's own models; leave it out: TensorFlow compiles by itself"
         )
-    if compute.is_sharded:
+    if compute.is_split:
         raise InputError(
             f"training.parallel is {compute.parallel!r}, which is for PyTorch's own models; take 'replicated'"
         )

@@ -17,10 +17,12 @@ import torch
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.language.adapters import fingerprint
 from rayrec.models.language.language_model import LanguageModel
+from rayrec.models.language.tensor_parallel import TensorParallel, together
 from rayrec.models.language.text_tensors import TextRows, TextTensors
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.flops import ModelFlops
-from rayrec.models.program.program import ProgramPlacement, Rows
+from rayrec.models.program.program import DenseGradients, ProgramPlacement, Rows
+from rayrec.models.program.sharding import SplitModel
 from rayrec.models.program.torch_program import TorchProgram
 from rayrec.platform.shares import balanced_bounds
 
@@ -73,6 +75,35 @@ class TextProgram(TorchProgram):
         )
         self.model = model
         self._vocabulary = vocabulary
+
+    def _split(self) -> SplitModel:
+        if self._compute.parallel != "tensor":
+            return super()._split()
+        if self._base_names:
+            raise ValueError(
+                "training.parallel: 'tensor' splits whole networks, and model.lora puts adapters beside a "
+                "frozen one; take 'fsdp2' or 'replicated'"
+            )
+        parts = TensorParallel(self.model.network, self._device, self.model.packed)
+        self.model.to(self._device)
+        return parts
+
+    def backward(self, features: TextRows, rows: Rows) -> DenseGradients:
+        if self._compute.parallel != "tensor":
+            return super().backward(features, rows)
+        all_of_them = together(features, rows)
+        found = super().backward(all_of_them, all_of_them.rows)
+        own = {table: found.row_grads[table][mine] for table, mine in all_of_them.mine.items()}
+        # Losses of trainers are added up, and each has computed that of all.
+        return DenseGradients(
+            found.loss_sum / torch.distributed.get_world_size(),
+            {
+                table: torch.from_numpy(grads_MD).to(self._device)
+                if isinstance(rows[table], torch.Tensor)
+                else grads_MD
+                for table, grads_MD in own.items()
+            },
+        )
 
     def _batch(self, features: TextRows, rows: Rows, training: bool) -> TextTensors:
         return TextTensors.build(features, rows, self._device, training)

@@ -14,6 +14,7 @@ Source: torch.distributed.fsdp.fully_shard; Zhao et al., "PyTorch FSDP", VLDB 20
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,6 +27,16 @@ FURTHER_METHODS = "sharded_methods"
 SHARDED_METHODS = ("loss", "recommend", "predict", "log_likelihoods", "generate")
 """Methods of a model, as far as it has them, that compute with weights: gathered around these as around
 `forward`."""
+
+
+class SplitModel(Protocol):
+    """A model whose weights are split among processes, somehow."""
+
+    def gather(self) -> None:
+        """Hold all weights until `scatter`: what is ranked then need not be ranked by all at once."""
+
+    def scatter(self) -> None:
+        """Hold parts again."""
 
 
 class ShardedModel:
@@ -83,18 +94,33 @@ class ShardedModel:
             unit.set_reshard_after_forward(unit is not self._root, recurse=False)
         self._is_gathered = False
 
-    def shard_of(self, whole: np.ndarray) -> Tensor:
-        """This process's part of a value that every process has, as weights are split."""
-        from torch.distributed.tensor import Shard, distribute_tensor
-
-        # Nobody sends anything: everyone takes its own part of what it has.
-        return distribute_tensor(torch.tensor(whole), self._mesh, [Shard(0)], src_data_rank=None)
-
 
 def whole(tensor: Tensor) -> Tensor:
     """A weight as it would be without shards; asked for by all processes at once."""
     gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether a weight is one of several processes, each with its part or a copy."""
+    return hasattr(tensor, "placements")
+
+
+def is_split(tensor: Tensor) -> bool:
+    """Whether this process holds a part of a weight alone."""
+    return is_distributed(tensor) and not all(place.is_replicate() for place in tensor.placements)  # type: ignore[attr-defined]
+
+
+def held_as(tensor: Tensor, value: np.ndarray) -> Tensor:
+    """This process's part of a value that every process has, as a weight is split."""
+    made = torch.tensor(value)
+    if not is_distributed(tensor):
+        return made
+    from torch.distributed.tensor import distribute_tensor
+
+    # Nobody sends anything: everyone takes its own part of what it has.
+    place: Any = tensor
+    return distribute_tensor(made, place.device_mesh, place.placements, src_data_rank=None)
 
 
 def local(tensor: Tensor) -> Tensor:

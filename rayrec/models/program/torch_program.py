@@ -20,7 +20,15 @@ from rayrec.models.program.compiled_parts import compile_parts, explained
 from rayrec.models.program.flops import ModelFlops
 from rayrec.models.program.master_weights import MasterWeights
 from rayrec.models.program.program import DenseGradients, DivergedError, Rows, SumOverTrainers
-from rayrec.models.program.sharding import ShardedModel, local, whole
+from rayrec.models.program.sharding import (
+    ShardedModel,
+    SplitModel,
+    held_as,
+    is_distributed,
+    is_split,
+    local,
+    whole,
+)
 from rayrec.platform.devices import HOST
 from rayrec.platform.shares import balanced_bounds
 
@@ -94,7 +102,7 @@ class TorchProgram(ABC):
                 split it.
         """
         # Weights that will be split go to the device part by part.
-        self._module = model if compute.is_sharded else model.to(device)
+        self._module = model if compute.is_split else model.to(device)
         self._settings = settings
         self._device = device
         self._seed = seed
@@ -104,7 +112,7 @@ class TorchProgram(ABC):
         self._batch_step = 0
         """Step of the batch whose gradients the parameters hold."""
         self._flops = flops
-        self._sharded: ShardedModel | None = None
+        self._split_model: SplitModel | None = None
         if compute.compile:
             compile_parts(model)
         self._masters = MasterWeights(model) if compute.has_masters else None
@@ -119,11 +127,17 @@ class TorchProgram(ABC):
 
     def join(self) -> None:
         """To be called once, before anything is trained or loaded, by all trainers at once."""
-        if not self._compute.is_sharded:
+        if not self._compute.is_split:
             return
         assert self._sum_over_trainers is not None, "one trainer has nobody to share with"
-        self._sharded = ShardedModel(self._module, self._device)
+        self._split_model = self._split()
         self._parameters, self._optimizer = self._parameters_and_optimizer()
+
+    def _split(self) -> SplitModel:
+        """Split the module among the trainers, as the settings say."""
+        if self._compute.parallel == "tensor":
+            raise ValueError("training.parallel: 'tensor' splits language models alone; take 'fsdp2'")
+        return ShardedModel(self._module, self._device)
 
     def _parameters_and_optimizer(self) -> tuple[dict[str, Tensor], torch.optim.AdamW]:
         parameters: dict[str, Tensor] = dict(self._module.named_parameters())
@@ -143,8 +157,8 @@ class TorchProgram(ABC):
 
     def backward(self, features: Any, rows: Rows) -> DenseGradients:
         batch: TrainingBatch = self._batch(features, rows, training=True)
-        if self._sharded is not None:
-            self._sharded.scatter()
+        if self._split_model is not None:
+            self._split_model.scatter()
         if self._masters is not None:
             self._masters.narrow()
         self._begin_training()
@@ -190,14 +204,14 @@ class TorchProgram(ABC):
         for start, stop in pairwise(bounds):
             if lengths_B[start:stop].any():
                 yield batch if num_pieces == 1 else batch.some_rows(slice(start, stop)), 1.0
-            elif self._sharded is not None:
+            elif self._split_model is not None:
                 yield batch.stand_in(), 0.0
 
     def update(self) -> None:
         gradients = self._dense_gradients()
-        if self._sharded is not None:
+        if self._split_model is not None:
             # They are summed already; only their norm is everyone's business.
-            self._limit(gradients, self._norm_over_trainers(gradients))
+            self._limit(gradients, self._norm_over_trainers())
         else:
             if self._sum_over_trainers is not None:
                 _sum_in_place(gradients, self._sum_over_trainers)
@@ -214,12 +228,17 @@ class TorchProgram(ABC):
             self._masters.hand_down()
         self._step += 1
 
-    def _norm_over_trainers(self, shards: list[Tensor]) -> float:
-        """Of gradients of which every trainer has a part."""
+    def _norm_over_trainers(self) -> float:
+        """Of gradients of which every trainer has a part; what is not split, every trainer has whole."""
         assert self._sum_over_trainers is not None
+        trained = self._trained_parameters.values()
+        parts = [local(_or_zeros(parameter)) for parameter in trained if is_split(parameter)]
+        rest = [local(_or_zeros(parameter)) for parameter in trained if not is_split(parameter)]
         # In float64, where the square of a large float32 is finite.
-        square = get_total_norm(shards).double().square().reshape(1)
+        square = get_total_norm(parts).double().square().reshape(1)
         self._sum_over_trainers(square)
+        if rest:
+            square += get_total_norm(rest).double().square()
         return math.sqrt(square.item()) if math.isfinite(square.item()) else math.inf
 
     def _limit(self, shards: list[Tensor], norm: float) -> None:
@@ -280,8 +299,8 @@ class TorchProgram(ABC):
             self._masters.widen()
 
     def begin_inference(self) -> None:
-        if self._sharded is not None:
-            self._sharded.gather()
+        if self._split_model is not None:
+            self._split_model.gather()
 
     def _is_kept(self, name: str) -> bool:
         """Whether a snapshot has this weight; it need not have those that `build` makes again."""
@@ -327,23 +346,19 @@ class TorchProgram(ABC):
                     self._device if self._settings.fused else HOST.torch
                 ),
                 **{
-                    key: self._as_held(optimizer_state[f"{name}/{key}"]).to(self._device)
+                    key: held_as(parameter, optimizer_state[f"{name}/{key}"]).to(self._device)
                     for key in ("exp_avg", "exp_avg_sq")
                 },
             }
 
     def _take(self, parameter: Tensor, saved: np.ndarray) -> None:
-        is_plain = self._sharded is None and parameter.device == HOST.torch
+        is_plain = self._split_model is None and parameter.device == HOST.torch
         if is_plain and parameter.dtype == torch.float32:
             # Without a copy on the way, which PyTorch makes of arrays that it may not write.
             np.copyto(parameter.detach().numpy(), saved)
             return
         with torch.no_grad():
-            parameter.copy_(self._as_held(saved))
-
-    def _as_held(self, saved: np.ndarray) -> Tensor:
-        """A whole weight, or its like, as this trainer holds it."""
-        return torch.tensor(saved) if self._sharded is None else self._sharded.shard_of(saved)
+            parameter.copy_(held_as(parameter, saved))
 
 
 def _groups(
@@ -362,10 +377,15 @@ def _groups(
         return parameter.ndim > 1 and not (settings.decayed == "linear" and name in rows)
 
     groups = []
-    for is_decayed, decay in ((True, settings.weight_decay), (False, 0.0)):
-        members = [one for name, one in parameters.items() if decays(name, one) == is_decayed]
+    # One step of the optimizer takes no mixture of split weights and whole ones.
+    for is_decayed, spread in ((True, False), (False, False), (True, True), (False, True)):
+        members = [
+            one
+            for name, one in parameters.items()
+            if decays(name, one) == is_decayed and is_distributed(one) == spread
+        ]
         if members:
-            groups.append({"params": members, "weight_decay": decay})
+            groups.append({"params": members, "weight_decay": settings.weight_decay if is_decayed else 0.0})
     return groups
 
 

@@ -239,7 +239,8 @@ class TrainingConfig(Config):
     """Whether torch.compile makes one kernel of neighboring pointwise operations."""
     parallel: Parallel = "replicated"
     """What several trainers hold of the dense weights: all of them, or (`fsdp2`) a part each, with its
-    gradients and its optimizer."""
+    gradients and its optimizer. `tensor`, of language models: each computes its part of every layer, for the
+    rows of all."""
     weights: Weights = "float32"
     """`bfloat16_with_master`: matrices are computed with in bfloat16, and a float32 copy of each is what the
     optimizer changes and snapshots hold. Spares forward their rounding, and takes half as much memory again
@@ -261,10 +262,10 @@ class TrainingConfig(Config):
                 f"training.weights is {self.weights!r} and training.precision {self.precision!r}: weights of "
                 "16 bits need products of 16 bits; set precision to 'bfloat16', or weights to 'float32'"
             )
-        if self.parallel == "fsdp2":
+        if self.parallel != "replicated":
             raise ValueError(
-                f"training.weights is {self.weights!r} and training.parallel 'fsdp2', whose shards are "
-                "float32; set weights to 'float32', or parallel to 'replicated'"
+                f"training.weights is {self.weights!r} and training.parallel {self.parallel!r}, whose parts "
+                "are float32; set weights to 'float32', or parallel to 'replicated'"
             )
         return self
 
@@ -496,10 +497,22 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _shards_have_several_trainers(self) -> RunConfig:
-        if self.training.parallel == "fsdp2" and self.pipeline.num_trainers == 1:
+        parallel = self.training.parallel
+        if parallel != "replicated" and self.pipeline.num_trainers == 1:
             raise ValueError(
-                "training.parallel is 'fsdp2' and pipeline.num_trainers 1: one trainer has nobody to share "
-                "weights with; set parallel to 'replicated', or take more trainers"
+                f"training.parallel is {parallel!r} and pipeline.num_trainers 1: one trainer has nobody to "
+                "share weights with; set parallel to 'replicated', or take more trainers"
+            )
+        if parallel == "tensor" and self.model.kind != "language":
+            raise ValueError(
+                "training.parallel is 'tensor', which splits language models alone; take 'fsdp2' or "
+                "'replicated'"
+            )
+        if parallel == "tensor" and self.training.micro_batches > 1:
+            raise ValueError(
+                "training.parallel is 'tensor' and training.micro_batches "
+                f"{self.training.micro_batches}: the plans of transformers sum some gradients when they are "
+                "computed, which pieces would do again; set micro_batches to 1, or parallel to 'fsdp2'"
             )
         return self
 

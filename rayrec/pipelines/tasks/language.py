@@ -14,6 +14,7 @@ from torch import nn
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import MetaWeights
 from rayrec.models.language.config import LanguageModelConfig
+from rayrec.models.language.tensor_parallel import check_divides
 from rayrec.models.language.text_program import build_language_model
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.program import ProgramSpec
@@ -62,7 +63,14 @@ class LanguageTask(Task):
         if model.table_dims:
             raise InputError("model.table_dims: no text of a data set names rows of tables yet; leave it out")
         task = cls(config, model, TextDataset.open(config.data.path, checksums), tokenizer_of(model))
-        task.network()  # which refuses a base that does not fit
+        network: Any = task.network()  # which refuses a base that does not fit
+        if config.training.parallel == "tensor":
+            if model.lora is not None:
+                raise InputError(
+                    "training.parallel is 'tensor', which splits whole networks, and model.lora puts "
+                    "adapters beside a frozen one; take 'fsdp2' or 'replicated'"
+                )
+            check_divides(network.network, config.pipeline.num_trainers, "model.base")
         return task
 
     @property

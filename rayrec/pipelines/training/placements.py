@@ -124,7 +124,7 @@ class InProcess:
         return True
 
     def check(self, assembly: Assembly) -> None:
-        if assembly.config.training.compute.is_sharded and assembly.config.pipeline.num_trainers > 1:
+        if assembly.config.training.compute.is_split and assembly.config.pipeline.num_trainers > 1:
             raise InputError(
                 "training.parallel: fsdp2 splits weights between processes, and in one process trainers are "
                 "threads; train on Ray, or set parallel: replicated"

@@ -1,0 +1,239 @@
+"""Matrices of a language model split among the trainers, each of which computes a part of every layer.
+
+    q, k, v, gate, up     split by outputs: a trainer has some heads, and some of the inner width
+    o, down               split by inputs: their products are summed over the trainers
+
+All trainers go through the rows of all of them, so activations are not split, and the sums are most of what
+is sent. Which layers are split how is the plan that `transformers` has for a family; matrices of tokens stay
+whole, for the loss is computed without the logits of all targets at once.
+
+To judge and to write, every trainer holds the whole network: they do not do so equally often.
+
+Source: Shoeybi et al., Megatron-LM, arXiv:1909.08053.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rayrec.models.language.networks import padded_attention
+from rayrec.models.language.text_tensors import TextRows
+from rayrec.models.program.program import Rows
+from rayrec.models.program.sharding import is_distributed, whole
+from rayrec.platform.errors import InputError
+
+DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size")
+"""Of a configuration, what every trainer gets an equal part of."""
+
+
+def check_divides(network: Any, num_trainers: int, source: str) -> None:
+    """Check that so many trainers can split a network.
+
+    Raises:
+        InputError: there is no plan for its family, or heads or widths do not divide.
+    """
+    name = type(network).__name__
+    if not _plan(network):
+        raise InputError(
+            f"{source}: transformers has no plan by which {name} could be split (training.parallel: tensor); "
+            "set training.parallel to fsdp2 or replicated"
+        )
+    for setting in DIVIDED:
+        value = getattr(network.config, setting, None)
+        if isinstance(value, int) and value % num_trainers:
+            raise InputError(
+                f"{source}: {name} has {setting} {value}, which {num_trainers} trainers "
+                "(pipeline.num_trainers) cannot share equally (training.parallel: tensor); take a number "
+                "that divides it, or set training.parallel to fsdp2"
+            )
+
+
+class TensorParallel:
+    """What has to be known of a network that is split among the processes of the default group."""
+
+    def __init__(self, network: Any, device: torch.device, packed: bool, source: str = "model.base") -> None:
+        """Split the weights in place; every process of the group does so at once, with equal weights.
+
+        Raises:
+            InputError: as `check_divides`; or the split network computes something else.
+        """
+        from torch.distributed.device_mesh import init_device_mesh
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+        num_trainers = torch.distributed.get_world_size()
+        check_divides(network, num_trainers, source)
+        network.to(device)
+        expected = _said(network, packed)
+        apply_tensor_parallelism(
+            network, init_device_mesh(device.type, (num_trainers,)), _of_layers(network, num_trainers)
+        )
+        self._split: dict[tuple[nn.Module, str], nn.Parameter] = {
+            (module, name): parameter
+            for module in network.modules()
+            for name, parameter in module.named_parameters(recurse=False)
+            if is_distributed(parameter)
+        }
+        self._forwards: dict[nn.Module, Callable[..., Any]] = {
+            module: module.__dict__["forward"]
+            for module in network.modules()
+            if getattr(module, "_is_hooked", False) and "forward" in module.__dict__
+        }
+        self._is_gathered = False
+        found = _said(network, packed)
+        if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.std())):
+            raise InputError(
+                f"{source}: {type(network).__name__} computes something else when it is split by the plan of "
+                "transformers (training.parallel: tensor); set training.parallel to fsdp2 or replicated"
+            )
+
+    def gather(self) -> None:
+        """Hold the whole network until `scatter`."""
+        if self._is_gathered:
+            return
+        for (module, name), parameter in self._split.items():
+            module._parameters[name] = nn.Parameter(whole(parameter.detach()), requires_grad=False)
+        for module in self._forwards:
+            del module.forward
+        self._is_gathered = True
+
+    def scatter(self) -> None:
+        """Hold parts again."""
+        if not self._is_gathered:
+            return
+        for (module, name), parameter in self._split.items():
+            module._parameters[name] = parameter
+        for module, forward in self._forwards.items():
+            module.forward = forward
+        self._is_gathered = False
+
+
+@dataclass(frozen=True)
+class Together:
+    """The rows of all trainers, as `TextRows`, and what belongs to this one."""
+
+    step: int
+    row_keys_B: np.ndarray
+    num_targets: int
+    tokens_N: np.ndarray
+    is_target_N: np.ndarray
+    offsets_B1: np.ndarray
+    filled_P: Mapping[str, np.ndarray]
+    lookups: Mapping[str, Any]
+    rows: dict[str, np.ndarray]
+    """By table [M, D]."""
+    mine: dict[str, slice]
+    """By table, which of these rows this trainer looked up."""
+
+
+@dataclass(frozen=True)
+class _Lookup:
+    ids_M: np.ndarray
+    inverse: np.ndarray
+
+
+def together(features: TextRows, rows: Rows) -> Together:
+    """Bring the rows of all trainers to each; every process of the group does so at once."""
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    own = _Share(
+        features.row_keys_B,
+        features.tokens_N,
+        features.is_target_N,
+        np.diff(features.offsets_B1),
+        dict(features.filled_P),
+        {table: _Lookup(lookup.ids_M, lookup.inverse) for table, lookup in features.lookups.items()},
+        {
+            table: rows_MD.detach().cpu().numpy() if isinstance(rows_MD, Tensor) else rows_MD
+            for table, rows_MD in rows.items()
+        },
+    )
+    shares: list[_Share] = [own] * size
+    torch.distributed.all_gather_object(shares, own)
+    before_tokens = np.cumsum([0, *(len(share.tokens_N) for share in shares)])
+    filled_P, lookups, all_rows, mine = {}, {}, {}, {}
+    for table in own.rows:
+        before = np.cumsum([0, *(len(share.rows[table]) for share in shares)])
+        filled_P[table] = np.concatenate(
+            [share.filled_P[table] + start for share, start in zip(shares, before_tokens, strict=False)]
+        )
+        lookups[table] = _Lookup(
+            np.concatenate([share.lookups[table].ids_M for share in shares]),
+            np.concatenate(
+                [share.lookups[table].inverse + start for share, start in zip(shares, before, strict=False)]
+            ),
+        )
+        all_rows[table] = np.concatenate([share.rows[table] for share in shares])
+        mine[table] = slice(int(before[rank]), int(before[rank + 1]))
+    return Together(
+        features.step,
+        np.concatenate([share.row_keys_B for share in shares]),
+        features.num_targets,
+        np.concatenate([share.tokens_N for share in shares]),
+        np.concatenate([share.is_target_N for share in shares]),
+        np.cumsum(np.concatenate([[0], *(share.lengths_B for share in shares)])),
+        filled_P,
+        lookups,
+        all_rows,
+        mine,
+    )
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What a trainer tells the others of its part of a batch."""
+
+    row_keys_B: np.ndarray
+    tokens_N: np.ndarray
+    is_target_N: np.ndarray
+    lengths_B: np.ndarray
+    filled_P: dict[str, np.ndarray]
+    lookups: dict[str, _Lookup]
+    rows: dict[str, np.ndarray]
+
+
+def _plan(network: Any) -> dict[str, str]:
+    """How the layers are split, by name with `*` for a number; not the matrices of tokens."""
+    tokens = {
+        name
+        for name, module in network.named_modules()
+        if module in (network.get_input_embeddings(), network.get_output_embeddings())
+    }
+    plan: dict[str, str] = network.tp_plan
+    return {name: style for name, style in plan.items() if name.removesuffix(".weight") not in tokens}
+
+
+def _of_layers(network: Any, num_trainers: int) -> dict[str, str]:
+    """The plan with the name of every layer and weight that it is about."""
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    named, _, _ = network._resolve_parallel_plans(DistributedConfig(tp_size=num_trainers))
+    kept = _plan(network)
+    return {name: style for name, style in named.items() if _general(name) in _with_weights(kept)}
+
+
+def _general(name: str) -> str:
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _with_weights(plan: Mapping[str, str]) -> set[str]:
+    return {name + end for name in plan for end in ("", ".weight", ".bias")}
+
+
+@torch.no_grad()
+def _said(network: Any, packed: bool) -> Tensor:
+    """[tokens, D] of a few tokens, by the network's own way."""
+    tokens = torch.arange(8, device=next(iter(network.parameters())).device)[None]
+    was_training = network.training
+    network.eval()
+    try:
+        with padded_attention(network) if packed else contextlib.nullcontext():
+            hidden: Tensor = network.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0]
+    finally:
+        network.train(was_training)
+    return hidden
