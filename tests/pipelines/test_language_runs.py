@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rayrec.models.program.program import ProgramPlacement
-from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.config.run import RunConfig, ScheduleConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.export import export_run
 from rayrec.pipelines.inference.writer import TextWriter
@@ -25,6 +25,7 @@ from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.samples.reading.reader import SampleReader
+from rayrec.samples.text.dataset import TextDataset
 from rayrec.samples.text.prepare import TextPrepareConfig, _used, prepare_text
 from rayrec.samples.text.records import Record
 
@@ -219,7 +220,17 @@ def test_the_first_twenty_losses_are_those_of_trl(folders, tmp_path):
     trl = pytest.importorskip("trl")
     datasets = pytest.importorskip("datasets")
     transformers = pytest.importorskip("transformers")
-    config = settings(folders, epochs=5)
+    config = settings(folders, epochs=20)
+    num_rows = TextDataset.open(config.data.path).manifest.rows["train"]
+    # Whole epochs: TRL's batches do not end where those of an epoch do.
+    steady = {"schedule": ScheduleConfig(warmup_steps=0), "batch_size": num_rows}
+    seldom = {"every_epochs": 20}
+    config = config.model_copy(
+        update={
+            "training": config.training.model_copy(update=steady),
+            "evaluation": config.evaluation.model_copy(update=seldom),
+        }
+    )
     ours = trained(config, tmp_path / "run")[:20]
     assembly = assemble(config)
     reader = SampleReader(assembly.plan.spec)
