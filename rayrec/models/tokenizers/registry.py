@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rayrec.models.tokenizers.code_tuples import num_distinct, num_distinct_tuples
 from rayrec.models.tokenizers.report import level_statistics
-from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
+from rayrec.platform.saved_pair import SavedPair, checksum
 from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 

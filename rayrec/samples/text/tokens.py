@@ -176,6 +176,10 @@ class TextTokenizer:
         """Tokens of a text, without any that a model's own format would add."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of several texts, each as `encode` has them."""
+        return [list(one.ids) for one in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens; of numbers that only pad, nothing."""
         return str(self.tokenizer.decode(list(map(int, ids)), skip_special_tokens=False))
