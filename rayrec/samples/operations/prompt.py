@@ -132,8 +132,8 @@ def tokenizer_with_codes(folder: str | Path, items: ItemFacts) -> TextTokenizer:
     if items.code_sizes and (info.code_sizes != items.code_sizes or found not in (None, wanted)):
         raise InputError(
             f"{folder}: the tokenizer has tokens for codes of sizes {list(info.code_sizes)} (semantic IDs "
-            f"{found or 'not named'}), and the semantic IDs {wanted} have {list(items.code_sizes)}; make it of "
-            "these, or give the tokenizer of the base itself"
+            f"{found or 'not named'}), and the semantic IDs {wanted} have {list(items.code_sizes)}; make it "
+            "of these, or give the tokenizer of the base itself"
         )
     return tokenizer
 
@@ -236,9 +236,7 @@ class Prompts:
         return found
 
 
-def _newest_apart(
-    history_E: Int64Array, offsets_R1: Int64Array
-) -> tuple[Int64Array, Int64Array, Int64Array]:
+def _newest_apart(history_E: Int64Array, offsets_R1: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
     """(Histories without their newest events, their offsets, those events; -1 of an empty history)."""
     lengths_R = np.diff(offsets_R1)
     has_any_R = lengths_R > 0
@@ -247,4 +245,3 @@ def _newest_apart(
     is_older_E = np.ones(len(history_E), dtype=np.bool_)
     is_older_E[offsets_R1[1:][has_any_R] - 1] = False
     return history_E[is_older_E], offsets_from_lengths(lengths_R - has_any_R), newest_R
-

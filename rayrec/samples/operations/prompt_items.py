@@ -71,10 +71,9 @@ def facts_of_file(file: ItemFile, semantic_ids: str | None, slots: tuple[str, ..
     if not len(ids_I) or len(np.unique(ids_I)) < len(ids_I):
         raise InputError(f"{path}: expected items, each once; there are {len(ids_I)} rows")
     texts = {slot: text_column(table[name]) for slot, name in columns.items()}
-    codes_IL, sizes, version = None, (), None
+    facts = ItemFacts(ids_I, texts=texts)
     if CODES in slots and semantic_ids is not None:
-        codes_IL, sizes, version = codes_of(semantic_ids, ids_I)
-    facts = ItemFacts(ids_I, codes_IL, sizes, version, texts)
+        facts = ItemFacts(ids_I, *codes_of(semantic_ids, ids_I), texts)
     facts.check(slots, str(path))
     return facts
 

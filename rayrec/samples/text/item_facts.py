@@ -64,8 +64,8 @@ class ItemFacts:
                 column = self.texts.get(name)
                 if column is None or column.null_count == len(column):
                     raise InputError(
-                        f"{source}: a template has the slot {{{name}}}, and no item has a {name}; prepare the "
-                        "data with one, or name its column"
+                        f"{source}: a template has the slot {{{name}}}, and no item has a {name}; prepare "
+                        "the data with one, or name its column"
                     )
 
 

@@ -75,15 +75,12 @@ class _Pool:
 class _Piece:
     """The tokens of a template for each item; of one without slots of items, the same for all."""
 
-    def __init__(
-        self, template: Template, writer: PromptWriter, ends: bool = False, title_characters: int | None = None
-    ) -> None:
+    def __init__(self, template: Template, writer: PromptWriter, ends: bool = False) -> None:
         """
         Args:
             ends: whether a text ends with the token that ends texts.
         """
         self._writer, self._ends = writer, ends
-        self._most = title_characters
         self._runs = _runs(template)
         self._is_about_item = template.is_about_item
         size = len(writer.items.ids_I) if self._is_about_item else 1
@@ -122,7 +119,7 @@ class _Piece:
         for part in run:
             if isinstance(part, Slot):
                 said = items.texts[part.name].take(items_M).to_pylist()
-                said = [(text or "")[: self._most] for text in said]
+                said = [(text or "")[: self._writer.title_characters] for text in said]
             else:
                 said = [part] * len(items_M)
             texts = [text + more for text, more in zip(texts, said, strict=True)]
@@ -147,18 +144,11 @@ class PromptWriter:
             title_characters: of a title or category that is written out; None: all.
         """
         self.template, self.tokenizer, self.items = template, tokenizer, items
-        self.max_tokens = max_tokens
+        self.max_tokens, self.title_characters = max_tokens, title_characters
         self.pool = _Pool()
-        self._before, self._after = (
-            _Piece(each, self, title_characters=title_characters)
-            for each in (template.before, template.after)
-        )
-        self._event = (
-            None
-            if template.event is None
-            else _Piece(template.event, self, title_characters=title_characters)
-        )
-        self._answer = _Piece(template.answer, self, ends=True, title_characters=title_characters)
+        self._before, self._after = (_Piece(each, self) for each in (template.before, template.after))
+        self._event = None if template.event is None else _Piece(template.event, self)
+        self._answer = _Piece(template.answer, self, ends=True)
         self._without_answer = _Piece(Template("", ()), self)
 
     def __call__(
@@ -181,8 +171,8 @@ class PromptWriter:
         about_R = np.zeros(num_rows, dtype=np.int64) if items_R is None else items_R
         answer = self._answer if answered else self._without_answer
         fixed = [piece.find(about_R) for piece in (self._before, self._after, answer)]
-        room_R = self.max_tokens - sum(lengths_R for _, lengths_R in fixed)
-        is_too_long_R = room_R < 0
+        room_R: Int64Array = self.max_tokens - np.sum([lengths_R for _, lengths_R in fixed], axis=0)
+        is_too_long_R: BoolArray = room_R < 0
         event_E, num_events_R, starts_E, lengths_E = self._fitting(history_E, offsets_R1, room_R)
 
         # Pieces of a row in the order in which they are read: before, events, after, answer.

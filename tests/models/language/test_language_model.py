@@ -166,7 +166,7 @@ def test_a_row_of_a_table_is_read_in_the_place_of_a_word():
     # What the words there would have been has no part in what is read.
     with torch.no_grad():
         model.model.network.get_input_embeddings().weight[[37, 39]] += 1.0
-    read_ND = model.model._vectors(model._batch(features, rows, training=False))
+    read_ND = model.model.vectors(model._batch(features, rows, training=False))
     projected = model.model.projections["user"](torch.tensor(rows["user"]))
     torch.testing.assert_close(read_ND[features.filled_P["user"]], projected[[1, 0]])
 

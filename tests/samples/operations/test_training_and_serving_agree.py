@@ -62,9 +62,7 @@ def _shop(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop")
     (folder / "beauty").mkdir()
     titles = [f"Item {n}" for n in range(40)]
-    items = pa.table(
-        {"item_id": range(40), "train_count": [n % 5 for n in range(40)], "title": titles}
-    )
+    items = pa.table({"item_id": range(40), "train_count": [n % 5 for n in range(40)], "title": titles})
     pq.write_table(items, folder / "beauty" / "items.parquet")
     semantic_ids(np.arange(40)).save(folder / "beauty" / "semantic_ids")
     tokenizer_folder(folder / "base")
