@@ -73,7 +73,49 @@ class LoraConfig(Config):
     """Names of linear layers, such as `q_proj`; without, all but the matrix of outputs."""
 
 
-class LanguageModelConfig(ModelConfig):
+class TunedBase(Config):
+    """What models have in common that are a base model, tuned."""
+
+    base: Annotated[SettingsBase | FolderBase | GgufBase, Field(discriminator="kind")]
+    lora: LoraConfig | None = None
+    """None: all weights are trained."""
+    tokenizer: str | None = None
+    """Folder with the tokenizer, where that is not the base's own."""
+
+    def with_absolute_paths(self) -> Self:
+        base = self.base
+        if base.kind == "folder":
+            base = base.model_copy(update={"folder": str(Path(base.folder).resolve())})
+        elif base.kind == "gguf":
+            base = base.model_copy(update={"file": str(Path(base.file).resolve())})
+        tokenizer = None if self.tokenizer is None else str(Path(self.tokenizer).resolve())
+        return self.model_copy(update={"base": base, "tokenizer": tokenizer})
+
+    def network(self, vocabulary: Vocabulary, wanted: Wanted) -> nn.Module:
+        """The base, with rows for the tokens that were added, and adapters if there are any.
+
+        Raises:
+            InputError: the base is missing, does not fit, or knows fewer tokens than its tokenizer.
+        """
+        from rayrec.models.language.adapters import add_adapters
+        from rayrec.models.language.networks import num_tokens_of, resize_tokens
+
+        network = self.base.network(vocabulary, wanted)
+        if (known := num_tokens_of(network)) < vocabulary.first_new:
+            raise InputError(
+                f"model.base: the network knows {known:,} tokens, and its tokenizer has "
+                f"{vocabulary.first_new:,}; give the tokenizer that it was trained with"
+            )
+        # A base may know more than its tokenizer has, to make a round number.
+        if known < vocabulary.num_tokens:
+            resize_tokens(network, vocabulary.num_tokens)
+        if self.lora is not None:
+            lora = self.lora
+            add_adapters(network, lora.rank, lora.scale, lora.targets, vocabulary.new_tokens)
+        return network
+
+
+class LanguageModelConfig(TunedBase, ModelConfig):
     """A language model that is tuned on texts."""
 
     kind: ClassVar[Literal["language"]] = "language"
@@ -81,10 +123,9 @@ class LanguageModelConfig(ModelConfig):
         "of whose layers, which are those of transformers, it reaches none"
     )
 
+    not_sharded_because: ClassVar[str | None] = "in which language models have not been tried"
+
     name: Literal["language_model"]
-    base: Annotated[SettingsBase | FolderBase | GgufBase, Field(discriminator="kind")]
-    lora: LoraConfig | None = None
-    """None: all weights are trained."""
     max_length: int = Field(1024, gt=1)
     """Tokens that a row may have."""
     rows: Literal["packed", "padded"] = "packed"
@@ -92,8 +133,6 @@ class LanguageModelConfig(ModelConfig):
     refused by its name, padded rows go through the code of transformers alone."""
     attention: Attention = "auto"
     """Of packed rows."""
-    tokenizer: str | None = None
-    """Folder with the tokenizer, where that is not the base's own."""
     template: Literal["chat", "plain"] = "plain"
     """How what is asked and answered becomes a text: by the chat template of the tokenizer's folder, or one
     after the other. An instruction-tuned base knows its template."""
@@ -118,47 +157,19 @@ class LanguageModelConfig(ModelConfig):
     def tables(self) -> dict[str, int]:
         return self.table_dims
 
-    def with_absolute_paths(self) -> Self:
-        base = self.base
-        if base.kind == "folder":
-            base = base.model_copy(update={"folder": str(Path(base.folder).resolve())})
-        elif base.kind == "gguf":
-            base = base.model_copy(update={"file": str(Path(base.file).resolve())})
-        tokenizer = None if self.tokenizer is None else str(Path(self.tokenizer).resolve())
-        return self.model_copy(update={"base": base, "tokenizer": tokenizer})
-
     def build(self, vocabulary: Vocabulary) -> LanguageModel:
         """The network with its initial weights; random ones from torch's default generator.
 
         Raises:
-            InputError: the base is missing, does not fit, or knows more tokens than the vocabulary.
+            InputError: as `network`.
         """
         from rayrec.models.attention.choice import choice_named
-        from rayrec.models.language.adapters import add_adapters
         from rayrec.models.language.language_model import LanguageModel
-        from rayrec.models.language.networks import Wanted, num_tokens_of, resize_tokens
+        from rayrec.models.language.networks import Wanted
 
         packed = self.rows == "packed"
-        network = self.base.network(
-            vocabulary,
-            Wanted(
-                self.max_length,
-                "model.base",
-                packed,
-                "choose another model_type, or set model.rows to padded",
-            ),
-        )
-        if (known := num_tokens_of(network)) < vocabulary.first_new:
-            raise InputError(
-                f"model.base: the network knows {known:,} tokens, and its tokenizer has "
-                f"{vocabulary.first_new:,}; give the tokenizer that it was trained with"
-            )
-        # A base may know more than its tokenizer has, to make a round number.
-        if known < vocabulary.num_tokens:
-            resize_tokens(network, vocabulary.num_tokens)
-        if self.lora is not None:
-            lora = self.lora
-            add_adapters(network, lora.rank, lora.scale, lora.targets, vocabulary.new_tokens)
+        otherwise = "choose another model_type, or set model.rows to padded"
+        network = self.network(vocabulary, Wanted(self.max_length, "model.base", packed, otherwise))
         return LanguageModel(network, self.table_dims, packed, choice_named(self.attention))
 
     def program(self, vocabulary: Vocabulary, optimizer: DenseOptimizerSettings) -> ProgramSpec:

@@ -205,6 +205,7 @@ def flops_of(model: SequenceModel, device: torch.device) -> ModelFlops:
         return TensorBatch.build(features, rows, 0, device, training)
 
     def size_of(features: Features) -> tuple[int, int]:
-        return len(features.offsets_B1) - 1, len(features.items_N)
+        prompts = features.prompts
+        return len(features.offsets_B1) - 1, len(features.items_N if prompts is None else prompts.tokens_N)
 
     return ModelFlops(model, device, build, size_of)

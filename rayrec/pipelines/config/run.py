@@ -501,10 +501,9 @@ class RunConfig(Config):
                 "training.parallel is 'fsdp2' and pipeline.num_trainers 1: one trainer has nobody to share "
                 "weights with; set parallel to 'replicated', or take more trainers"
             )
-        if self.training.parallel == "fsdp2" and self.model.kind == "language":
+        if self.training.parallel == "fsdp2" and self.model.not_sharded_because is not None:
             raise ValueError(
-                "training.parallel is 'fsdp2', in which language models have not been tried; set it to "
-                "'replicated'"
+                f"training.parallel is 'fsdp2', {self.model.not_sharded_because}; set it to 'replicated'"
             )
         return self
 

@@ -157,7 +157,7 @@ class PromptWriter:
         history_E: Int64Array,
         offsets_R1: Int64Array,
         items_R: Int64Array | None = None,
-        answered: bool = True,
+        reserved: int | None = None,
     ) -> Prompted:
         """Write a prompt for each row.
 
@@ -165,13 +165,15 @@ class PromptWriter:
             users_R: ids.
             history_E: positions of the items of all histories, oldest first.
             items_R: position of the item that a row is about; None: the template has no slot that needs one.
-            answered: whether the answer is written, too.
+            reserved: tokens that are left free for an answer; None: it is written, too.
         """
         num_rows = len(users_R)
         about_R = np.zeros(num_rows, dtype=np.int64) if items_R is None else items_R
-        answer = self._answer if answered else self._without_answer
+        answer = self._answer if reserved is None else self._without_answer
         fixed = [piece.find(about_R) for piece in (self._before, self._after, answer)]
-        room_R: Int64Array = self.max_tokens - np.sum([lengths_R for _, lengths_R in fixed], axis=0)
+        room_R: Int64Array = (
+            self.max_tokens - (reserved or 0) - np.sum([lengths_R for _, lengths_R in fixed], axis=0)
+        )
         is_too_long_R: BoolArray = room_R < 0
         event_E, num_events_R, starts_E, lengths_E = self._fitting(history_E, offsets_R1, room_R)
 

@@ -1,0 +1,232 @@
+"""A model of words and semantic IDs is trained, evaluated, asked, served and improved as every other one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from starlette.testclient import TestClient
+
+from rayrec.models.generative.item_language import ItemLanguageRecommender
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.item_ranker import item_ranker_of
+from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.training.train import train
+from rayrec.platform.errors import InputError
+from rayrec.rl.config import RlConfig
+from rayrec.rl.run import train_policy
+from tests.helpers.runs import NUM_ITEMS, dataset_of, make_semantic_ids
+from tests.helpers.text_tokenizers import tokenizer_folder
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 48,
+}
+MODEL: dict[str, Any] = {
+    "name": "item_language",
+    "base": {"kind": "settings", "settings": LLAMA},
+    "lora": {"rank": 4},
+    "prompt": "{table:user} had {history}",
+    "event": "{codes}{table:item}",
+    "table_dim": 8,
+    "max_events": 6,
+    "max_tokens": 96,
+    "beam_width": 30,
+    "alignment": [
+        {"prompt": "{title} is ", "completion": "{codes}"},
+        {"prompt": "{codes} is ", "completion": "{title}", "weight": 0.5},
+        {"prompt": "{history.codes} then ", "completion": "{title}", "weight": 0.5},
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("shop")
+    make_semantic_ids(dataset_of(folder))
+    tokenizer_folder(folder / "base")
+    return folder
+
+
+def settings(shop: Path, epochs: int = 3, num_trainers: int = 1, **model: Any) -> RunConfig:
+    return RunConfig.parse(
+        {
+            "data": {"path": str(shop / "data")},
+            "model": {**MODEL, "tokenizer": str(shop / "base"), **model},
+            "pipeline": {"trainer_threads": 1, "num_trainers": num_trainers},
+            "training": {
+                "batch_size": 16,
+                "epochs": epochs,
+                "optimizer": {"learning_rate": 0.01},
+                "schedule": {"warmup_steps": 2},
+            },
+            "sparse": {"optimizer": {"kind": "rowwise_adagrad", "learning_rate": 0.1}},
+        }
+    )
+
+
+def trained(config: RunConfig, run: Path, **options: Any) -> list[float]:
+    losses: list[float] = []
+    train(config, run, on_step=lambda done, total, loss: losses.append(loss), cluster=in_process, **options)
+    return losses
+
+
+@pytest.fixture(scope="module")
+def run(shop, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    losses = trained(settings(shop), path)
+    assert losses[-1] < 0.9 * losses[0]
+    return path
+
+
+def state_of(run: Path) -> dict[str, np.ndarray]:
+    snapshot = read_snapshot(RunFolder.open(run).chosen_snapshot("last"))
+    return {**snapshot.weights, **snapshot.optimizer_state}
+
+
+def test_a_run_is_evaluated_as_every_other(run):
+    report = evaluate(run, which="last")
+
+    assert 0 < report.metrics["recall@50"].value <= 1
+
+
+def test_rows_of_users_and_items_are_trained_and_the_base_is_not(run, shop):
+    model = TrainedModel.load(run, "last")
+    fresh = assemble(settings(shop)).task
+    users = fresh.ids_of("user")[:5]
+
+    rows_MD = model.tables.read({"user": users, "item": fresh.ids_of("item")})
+    from rayrec.pipelines.inference.loading import local_tables
+
+    untrained_MD = local_tables(model.assembly, None).read({"user": users, "item": fresh.ids_of("item")})
+
+    assert (rows_MD["user"] != untrained_MD["user"]).any(axis=1).all()
+    assert (rows_MD["item"] != untrained_MD["item"]).any(axis=1).mean() > 0.8
+    assert "base" in model.weights
+    assert any("lora" in name for name in model.weights)
+    assert not any(name.endswith("q_proj.base_layer.weight") for name in model.weights)
+
+
+def test_answers_are_exact_log_probabilities_by_the_trie(run):
+    recommender = Recommender.load(run, "last")
+    query = recommender.query_of_user("u1")
+
+    (found,) = recommender.recommend([query], NUM_ITEMS, exclude_seen=False)
+
+    assert len(found) == NUM_ITEMS
+    scores = np.array([item.score for item in found])
+    assert np.exp(scores).sum() == pytest.approx(1.0, abs=1e-4)
+    positions = np.array([[recommender.dataset.position_by_key(item.item_key) for item in found]])
+    np.testing.assert_allclose(recommender.item_log_probs([query], positions)[0], scores, atol=1e-4)
+
+
+def test_users_are_told_apart_by_their_rows_and_unknown_ones_are_answered(run):
+    recommender = Recommender.load(run, "last")
+    history = recommender.query_of_user("u1").history_ids
+    ids = [recommender.dataset.user_by_key(name) for name in ("u1", "u2")]
+
+    answers = recommender.recommend([Query(history, user) for user in (*ids, None)], 5)
+
+    first, second, nobody = ([item.score for item in answer] for answer in answers)
+    assert first != second
+    assert len(nobody) == 5
+
+
+def test_a_history_too_long_for_the_prompt_is_said_to_be_unread(run):
+    recommender = Recommender.load(run, "last")
+    ids = recommender.dataset.items.ids_I
+
+    (answer,) = recommender.answer([Query(ids[:20], None)], 3)
+
+    assert (answer.num_read, answer.num_unread) == (6, 14)
+
+
+def test_it_is_served(run):
+    from rayrec.serve.app.loading import load_service
+    from rayrec.serve.config.serve import ServeConfig
+    from rayrec.serve.web.api import build_api
+
+    raise AssertionError((load_service, ServeConfig, build_api, TestClient))
+
+
+def test_it_learns_from_rewards(run, tmp_path):
+    config = RlConfig.parse(
+        {
+            "init_from": str(run),
+            "snapshot": "last",
+            "steps": 2,
+            "algorithm": {"name": "grpo"},
+            "prompts": {"users_per_step": 8, "held_out_share": 0.2},
+            "rollout": {"group_size": 4, "chunk_users": 4},
+            "rewards": {"parts": [{"kind": "hit"}, {"kind": "novelty"}]},
+            "learner": {"learning_rate": 0.003, "micro_batches": 2},
+            "evaluation": {"every_steps": 2, "temperatures": [1.0], "list_size": 3},
+        }
+    )
+
+    train_policy(config, tmp_path / "rl", cluster=in_process)
+
+    before, after = state_of(run), state_of(tmp_path / "rl")
+    changed = [name for name in after if name in before and not np.array_equal(before[name], after[name])]
+    assert any("lora_B" in name for name in changed)
+    assert np.array_equal(before["base"], after["base"])
+    lines = [json.loads(line) for line in (tmp_path / "rl" / "metrics.jsonl").read_text().splitlines()]
+    assert all(np.isfinite(line["loss"]) for line in lines if "loss" in line)
+    assert len(Recommender.load(tmp_path / "rl", "last").recommend([Query(np.array([1]))], 5)[0]) >= 0
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_bits(shop, run, tmp_path):
+    config = settings(shop)
+    trained(config.model_copy(update={"training": config.training.model_copy(update={"epochs": 1})}), tmp_path / "a")
+
+    raise AssertionError
+
+
+def test_two_trainers_learn_what_one_does(shop, tmp_path):
+    one = trained(settings(shop, epochs=1), tmp_path / "one")
+    two = trained(settings(shop, epochs=1, num_trainers=2), tmp_path / "two")
+
+    np.testing.assert_allclose(one, two, rtol=1e-4)
+    for name, value in state_of(tmp_path / "one").items():
+        np.testing.assert_allclose(value, state_of(tmp_path / "two")[name], atol=2e-3, err_msg=name)
+
+
+def test_the_network_is_the_one_that_was_trained(run):
+    program = item_ranker_of(TrainedModel.load(run, "last"))
+
+    assert isinstance(program.model, ItemLanguageRecommender)
+    assert isinstance(program.model.backbone.network, torch.nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"prompt": "no history"}, "has no history"),
+        ({"prompt": "{codes} {history}"}, "the item that is to be said"),
+        ({"alignment": [{"prompt": "{titel}", "completion": "{codes}"}]}, "did you mean {title}"),
+        ({"alignment": [{"prompt": "{title}", "completion": ""}]}, "has no completion"),
+        ({"max_tokens": 10}, "even without a history"),
+        ({"tokenizer": None}, "name the folder of a tokenizer"),
+        ({"alignment": [{"prompt": "{category}", "completion": "{codes}"}]}, "name one"),
+    ],
+)
+def test_settings_that_do_not_fit_end_in_one_sentence(shop, changed, message):
+    with pytest.raises(InputError, match=message.replace("{", r"\{")):
+        assemble(settings(shop, **changed))
