@@ -46,7 +46,7 @@ class ItemLanguageBackbone(LanguageBackbone):
         self.language = language
 
     @property
-    def network(self) -> Any:  # type: ignore[override]
+    def network(self) -> Any:
         return self.language.network
 
     @property

@@ -121,8 +121,8 @@ class PromptFeatures(SequenceFeatures):
         nobody, nothing = np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64)
         if writer(nobody, nothing, np.zeros(2, dtype=np.int64), reserved=num_codes).is_too_long_R.any():
             raise InputError(
-                f"model.prompt has more than the {writer.max_tokens} tokens of model.max_tokens, even without "
-                "a history; raise that"
+                f"model.prompt has more than the {writer.max_tokens} tokens of model.max_tokens, even "
+                "without a history; raise that"
             )
 
     def __call__(self, batch: SampleBatch) -> list[FeatureBatch]:
