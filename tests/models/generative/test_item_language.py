@@ -1,4 +1,4 @@
-"""Words and codes in one network, against its own forward pass; parts of batches, rows of tables, adapters."""
+"""Words and codes in one network, against its own forward pass; parts of batches, tables, adapters."""
 
 import numpy as np
 import pytest
