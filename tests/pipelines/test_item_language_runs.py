@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from rayrec.models.generative.item_language import ItemLanguageRecommender
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.export import export_run
 from rayrec.pipelines.inference.item_ranker import item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel, local_tables
 from rayrec.pipelines.inference.recommender import Query, Recommender
@@ -25,6 +26,7 @@ from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.run import train_policy
+from rayrec.samples.text.tokens import TextTokenizer
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.web.metrics import PrometheusMeter
@@ -235,6 +237,42 @@ def test_the_network_is_the_one_that_was_trained(run):
 
     assert isinstance(program.model, ItemLanguageRecommender)
     assert isinstance(program.model.backbone.network, torch.nn.Module)
+
+
+def test_a_run_of_text_and_codes_is_exported_and_is_a_base_again(shop, run, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    plain = {"prompt": "had {history.codes}", "alignment": [], "lora": {"rank": 2}}
+    trained(settings(shop, epochs=1, **plain), tmp_path / "run")
+
+    exported = export_run(tmp_path / "run", tmp_path / "folder", "last")
+
+    assert exported.layout == "Hugging Face"
+    recommender = Recommender.load(tmp_path / "run", "last")
+    query = recommender.query_of_user("u3")
+    items = np.arange(NUM_ITEMS)[None]
+    expected = recommender.item_log_probs([query], items)
+    network = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "folder")
+    tokenizer = TextTokenizer.load(tmp_path / "folder")
+    registry, sizes = recommender.semantic_ids, recommender.semantic_ids.learned_level_sizes
+    events = registry.learned_codes_IL[recommender.dataset.item_positions(query.history_ids)[-6:]]
+    ids = tokenizer.encode("had ") + tokenizer.code_ids(events).flatten().tolist()
+    first = tokenizer.info.first_new
+    logits = network(torch.tensor([ids])).logits[0, -1, first : first + sizes[0]]
+    reachable = np.unique(registry.codes_IL[:, 0])
+    by_hand = logits[reachable].log_softmax(0).detach().numpy()
+    of_first = [np.logaddexp.reduce(expected[0][registry.codes_IL[:, 0] == code]) for code in reachable]
+    np.testing.assert_allclose(of_first, by_hand, atol=1e-4)
+    # As the base of a run of its own, it is loaded with its codes.
+    again = settings(
+        shop,
+        **plain,
+        tokenizer=str(tmp_path / "folder"),
+        base={"kind": "folder", "folder": str(tmp_path / "folder")},
+    )
+    assert assemble(again).task.catalog.vocabulary.first_new == first
+    with pytest.raises(InputError, match="rows lie on parameter"):
+        export_run(run, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 @pytest.mark.parametrize(

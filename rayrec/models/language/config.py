@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from rayrec.models.base.config import Attention, ModelConfig
 from rayrec.platform.config import Config
@@ -141,21 +141,6 @@ class LanguageModelConfig(TunedBase, ModelConfig):
     long_rows: Literal["refuse", "cut", "drop"] = "refuse"
     """What becomes of a record of more tokens than `max_length`: an error, the beginning of what is asked cut
     off, or nothing, which is counted."""
-    table_dims: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
-    """Embedding tables whose rows texts may have in the place of words (a slot `{table:NAME}`): width of the
-    rows by name. Each is projected to the width of the network."""
-
-    @field_validator("table_dims")
-    @classmethod
-    def _named_as_modules(cls, value: dict[str, int]) -> dict[str, int]:
-        for name in value:
-            if "." in name or not name:
-                raise ValueError(f"model.table_dims: a table is named without dots, got {name!r}")
-        return value
-
-    @property
-    def tables(self) -> dict[str, int]:
-        return self.table_dims
 
     def build(self, vocabulary: Vocabulary) -> LanguageModel:
         """The network with its initial weights; random ones from torch's default generator.
@@ -170,7 +155,7 @@ class LanguageModelConfig(TunedBase, ModelConfig):
         packed = self.rows == "packed"
         otherwise = "choose another model_type, or set model.rows to padded"
         network = self.network(vocabulary, Wanted(self.max_length, "model.base", packed, otherwise))
-        return LanguageModel(network, self.table_dims, packed, choice_named(self.attention))
+        return LanguageModel(network, packed=packed, choice=choice_named(self.attention))
 
     def program(self, vocabulary: Vocabulary, optimizer: DenseOptimizerSettings) -> ProgramSpec:
         """What trainers build."""
