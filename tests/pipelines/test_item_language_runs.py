@@ -15,7 +15,7 @@ from rayrec.models.generative.item_language import ItemLanguageRecommender
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.export import export_run
-from rayrec.pipelines.inference.item_ranker import item_ranker_of
+from rayrec.pipelines.inference.item_ranker import UnloadedRanker, item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel, local_tables
 from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -23,6 +23,9 @@ from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
+from rayrec.pipelines.versions.loading import load_version
+from rayrec.pipelines.versions.publisher import Publisher
+from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.run import train_policy
@@ -175,6 +178,32 @@ def test_it_is_served(run):
     found = answer.json()["items"]
     assert [item["item_id"] for item in found] == [item.item_key for item in expected]
     assert [item["score"] for item in found] == pytest.approx([item.score for item in expected], abs=1e-5)
+
+
+def test_it_is_published_and_what_cannot_be_kept_or_compiled_is_not(run, tmp_path):
+    folder = RunFolder.open(run)
+    store = VersionStore(tmp_path / "store")
+    version = Publisher(folder, store).publish(read_snapshot(folder.chosen_snapshot("last")))
+    published = Recommender(load_version(store, version).model)
+    recommender = Recommender.load(run, "last")
+    query = recommender.query_of_user("u3")
+
+    assert published.recommend([query], 5) == recommender.recommend([query], 5)
+    with pytest.raises(InputError, match="reads each history as a whole"):
+        recommender.use_prefix_cache(1 << 20)
+    unloaded = TrainedModel.load(run, "last", with_rows=False, with_weights=False)
+    assert UnloadedRanker.of(unloaded).model is not None
+
+
+def test_words_can_be_learned_before_histories(shop, run, tmp_path):
+    config = settings(shop, epochs=1, alignment=[])
+    training = config.training.model_copy(update={"init_from": str(run)})
+    losses = trained(config.model_copy(update={"training": training}), tmp_path / "next")
+    assert np.isfinite(losses).all()
+
+    more = settings(shop, prompt="{history.codes}", alignment=[])
+    with pytest.raises(InputError, match=r"differs from this one in model\.prompt"):
+        trained(more.model_copy(update={"training": training}), tmp_path / "other")
 
 
 def test_it_learns_from_rewards(run, tmp_path):

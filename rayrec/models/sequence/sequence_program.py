@@ -104,8 +104,10 @@ class SequenceProgram(TorchProgram):
         if empty_B.all():
             shape = (len(empty_B), k)
             return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
-        # Programs have no input for what is allowed, nor for neighbors or old events.
-        has_more = features.neighbors_NJ is not None or features.old_chunks is not None
+        # Programs have no input for what is allowed, nor for neighbors, old events or prompts.
+        has_more = any(
+            each is not None for each in (features.neighbors_NJ, features.old_chunks, features.prompts)
+        )
         if self.compiled is not None and allowed is None and not has_more:
             ranked = self.compiled.recommend(features, rows, k, excluded_BE, beams_B)
             if ranked is not None:

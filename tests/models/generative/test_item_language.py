@@ -117,8 +117,16 @@ def test_words_are_predicted_among_all_tokens_and_codes_among_those_of_their_lev
     assert loss == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_codes_behind_a_prompt_are_scored_alike_step_by_step_at_once_and_by_the_network():
-    made, batch = model(), features([(tokens[:given], given) for tokens, given in ROWS if given > 2])
+@pytest.mark.parametrize("tied", [False, True], ids=["two matrices", "one matrix"])
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "adapters"])
+def test_codes_behind_a_prompt_are_scored_alike_step_by_step_at_once_and_by_the_network(lora, tied):
+    if lora is not None:
+        pytest.importorskip("peft")
+    base = {"kind": "settings", "settings": {**LLAMA, "tie_word_embeddings": tied}}
+    made, batch = (
+        model(lora=lora, base=base),
+        features([(tokens[:given], given) for tokens, given in ROWS if given > 2]),
+    )
     context = made.backbone.encode_context(tensors(batch))
     codes_BWL = torch.tensor(CODES_IL)[torch.tensor([[0, 3], [6, 2]])]
 
