@@ -54,7 +54,7 @@ def tokenize_command(
     ] = "interactions",
     vector_setting: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE for the source of another package; may be repeated."),
+        typer.Option(help="KEY=VALUE for the source image or one of another package; may be repeated."),
     ] = None,
     vector_file: Annotated[
         list[str] | None,

@@ -161,7 +161,7 @@ class PolicyProgram(TorchProgram):
 
     def zero_gradients(self) -> None:
         """Take the place of `backward` in a learner that has no groups in an update."""
-        for parameter in self._parameters.values():
+        for parameter in self._trained_parameters.values():
             parameter.grad = torch.zeros_like(parameter)
 
     def _diverged(self, what: str) -> DivergedError:

@@ -189,8 +189,11 @@ def test_ids_that_runs_may_need_go_only_if_told_to(data, tmp_path):
     ("options", "message"),
     [
         (["--tokenizer", "kmeans"], "tokenizer: expected one of 'rq_kmeans', 'balanced_rq_kmeans', "),
-        (["--vectors", "images"], "vectors: expected one of 'interactions', 'text', 'graph', 'both', got"),
-        (["--vector-setting", "dim=3"], "of a source that another package brings"),
+        (
+            ["--vectors", "images"],
+            "vectors: expected one of 'interactions', 'text', 'graph', 'image', 'both'",
+        ),
+        (["--vector-setting", "dim=3"], "or one that another package brings"),
         (["--vector-setting", "dim"], "expected the form KEY=VALUE"),
         (["--vector-file", "image=a.npy"], "and vectors is 'interactions': name it there, too"),
     ],

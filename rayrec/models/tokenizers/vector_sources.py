@@ -171,8 +171,9 @@ def vector_source(name: str, settings: Mapping[str, Any]) -> ItemVectorSource:
     Raises:
         InputError: the settings do not fit.
     """
-    is_file = set(settings) == {"file"} and (name not in ITEM_VECTORS.names() or name in OF_RAYREC)
-    source = FileVectors if is_file else ITEM_VECTORS[name]
+    known = ITEM_VECTORS[name] if name in ITEM_VECTORS.names() else FileVectors
+    is_file = set(settings) == {"file"} and "file" not in known.model_fields
+    source = FileVectors if is_file else known
     return source.parse(dict(settings), source=f"settings of the item vectors {name!r}")
 
 
@@ -183,6 +184,7 @@ ITEM_VECTORS: Registry[type[ItemVectorSource]] = Registry(
         INTERACTIONS: f"{__name__}:InteractionVectors",
         TEXT: f"{__name__}:TextVectors",
         GRAPH: f"{__name__}:GraphVectors",
+        "image": "rayrec.models.tokenizers.image_vectors:ImageVectors",
     },
 )
 """Name of a source to the class of its settings."""

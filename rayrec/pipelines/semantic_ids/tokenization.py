@@ -58,13 +58,14 @@ class TokenizeConfig(Config):
 
     vectors: str = INTERACTIONS
     """What the codes are made of: `interactions` (co-occurrence in training sequences), `text` (the items'
-    texts; needs the extra `text`), `both`, or a source that another package brings. Several side by side:
+    texts; needs the extra `text`), `both`, `image` (pictures, by a vision model; needs the extra `image` and
+    `vector_settings`), or a source that another package brings. Several side by side:
     joined by `+` or commas, for example `interactions+my_source`."""
     vector_files: dict[str, str] = Field(default_factory=dict)
     """By name in `vectors`, an array (`.npy`) of vectors that were computed elsewhere, such as of images; the
     items' keys are beside it, one a line, in a file of the same name that ends in `.txt`."""
     vector_settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the source that another package brings."""
+    """Settings of the source `image`, or of one that another package brings."""
     text_weight: float = Field(1.0, gt=0)
     """Length of a text vector beside other vectors of length 1."""
     components: int = Field(64, ge=1)
@@ -114,8 +115,8 @@ class TokenizeConfig(Config):
             )
         if self.vector_settings and len(self._others) != 1:
             raise ValueError(
-                f"vector_settings are set, and vectors is {self.vectors!r}: they are of a source that "
-                "another package brings, and of one"
+                f"vector_settings are set, and vectors is {self.vectors!r}: they are of the source 'image' "
+                "or one that another package brings, and of one"
             )
         return self
 

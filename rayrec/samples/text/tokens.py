@@ -18,6 +18,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -100,8 +101,6 @@ class TextTokenizer:
         Raises:
             InputError: the folder has no tokenizer, or one that would not keep a code in one piece.
         """
-        from tokenizers import AddedToken
-
         root = Path(folder)
         if len(code_sizes) > _MOST_LEVELS or any(size < 1 for size in code_sizes):
             raise InputError(
@@ -110,6 +109,8 @@ class TextTokenizer:
         if multiple < 1:
             raise InputError(f"multiple is {multiple}, expected 1 or more")
         tokenizer = _read(root)
+        from tokenizers import AddedToken
+
         first_new = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         codes = [text for level in range(len(code_sizes)) for text in _code_texts(level, code_sizes[level])]
         for text in codes:
@@ -281,6 +282,10 @@ class TextTokenizer:
 
 
 def _read(root: Path) -> Tokenizer:
+    if find_spec("tokenizers") is None:
+        raise InputError(
+            "tokens of a text need the package tokenizers; install it (pip install rayrec[language])"
+        )
     from tokenizers import Tokenizer
 
     path = root / _TOKENIZER
