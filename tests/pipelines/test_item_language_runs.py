@@ -21,6 +21,7 @@ from rayrec.pipelines.inference.recommender import Query, Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.tasks.item_prompts import item_tokenizer
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.pipelines.versions.loading import load_version
@@ -29,10 +30,15 @@ from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.run import train_policy
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.reading.reader import SampleReader
 from rayrec.samples.text.tokens import TextTokenizer
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.web.metrics import PrometheusMeter
+from tests.helpers.data import write_source
 from tests.helpers.runs import NUM_ITEMS, dataset_of, make_semantic_ids
 from tests.helpers.text_tokenizers import tokenizer_folder
 
@@ -230,6 +236,36 @@ def test_it_learns_from_rewards(run, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "rl" / "metrics.jsonl").read_text().splitlines()]
     assert all(np.isfinite(line["loss"]) for line in lines if "loss" in line)
     assert len(Recommender.load(tmp_path / "rl", "last").recommend([Query(np.array([1]))], 5)[0]) >= 0
+
+
+@pytest.mark.parametrize("aligned", ["trained", "catalog"])
+def test_what_is_held_out_is_in_no_prompt_unless_the_catalog_is_asked_for(tmp_path, aligned):
+    """Item "new" is the newest event of some users, and "ghost" of none."""
+    events = [(f"u{user}", f"i{(user + place) % 9}", place) for user in range(12) for place in range(6)]
+    events += [(f"u{user}", "new", 9) for user in range(4)]
+    names = [*(f"i{item}" for item in range(9)), "new", "ghost"]
+    source = write_source(
+        tmp_path / "source", events, items={"item_id": names, "title": [f"called {name}" for name in names]}
+    )
+    prepare(source, tmp_path / "data", PrepareConfig(allow=frozenset({"cold-items", "short-users"})))
+    dataset = Dataset.open(tmp_path / "data")
+    make_semantic_ids(dataset)
+    tokenizer_folder(tmp_path / "base")
+    assembly = assemble(settings(tmp_path, aligned_items=aligned))
+    reader, task = SampleReader(assembly.plan.spec), assembly.task
+    tokenizer = item_tokenizer(task.model, task.registry)
+
+    prompts, read = [], set()
+    for step in range(40):
+        (batch,) = assembly.features.training(step, reader.read_batch(assembly.plan.batch(step)))
+        prompts.append(tokenizer.decode(batch.prompts.tokens_N))
+        read |= set(batch.lookups["item"].ids_M.tolist())
+
+    said = " ".join(prompts)
+    assert all(f"called i{item}" in said for item in range(9))
+    assert ("called new" in said, "called ghost" in said) == (aligned == "catalog",) * 2
+    keys = dataset.items.keys.to_pylist()
+    assert {keys[position] for position in dataset.item_positions(np.array(sorted(read)))} == set(names[:9])
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_bits(shop, run, tmp_path):

@@ -204,3 +204,15 @@ def test_a_row_of_a_batch_is_recommended_to_as_alone():
         found = made.recommend(alone, users_of(alone), NUM_ITEMS, None)
         np.testing.assert_allclose(found.scores_BK[0], together.scores_BK[row], atol=1e-5)
     np.testing.assert_allclose(np.exp(together.scores_BK).sum(axis=1), 1.0, atol=1e-5)
+
+
+def test_in_16_bits_a_step_is_about_the_same():
+    batch = features()
+    optimizer = DenseOptimizerSettings(0.01, 0.1, RateSchedule(), max_grad_norm=None, fused=False)
+    narrow = SequenceProgram(model(), optimizer, CPU, 0, compute=ComputeSettings(precision="bfloat16"))
+
+    loss = narrow.backward(batch, users_of(batch))
+
+    wide = program(model()).backward(batch, users_of(batch))
+    assert loss.loss_sum == pytest.approx(wide.loss_sum, rel=2e-2)
+    np.testing.assert_allclose(loss.row_grads["user"], wide.row_grads["user"], rtol=0.2, atol=2e-3)
