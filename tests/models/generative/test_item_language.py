@@ -1,5 +1,7 @@
 """Words and codes in one network, against its own forward pass; parts of batches, tables, adapters."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from rayrec.models.base.compute import ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.decoding.beam_cache import BeamCache
+from rayrec.models.generative.causal_lm import CausalLmBackbone
 from rayrec.models.generative.item_language_config import ItemLanguageConfig
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.sequence.catalog import Catalog
@@ -15,7 +18,7 @@ from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.base.batches import FeatureBatch, PromptTokens, TableLookup
 from tests.models.generative.language_models import CODES_IL, LEVEL_SIZES, NUM_ITEMS, SHAPE
-from tests.models.networks import CPU
+from tests.models.networks import CPU, histories, shares, tensor_batch
 
 transformers = pytest.importorskip("transformers")
 
@@ -75,8 +78,10 @@ def features(rows=ROWS, step=0):
 
 
 def users_of(batch):
-    ids_M = batch.lookups["user"].ids_M
-    return {"user": np.sin(np.arange(DIM) + ids_M[:, None]).astype(np.float32)}
+    return {
+        table: np.sin(np.arange(DIM) + lookup.ids_M[:, None]).astype(np.float32)
+        for table, lookup in batch.lookups.items()
+    }
 
 
 def tensors(batch, training=False):
@@ -216,3 +221,24 @@ def test_in_16_bits_a_step_is_about_the_same():
     wide = program(model()).backward(batch, users_of(batch))
     assert loss.loss_sum == pytest.approx(wide.loss_sum, rel=2e-2)
     np.testing.assert_allclose(loss.row_grads["user"], wide.row_grads["user"], rtol=0.2, atol=2e-3)
+
+
+def test_of_codes_alone_it_is_a_causal_lm():
+    made, rows = model(prompt="{history}"), [[0, 3, 5, 2], [4, 0, 1, 1, 6, 2]]
+    other = CausalLmBackbone(made.backbone.network, torch.tensor(CODES_IL), LEVEL_SIZES, WORDS).eval()
+    tokens = [(CODES_IL[row] + np.array(FIRST_TOKENS)).flatten().tolist() for row in rows]
+    (theirs,) = shares(rows, NUM_ITEMS)
+
+    ours = made.loss(tensors(without_users(features([(row, 3) for row in tokens]))))
+
+    batch = tensor_batch(theirs)
+    expected = other.loss(batch, torch.tensor(CODES_IL)[batch.targets_N])
+    assert ours.item() == pytest.approx(expected.item(), rel=1e-6)
+    asked = without_users(features([(row, len(row)) for row in tokens]))
+    found = made.backbone.encode_context(tensors(asked))
+    read = other.encode_context(tensor_batch(histories(rows, NUM_ITEMS)))
+    torch.testing.assert_close(found.last_BD, read.last_BD)
+
+
+def without_users(batch):
+    return replace(batch, lookups={}, prompts=replace(batch.prompts, filled_P={}))
