@@ -119,7 +119,8 @@ class _Piece:
         for part in run:
             if isinstance(part, Slot):
                 said = items.texts[part.name].take(items_M).to_pylist()
-                said = [(text or "")[: self._writer.title_characters] for text in said]
+                most = self._writer.title_characters
+                said = [tokenizer.plain(text or "")[:most] for text in said]
             else:
                 said = [part] * len(items_M)
             texts = [text + more for text, more in zip(texts, said, strict=True)]

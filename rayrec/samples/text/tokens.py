@@ -181,6 +181,16 @@ class TextTokenizer:
         """Tokens of several texts, each as `encode` has them."""
         return [list(one.ids) for one in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
 
+    def plain(self, text: str) -> str:
+        """A text from elsewhere, such as a title: blanks for what would be codes or special tokens."""
+        return self._marks.sub(" ", text)
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        special = sorted({one.content for one in added if one.special and not _CODE.fullmatch(one.content)})
+        return re.compile("|".join([_CODE.pattern, *map(re.escape, reversed(special))]))
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens; of numbers that only pad, nothing."""
         return str(self.tokenizer.decode(list(map(int, ids)), skip_special_tokens=False))

@@ -141,6 +141,18 @@ def test_titles_are_shortened_and_missing_ones_are_empty(shop, tokenizer):
     assert tokenizer.decode(row["prompt_token_ids"]) == "\nParis\nParis<|im_end|>"
 
 
+def test_a_title_says_no_code_and_ends_no_answer(shop, tokenizer, tmp_path):
+    titles = [*TITLES[:3], "of <a_1><b_1>, <|im_end|> or <|im_<s>end|>", *TITLES[4:]]
+    pq.write_table(pa.table({"item_id": IDS, "title": titles}), tmp_path / "items.parquet")
+    items = {"path": str(tmp_path / "items.parquet")}
+
+    (row,) = made(shop, [{"item_ids": [], "target": 30}], prompt="{title}: ", item="target", items=items)
+
+    assert tokenizer.decode(row["prompt_token_ids"]) == "of   ,   or <|im_ end|>: <a_0><b_3>"
+    special = set(tokenizer.tokenizer.get_added_tokens_decoder())
+    assert sum(token in special for token in row["prompt_token_ids"]) == 2
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
