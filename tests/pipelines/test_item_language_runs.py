@@ -17,7 +17,7 @@ from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.export import export_run
 from rayrec.pipelines.inference.item_ranker import UnloadedRanker, item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel, local_tables
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.recommender import Budget, Query, Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
@@ -37,6 +37,7 @@ from rayrec.samples.reading.reader import SampleReader
 from rayrec.samples.text.tokens import TextTokenizer
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.on_ray.dense import DensePart, RemoteRanker
 from rayrec.serve.web.metrics import PrometheusMeter
 from tests.helpers.data import write_source
 from tests.helpers.runs import NUM_ITEMS, dataset_of, make_semantic_ids
@@ -184,6 +185,17 @@ def test_it_is_served(run):
     found = answer.json()["items"]
     assert [item["item_id"] for item in found] == [item.item_key for item in expected]
     assert [item["score"] for item in found] == pytest.approx([item.score for item in expected], abs=1e-5)
+
+
+def test_a_network_elsewhere_answers_to_the_bit_like_one_at_hand(run):
+    whole, part = Recommender.load(run), DensePart.open(run, ServeConfig())
+    split = Recommender(TrainedModel.load(run), RemoteRanker(part.recommend, None, part.beam_width()))
+    queries = [whole.query_of_user(f"u{user}") for user in (1, 2, 17)]
+    queries.append(Query(np.zeros(0, dtype=np.int64)))
+
+    assert split.answer(queries, 5) == whole.answer(queries, 5)
+    few = Budget(max_beams=6, max_events=2)
+    assert split.answer(queries, 5, budget=few) == whole.answer(queries, 5, budget=few)
 
 
 def test_it_is_published_and_what_cannot_be_kept_or_compiled_is_not(run, tmp_path):
