@@ -67,8 +67,8 @@ class ItemLanguageConfig(TunedBase, GeneratingConfig):
     """What {history} says of an event: {title}, {category}, {codes}, and {table:item} for a row of the
     item's."""
     learn_history: bool = True
-    """Whether the codes of a history are predicted, too, each item from those before it; otherwise, of each
-    row only the last item is learned."""
+    """Whether the codes of a history are predicted, too, each item from those before it. Otherwise, and where
+    events are written without codes, only the last item of each window is learned."""
     alignment: tuple[AlignmentTask, ...] = ()
     aligned_items: Literal["trained", "catalog"] = "trained"
     """Of alignment prompts without a history: items with training events, or all of them, so that words are
