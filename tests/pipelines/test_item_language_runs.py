@@ -257,13 +257,20 @@ def test_what_is_held_out_is_in_no_prompt_unless_the_catalog_is_asked_for(tmp_pa
     events += [(f"u{user}", "new", 9) for user in range(4)]
     names = [*(f"i{item}" for item in range(9)), "new", "ghost"]
     source = write_source(
-        tmp_path / "source", events, items={"item_id": names, "title": [f"called {name}" for name in names]}
+        tmp_path / "source",
+        events,
+        items={
+            "item_id": names,
+            "title": [f"called {name}" for name in names],
+            "category": ["odd", "even"] * 5 + [None],
+        },
     )
     prepare(source, tmp_path / "data", PrepareConfig(allow=frozenset({"cold-items", "short-users"})))
     dataset = Dataset.open(tmp_path / "data")
     make_semantic_ids(dataset)
     tokenizer_folder(tmp_path / "base")
-    assembly = assemble(settings(tmp_path, aligned_items=aligned))
+    kinds = {"prompt": "{codes} is of the kind ", "completion": "{category}"}
+    assembly = assemble(settings(tmp_path, aligned_items=aligned, alignment=[*MODEL["alignment"], kinds]))
     reader, task = SampleReader(assembly.plan.spec), assembly.task
     tokenizer = item_tokenizer(task.model, task.registry)
 
@@ -275,6 +282,7 @@ def test_what_is_held_out_is_in_no_prompt_unless_the_catalog_is_asked_for(tmp_pa
 
     said = " ".join(prompts)
     assert all(f"called i{item}" in said for item in range(9))
+    assert all(f"of the kind {kind}<|im_end|>" in said for kind in ("odd", "even"))
     assert ("called new" in said, "called ghost" in said) == (aligned == "catalog",) * 2
     keys = dataset.items.keys.to_pylist()
     assert {keys[position] for position in dataset.item_positions(np.array(sorted(read)))} == set(names[:9])
