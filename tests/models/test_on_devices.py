@@ -70,7 +70,7 @@ def test_prompts_are_learned_and_answered_on_a_device_as_on_the_host(device):
             of_device.append(made.backward(batch, users).loss_sum)
             made.update()
         losses.append(of_device)
-        answers.append(made.recommend(batch, 3, None).scores_BK)
+        answers.append(made.recommend(batch, users, 3, None).scores_BK)
 
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
     np.testing.assert_allclose(answers[0], answers[1], rtol=1e-3, atol=1e-3)
