@@ -45,6 +45,7 @@ BENCHES: dict[str, Bench] = {
     "health": partial(_run, "health", "bench"),
     "jobs": partial(_run, "jobs", "bench"),
     "jobs-real": partial(_run, "jobs_real", "bench"),
+    "language-alignment": partial(_run, "language_alignment", "bench"),
     "nearline": partial(_run, "nearline", "bench"),
     "nearline-long": partial(_run, "long_history", "bench"),
     "nearline-quality": partial(_run, "long_history_quality", "bench"),

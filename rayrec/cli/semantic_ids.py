@@ -49,12 +49,19 @@ def tokenize_command(
         str,
         typer.Option(
             help="What the codes are made of: interactions, text, both (of these), graph, or a source of "
-            "another package; several joined by +."
+            "another package; several joined by + or commas."
         ),
     ] = "interactions",
     vector_setting: Annotated[
         list[str] | None,
-        typer.Option(help="KEY=VALUE for the source of another package; may be repeated."),
+        typer.Option(help="KEY=VALUE for the source image or one of another package; may be repeated."),
+    ] = None,
+    vector_file: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=FILE.npy for vectors computed elsewhere, such as of images; the items' keys are in "
+            "FILE.txt, one a line; may be repeated."
+        ),
     ] = None,
     tokenizer: Annotated[
         str,
@@ -129,7 +136,8 @@ def tokenize_command(
 ) -> Answer:
     """Give every item of a data set its semantic ID, and say what the IDs are like."""
     _refuse_without_effect(context)
-    vector_settings = _settings(vector_setting or [])
+    vector_settings = _settings(vector_setting or [], "--vector-setting")
+    vector_files = {name: str(file) for name, file in _settings(vector_file or [], "--vector-file").items()}
     check_data(data)
     # What is wrong with the arguments is said before this takes seconds to import.
     from rayrec.pipelines.semantic_ids import tokenization as pipeline
@@ -145,12 +153,13 @@ def tokenize_command(
         )
     elif extend is not None:
         with progress_bar("texts") as progress:
-            report = pipeline.extend(data, extend, to, progress, categories, overwrite)
+            report = pipeline.extend(data, extend, to, progress, categories, overwrite, vector_files)
     else:
         config = pipeline.TokenizeConfig.parse(
             {
                 "vectors": vectors,
                 "vector_settings": vector_settings,
+                "vector_files": vector_files,
                 "tokenizer": tokenizer,
                 "num_levels": levels,
                 "codebook_size": codebook_size,
@@ -216,7 +225,7 @@ def _refuse_for_small(context: typer.Context, num_items: int, large_catalog: int
         )
 
 
-def _settings(assignments: list[str]) -> dict[str, Any]:
+def _settings(assignments: list[str], option: str) -> dict[str, Any]:
     """Parse KEY=VALUE assignments.
 
     Raises:
@@ -226,16 +235,16 @@ def _settings(assignments: list[str]) -> dict[str, Any]:
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not key or not equals:
-            raise InputError(f"--vector-setting {assignment}: expected the form KEY=VALUE")
+            raise InputError(f"{option} {assignment}: expected the form KEY=VALUE")
         try:
             settings[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise InputError(f"--vector-setting {assignment}: the value is not valid YAML") from error
+            raise InputError(f"{option} {assignment}: the value is not valid YAML") from error
     return settings
 
 
 _WAYS = {
-    "extend": {"to", "categories", "overwrite"},
+    "extend": {"to", "categories", "overwrite", "vector_file"},
     "published": {"to", "collisions", "codebook_size", "key_offset", "categories", "overwrite"},
     "compare": {"categories"},
 }

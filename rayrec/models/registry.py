@@ -27,6 +27,7 @@ MODELS: Registry[type[ModelConfig]] = Registry(
         "lazy_decoder": "rayrec.models.generative.config:LazyDecoderConfig",
         "encoder_decoder": "rayrec.models.generative.config:EncoderDecoderConfig",
         "causal_lm": "rayrec.models.generative.causal_lm_config:CausalLmConfig",
+        "item_language": "rayrec.models.generative.item_language_config:ItemLanguageConfig",
         # Labels of impressions.
         "dlrm": "rayrec.models.ctr.config:DlrmConfig",
         "deepfm": "rayrec.models.ctr.config:DeepFmConfig",

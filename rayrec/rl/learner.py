@@ -31,7 +31,7 @@ from rayrec.platform.schedule import RateSchedule
 from rayrec.rl.config import LearnerConfig, RlConfig
 from rayrec.rl.losses.base import LossInputs, PolicyLoss, SampledGroups
 from rayrec.rl.losses.terms import has_spread, kl_to_reference
-from rayrec.rl.policy import Policy, Weights, distribution, views_of
+from rayrec.rl.policy import Policy, Weights, distribution
 from rayrec.rl.rollouts import ReferenceLogProbs, ScoredRollouts
 from rayrec.samples.base.batches import SampleBatch
 
@@ -161,7 +161,7 @@ class PolicyProgram(TorchProgram):
 
     def zero_gradients(self) -> None:
         """Take the place of `backward` in a learner that has no groups in an update."""
-        for parameter in self._parameters.values():
+        for parameter in self._trained_parameters.values():
             parameter.grad = torch.zeros_like(parameter)
 
     def _diverged(self, what: str) -> DivergedError:
@@ -320,8 +320,7 @@ class PolicyLearner:
         They are copied: where actors share a process, nothing is sent, and a worker that loads them later
         would find those of another step under this version.
         """
-        arrays = {name: array.copy() for name, array in views_of(self._policy.network).items()}
-        return Weights.of(self.version, arrays)
+        return Weights.of(self.version, self._program.weights())
 
     def optimizer_state(self) -> dict[str, np.ndarray]:
         return self._program.optimizer_state()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 import xxhash
-from torch import Tensor, nn
+from torch import Tensor
 
 from rayrec.models.decoding.beam import beam_search
 from rayrec.models.decoding.leaf_filter import LeafFilter
@@ -55,10 +55,9 @@ class Weights:
     checksum: str
 
     @classmethod
-    def of(cls, version: int, network: nn.Module | Mapping[str, np.ndarray]) -> Weights:
-        """Describe the weights of a network, without copying those on the host, or named arrays."""
-        arrays = views_of(network) if isinstance(network, nn.Module) else dict(network)
-        return cls(version, arrays, checksum_of(arrays))
+    def of(cls, version: int, arrays: Mapping[str, np.ndarray]) -> Weights:
+        """Describe named arrays, without copying them."""
+        return cls(version, dict(arrays), checksum_of(arrays))
 
     def check(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Verify that these arrays are the ones that were sent.
@@ -70,11 +69,6 @@ class Weights:
             raise WeightsChangedError(
                 f"the weights of version {self.version} have the checksum {found}, sent were {self.checksum}"
             )
-
-
-def views_of(network: nn.Module) -> dict[str, np.ndarray]:
-    """Return every weight by name, without a copy where it is on the host: they change with the network."""
-    return {name: parameter.detach().cpu().numpy() for name, parameter in network.named_parameters()}
 
 
 def checksum_of(arrays: Mapping[str, np.ndarray]) -> str:
@@ -139,7 +133,7 @@ class Policy:
         """
         self.version = UNCHECKED
         self.program.load(weights.arrays, optimizer_state=None)
-        weights.check(views_of(self.network))
+        weights.check(self.program.views())
         self.version = weights.version
 
     def inputs(self, samples: SampleBatch) -> PolicyInputs:

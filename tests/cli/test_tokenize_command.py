@@ -105,6 +105,67 @@ def test_kinds_of_vectors_are_compared_by_what_users_met_next(data, tmp_path, wo
     assert compared["next_items"] == report["next_items"]
 
 
+def write_vectors(folder, name, keys, width=5, scale=1.0):
+    """An array as another program writes it, each row a function of its key."""
+    rows = [np.random.default_rng(sum(key.encode())).normal(size=width) for key in keys]
+    np.save(folder / f"{name}.npy", scale * np.array(rows))
+    (folder / f"{name}.txt").write_text("".join(f"{key}\n" for key in keys))
+    return f"{name}={folder / name}.npy"
+
+
+def test_images_stand_beside_texts_whatever_their_scale_and_order(data, tmp_path, words_as_vectors):
+    keys = [f"i{item}" for item in range(NUM_ITEMS) if item % 5]
+    options = ["--vectors", "text,image", "--codebook-size", 4]
+    small = write_vectors(tmp_path, "image", keys)
+    report = answer("tokenize", data, "--out", tmp_path / "a", *options, "--vector-file", small)
+    (tmp_path / "b").mkdir()
+    large = write_vectors(tmp_path / "b", "image", ["elsewhere", *reversed(keys)], scale=1000.0)
+    answer("tokenize", data, "--out", tmp_path / "b", *options, "--vector-file", large)
+
+    blocks = {block["name"]: block["items"] for block in report["vectors"]["blocks"]}
+    assert blocks == {"text": 30, "image": len(keys), "text,image": NUM_ITEMS}
+    assert report["num_without_data"] == 2  # items 15 and 35: neither text nor image
+    assert codes_by_key(data, tmp_path / "a") == codes_by_key(data, tmp_path / "b")
+
+
+def test_new_items_take_their_images_of_a_file_of_their_own(data, grown, tmp_path):
+    old, new = [f"i{item}" for item in range(NUM_ITEMS)], [f"i{NUM_ITEMS + item}" for item in range(6)]
+    file = write_vectors(tmp_path, "image", old)
+    made = ["--vectors", "image", "--vector-file", file, "--out", tmp_path / "old", "--codebook-size", 4]
+    answer("tokenize", data, *made)
+    (tmp_path / "more").mkdir()
+    more = write_vectors(tmp_path / "more", "image", new)
+
+    extend = ["--extend", tmp_path / "old", "--out", tmp_path / "new"]
+    report = answer("tokenize", grown, *extend, "--vector-file", more)
+
+    assert report["extension"]["without_data"] == 2
+    found = codes_by_key(grown, tmp_path / "new")
+    assert {key: found[key] for key in old} == codes_by_key(data, tmp_path / "old")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "image.txt").unlink(), "cannot be read"),
+        (lambda folder: (folder / "image.txt").write_text("i1\n"), "has 1 keys for 40 vectors"),
+        (lambda folder: (folder / "image.txt").write_text("i1\n" * 40), "names the item 'i1' twice"),
+        (lambda folder: (folder / "image.npy").write_bytes(b"no"), "not a readable array"),
+        (lambda folder: np.save(folder / "image.npy", np.zeros(40)), "expected a row of floating-point"),
+        (
+            lambda folder: (folder / "image.txt").write_text("".join(f"x{n}\n" for n in range(40))),
+            "and none of",
+        ),
+    ],
+)
+def test_files_of_vectors_that_do_not_fit_are_explained(damage, message, data, tmp_path):
+    file = write_vectors(tmp_path, "image", [f"i{item}" for item in range(NUM_ITEMS)])
+    damage(tmp_path)
+
+    options = ["--vectors", "image", "--vector-file", file, "--out", tmp_path / "ids"]
+    assert message in refused("tokenize", data, *options)
+
+
 @pytest.mark.parametrize(("most", "taken"), [(4, 4), (1024, 8)])
 def test_a_codebook_is_as_large_as_items_fill_it_up_to_a_most(most, taken, data, tmp_path):
     answer("tokenize", data, "--out", tmp_path, "--max-codebook-size", most)
@@ -128,9 +189,13 @@ def test_ids_that_runs_may_need_go_only_if_told_to(data, tmp_path):
     ("options", "message"),
     [
         (["--tokenizer", "kmeans"], "tokenizer: expected one of 'rq_kmeans', 'balanced_rq_kmeans', "),
-        (["--vectors", "images"], "vectors: expected one of 'interactions', 'text', 'graph', 'both', got"),
-        (["--vector-setting", "dim=3"], "of a source that another package brings"),
+        (
+            ["--vectors", "images"],
+            "vectors: expected one of 'interactions', 'text', 'graph', 'image', 'both'",
+        ),
+        (["--vector-setting", "dim=3"], "or one that another package brings"),
         (["--vector-setting", "dim"], "expected the form KEY=VALUE"),
+        (["--vector-file", "image=a.npy"], "and vectors is 'interactions': name it there, too"),
     ],
 )
 def test_names_and_settings_that_nothing_has_are_refused(options, message, data, tmp_path):

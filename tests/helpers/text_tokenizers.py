@@ -1,8 +1,11 @@
-"""Folders of small tokenizers, trained on a few lines, with chat templates in four styles."""
+"""Folders of small tokenizers, trained on a few lines, with chat templates in four styles; codes of items."""
 
 import json
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
 
 LINES = [
     "You are helpful.",
@@ -82,3 +85,10 @@ def tokenizer_folder(folder, template=CHATML, more=(), **config):
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(values | config))
     return folder
+
+
+def semantic_ids(ids_I, sizes=(8, 8), fingerprint="of this data"):
+    """A registry in which item number n, in order, has the codes (n // 8, n % 8)."""
+    numbers_I = np.arange(len(ids_I))
+    codes_IL = np.stack([numbers_I // sizes[1], numbers_I % sizes[1]], axis=1).astype(np.int16)
+    return SemanticIdRegistry(np.asarray(ids_I), codes_IL, sizes, 2, "none", "by hand", fingerprint)

@@ -12,6 +12,7 @@ from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.platform.devices import HOST, KINDS, device_memory, device_named, hardware_name, why_missing
 from tests.models.ctr.programs import RANKING, ranking_program
+from tests.models.generative import prompt_models
 from tests.models.keras import impressions
 from tests.models.networks import DIM, table_rows
 from tests.models.recipes import MODELS, SETTINGS, features_of, model_of
@@ -54,6 +55,25 @@ def test_a_device_trains_as_the_host(name, device):
     np.testing.assert_allclose(losses, train(here, name, range(STEPS)), rtol=1e-4)
     for weight_name, weight in here.weights().items():
         np.testing.assert_allclose(there.weights()[weight_name], weight, rtol=2e-3, atol=2e-5)
+
+
+def test_prompts_are_learned_and_answered_on_a_device_as_on_the_host(device):
+    pytest.importorskip("transformers")
+    batch = prompt_models.features()
+    users, answers, losses = prompt_models.users_of(batch), [], []
+    for where in (device, HOST.torch):
+        settings = dataclasses.replace(SETTINGS, fused=device_named(where.type).fused_optimizer)
+        model = prompt_models.model(attention="auto")
+        made = SequenceProgram(model, settings, where, seed=5)
+        of_device = []
+        for _ in range(STEPS):
+            of_device.append(made.backward(batch, users).loss_sum)
+            made.update()
+        losses.append(of_device)
+        answers.append(made.recommend(batch, users, 3, None).scores_BK)
+
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-4)
+    np.testing.assert_allclose(answers[0], answers[1], rtol=1e-3, atol=1e-3)
 
 
 def rows_by_id(ids_M):

@@ -6,7 +6,7 @@ import numpy as np
 
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.rl.config import RlConfig
-from rayrec.rl.policy import Policy, views_of
+from rayrec.rl.policy import Policy
 from rayrec.rl.prompts import PromptStream
 from rayrec.rl.run_folder import RlRunFolder
 from tests.helpers.runs import make_run
@@ -23,7 +23,7 @@ def test_a_resumed_run_has_one_line_per_step(tmp_path):
     position = PromptStream(policy.task.dataset, config.prompts, 0).position
     state = {"step": np.array(0)}
     for step in (0, 2):
-        folder.save(step, views_of(policy.network), state, position(step), {}, is_best=step == 0)
+        folder.save(step, policy.program.views(), state, position(step), {}, is_best=step == 0)
     for step in (0, 1, 2, 2, 3):  # a validation comes after its step
         folder.folder.log({"step": step})
 

@@ -31,6 +31,8 @@ class ModelConfig(Config):
 
     not_compiled_because: ClassVar[str | None] = None
     """Why `training.compile` would have no effect; None where it has one."""
+    not_sharded_because: ClassVar[str | None] = None
+    """Why `training.parallel` cannot be `fsdp2`; None where it can."""
 
     @property
     def tables(self) -> dict[str, int]:

@@ -12,8 +12,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-import xxhash
 from torch import Tensor, nn
 
 from rayrec.platform.errors import InputError
@@ -96,16 +94,6 @@ def output_weight(head: Any) -> Tensor:
 
 def frozen_parameters(network: nn.Module) -> dict[str, Tensor]:
     return {name: weight for name, weight in network.named_parameters() if not weight.requires_grad}
-
-
-def fingerprint(weights: dict[str, Tensor]) -> str:
-    """Of names, shapes and bits; equal ones are the same weights, wherever they were read."""
-    digest = xxhash.xxh3_128()
-    for name, weight in sorted(weights.items()):
-        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}\n".encode())
-        if not weight.is_meta:
-            digest.update(weight.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _matrices_of_tokens(network: Any) -> list[str]:

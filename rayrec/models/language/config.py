@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from rayrec.models.base.config import Attention, ModelConfig
 from rayrec.platform.config import Config
@@ -73,50 +73,14 @@ class LoraConfig(Config):
     """Names of linear layers, such as `q_proj`; without, all but the matrix of outputs."""
 
 
-class LanguageModelConfig(ModelConfig):
-    """A language model that is tuned on texts."""
+class TunedBase(Config):
+    """What models have in common that are a base model, tuned."""
 
-    kind: ClassVar[Literal["language"]] = "language"
-    not_compiled_because: ClassVar[str | None] = (
-        "of whose layers, which are those of transformers, it reaches none"
-    )
-
-    name: Literal["language_model"]
     base: Annotated[SettingsBase | FolderBase | GgufBase, Field(discriminator="kind")]
     lora: LoraConfig | None = None
     """None: all weights are trained."""
-    max_length: int = Field(1024, gt=1)
-    """Tokens that a row may have."""
-    rows: Literal["packed", "padded"] = "packed"
-    """Packed rows have no padding, and attend by our attention. For a network that it does not fit, which is
-    refused by its name, padded rows go through the code of transformers alone."""
-    attention: Attention = "auto"
-    """Of packed rows."""
     tokenizer: str | None = None
     """Folder with the tokenizer, where that is not the base's own."""
-    template: Literal["chat", "plain"] = "plain"
-    """How what is asked and answered becomes a text: by the chat template of the tokenizer's folder, or one
-    after the other. An instruction-tuned base knows its template."""
-    learn: Literal["all", "last"] = "all"
-    """Which turns of an assistant are learned."""
-    long_rows: Literal["refuse", "cut", "drop"] = "refuse"
-    """What becomes of a record of more tokens than `max_length`: an error, the beginning of what is asked cut
-    off, or nothing, which is counted."""
-    table_dims: dict[str, Annotated[int, Field(gt=0)]] = Field(default_factory=dict)
-    """Embedding tables whose rows texts may have in the place of words (a slot `{table:NAME}`): width of the
-    rows by name. Each is projected to the width of the network."""
-
-    @field_validator("table_dims")
-    @classmethod
-    def _named_as_modules(cls, value: dict[str, int]) -> dict[str, int]:
-        for name in value:
-            if "." in name or not name:
-                raise ValueError(f"model.table_dims: a table is named without dots, got {name!r}")
-        return value
-
-    @property
-    def tables(self) -> dict[str, int]:
-        return self.table_dims
 
     def with_absolute_paths(self) -> Self:
         base = self.base
@@ -127,27 +91,16 @@ class LanguageModelConfig(ModelConfig):
         tokenizer = None if self.tokenizer is None else str(Path(self.tokenizer).resolve())
         return self.model_copy(update={"base": base, "tokenizer": tokenizer})
 
-    def build(self, vocabulary: Vocabulary) -> LanguageModel:
-        """The network with its initial weights; random ones from torch's default generator.
+    def network(self, vocabulary: Vocabulary, wanted: Wanted) -> nn.Module:
+        """The base, with rows for the tokens that were added, and adapters if there are any.
 
         Raises:
-            InputError: the base is missing, does not fit, or knows more tokens than the vocabulary.
+            InputError: the base is missing, does not fit, or knows fewer tokens than its tokenizer.
         """
-        from rayrec.models.attention.choice import choice_named
         from rayrec.models.language.adapters import add_adapters
-        from rayrec.models.language.language_model import LanguageModel
-        from rayrec.models.language.networks import Wanted, num_tokens_of, resize_tokens
+        from rayrec.models.language.networks import num_tokens_of, resize_tokens
 
-        packed = self.rows == "packed"
-        network = self.base.network(
-            vocabulary,
-            Wanted(
-                self.max_length,
-                "model.base",
-                packed,
-                "choose another model_type, or set model.rows to padded",
-            ),
-        )
+        network = self.base.network(vocabulary, wanted)
         if (known := num_tokens_of(network)) < vocabulary.first_new:
             raise InputError(
                 f"model.base: the network knows {known:,} tokens, and its tokenizer has "
@@ -159,7 +112,49 @@ class LanguageModelConfig(ModelConfig):
         if self.lora is not None:
             lora = self.lora
             add_adapters(network, lora.rank, lora.scale, lora.targets, vocabulary.new_tokens)
-        return LanguageModel(network, self.table_dims, packed, choice_named(self.attention))
+        return network
+
+
+class LanguageModelConfig(TunedBase, ModelConfig):
+    """A language model that is tuned on texts."""
+
+    kind: ClassVar[Literal["language"]] = "language"
+    not_compiled_because: ClassVar[str | None] = (
+        "of whose layers, which are those of transformers, it reaches none"
+    )
+
+
+    name: Literal["language_model"]
+    max_length: int = Field(1024, gt=1)
+    """Tokens that a row may have."""
+    rows: Literal["packed", "padded"] = "packed"
+    """Packed rows have no padding, and attend by our attention. For a network that it does not fit, which is
+    refused by its name, padded rows go through the code of transformers alone."""
+    attention: Attention = "auto"
+    """Of packed rows."""
+    template: Literal["chat", "plain"] = "plain"
+    """How what is asked and answered becomes a text: by the chat template of the tokenizer's folder, or one
+    after the other. An instruction-tuned base knows its template."""
+    learn: Literal["all", "last"] = "all"
+    """Which turns of an assistant are learned."""
+    long_rows: Literal["refuse", "cut", "drop"] = "refuse"
+    """What becomes of a record of more tokens than `max_length`: an error, the beginning of what is asked cut
+    off, or nothing, which is counted."""
+
+    def build(self, vocabulary: Vocabulary) -> LanguageModel:
+        """The network with its initial weights; random ones from torch's default generator.
+
+        Raises:
+            InputError: as `network`.
+        """
+        from rayrec.models.attention.choice import choice_named
+        from rayrec.models.language.language_model import LanguageModel
+        from rayrec.models.language.networks import Wanted
+
+        packed = self.rows == "packed"
+        otherwise = "choose another model_type, or set model.rows to padded"
+        network = self.network(vocabulary, Wanted(self.max_length, "model.base", packed, otherwise))
+        return LanguageModel(network, packed=packed, choice=choice_named(self.attention))
 
     def program(self, vocabulary: Vocabulary, optimizer: DenseOptimizerSettings) -> ProgramSpec:
         """What trainers build."""

@@ -61,7 +61,7 @@ class LanguageModel(nn.Module):
         )
 
     @property
-    def base(self) -> dict[str, Tensor]:
+    def frozen_weights(self) -> dict[str, Tensor]:
         """The frozen weights by name, which a snapshot does not have."""
         return {f"network.{name}": weight for name, weight in frozen_parameters(self.network).items()}
 
@@ -72,11 +72,18 @@ class LanguageModel(nn.Module):
 
     def loss(self, batch: TextTensors) -> Tensor:
         """Scalar: cross-entropy summed over the targets."""
-        before_K, targets_K = _targets(batch)
+        before_K, targets_K = targets_of(batch)
         if not self.packed:
             logits_KV = self._padded_logits(batch, before_K)
             return functional.cross_entropy(logits_KV.float(), targets_K, reduction="sum")
-        hidden_KD = self._hidden(batch)[before_K]
+        return self.token_loss(self.hidden(batch)[before_K], targets_K)
+
+    def token_loss(self, hidden_KD: Tensor, targets_K: Tensor) -> Tensor:
+        """Scalar: cross-entropy summed over tokens, among all that there are.
+
+        Args:
+            hidden_KD: what the last layer says before each of them.
+        """
         head = self.network.get_output_embeddings()
         if getattr(head, "bias", None) is not None:
             return functional.cross_entropy(self._logits(hidden_KD).float(), targets_K, reduction="sum")
@@ -84,11 +91,11 @@ class LanguageModel(nn.Module):
 
     def log_likelihoods(self, batch: TextTensors) -> Tensor:
         """[B] sum over each row's targets of the logarithm of their probability."""
-        before_K, targets_K = _targets(batch)
+        before_K, targets_K = targets_of(batch)
         if not len(targets_K):  # the layers take no row without tokens
             return torch.zeros(batch.layout.num_rows, device=targets_K.device)
         if self.packed:
-            hidden_KD = self._hidden(batch)[before_K]
+            hidden_KD = self.hidden(batch)[before_K]
             parts = [
                 self._log_probability(self._logits(hidden_KD[part]), targets_K[part])
                 for part in _parts(len(targets_K), self._num_tokens)
@@ -103,7 +110,7 @@ class LanguageModel(nn.Module):
         """[B, up to max_new_tokens] the most probable next token, one after the other, of the package's own
         loop; `pad` behind the first of `ends`."""
         layout = batch.layout
-        vectors_BTD, real_BT = _padded_on_the_left(layout, self._vectors(batch))
+        vectors_BTD, real_BT = _padded_on_the_left(layout, self.vectors(batch))
         with padded_attention(self.network) if self.packed else contextlib.nullcontext():
             generated: Tensor = self.network.generate(
                 inputs_embeds=vectors_BTD,
@@ -118,7 +125,7 @@ class LanguageModel(nn.Module):
             )
         return generated
 
-    def _vectors(self, batch: TextTensors) -> Tensor:
+    def vectors(self, batch: TextTensors) -> Tensor:
         """[N, D] what the layers read of each token."""
         vectors_ND: Tensor = self.network.get_input_embeddings()(batch.tokens_N)
         for table, filled in batch.filled.items():
@@ -126,14 +133,18 @@ class LanguageModel(nn.Module):
             vectors_ND = vectors_ND.index_copy(0, filled.places_P, projected_PD.to(vectors_ND.dtype))
         return vectors_ND
 
-    def _hidden(self, batch: TextTensors) -> Tensor:
-        """[N, D] what the last layer says at each token."""
+    def hidden(self, batch: TextTensors, attending: PackedRows | None = None) -> Tensor:
+        """[N, D] what the last layer says at each token.
+
+        Args:
+            attending: of the batch's layout, of who wants keys and values.
+        """
         layout = batch.layout
         hidden: Tensor = self.network.base_model(
-            inputs_embeds=self._vectors(batch)[None],
+            inputs_embeds=self.vectors(batch)[None],
             position_ids=layout.place_N[None],
             use_cache=False,
-            attending=PackedRows(layout, self.choice),
+            attending=attending or PackedRows(layout, self.choice),
         ).last_hidden_state
         return hidden[0]
 
@@ -143,7 +154,7 @@ class LanguageModel(nn.Module):
         real_BT = layout.pad(torch.ones_like(layout.row_N))
         places_T = torch.arange(layout.longest, device=real_BT.device)
         logits_BTV: Tensor = self.network(
-            inputs_embeds=layout.pad(self._vectors(batch)),
+            inputs_embeds=layout.pad(self.vectors(batch)),
             attention_mask=real_BT,
             position_ids=places_T.expand(layout.num_rows, -1),
             use_cache=False,
@@ -160,7 +171,7 @@ class LanguageModel(nn.Module):
         return -functional.cross_entropy(logits_KV.float(), targets_K, reduction="none")
 
 
-def _targets(batch: TextTensors) -> tuple[Tensor, Tensor]:
+def targets_of(batch: TextTensors) -> tuple[Tensor, Tensor]:
     """([K] the token before each target, [K] the target)."""
     places_K = batch.is_target_N.nonzero()[:, 0]
     return places_K - 1, batch.tokens_N[places_K]

@@ -1,12 +1,7 @@
-"""A `LanguageModel` as a program: it is trained on rows of tokens, judges them, and continues them.
-
-A frozen base is not in the snapshots of a run: they have what was trained, and the fingerprint of the base.
-Loading them beside another base is refused.
-"""
+"""A `LanguageModel` as a program: it is trained on rows of tokens, judges them, and continues them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -15,7 +10,6 @@ import numpy as np
 import torch
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.language.adapters import fingerprint
 from rayrec.models.language.language_model import LanguageModel
 from rayrec.models.language.tensor_parallel import TensorParallel, together
 from rayrec.models.language.text_tensors import TextRows, TextTensors
@@ -28,8 +22,6 @@ from rayrec.platform.shares import balanced_bounds
 
 TOKENS_AT_ONCE = 8192
 """Of rows that are judged."""
-BASE = "base"
-"""Name of the fingerprint among a snapshot's weights."""
 
 
 class LanguageModelSettings(Protocol):
@@ -61,9 +53,6 @@ class TextProgram(TorchProgram):
         placement: ProgramPlacement,
         flops: ModelFlops | None = None,
     ) -> None:
-        base = model.base
-        self._base_names = frozenset(base)
-        self._base_fingerprint = np.frombuffer(bytes.fromhex(fingerprint(base)), dtype=np.uint8)
         super().__init__(
             model,
             settings,
@@ -142,36 +131,6 @@ class TextProgram(TorchProgram):
             is_end_T = np.isin(tokens_T, ends)
             found.append(tokens_T[: int(is_end_T.argmax())] if is_end_T.any() else tokens_T)
         return found
-
-    def weights(self) -> dict[str, np.ndarray]:
-        if not self._base_names:
-            return super().weights()
-        return {BASE: self._base_fingerprint.copy(), **super().weights()}
-
-    def _is_kept(self, name: str) -> bool:
-        return name not in self._base_names
-
-    def load(
-        self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None
-    ) -> None:
-        given = dict(weights)
-        base = given.pop(BASE, None)
-        if self._base_names and base is None:
-            raise ValueError(
-                "the weights are those of a whole network, and this one has a frozen base and adapters "
-                "(model.lora)"
-            )
-        if base is not None and not self._base_names:
-            raise ValueError(
-                "the weights are those of adapters, and this network has none: set model.lora as it was when "
-                "they were trained"
-            )
-        if base is not None and not np.array_equal(base, self._base_fingerprint):
-            raise ValueError(
-                "the weights were trained beside another base than model.base is now; give the one that they "
-                f"were trained beside, whose fingerprint is {bytes(base).hex()}"
-            )
-        super().load(given, optimizer_state)
 
 
 @dataclass(frozen=True)

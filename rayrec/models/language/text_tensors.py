@@ -25,16 +25,8 @@ class _Lookup(Protocol):
     def inverse(self) -> np.ndarray: ...
 
 
-class TextRows(Protocol):
-    """What the dense stage reads of rows of tokens."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def row_keys_B(self) -> np.ndarray: ...
-    @property
-    def num_targets(self) -> int:
-        """Of all trainers."""
+class RowsOfTokens(Protocol):
+    """Tokens, and which of them are predicted or stand for rows of tables."""
 
     @property
     def tokens_N(self) -> np.ndarray: ...
@@ -47,6 +39,18 @@ class TextRows(Protocol):
     @property
     def filled_P(self) -> Mapping[str, np.ndarray]:
         """By table, which tokens stand for a row of it, in ascending order."""
+
+
+class TextRows(RowsOfTokens, Protocol):
+    """What the dense stage reads of rows of tokens."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def row_keys_B(self) -> np.ndarray: ...
+    @property
+    def num_targets(self) -> int:
+        """Of all trainers."""
 
     @property
     def lookups(self) -> Mapping[str, _Lookup]:
@@ -82,23 +86,35 @@ class TextTensors:
             rows: [M, D] by table; tensors on the device are taken as they are, without a copy.
         """
         with OverlappedCopies(device) as copies:
-            tensor = copies.copied
-            batch = TextTensors(
-                tensor(features.tokens_N.astype(np.int64, copy=False)),
-                tensor(features.is_target_N),
-                JaggedLayout.from_offsets(features.offsets_B1, device, copies.moved),
-                {
-                    table: Filled(tensor(places_P), tensor(features.lookups[table].inverse))
-                    for table, places_P in features.filled_P.items()
-                },
-                {
-                    table: rows_MD.detach() if isinstance(rows_MD, Tensor) else tensor(rows_MD)
-                    for table, rows_MD in rows.items()
-                },
-            )
+            given = {
+                table: rows_MD.detach() if isinstance(rows_MD, Tensor) else copies.copied(rows_MD)
+                for table, rows_MD in rows.items()
+            }
+            batch = TextTensors.copied(features, features.lookups, given, device, copies)
         for table, rows_MD in batch.rows.items():
             batch.rows[table] = rows_MD.to(device).requires_grad_(training)
         return batch
+
+    @staticmethod
+    def copied(
+        text: RowsOfTokens,
+        lookups: Mapping[str, _Lookup],
+        rows: dict[str, Tensor],
+        device: torch.device,
+        copies: OverlappedCopies,
+    ) -> TextTensors:
+        """Put rows of tokens on the device, beside the rows of tables that are there."""
+        tensor = copies.copied
+        return TextTensors(
+            tensor(text.tokens_N.astype(np.int64, copy=False)),
+            tensor(text.is_target_N),
+            JaggedLayout.from_offsets(text.offsets_B1, device, copies.moved),
+            {
+                table: Filled(tensor(places_P), tensor(lookups[table].inverse))
+                for table, places_P in text.filled_P.items()
+            },
+            rows,
+        )
 
     @property
     def lengths_B(self) -> np.ndarray:

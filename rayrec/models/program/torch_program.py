@@ -18,6 +18,7 @@ from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.program.compiled_parts import compile_parts, explained
 from rayrec.models.program.flops import ModelFlops
+from rayrec.models.program.frozen_base import FrozenBase
 from rayrec.models.program.master_weights import MasterWeights
 from rayrec.models.program.program import DenseGradients, DivergedError, Rows, SumOverTrainers
 from rayrec.models.program.sharding import (
@@ -101,6 +102,7 @@ class TorchProgram(ABC):
             flops: counts them for `flops`; made before the model is given to a program, which may compile or
                 split it.
         """
+        self._frozen = FrozenBase(model)
         # Weights that will be split go to the device part by part.
         self._module = model if compute.is_split else model.to(device)
         self._settings = settings
@@ -302,16 +304,20 @@ class TorchProgram(ABC):
         if self._split_model is not None:
             self._split_model.gather()
 
-    def _is_kept(self, name: str) -> bool:
-        """Whether a snapshot has this weight; it need not have those that `build` makes again."""
-        return True
-
     @property
     def _kept_parameters(self) -> dict[str, Tensor]:
-        return {name: weight for name, weight in self._parameters.items() if self._is_kept(name)}
+        """Those that a snapshot has: not those that were read and are frozen."""
+        return self._frozen.without(self._parameters)
 
     def weights(self) -> dict[str, np.ndarray]:
-        return {name: _copy(parameter) for name, parameter in self._kept_parameters.items()}
+        return self._frozen.beside(
+            {name: _copy(parameter) for name, parameter in self._kept_parameters.items()}
+        )
+
+    def views(self) -> dict[str, np.ndarray]:
+        """As `weights`, without a copy of those on the host: they change with the module."""
+        kept = self._frozen.without(dict(self._module.named_parameters()))
+        return self._frozen.beside({name: one.detach().cpu().numpy() for name, one in kept.items()})
 
     def optimizer_state(self) -> dict[str, np.ndarray]:
         state = {"step": np.array(self._step, dtype=np.int64)}
@@ -323,7 +329,7 @@ class TorchProgram(ABC):
     def load(
         self, weights: Mapping[str, np.ndarray], optimizer_state: Mapping[str, np.ndarray] | None
     ) -> None:
-        kept = self._kept_parameters
+        kept, weights = self._kept_parameters, self._frozen.checked(weights)
         check_shapes({name: saved.shape for name, saved in weights.items()}, kept)
         for name, parameter in kept.items():
             self._take(parameter, weights[name])

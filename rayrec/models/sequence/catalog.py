@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.decoding.trie_file import TrieFile
+from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.platform.event_labels import Label
 
 
@@ -33,6 +34,8 @@ class Catalog:
     """Names of the codes of each label of events."""
     trie_file: TrieFile | None = None
     """Where the trie of the codes is kept, if it is."""
+    vocabulary: Vocabulary | None = None
+    """Of a model that reads text: the tokens of its base, behind which those of the codes come."""
 
     @property
     def codes(self) -> Tensor:

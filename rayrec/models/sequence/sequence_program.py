@@ -104,8 +104,10 @@ class SequenceProgram(TorchProgram):
         if empty_B.all():
             shape = (len(empty_B), k)
             return RankedItems(np.full(shape, -1), np.full(shape, -np.inf, dtype=np.float32))
-        # Programs have no input for what is allowed, nor for neighbors or old events.
-        has_more = features.neighbors_NJ is not None or features.old_chunks is not None
+        # Programs have no input for what is allowed, nor for neighbors, old events or prompts.
+        has_more = any(
+            each is not None for each in (features.neighbors_NJ, features.old_chunks, features.prompts)
+        )
         if self.compiled is not None and allowed is None and not has_more:
             ranked = self.compiled.recommend(features, rows, k, excluded_BE, beams_B)
             if ranked is not None:
@@ -205,6 +207,7 @@ def flops_of(model: SequenceModel, device: torch.device) -> ModelFlops:
         return TensorBatch.build(features, rows, 0, device, training)
 
     def size_of(features: Features) -> tuple[int, int]:
-        return len(features.offsets_B1) - 1, len(features.items_N)
+        prompts = features.prompts
+        return len(features.offsets_B1) - 1, len(features.items_N if prompts is None else prompts.tokens_N)
 
     return ModelFlops(model, device, build, size_of)

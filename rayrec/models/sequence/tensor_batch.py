@@ -13,6 +13,7 @@ from torch import Tensor
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.base.keyed_random import token_keys
+from rayrec.models.language.text_tensors import RowsOfTokens, TextTensors
 from rayrec.platform.device_copies import OverlappedCopies
 
 
@@ -88,6 +89,8 @@ class Features(Protocol):
     def old_chunks(self) -> _Chunks | None: ...
     @property
     def paths(self) -> Sequence[_PathLevel]: ...
+    @property
+    def prompts(self) -> RowsOfTokens | None: ...
 
 
 class ItemInverse(NamedTuple):
@@ -261,6 +264,8 @@ class TensorBatch:
     """What rows have before these events, of models that read summaries of it."""
     paths: tuple[PathBatch, ...] = ()
     """Of the targets, level after level, of models whose vectors of prefixes are rows of a table."""
+    prompts: TextTensors | None = None
+    """The rows, of models that read prompts; lookups are of their places then."""
 
     @staticmethod
     def build(
@@ -285,7 +290,11 @@ class TensorBatch:
                 items_N=tensor(features.items_N),
                 targets_N=None if features.targets_N is None else tensor(features.targets_N),
                 negatives_S=None if features.negatives_S is None else tensor(features.negatives_S),
-                inverse={name: tensor(lookup.inverse) for name, lookup in features.lookups.items()},
+                inverse={
+                    name: tensor(lookup.inverse)
+                    for name, lookup in features.lookups.items()
+                    if features.prompts is None
+                },
                 rows={
                     name: rows_MD.detach() if isinstance(rows_MD, Tensor) else tensor(rows_MD)
                     for name, rows_MD in rows.items()
@@ -301,23 +310,28 @@ class TensorBatch:
                 ),
                 paths=tuple(PathBatch.build(level, copies) for level in features.paths),
             )
+            prompts = None
+            if features.prompts is not None:
+                prompts = TextTensors.copied(features.prompts, features.lookups, batch.rows, device, copies)
             chunks = None
             if features.old_chunks is not None:
                 chunks = ChunkBatch.build(features.old_chunks, device, copies)
         # What is computed comes behind the copies.
         layout = batch.layout
         row_keys_N = row_keys_B.index_select(0, layout.row_N)
+        rows_of = {name: rows_MD.to(device).requires_grad_(training) for name, rows_MD in batch.rows.items()}
         return replace(
             batch,
             keys_N=token_keys(seed, features.step, row_keys_N, layout.place_N),
             old_chunks=chunks.keyed(row_keys_B, seed, features.step) if chunks and training else chunks,
-            rows={name: rows_MD.to(device).requires_grad_(training) for name, rows_MD in batch.rows.items()},
+            rows=rows_of,
+            prompts=None if prompts is None else replace(prompts, rows=rows_of),
         )
 
     @property
     def lengths_B(self) -> np.ndarray:
         """Tokens of each row, in the host's memory."""
-        return self.layout.lengths_B
+        return self.layout.lengths_B if self.prompts is None else self.prompts.lengths_B
 
     def some_rows(self, rows: slice) -> TensorBatch:
         """Neighboring rows alone, with tokens keyed as in the whole batch.
@@ -350,6 +364,7 @@ class TensorBatch:
             else self.neighbor_weights_NJ[tokens],
             old_chunks=None if self.old_chunks is None else self.old_chunks.some_rows(rows),
             paths=tuple(level.some_tokens(tokens) for level in self.paths),
+            prompts=None if self.prompts is None else self.prompts.some_rows(rows),
         )
 
     def item_inverse(self) -> ItemInverse:
@@ -398,6 +413,7 @@ class TensorBatch:
         It reads the same leaves as the batch, where they have a row; its loss is to be counted zero times.
         """
 
+        prompts = None if self.prompts is None else self.prompts.stand_in()
         num_negatives = 0 if self.negatives_S is None else len(self.negatives_S)
         if self.negatives_NK is not None:
             num_negatives = self.negatives_NK.shape[1]
@@ -421,6 +437,7 @@ class TensorBatch:
                 name: rows_MD if len(rows_MD) else rows_MD.new_zeros(1, *rows_MD.shape[1:])
                 for name, rows_MD in self.rows.items()
             },
+            prompts=prompts,
             negatives_NK=None if self.negatives_NK is None else self.negatives_NK.new_zeros(1, num_negatives),
             times_N=None if self.times_N is None else self.times_N.new_zeros(1),
             labels={name: codes_N.new_zeros(1) for name, codes_N in self.labels.items()},

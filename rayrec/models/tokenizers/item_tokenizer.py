@@ -20,11 +20,11 @@ from torch import Tensor
 
 from rayrec.models.tokenizers.kmeans import checked_vectors, usual_codebook_size
 from rayrec.models.tokenizers.quantizer import Quantizer
-from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
 from rayrec.models.tokenizers.vector_preparation import PreparedVectors, VectorPreparation
 from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.registry import Registry
+from rayrec.platform.saved_pair import SavedPair, checksum
 
 TOKENIZERS: Registry[type[Quantizer]] = Registry(
     "rayrec.tokenizers",

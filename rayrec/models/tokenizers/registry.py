@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from rayrec.models.tokenizers.code_tuples import num_distinct, num_distinct_tuples
 from rayrec.models.tokenizers.report import level_statistics
-from rayrec.models.tokenizers.saved_pair import SavedPair, checksum
 from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.errors import InputError
+from rayrec.platform.saved_pair import SavedPair, checksum
 
 FILES = SavedPair(
     "registry.json", "codes.safetensors", "semantic ID registry", readable_formats=(1, 2), written_format=2

@@ -10,10 +10,12 @@ other, B sequences.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import Field
 
 from rayrec.models.tokenizers.item_vectors import interaction_vectors, similarity_vectors, text_vectors
@@ -23,6 +25,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.registry import Registry
 
 INTERACTIONS, TEXT, GRAPH = "interactions", "text", "graph"
+OF_RAYREC = (INTERACTIONS, TEXT, GRAPH)
 
 Progress = Callable[[int, int], None]
 """Called with (items done, items in all)."""
@@ -111,6 +114,69 @@ class TextVectors(ItemVectorSource):
         return text_vectors(items.texts, progress)
 
 
+class FileVectors(ItemVectorSource):
+    """Vectors that were computed elsewhere, of images say: an array, and beside it the items' keys, one a
+    line, in a file of the same name that ends in `.txt`."""
+
+    file: str
+    """`.npy`, [N, D] numbers; a row that is not finite knows nothing of its item."""
+
+    def vectors(self, items: ItemData, progress: Progress | None = None) -> Float32Array:
+        path = Path(self.file)
+        try:
+            rows_ND = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{path}: not a readable array of vectors ({error}); write it by numpy.save"
+            ) from error
+        if rows_ND.ndim != 2 or rows_ND.dtype.kind != "f" or 0 in rows_ND.shape:
+            raise InputError(
+                f"{path}: has {rows_ND.dtype} of shape {rows_ND.shape}; expected a row of floating-point "
+                "numbers for each item"
+            )
+        row_of = _rows_of_keys(path.with_suffix(".txt"), len(rows_ND))
+        place_I = np.array([row_of.get(str(key), -1) for key in items.keys], dtype=np.int64)
+        known_I = place_I >= 0
+        if items.sequences is not None and not known_I.any():
+            first = next(iter(row_of))
+            raise InputError(
+                f"{path}: has vectors of {len(row_of)} items, the first of which is {first!r}, and none of "
+                f"{items.dataset}, whose first is {items.keys[0]!r}; write keys as the data's source does"
+            )
+        vectors_ID = np.full((len(items.keys), rows_ND.shape[1]), np.nan, dtype=np.float32)
+        vectors_ID[known_I] = rows_ND[place_I[known_I]]
+        vectors_ID[~np.isfinite(vectors_ID).all(axis=1)] = np.nan
+        return vectors_ID
+
+
+def _rows_of_keys(path: Path, num_rows: int) -> dict[str, int]:
+    try:
+        keys = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path}: cannot be read ({error}); write the key of each vector's item into it, one a line"
+        ) from error
+    row_of = {key: row for row, key in enumerate(keys)}
+    if len(keys) != num_rows:
+        raise InputError(f"{path}: has {len(keys)} keys for {num_rows} vectors; write one a line for each")
+    if len(row_of) < len(keys):
+        twice = next(key for row, key in enumerate(keys) if row_of[key] != row)
+        raise InputError(f"{path}: names the item {twice!r} twice; every item has one vector")
+    return row_of
+
+
+def vector_source(name: str, settings: Mapping[str, Any]) -> ItemVectorSource:
+    """The source of some name; of one with a `file`, that file, whatever the name is.
+
+    Raises:
+        InputError: the settings do not fit.
+    """
+    known = ITEM_VECTORS[name] if name in ITEM_VECTORS.names() else FileVectors
+    is_file = set(settings) == {"file"} and "file" not in known.model_fields
+    source = FileVectors if is_file else known
+    return source.parse(dict(settings), source=f"settings of the item vectors {name!r}")
+
+
 ITEM_VECTORS: Registry[type[ItemVectorSource]] = Registry(
     "rayrec.item_vectors",
     "source of item vectors",
@@ -118,6 +184,7 @@ ITEM_VECTORS: Registry[type[ItemVectorSource]] = Registry(
         INTERACTIONS: f"{__name__}:InteractionVectors",
         TEXT: f"{__name__}:TextVectors",
         GRAPH: f"{__name__}:GraphVectors",
+        "image": "rayrec.models.tokenizers.image_vectors:ImageVectors",
     },
 )
 """Name of a source to the class of its settings."""

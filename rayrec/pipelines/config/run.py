@@ -503,6 +503,10 @@ class RunConfig(Config):
                 f"training.parallel is {parallel!r} and pipeline.num_trainers 1: one trainer has nobody to "
                 "share weights with; set parallel to 'replicated', or take more trainers"
             )
+        if parallel == "fsdp2" and self.model.not_sharded_because is not None:
+            raise ValueError(
+                f"training.parallel is 'fsdp2', {self.model.not_sharded_because}; set it to 'replicated'"
+            )
         if parallel == "tensor" and self.model.kind != "language":
             raise ValueError(
                 "training.parallel is 'tensor', which splits language models alone; take 'fsdp2' or "

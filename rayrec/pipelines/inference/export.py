@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from rayrec.models.generative.item_language import ItemLanguageBackbone
+from rayrec.models.generative.item_language_config import ItemLanguageConfig
+from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.keras.export import check_is_new
+from rayrec.pipelines.inference.item_ranker import item_ranker_of
+from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.scorer import Scorer, check_can_be_exported
-from rayrec.pipelines.inference.writer import TextWriter
+from rayrec.pipelines.inference.writer import TextWriter, write_network
 from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.tasks.item_prompts import item_tokenizer, item_vocabulary
+from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.errors import InputError
 
 
@@ -25,8 +32,8 @@ class Exported:
 def export_run(
     run: str | Path, folder: Path, which: str = "best", data: str | Path | None = None
 ) -> Exported:
-    """Write a run's model into a folder: of Keras on TensorFlow as a SavedModel, of language in the layout of
-    Hugging Face.
+    """Write a run's model into a folder: of Keras on TensorFlow as a SavedModel; of language, with or without
+    codes of items among its words, in the layout of Hugging Face.
 
     Args:
         folder: made here.
@@ -43,8 +50,49 @@ def export_run(
         writer = TextWriter.load(run, which, data=data)
         writer.export(folder)
         return Exported("Hugging Face", writer.committed_step)
+    if isinstance(opened.config.model, ItemLanguageConfig):
+        if folder.exists():
+            raise InputError(f"{folder}: is there already; give another folder, or remove it")
+        return _export_item_language(TrainedModel.load(run, which, data=data), opened.config.model, folder)
     check_can_be_exported(opened.name, opened.config)
     check_is_new(folder)
     scorer = Scorer.load(run, which, data=data)
     scorer.export(folder)
     return Exported("SavedModel", scorer.committed_step, tuple(scorer.labels))
+
+
+def _export_item_language(trained: TrainedModel, model: ItemLanguageConfig, folder: Path) -> Exported:
+    """Write a network with codes among its words. Rows of tables and their projections are no part of it.
+
+    Raises:
+        InputError: its prompt has rows of tables, without which it would be another model.
+    """
+    if tables := model.template.tables:
+        raise InputError(
+            f"{trained.run}: model.prompt has the slot {{table:{tables[0]}}}, whose rows lie on parameter "
+            "servers and no other program reads; serve the run, or train one whose prompt has text and codes "
+            "alone"
+        )
+    task, network = trained.assembly.task, item_ranker_of(trained).model
+    assert isinstance(task, NextItemTask), "of an item_language"
+    assert task.registry is not None, "it generates semantic IDs"
+    assert isinstance(network, GenerativeRecommender), "of an item_language"
+    assert isinstance(network.backbone, ItemLanguageBackbone), "of an item_language"
+    made = {
+        "run": trained.run,
+        "step": trained.state.committed_step + 1,
+        "dataset_fingerprint": task.fingerprint,
+        "semantic_ids_version": task.registry.version,
+        "prompt": model.prompt,
+        "event": model.event,
+        "max_tokens": model.max_tokens,
+    }
+    write_network(
+        folder,
+        network.backbone.network,
+        item_tokenizer(model, task.registry),
+        item_vocabulary(model, task.registry),
+        model.lora is not None,
+        made,
+    )
+    return Exported("Hugging Face", trained.state.committed_step)

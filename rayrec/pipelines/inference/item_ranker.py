@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rayrec.models.program.frozen_base import BASE, FrozenBase
 from rayrec.models.program.program import AllowedItems, RankedItems, Rows
 from rayrec.models.program.torch_program import check_shapes
 from rayrec.models.sequence.sequence_model import CacheMetrics
@@ -81,9 +82,9 @@ class UnloadedRanker:
         if not isinstance(task, NextItemTask):
             raise InputError(f"{model.run}: {config.model.name!r} scores what is shown, and names no items")
         network = task.network()
-        shapes = {name: saved.shape for name, saved in model.weights.items()}
+        shapes = {name: saved.shape for name, saved in model.weights.items() if name != BASE}
         try:
-            check_shapes(shapes, dict(network.named_parameters()))
+            check_shapes(shapes, FrozenBase(network).without(dict(network.named_parameters())))
         except ValueError as error:
             raise InputError(f"{model.run}: {error}; its config was changed after training") from error
         return cls(network)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rayrec.models.language.adapters import merge_adapters
 from rayrec.models.language.text_program import TextProgram
+from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.metrics.estimate import Estimate
@@ -18,6 +19,7 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.manifest import Split
 from rayrec.samples.features.text_features import TextFeatures
 from rayrec.samples.prepare.writer import whole_folder
+from rayrec.samples.text.tokens import TextTokenizer
 
 
 class TextWriter:
@@ -88,21 +90,39 @@ class TextWriter:
         Args:
             folder: made here.
         """
-        network, info = self._program.model.network, self.task.tokenizer.info
-        vocabulary = self.task.vocabulary
-        if self.task.model.lora is not None:
-            merge_adapters(network)
-        network.config.eos_token_id = network.generation_config.eos_token_id = list(vocabulary.ends)
-        network.config.pad_token_id = network.generation_config.pad_token_id = vocabulary.pad
-        with whole_folder(folder) as draft:
-            self.task.tokenizer.save(draft)
-            network.save_pretrained(draft, safe_serialization=True)  # its ends of texts, not the base's
-            made = {
-                "run": self.run,
-                "step": self.committed_step + 1,
-                "dataset_fingerprint": self.task.fingerprint,
-                "semantic_ids_version": info.semantic_ids_version,
-                "template": self.task.model.template,
-                "max_length": self.task.model.max_length,
-            }
-            (draft / "rayrec.json").write_text(json.dumps(made, indent=2) + "\n")
+        task = self.task
+        made = {
+            "run": self.run,
+            "step": self.committed_step + 1,
+            "dataset_fingerprint": task.fingerprint,
+            "semantic_ids_version": task.tokenizer.info.semantic_ids_version,
+            "template": task.model.template,
+            "max_length": task.model.max_length,
+        }
+        is_adapted = task.model.lora is not None
+        write_network(folder, self._program.model.network, task.tokenizer, task.vocabulary, is_adapted, made)
+
+
+def write_network(
+    folder: Path,
+    network: Any,
+    tokenizer: TextTokenizer,
+    vocabulary: Vocabulary,
+    is_adapted: bool,
+    made: Mapping[str, Any],
+) -> None:
+    """Write a network of transformers and its tokenizer as a folder that transformers loads.
+
+    Args:
+        folder: made here.
+        network: used up where it is adapted: its adapters are merged.
+        made: where it comes from, for `rayrec.json`.
+    """
+    if is_adapted:
+        merge_adapters(network)
+    network.config.eos_token_id = network.generation_config.eos_token_id = list(vocabulary.ends)
+    network.config.pad_token_id = network.generation_config.pad_token_id = vocabulary.pad
+    with whole_folder(folder) as draft:
+        tokenizer.save(draft)
+        network.save_pretrained(draft, safe_serialization=True)  # its ends of texts, not the base's
+        (draft / "rayrec.json").write_text(json.dumps(made, indent=2) + "\n")

@@ -43,10 +43,10 @@ from rayrec.models.tokenizers.out_of_core.row_files import (
 )
 from rayrec.models.tokenizers.vector_sources import (
     INTERACTIONS,
-    ITEM_VECTORS,
     InteractionVectors,
     ItemData,
     ItemVectorSource,
+    vector_source,
 )
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import mix64
@@ -188,9 +188,7 @@ class _Tokenization:
         return ids_file, table["train_count"].to_numpy()
 
     def _vectors(self, name: str) -> RowFiles:
-        source = ITEM_VECTORS[name].parse(
-            dict(self._source_settings[name]), source=f"settings of the item vectors {name!r}"
-        )
+        source = vector_source(name, self._source_settings[name])
         if isinstance(source, InteractionVectors):
             return self._interactions(name, source)
         if not source.of_new_items:

@@ -34,10 +34,11 @@ from rayrec.models.tokenizers.vector_sources import (
     GRAPH,
     INTERACTIONS,
     ITEM_VECTORS,
+    OF_RAYREC,
     TEXT,
     ItemData,
-    ItemVectorSource,
     Progress,
+    vector_source,
 )
 from rayrec.pipelines.semantic_ids.large_catalog import CatalogSizes, StageProgress, Tokenized, tokenize_large
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
@@ -57,10 +58,14 @@ class TokenizeConfig(Config):
 
     vectors: str = INTERACTIONS
     """What the codes are made of: `interactions` (co-occurrence in training sequences), `text` (the items'
-    texts; needs the extra `text`), `both`, or a source that another package brings. Several side by side:
-    joined by `+`, for example `interactions+my_source`."""
+    texts; needs the extra `text`), `both`, `image` (pictures, by a vision model; needs the extra `image` and
+    `vector_settings`), or a source that another package brings. Several side by side:
+    joined by `+` or commas, for example `interactions+my_source`."""
+    vector_files: dict[str, str] = Field(default_factory=dict)
+    """By name in `vectors`, an array (`.npy`) of vectors that were computed elsewhere, such as of images; the
+    items' keys are beside it, one a line, in a file of the same name that ends in `.txt`."""
     vector_settings: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the source that another package brings."""
+    """Settings of the source `image`, or of one that another package brings."""
     text_weight: float = Field(1.0, gt=0)
     """Length of a text vector beside other vectors of length 1."""
     components: int = Field(64, ge=1)
@@ -102,11 +107,16 @@ class TokenizeConfig(Config):
     @model_validator(mode="after")
     def _sources_are_known(self) -> Self:
         for name in self.sources:
-            _check_known("vectors", name, (*ITEM_VECTORS.names(), "both"))
+            if name not in self.vector_files:
+                _check_known("vectors", name, (*ITEM_VECTORS.names(), "both"))
+        if unused := sorted(set(self.vector_files) - set(self.sources)):
+            raise ValueError(
+                f"vector_files has one of {unused[0]!r}, and vectors is {self.vectors!r}: name it there, too"
+            )
         if self.vector_settings and len(self._others) != 1:
             raise ValueError(
-                f"vector_settings are set, and vectors is {self.vectors!r}: they are of a source that "
-                "another package brings, and of one"
+                f"vector_settings are set, and vectors is {self.vectors!r}: they are of the source 'image' "
+                "or one that another package brings, and of one"
             )
         return self
 
@@ -114,15 +124,19 @@ class TokenizeConfig(Config):
     def sources(self) -> tuple[str, ...]:
         """Names of the sources of item vectors, each once."""
         return (
-            (INTERACTIONS, TEXT) if self.vectors == "both" else tuple(dict.fromkeys(self.vectors.split("+")))
+            (INTERACTIONS, TEXT)
+            if self.vectors == "both"
+            else tuple(dict.fromkeys(self.vectors.replace(",", "+").split("+")))
         )
 
     @property
     def _others(self) -> tuple[str, ...]:
-        return tuple(name for name in self.sources if name not in (INTERACTIONS, TEXT, GRAPH))
+        return tuple(name for name in self.sources if name not in (*OF_RAYREC, *self.vector_files))
 
     def settings_of(self, source: str) -> dict[str, Any]:
         """Settings of a source, as its class takes them."""
+        if source in self.vector_files:
+            return {"file": str(Path(self.vector_files[source]).resolve())}
         if source == INTERACTIONS:
             return {"dim": self.dim, "window": self.window, "seed": self.seed}
         if source == GRAPH:
@@ -130,8 +144,11 @@ class TokenizeConfig(Config):
         return dict(self.vector_settings) if source in self._others else {}
 
     def settings_of_others(self) -> dict[str, dict[str, Any]]:
-        """By source of another package, the settings that new items will need, too."""
-        return {name: self.settings_of(name) for name in self._others if self.vector_settings}
+        """By source of another package or file, the settings that new items will need, too."""
+        others = self._others if self.vector_settings else ()
+        return {
+            name: self.settings_of(name) for name in self.sources if name in (*others, *self.vector_files)
+        }
 
 
 def _check_known(setting: str, name: str, known: Sequence[str]) -> None:
@@ -176,7 +193,8 @@ def tokenize(
     ids_I = dataset.items.ids_I
     items = _item_data(dataset)
     blocks = {
-        name: _source(name, config.settings_of(name)).vectors(items, progress) for name in config.sources
+        name: vector_source(name, config.settings_of(name)).vectors(items, progress)
+        for name in config.sources
     }
     weights = _weights(config)
     try:
@@ -298,6 +316,7 @@ def extend(
     progress: Progress | None = None,
     categories: str | None = None,
     overwrite: bool = False,
+    vector_files: Mapping[str, str] | None = None,
 ) -> TokenizeReport:
     """Give codes to the items that a data set has and a registry lacks, with the tokenizer fitted for that
     one.
@@ -311,6 +330,7 @@ def extend(
         semantic_ids: folder of the registry, with its tokenizer.
         out: folder of the new registry; `semantic_ids` inside the data set if None.
         overwrite: as of `tokenize`.
+        vector_files: by source, where vectors of the new items are; None: where those of the others were.
 
     Returns:
         `num_without_data` counts new items only.
@@ -331,7 +351,10 @@ def extend(
     new_N = np.flatnonzero(~np.isin(ids_I, registry.item_ids_I))
     blocks = {}
     for name in tokenizer.preparation.blocks if len(new_N) else ():
-        source = _source(name, tokenizer.vector_settings.get(name, {}))
+        settings = tokenizer.vector_settings.get(name, {})
+        if name in (vector_files or {}):
+            settings = {"file": (vector_files or {})[name]}
+        source = vector_source(name, settings)
         if source.of_new_items:
             blocks[name] = source.vectors(_item_data(dataset, new_N), progress)
     try:
@@ -407,10 +430,6 @@ def compare(
             )
         reports.append(TokenizeReport(Path(folder), 0, _measured(registry, dataset, categories)))
     return reports
-
-
-def _source(name: str, settings: Mapping[str, Any]) -> ItemVectorSource:
-    return ITEM_VECTORS[name].parse(dict(settings), source=f"settings of the item vectors {name!r}")
 
 
 def _item_data(dataset: Dataset, new_N: Int64Array | None = None) -> ItemData:

@@ -14,10 +14,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.types as pt
 
+from rayrec.models.generative.item_language_config import ItemLanguageConfig
 from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.impression_rows import impression_features_of, impression_rows
+from rayrec.pipelines.tasks.item_prompts import prompt_features
 from rayrec.pipelines.tasks.text_rows import text_features_of, text_rows
 from rayrec.pipelines.tasks.training_rows import RowSource, compiled
 from rayrec.pipelines.tasks.wanted_columns import WantedColumn
@@ -165,6 +167,9 @@ def compare_stores(program: FeatureProgram, dataset: Dataset) -> None:
 def sequence_features(
     config: RunConfig, model: SequenceModelConfig, dataset: Dataset, registry: SemanticIdRegistry | None
 ) -> SequenceFeatures:
+    if isinstance(model, ItemLanguageConfig):
+        assert registry is not None, "it generates semantic IDs"
+        return prompt_features(config, model, dataset, registry)
     return SequenceFeatures(
         dataset.items.ids_I,
         max_length=model.history_length,

@@ -60,8 +60,6 @@ class LanguageTask(Task):
         Raises:
             InputError: the data set or the tokenizer is missing or damaged, or the base does not fit.
         """
-        if model.table_dims:
-            raise InputError("model.table_dims: no text of a data set names rows of tables yet; leave it out")
         task = cls(config, model, TextDataset.open(config.data.path, checksums), tokenizer_of(model))
         network: Any = task.network()  # which refuses a base that does not fit
         if config.training.parallel == "tensor":

@@ -14,6 +14,8 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import MetaWeights
 from rayrec.models.decoding.trie_file import TRIE_FILE, TrieFile
 from rayrec.models.generative.config import PrefixDecoderConfig
+from rayrec.models.generative.item_language_config import ItemLanguageConfig
+from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.program import RankedItems
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.config import SequenceModelConfig
@@ -32,6 +34,7 @@ from rayrec.pipelines.tasks.features import (
     trains_on_its_events,
 )
 from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
+from rayrec.pipelines.tasks.item_prompts import item_vocabulary, places_of_items
 from rayrec.pipelines.tasks.task import GRAPH, Task
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.code_tree import num_levels_within
@@ -85,6 +88,7 @@ class NextItemTask(Task):
             trie_file=None
             if registry is None
             else TrieFile(registry_folder(config) / TRIE_FILE, registry.version),
+            vocabulary=_vocabulary(model, registry),
         )
         return cls(config, model, dataset, registry, catalog, sequences)
 
@@ -177,6 +181,8 @@ class NextItemTask(Task):
             num_tokens = min(num_tokens, -(-num_tokens // num_trainers) + model.history_length)
         if table == "user":
             return self.config.training.batch_size
+        if isinstance(model, ItemLanguageConfig):
+            return num_rows * places_of_items(model)
         if table == "code":
             assert self.registry is not None
             return num_tokens * self.registry.num_learned_levels
@@ -244,6 +250,13 @@ class NextItemTask(Task):
             return self.catalog
         known_I = self.registry.known_to(state.semantic_ids_version or "")
         return self.catalog if known_I.all() else replace(self.catalog, known_I=known_I)
+
+
+def _vocabulary(model: SequenceModelConfig, registry: SemanticIdRegistry | None) -> Vocabulary | None:
+    if not isinstance(model, ItemLanguageConfig):
+        return None
+    assert registry is not None, "it generates semantic IDs"
+    return item_vocabulary(model, registry)
 
 
 def check_split(dataset: Dataset, split: Split) -> None:

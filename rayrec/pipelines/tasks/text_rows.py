@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from rayrec.models.language.config import LanguageModelConfig
+from rayrec.models.language.config import LanguageModelConfig, TunedBase
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.training_rows import compiled
@@ -101,15 +101,25 @@ def tokenizer_of(model: LanguageModelConfig) -> TextTokenizer:
     Raises:
         InputError: none is named, or its folder has none.
     """
+    folder = tokenizer_folder(model)
+    if (Path(folder) / INFO_FILE).is_file():
+        return TextTokenizer.load(folder)
+    return TextTokenizer.extended(folder)
+
+
+def tokenizer_folder(model: TunedBase) -> str:
+    """Where the tokenizer of a base is.
+
+    Raises:
+        InputError: none is named.
+    """
     folder = model.tokenizer or (model.base.folder if model.base.kind == "folder" else None)
     if folder is None:
         own = "; `rayrec text tokenizer` writes that of the file to one" if model.base.kind == "gguf" else ""
         raise InputError(
             f"model.tokenizer: name the folder of a tokenizer; a base of kind {model.base.kind} has none{own}"
         )
-    if (Path(folder) / INFO_FILE).is_file():
-        return TextTokenizer.load(folder)
-    return TextTokenizer.extended(folder)
+    return folder
 
 
 def vocabulary_of(model: LanguageModelConfig, tokenizer: TextTokenizer) -> Vocabulary:

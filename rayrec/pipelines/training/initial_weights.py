@@ -29,6 +29,10 @@ FREE = (
     "retrieval.q2i_weight",
     "retrieval.q2i_temperature",
     "retrieval.q2i_negatives",
+    "alignment",
+    "aligned_items",
+    "learn_history",
+    "title_characters",
 )
 """Settings of a model that its weights do not depend on."""
 
@@ -56,6 +60,8 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
             if key not in FREE and key.partition(".")[0] not in FREE
         ]
     )
+    if not changed and theirs.tables != config.model.tables:
+        changed = ["alignment"]  # whose prompts name rows of tables
     if changed:
         raise InputError(
             f"training.init_from: the model of {folder.path} differs from this one in "

@@ -260,6 +260,20 @@ class PathLevel:
 
 
 @dataclass(frozen=True)
+class PromptTokens:
+    """Rows of tokens, of models that read prompts: N tokens of all rows."""
+
+    tokens_N: Int64Array
+    offsets_B1: Int64Array
+    """Row b has the tokens `offsets_B1[b]` to `offsets_B1[b + 1]` (exclusive)."""
+    is_target_N: BoolArray
+    """Training: whether a token is to be predicted from those before it; never a row's first."""
+    filled_P: dict[str, Int64Array]
+    """By table, which tokens stand for a row of it, ascending. Element p of the table's `inverse` is the row
+    of place p."""
+
+
+@dataclass(frozen=True)
 class FeatureBatch:
     """One trainer's share of a global batch, ready for lookup and dense compute."""
 
@@ -296,6 +310,9 @@ class FeatureBatch:
     paths: tuple[PathLevel, ...] = ()
     """Training: the prefixes of targets by length, of models whose vectors of prefixes are rows of a
     table."""
+    prompts: PromptTokens | None = None
+    """Of models that read prompts: what their rows are. Training has no items then, and tokens for targets;
+    ranking says which items a prompt has."""
     counts: dict[str, int] = field(default_factory=dict)
     """Dropped work, by reason (`unknown_items`, `rows_without_target`, ...)."""
     newest_event: int | None = None
@@ -308,4 +325,4 @@ class FeatureBatch:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.items_N)
+        return len(self.items_N if self.prompts is None else self.prompts.tokens_N)

@@ -53,7 +53,7 @@ class _Share:
 
 
 @dataclass(frozen=True)
-class _Windows:
+class Windows:
     """What is read of the rows of a batch: V windows, those of a row one after the other."""
 
     row_V: Int64Array
@@ -385,7 +385,7 @@ class SequenceFeatures:
     def _positions(self, item_ids: Int64Array) -> Int64Array:
         return self._index.get_indexer(pd.Index(item_ids)).astype(np.int64, copy=False)
 
-    def _windows(self, batch: SampleBatch, offsets_B1: Int64Array) -> _Windows:
+    def _windows(self, batch: SampleBatch, offsets_B1: Int64Array) -> Windows:
         """What a step reads of its rows.
 
         Args:
@@ -413,7 +413,7 @@ class SequenceFeatures:
         keys_V[older_V] = combine64(keys_V[older_V], nth_V[older_V]).view(np.int64)
         is_first_V = np.diff(row_V, prepend=-1) > 0
         num_targets_V = np.maximum(stops_V - starts_V - 1, 0)
-        return _Windows(row_V, is_first_V, keys_V, starts_V, num_targets_V, begins_V)
+        return Windows(row_V, is_first_V, keys_V, starts_V, num_targets_V, begins_V)
 
     def _old_chunks(
         self,
@@ -453,7 +453,7 @@ class SequenceFeatures:
         return np.searchsorted(self._cumulative_I, draws_S, side="right")
 
     def _draw_event_negatives(
-        self, batch: SampleBatch, known_N: Int64Array, offsets_B1: Int64Array, windows: _Windows
+        self, batch: SampleBatch, known_N: Int64Array, offsets_B1: Int64Array, windows: Windows
     ) -> Int64Array | None:
         """[targets, K] negatives.
 
@@ -499,16 +499,9 @@ class SequenceFeatures:
         return self.paths.levels(step, targets_N)
 
     def _lookups(self, shares: list[_Share]) -> list[dict[str, TableLookup]]:
-        """For each share: table name -> lookup; `updated_ids` is common to all of them."""
-        lookups: list[dict[str, TableLookup]] = [{} for _ in shares]
-        for name, ids_of in self._tables.items():
-            deduplicated = [deduplicate(ids_of(share)) for share in shares]
-            updated_ids = deduplicated[0][0]
-            if len(shares) > 1:
-                updated_ids, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
-            for mine, (ids_M, inverse) in zip(lookups, deduplicated, strict=True):
-                mine[name] = TableLookup(ids_M, inverse, updated_ids)
-        return lookups
+        return lookups_of(
+            [{name: ids_of(share) for name, ids_of in self._tables.items()} for share in shares]
+        )
 
     def _item_table(self, share: _Share) -> Int64Array:
         positions = [share.items_N]
@@ -542,13 +535,30 @@ class SequenceFeatures:
         return code_ids(codes_IL)
 
 
+def lookups_of(shares: Sequence[Mapping[str, Int64Array]]) -> list[dict[str, TableLookup]]:
+    """For each share: table name -> lookup; `updated_ids` is common to all of them.
+
+    Args:
+        shares: by table, the ids that a share reads, in any shape.
+    """
+    lookups: list[dict[str, TableLookup]] = [{} for _ in shares]
+    for name in shares[0]:
+        deduplicated = [deduplicate(share[name]) for share in shares]
+        updated_ids = deduplicated[0][0]
+        if len(shares) > 1:
+            updated_ids, _ = deduplicate(np.concatenate([ids_M for ids_M, _ in deduplicated]))
+        for mine, (ids_M, inverse) in zip(lookups, deduplicated, strict=True):
+            mine[name] = TableLookup(ids_M, inverse, updated_ids)
+    return lookups
+
+
 def code_ids(codes_IL: NDArray[np.integer]) -> Int64Array:
     """[I, L] ids of codes in the table `code`: `level << 32 | code`, levels from 0."""
     levels_L = np.arange(codes_IL.shape[1], dtype=np.int64) << 32
     return codes_IL.astype(np.int64) | levels_L
 
 
-def _uncovered(windows: _Windows, known_B: Int64Array, in_chunks_V: Int64Array) -> Int64Array:
+def _uncovered(windows: Windows, known_B: Int64Array, in_chunks_V: Int64Array) -> Int64Array:
     """[V] at a row's first window, its known items that are in none of the windows that are read of it, nor
     in the chunks before them.
 

@@ -32,6 +32,8 @@ treated as null by the operations on numbers.
                    store of events
     join_neighbors items near a row's, and how many      nothing near; a count of 0
                    met its item of late, from a graph
+    prompt         tokens of a prompt, and of what is to be   null without user or item; an empty history
+                   said, for language models
     python         what a function of yours gives            as your function wants
 
 One example of each, on rows with `user` and `city` (texts), `price` (float), `shown_at` (UNIX seconds),
@@ -65,6 +67,9 @@ One example of each, on rows with `user` and `city` (texts), `price` (float), `s
        outputs: {clicked: items, clicked_at: times}}
     - {op: join_neighbors, graph: graph, items: items, item: target, time: clock, k: 5, output: near,
        counts: {met_in_an_hour: 3600, met_in_a_day: 86400}}
+    - {op: prompt, prompt: "Bought: {history.titles}Next: ", completion: "{codes}",
+       items: {path: beauty/items.parquet}, semantic_ids: beauty/semantic_ids, tokenizer: base,
+       history: items, item: target, max_events: 20, max_tokens: 256}
     - {op: python, function: "my_features:items_per_price", inputs: [items, price],
        outputs: {items_per_price: float32}}
 

@@ -32,6 +32,7 @@ OPERATIONS: Registry[type[OperationSettings]] = Registry(
         "fill": "rayrec.samples.operations.fill:FillConfig",
         "join_history": "rayrec.samples.operations.join_history:JoinHistoryConfig",
         "join_neighbors": "rayrec.samples.operations.join_neighbors:JoinNeighborsConfig",
+        "prompt": "rayrec.samples.operations.prompt:PromptConfig",
         "python": "rayrec.samples.operations.python_function:PythonConfig",
     },
 )

@@ -19,6 +19,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -101,8 +102,6 @@ class TextTokenizer:
         Raises:
             InputError: the folder has no tokenizer, or one that would not keep a code in one piece.
         """
-        from tokenizers import AddedToken
-
         root = Path(folder)
         if len(code_sizes) > _MOST_LEVELS or any(size < 1 for size in code_sizes):
             raise InputError(
@@ -111,6 +110,8 @@ class TextTokenizer:
         if multiple < 1:
             raise InputError(f"multiple is {multiple}, expected 1 or more")
         tokenizer = _read(root)
+        from tokenizers import AddedToken
+
         first_new = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         codes = [text for level in range(len(code_sizes)) for text in _code_texts(level, code_sizes[level])]
         for text in codes:
@@ -176,6 +177,20 @@ class TextTokenizer:
     def encode(self, text: str) -> list[int]:
         """Tokens of a text, without any that a model's own format would add."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of several texts, each as `encode` has them."""
+        return [list(one.ids) for one in self.tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    def plain(self, text: str) -> str:
+        """A text from elsewhere, such as a title: blanks for what would be codes or special tokens."""
+        return self._marks.sub(" ", text)
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        special = sorted({one.content for one in added if one.special and not _CODE.fullmatch(one.content)})
+        return re.compile("|".join([_CODE.pattern, *map(re.escape, reversed(special))]))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens; of numbers that only pad, nothing."""
@@ -306,6 +321,10 @@ def write_tokenizer_of_gguf(path: str | Path, folder: str | Path) -> None:
 
 
 def _read(root: Path) -> Tokenizer:
+    if find_spec("tokenizers") is None:
+        raise InputError(
+            "tokens of a text need the package tokenizers; install it (pip install rayrec[language])"
+        )
     from tokenizers import Tokenizer
 
     path = root / _TOKENIZER

@@ -16,7 +16,7 @@ import safetensors.numpy
 from rayrec.models.program.program import AllowedItems, RankedItems
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import Label, Part
-from rayrec.samples.base.batches import FeatureBatch, OldChunks, TableLookup
+from rayrec.samples.base.batches import FeatureBatch, OldChunks, PromptTokens, TableLookup
 
 _NONE = -1
 """Of a number that is not given."""
@@ -60,6 +60,9 @@ class RankBatch:
             arrays |= {f"chunk-label {name}": codes for name, codes in chunks.labels.items()}
             if chunks.is_known_X is not None and chunks.known_XKD is not None:
                 arrays |= {"chunk known": chunks.is_known_X, "chunk summaries": chunks.known_XKD}
+        if (prompts := features.prompts) is not None:
+            arrays |= {"prompt tokens": prompts.tokens_N, "prompt offsets": prompts.offsets_B1}
+            arrays |= {f"prompt-places {table}": places for table, places in prompts.filled_P.items()}
         if self.beams_B is not None:
             arrays["beams"] = np.array(self.beams_B, dtype=np.int64)
         if self.excluded_BE is not None:
@@ -99,6 +102,7 @@ class RankBatch:
             neighbors_NJ=arrays.get("neighbors"),
             neighbor_weights_NJ=arrays.get("neighbor weights"),
             old_chunks=_unpacked_chunks(arrays),
+            prompts=_unpacked_prompts(arrays),
         )
         allowed = None
         if "allowed" in arrays:
@@ -127,6 +131,14 @@ def _unpacked_chunks(arrays: Mapping[str, np.ndarray]) -> OldChunks | None:
         arrays.get("chunk known"),
         arrays.get("chunk summaries"),
     )
+
+
+def _unpacked_prompts(arrays: Mapping[str, np.ndarray]) -> PromptTokens | None:
+    if "prompt tokens" not in arrays:
+        return None
+    tokens_N = arrays["prompt tokens"]
+    nothing_N = np.zeros(len(tokens_N), dtype=np.bool_)
+    return PromptTokens(tokens_N, arrays["prompt offsets"], nothing_N, _named("prompt-places", arrays))
 
 
 def packed_items(ranked: RankedItems) -> bytes:

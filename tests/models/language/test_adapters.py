@@ -29,14 +29,14 @@ def train(trained, steps):
 @pytest.mark.parametrize("tied", TIED)
 def test_only_adapters_and_rows_of_new_tokens_are_trained(tied):
     model = adapted(LLAMA | TIED[tied])
-    before = {name: weight.clone() for name, weight in model.model.base.items()}
+    before = {name: weight.clone() for name, weight in model.model.frozen_weights.items()}
     plain = program(LLAMA | TIED[tied])
 
     losses = train(model, range(100))
 
     assert losses[0] == pytest.approx(plain.backward(text(), {}).loss_sum, rel=1e-6)  # no effect at first
     assert losses[-1] < 0.8 * losses[0]
-    assert all(torch.equal(weight, before[name]) for name, weight in model.model.base.items())
+    assert all(torch.equal(weight, before[name]) for name, weight in model.model.frozen_weights.items())
     trained = {name for name, weight in model.model.named_parameters() if weight.requires_grad}
     assert all("lora_" in name or "trainable_tokens" in name for name in trained)
     rows = [

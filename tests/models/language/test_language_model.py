@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from rayrec.models.language.language_model import LanguageModel
+from rayrec.models.language.networks import Wanted
 from rayrec.models.language.text_program import TextProgramSpec
 from rayrec.models.program.program import ProgramPlacement
 from rayrec.platform.errors import InputError
@@ -147,8 +149,22 @@ def filled_text():
     )
 
 
+class TableSettings:
+    """Of a network beside which a table of users lies."""
+
+    def build(self, vocabulary):
+        network = config().network(vocabulary, Wanted(16))
+        return LanguageModel(network, {"user": 3})
+
+
+def with_table(micro_batches=1):
+    placement = ProgramPlacement(torch.device("cpu"), 0)
+    placement = replace(placement, compute=replace(placement.compute, micro_batches=micro_batches))
+    return TextProgramSpec(TableSettings(), VOCABULARY, optimizer()).build(placement)
+
+
 def test_a_row_of_a_table_is_read_in_the_place_of_a_word():
-    model = grown(program(table_dims={"user": 3}))
+    model = grown(with_table())
     rows = {"user": np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)}
     features = filled_text()
 
@@ -166,17 +182,15 @@ def test_a_row_of_a_table_is_read_in_the_place_of_a_word():
     # What the words there would have been has no part in what is read.
     with torch.no_grad():
         model.model.network.get_input_embeddings().weight[[37, 39]] += 1.0
-    read_ND = model.model._vectors(model._batch(features, rows, training=False))
+    read_ND = model.model.vectors(model._batch(features, rows, training=False))
     projected = model.model.projections["user"](torch.tensor(rows["user"]))
     torch.testing.assert_close(read_ND[features.filled_P["user"]], projected[[1, 0]])
 
 
 def test_micro_batches_read_the_rows_of_their_places():
     rows = {"user": np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)}
-    whole = grown(program(table_dims={"user": 3})).backward(filled_text(), rows)
-    spec = TextProgramSpec(config(table_dims={"user": 3}), VOCABULARY, optimizer())
-    placement = ProgramPlacement(torch.device("cpu"), 0)
-    pieces = grown(spec.build(replace(placement, compute=replace(placement.compute, micro_batches=4))))
+    whole = grown(with_table()).backward(filled_text(), rows)
+    pieces = grown(with_table(micro_batches=4))
 
     found = pieces.backward(filled_text(), rows)
 

@@ -19,6 +19,7 @@ from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.stores.build import build_store
 from tests.helpers.examples import examples
 from tests.helpers.feature_operations import Declared, program
+from tests.helpers.text_tokenizers import semantic_ids, tokenizer_folder
 
 INTS = pa.list_(pa.int64())
 SCHEMA = pa.schema(
@@ -60,8 +61,11 @@ def _shop(tmp_path_factory):
     """What the examples name: items of a data set, a store of events, a graph of it, a module."""
     folder = tmp_path_factory.mktemp("shop")
     (folder / "beauty").mkdir()
-    items = pa.table({"item_id": range(40), "train_count": [n % 5 for n in range(40)]})
+    titles = [f"Item {n}" for n in range(40)]
+    items = pa.table({"item_id": range(40), "train_count": [n % 5 for n in range(40)], "title": titles})
     pq.write_table(items, folder / "beauty" / "items.parquet")
+    semantic_ids(np.arange(40)).save(folder / "beauty" / "semantic_ids")
+    tokenizer_folder(folder / "base")
     users = ["u"] * 5 + ["0"] * 5
     clicks = pa.table({"user_id": users, "item_id": range(10), "timestamp": range(0, 100, 10)})
     pq.write_table(clicks, folder / "clicks.parquet")
@@ -146,6 +150,7 @@ def test_the_examples_run_one_after_the_other():
     assert made["known_items"] == [1, 2, 3]
     assert made["clicked"] == [1, 2, 3]
     assert [time.second for time in made["clicked_at"]] == [10, 20, 30]
+    assert sum(made["prompt_is_completion"]) == 2
     assert made["items_per_price"] == pytest.approx(0.3)
 
 

@@ -17,7 +17,7 @@ from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
-from rayrec.samples.base.batches import FeatureBatch, OldChunks, TableLookup
+from rayrec.samples.base.batches import FeatureBatch, OldChunks, PromptTokens, TableLookup
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.on_ray.dense import MOST_VERSIONS, DensePart, RemoteRanker
 from rayrec.serve.on_ray.packed_batch import RankBatch
@@ -92,6 +92,9 @@ def test_a_batch_travels_with_all_that_a_network_reads():
             is_known_X=np.array([True]),
             known_XKD=np.ones((1, 2, 3), dtype=np.float32),
         ),
+        prompts=PromptTokens(
+            np.array([3, 9, 4]), np.array([0, 2, 3]), np.zeros(3, dtype=bool), {"user": np.array([0, 2])}
+        ),
     )
     rows = {"item": np.eye(2, 3, dtype=np.float32), "user": np.zeros((1, 0), dtype=np.float32)}
     batch = RankBatch(11, features, rows, 5, np.array([[4, -1], [-1, -1]]), [30, 20])
@@ -118,6 +121,10 @@ def test_a_batch_travels_with_all_that_a_network_reads():
         if field.name != "labels":
             found_array = getattr(found.features.old_chunks, field.name)
             np.testing.assert_array_equal(found_array, getattr(features.old_chunks, field.name))
+    for field in ("tokens_N", "offsets_B1", "is_target_N"):
+        found_array = getattr(found.features.prompts, field)
+        np.testing.assert_array_equal(found_array, getattr(features.prompts, field))
+    assert found.features.prompts.filled_P["user"].tolist() == [0, 2]
     np.testing.assert_array_equal(found.features.old_chunks.labels["behavior"], [[0, -1]])
     np.testing.assert_array_equal(found.features.labels["behavior"], [1, -1])
     np.testing.assert_array_equal(found.features.instruction["scenario"], [0, 2])
@@ -130,6 +137,7 @@ def test_what_is_not_given_is_not_there_after_the_way():
 
     assert (found.version, found.excluded_BE, found.beams_B) == (None, None, None)
     assert (found.features.times_N, found.features.labels, found.rows) == (None, {}, {})
+    assert found.features.prompts is None
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,310 @@
+"""Do words help to recommend items that nobody has met? A small language model, three seeds.
+
+A tenth of the items, by a hash of their keys, are taken out of all histories; the catalog keeps them, with
+titles and semantic IDs of their texts. A user whose newest event is one of them is a question: the rest of
+the history is what is known, and the item is the answer. All items are ranked. `item_language` is trained
+from random weights, on histories of codes alone, and with alignment prompts beside them: title ↔ codes of
+items with training events only, or of the whole catalog. All have the same epochs, so what prompts cost in
+tokens is not counted. Bars, of the whole catalog's prompts over codes alone:
+
+* `language-alignment-cold`: recall@50 of those questions, the median of three seeds; the lowest of the three
+  has to reach 1.
+* `language-alignment-warm`: recall@10 of the items that are there, on the test split; no less than 0.95.
+
+RAYREC_BENCH_DATA is a folder with the source `amazon14-beauty`. Without it, a small log is made of users who
+stay with one kind of items, which titles name, to see that the benchmark works: nothing is claimed of it.
+With data, it writes `benchmarks/quality/language-alignment.json` with the date. RAYREC_BENCH_STEPS, if set,
+are epochs.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.harness import Bar, BenchOptions
+from benchmarks.quality_page import RECORDS
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
+from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.training.train import train
+from rayrec.platform.console import log
+from rayrec.platform.hashing import combine64
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.base.event_times import TIMES
+from rayrec.samples.base.jagged import list_values
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.manifest import HISTORY_FILE
+from rayrec.samples.prepare.ids import hash_strings
+from rayrec.samples.prepare.prepare import prepare
+
+RECORD = RECORDS / "language-alignment.json"
+SOURCE = "amazon14-beauty"
+SEEDS = (0, 1, 2)
+COLD_SHARE = 0.1
+_COLD_SALT = 0x43_4F
+MOST_QUESTIONS = 2_000
+ALIGNMENT = [
+    {"prompt": "The code of {title} is ", "completion": "{codes}", "weight": 1.0},
+    {"prompt": "{codes} is called ", "completion": "{title}", "weight": 0.5},
+    {"prompt": "Who bought {history.codes} buys next ", "completion": "{title}", "weight": 0.25},
+]
+ARMS: dict[str, dict[str, Any]] = {
+    "codes": {},
+    "words of trained items": {"alignment": ALIGNMENT, "aligned_items": "trained"},
+    "words of the catalog": {"alignment": ALIGNMENT, "aligned_items": "catalog"},
+}
+OURS, PEER = "words of the catalog", "codes"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a measurement."""
+
+    epochs: int
+    dim: int
+    vocabulary: int
+    codebook_size: int | None
+    batch_size: int
+    learning_rate: float
+
+
+BEAUTY = Size(epochs=10, dim=128, vocabulary=4_000, codebook_size=256, batch_size=128, learning_rate=0.001)
+SMALL = Size(epochs=20, dim=32, vocabulary=400, codebook_size=8, batch_size=32, learning_rate=0.005)
+
+
+@dataclass(frozen=True)
+class Question:
+    user: str
+    history: tuple[str, ...]
+    answer: str
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    size = SMALL if options.data is None else BEAUTY
+    epochs = size.epochs if options.steps == BenchOptions.steps else options.steps
+    with TemporaryDirectory(prefix="rayrec-bench-") as name:
+        folder = Path(name)
+        with _source(options, folder) as source:
+            data, questions = without_cold_items(source, folder)
+        _tokenized(data, folder, size, options.data is None)
+        found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+        for seed in SEEDS:
+            for arm, settings in ARMS.items():
+                run = folder / f"{arm.replace(' ', '-')}-{seed}"
+                figures = _measured(data, run, folder / "base", size, epochs, seed, settings, questions)
+                found[arm].append(figures)
+                said = ", ".join(f"{figure} {value:.4f}" for figure, value in figures.items())
+                log.print(f"seed {seed}, {arm}: {said}", highlight=False)
+    if options.data is not None:
+        made = {
+            "date": datetime.now(UTC).date().isoformat(),
+            "questions": len(questions),
+            "epochs": epochs,
+            "seeds": list(SEEDS),
+            "results": found,
+        }
+        RECORD.write_text(json.dumps(made, indent=2) + "\n")
+    is_claimed = options.data is not None
+    return [
+        _bar("language-alignment-cold", "cold recall@50", found, 1.0, is_claimed),
+        _bar("language-alignment-warm", "recall@10", found, 0.95, is_claimed),
+    ]
+
+
+def _bar(
+    name: str, figure: str, found: dict[str, list[dict[str, float]]], target: float, is_claimed: bool
+) -> Bar:
+    pairs = zip(found[OURS], found[PEER], strict=True)
+    ratios = [ours[figure] / max(peer[figure], 1e-4) for ours, peer in pairs]
+    low = min(ratios)
+    ok = low >= target if is_claimed else None
+    return Bar(name, statistics.median(ratios), low, f"{figure} of codes alone", target, ok)
+
+
+def without_cold_items(source: Path, folder: Path) -> tuple[Path, list[Question]]:
+    """A data set in whose histories some items of its catalog are not, and the questions that they answer."""
+    prepare(source, folder / "whole", PrepareConfig(allow=frozenset({"duplicates", "short-users"})))
+    whole = Dataset.open(folder / "whole")
+    keys_I = np.array(whole.items.keys.to_pylist(), dtype=object)
+    bound = np.uint64(COLD_SHARE * 2.0**64)
+    is_cold_I = combine64(_COLD_SALT, hash_strings(keys_I.tolist())) < bound
+    table = whole.read(HISTORY_FILE, ["item_ids", TIMES])
+    ids_N, offsets_U1 = list_values(table["item_ids"])
+    times_N, _ = list_values(table[TIMES])
+    items_N = whole.item_positions(ids_N)
+    users = whole.users["user_key"].to_pylist()
+    is_warm_N = ~is_cold_I[items_N]
+    user_N = np.repeat(np.arange(len(users)), np.diff(offsets_U1))
+    (folder / "warm").mkdir()
+    kept = {
+        "user_id": [users[user] for user in user_N[is_warm_N]],
+        "item_id": keys_I[items_N[is_warm_N]].tolist(),
+        "timestamp": times_N[is_warm_N],
+    }
+    pq.write_table(pa.table(kept), folder / "warm" / "interactions.parquet")
+    described = {"item_id": keys_I.tolist(), "title": whole.items.titles, "text": whole.items.texts}
+    pq.write_table(pa.table(described), folder / "warm" / "items.parquet")
+    allow = frozenset({"duplicates", "short-users", "cold-items"})
+    prepare(folder / "warm", folder / "data", PrepareConfig(allow=allow))
+    questions = []
+    for user, (start, stop) in enumerate(pairwise(offsets_U1)):
+        known = items_N[start : stop - 1]
+        known = known[~is_cold_I[known]]
+        if stop > start and not is_warm_N[stop - 1] and len(known):
+            history = tuple(keys_I[known].tolist())
+            questions.append(Question(users[user], history, keys_I[items_N[stop - 1]]))
+    return folder / "data", questions[:MOST_QUESTIONS]
+
+
+def _measured(
+    data: Path,
+    run: Path,
+    base: Path,
+    size: Size,
+    epochs: int,
+    seed: int,
+    model: dict[str, Any],
+    questions: Sequence[Question],
+) -> dict[str, float]:
+    network = {
+        "model_type": "qwen3",
+        "hidden_size": size.dim,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": size.dim // 4,
+        "intermediate_size": 3 * size.dim,
+        "tie_word_embeddings": True,
+    }
+    config = RunConfig.parse(
+        {
+            "seed": seed,
+            "data": {"path": str(data)},
+            "model": {
+                "name": "item_language",
+                "base": {"kind": "settings", "settings": network},
+                "tokenizer": str(base),
+                "prompt": "A user bought {history.codes}",
+                "max_tokens": 256,
+                "beam_width": 100,
+                **model,
+            },
+            "pipeline": {"trainer_threads": 1},
+            "training": {
+                "batch_size": size.batch_size,
+                "epochs": epochs,
+                "optimizer": {"learning_rate": size.learning_rate, "weight_decay": 0.1, "decayed": "linear"},
+                "schedule": {"warmup_steps": 60, "decay": "cosine"},
+            },
+            "evaluation": {"every_epochs": max(1, epochs // 4), "max_users": 1_000},
+            "cluster": {"dashboard": False},
+        }
+    )
+    train(config, run, cluster=in_process)
+    recommender = Recommender.load(run, "best")
+    dataset = recommender.dataset
+    is_cold_I = dataset.items.train_counts_I == 0
+    cold_I = np.isin(
+        np.array(dataset.items.keys.to_pylist(), dtype=object), [each.answer for each in questions]
+    )
+    assert (is_cold_I | ~cold_I).all(), "an item that is asked for is in a history"
+    found, among_cold = [], []
+    for start in range(0, len(questions), 64):
+        some = questions[start : start + 64]
+        queries = [_query(dataset, each) for each in some]
+        for allowed_I, hits in ((None, found), (is_cold_I, among_cold)):
+            asked = [Query(query.history_ids, query.user_id, allowed_I=allowed_I) for query in queries]
+            lists = recommender.recommend(asked, 50)
+            for each, items in zip(some, lists, strict=True):
+                hits.append(each.answer in {item.item_key for item in items})
+    warm = evaluate(run, split="test").results["model"]["recall@10"].value
+    return {
+        "cold recall@50": float(np.mean(found)),
+        "cold recall@50 among cold items": float(np.mean(among_cold)),
+        "recall@10": warm,
+    }
+
+
+def _query(dataset: Dataset, question: Question) -> Query:
+    positions = [dataset.position_by_key(key) for key in question.history]
+    return Query(dataset.items.ids_I[positions], dataset.user_by_key(question.user))
+
+
+def _tokenized(data: Path, folder: Path, size: Size, is_small: bool) -> None:
+    """Semantic IDs of texts, and a tokenizer that has learned the titles."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    dataset = Dataset.open(data)
+    titles = [title or "" for title in dataset.items.titles.to_pylist()]
+    if is_small:
+        _write_word_vectors(folder / "words.npy", dataset.items.keys.to_pylist(), titles)
+        files = {"words": str(folder / "words.npy")}
+        tokenize(
+            data, config=TokenizeConfig(vectors="words", vector_files=files, codebook_size=size.codebook_size)
+        )
+    else:
+        tokenize(data, config=TokenizeConfig(vectors="text", codebook_size=size.codebook_size))
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size.vocabulary,
+        special_tokens=["<end>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(titles, trainer)
+    (folder / "base").mkdir()
+    tokenizer.save(str(folder / "base" / "tokenizer.json"))
+    (folder / "base" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+
+
+def _write_word_vectors(path: Path, keys: Sequence[str], titles: Sequence[str]) -> None:
+    """In place of a sentence model, the sum of the words' own vectors."""
+
+    def of_word(word: str) -> np.ndarray:
+        return np.random.default_rng(list(word.encode())).standard_normal(16)
+
+    np.save(path, np.array([np.sum([of_word(word) for word in title.split()], axis=0) for title in titles]))
+    path.with_suffix(".txt").write_text("".join(f"{key}\n" for key in keys))
+
+
+NUM_USERS, NUM_KINDS, OF_KIND, LENGTH = 300, 6, 20, 8
+
+
+@contextmanager
+def _source(options: BenchOptions, folder: Path) -> Iterator[Path]:
+    """The public data, or a small log in which users stay with one kind of items, which titles name."""
+    if options.data is not None:
+        yield options.data / SOURCE
+        return
+    random = np.random.default_rng(0)
+    kinds = ("soap", "brush", "scent", "lotion", "mirror", "powder")
+    items = [f"i{item}" for item in range(NUM_KINDS * OF_KIND)]
+    titles = [f"{kinds[item // OF_KIND]} {item % 5} number {item % OF_KIND}" for item in range(len(items))]
+    rows: list[tuple[str, str, int]] = []
+    for user in range(NUM_USERS):
+        chosen = random.permutation(OF_KIND)[:LENGTH] + OF_KIND * (user % NUM_KINDS)
+        rows += [(f"u{user}", items[item], time) for time, item in enumerate(chosen.tolist())]
+    users, met, times = zip(*rows, strict=True)
+    source = folder / "source"
+    source.mkdir()
+    columns = {"user_id": list(users), "item_id": list(met), "timestamp": list(times)}
+    pq.write_table(pa.table(columns), source / "interactions.parquet")
+    pq.write_table(pa.table({"item_id": items, "title": titles}), source / "items.parquet")
+    yield source
