@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,6 @@ class _Sequence:
     last_at: float | None = None
     """When its last token came."""
     is_over: bool = False
-    cached: int = field(default=0)
 
 
 class EmbeddedEngine:
@@ -121,6 +120,7 @@ class EmbeddedEngine:
                 auto_switch_to_flash=False,
             ),
             self._sample,
+            self.measures.count_prefix,
         )
         self.measures.watch(self._pages_used, lambda: len(self._running), lambda: len(self._waiting))
 
@@ -299,8 +299,9 @@ class _Manager(ContinuousBatchingManager):
         network: Any,
         config: ContinuousBatchingConfig,
         sample: Callable[[Sequence[str], np.ndarray], list[int]],
+        count_prefix: Callable[[int], None],
     ) -> None:
-        self._sample_tokens = sample
+        self._sample_tokens, self._count_prefix = sample, count_prefix
         super().__init__(network, GenerationConfig(do_sample=False, eos_token_id=-1), config)
 
     def _create_batch_processor(self) -> Any:
@@ -314,6 +315,14 @@ class _Manager(ContinuousBatchingManager):
             return_logprobs=False,
         )
         processor.model_runner.sample_tokens = self._sample_tokens
+        search = processor.cache.search_prefix_match
+
+        def counted(request_id: str, prompt_ids: list[int]) -> int:
+            found: int = search(request_id, prompt_ids)
+            self._count_prefix(found)
+            return found
+
+        processor.cache.search_prefix_match = counted
         return processor
 
 
