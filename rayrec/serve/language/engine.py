@@ -121,6 +121,7 @@ class EmbeddedEngine:
             ),
             self._sample,
             self.measures.count_prefix,
+            self._fail_all,
         )
         self.measures.watch(self._pages_used, lambda: len(self._running), lambda: len(self._waiting))
 
@@ -300,9 +301,16 @@ class _Manager(ContinuousBatchingManager):
         config: ContinuousBatchingConfig,
         sample: Callable[[Sequence[str], np.ndarray], list[int]],
         count_prefix: Callable[[int], None],
+        on_end: Callable[[], None],
     ) -> None:
-        self._sample_tokens, self._count_prefix = sample, count_prefix
+        self._sample_tokens, self._count_prefix, self._on_end = sample, count_prefix, on_end
         super().__init__(network, GenerationConfig(do_sample=False, eos_token_id=-1), config)
+
+    def _run_generation_loop(self) -> None:
+        try:
+            super()._run_generation_loop()
+        finally:
+            self._on_end()
 
     def _create_batch_processor(self) -> Any:
         processor = super()._create_batch_processor()
@@ -332,6 +340,7 @@ class _Runner(ModelRunner):
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         """[1, B, V] logits of the sequences whose next token is wanted, in the order of the batch."""
         states = [each.state for each in self.inputs_and_outputs.requests_in_batch if each.has_new_token]
-        logits_BV = scores[0].float().cpu().numpy()
+        # Behind these are rows of the sequences whose prompts are not read to their ends.
+        logits_BV = scores[0, : len(states)].float().cpu().numpy()
         tokens = self.sample_tokens([state.request_id for state in states], logits_BV)
         output_ids[0, : len(tokens)] = torch.tensor(tokens, dtype=output_ids.dtype, device=output_ids.device)
