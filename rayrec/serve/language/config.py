@@ -1,10 +1,10 @@
-"""`models.yaml`: which language models are served, by which engine, and within which limits."""
+"""`models.yaml`: which language models are served, and within which limits."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,95}")
 
 
 class _ServedModel(Config):
-    """What all engines have."""
+    """What callers may ask of it."""
 
     name: str
     """What callers ask for."""
@@ -38,7 +38,7 @@ class _ServedModel(Config):
 class EmbeddedModel(_ServedModel):
     """Computed in the process that serves, by continuous batching of transformers."""
 
-    engine: Literal["embedded"]
+    engine: Literal["embedded"] = "embedded"
     folder: str | None = None
     """Of Hugging Face's layout, with the tokenizer; never a name of a hub. Code in it is never run."""
     run: str | None = None
@@ -94,80 +94,10 @@ class EmbeddedModel(_ServedModel):
         )
 
 
-class RemoteModel(_ServedModel):
-    """Any service that speaks OpenAI's API; what it says passes through as it comes."""
-
-    engine: Literal["remote"]
-    url: str
-    """Up to and with `/v1`."""
-    model: str | None = None
-    """What the model is called there; None: the same."""
-    token_file: str | None = None
-    """File with the token that is sent there; a caller's own is not."""
-    connect_timeout_s: float = Field(5.0, gt=0)
-
-    @field_validator("url")
-    @classmethod
-    def _url_is_one(cls, value: str) -> str:
-        if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", value):
-            raise ValueError(f"url: expected http://HOST:PORT/v1 or https, got {value!r}")
-        return value.rstrip("/")
-
-    def resolved(self, beside: Path) -> Self:
-        token = None if self.token_file is None else str((beside / self.token_file).resolve())
-        return self.model_copy(update={"token_file": token})
-
-
-class RayLlmModel(_ServedModel):
-    """vLLM behind `ray.serve.llm`, in an environment of its own, started on a cluster that has it."""
-
-    engine: Literal["ray_llm"]
-    folder: str
-    py_executable: str
-    """Python of the environment that has vLLM, as nodes of the cluster find it."""
-    accelerator: Literal["cpu", "gpu", "npu"] = "gpu"
-    """With npu, a deployment with Ray's resource NPU runs `vllm serve` and passes bytes through, since
-    `ray.serve.llm` knows no NPUs."""
-    accelerator_type: str | None = None
-    """Such as H100, where a cluster has several."""
-    num_devices: int = Field(1, ge=1)
-    """Of each replica, by tensor parallelism."""
-    min_replicas: int = Field(1, ge=0)
-    max_replicas: int = Field(1, ge=1)
-    context_length: int = Field(8192, gt=1)
-    concurrency: int = Field(64, ge=1)
-    """Answers that each replica computes together."""
-    prefix_routing: bool = False
-    """Whether requests with equal beginnings go to the same replica."""
-    prefill_replicas: int = Field(0, ge=0)
-    """Replicas that read prompts alone, and hand keys and values over to those that write; 0: all do both."""
-    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """More settings of vLLM."""
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
-        if self.min_replicas > self.max_replicas:
-            raise ValueError(f"{self.name}: min_replicas is more than max_replicas")
-        if self.accelerator == "npu" and (self.prefill_replicas or self.prefix_routing):
-            raise ValueError(
-                f"{self.name}: prefill_replicas and prefix_routing are of ray.serve.llm, which knows no NPUs"
-            )
-        own = {"max_model_len", "max_num_seqs", "tensor_parallel_size", "enable_prefix_caching"}
-        if taken := sorted(own & set(self.engine_kwargs)):
-            raise ValueError(f"{self.name}: engine_kwargs: {taken[0]!r} follows from other settings; leave it out")
-        return self
-
-    def resolved(self, beside: Path) -> Self:
-        return self.model_copy(update={"folder": str((beside / self.folder).resolve())})
-
-
-ServedModel = Annotated[EmbeddedModel | RemoteModel | RayLlmModel, Field(discriminator="engine")]
-
-
 class ModelsConfig(Config):
     """`models.yaml`."""
 
-    models: tuple[ServedModel, ...] = Field(min_length=1)
+    models: tuple[EmbeddedModel, ...] = Field(min_length=1)
     memory_gib: float | None = Field(None, gt=0)
     """Memory that models on the CPU may take together; None: that of the machine or container."""
 
@@ -188,7 +118,3 @@ class ModelsConfig(Config):
         config = cls.load(path)
         beside = Path(path).resolve().parent
         return config.model_copy(update={"models": tuple(model.resolved(beside) for model in config.models)})
-
-    @property
-    def embedded(self) -> list[EmbeddedModel]:
-        return [model for model in self.models if isinstance(model, EmbeddedModel)]

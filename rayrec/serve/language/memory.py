@@ -110,7 +110,7 @@ def plan_memory(config: ModelsConfig) -> MemoryPlan:
     Raises:
         InputError: a folder is missing, or is of no causal language model.
     """
-    plans = tuple(plan_model(model) for model in config.embedded)
+    plans = tuple(plan_model(model) for model in config.models)
     limit = machine_bytes() if config.memory_gib is None else int(config.memory_gib * 2**30)
     return MemoryPlan(plans, resident_bytes(), limit)
 
