@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ValidationError
+from starlette.types import Receive, Scope, Send
 
 from rayrec.models.generation.sampler import Chosen
 from rayrec.serve.admission.limits import Admissions
@@ -137,13 +138,14 @@ class LanguageModels:
         """
         admissions, info = self._admissions[model.name], self._info(http, model)
         most = admissions.most_at_once
-        if most is not None and len(prompts) > most:
-            raise RequestError(f"{len(prompts)} answers in one request; ask for 1 to {most}")
+        count = max(len(prompts), 1)  # an embedding is a request, too
+        if most is not None and count > most:
+            raise RequestError(f"{count} answers in one request; ask for 1 to {most}")
         try:
             model.engine.check_room(len(prompts))
         except EngineStoppedError as error:
             raise RequestError(str(error), 503) from error
-        releases = admissions.admit_all(info.caller, len(prompts))
+        releases = admissions.admit_all(info.caller, count)
 
         def release() -> None:
             for each in releases:
@@ -201,7 +203,19 @@ async def _gone(http: Request) -> None:
         pass
 
 
-def events(http: Request, values: AsyncIterator[Any], last: str | None) -> StreamingResponse:
+class _Releasing(StreamingResponse):
+    """Releases slots when it ends, even if nobody listened to its beginning."""
+
+    release: Callable[[], None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.release()
+
+
+def events(http: Request, admitted: Admitted, values: AsyncIterator[Any], last: str | None) -> StreamingResponse:
     """Server-sent events, each a JSON value; an error that comes too late for a status is the last of them."""
 
     async def lines() -> AsyncIterator[str]:
@@ -216,6 +230,8 @@ def events(http: Request, values: AsyncIterator[Any], last: str | None) -> Strea
         if last is not None:
             yield f"data: {last}\n\n"
 
-    return StreamingResponse(
+    response = _Releasing(
         lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     )
+    response.release = admitted.release
+    return response

@@ -74,7 +74,7 @@ def openai_router(models: LanguageModels) -> APIRouter:
         writer = _Chat(request, model, tools, held, len(tokens))
         admitted = models.admit(http, model, prompts)
         if request.stream:
-            return events(http, writer.chunks(admitted), "[DONE]")
+            return events(http, admitted, writer.chunks(admitted), "[DONE]")
         return JSONResponse(writer.whole(await unless_gone(http, admitted.answers())))
 
     @router.post("/completions", response_model=None)
@@ -94,7 +94,7 @@ def openai_router(models: LanguageModels) -> APIRouter:
         writer = _Text(request, model, sum(map(len, given)))
         admitted = models.admit(http, model, prompts)
         if request.stream:
-            return events(http, writer.chunks(admitted), "[DONE]")
+            return events(http, admitted, writer.chunks(admitted), "[DONE]")
         return JSONResponse(writer.whole(await unless_gone(http, admitted.answers())))
 
     @router.post("/embeddings", response_model=None)
