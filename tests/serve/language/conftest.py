@@ -12,7 +12,7 @@ TINY = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "intermediate_size": 48,
-    "max_position_embeddings": 256,
+    "max_position_embeddings": 1024,
     "initializer_range": 0.5,
 }
 
@@ -40,11 +40,11 @@ def settings(folder):
             "name": "tiny",
             "engine": "embedded",
             "folder": str(folder),
-            "context_length": 128,
+            "context_length": 1024,
             "concurrency": 4,
             "max_waiting": 6,
             "page_tokens": 8,
-            "prefill_tokens": 32,
+            "prefill_tokens": 64,
             "prefix_cache_tokens": 256,
         }
     )
