@@ -7,12 +7,9 @@ from typing import Annotated
 
 import typer
 
-from rayrec.cli.app import app
-from rayrec.platform.console import Answer, command
+from rayrec.cli.app import maas_app
+from rayrec.platform.console import Answer, command, print_rows
 from rayrec.platform.errors import InputError
-
-maas_app = typer.Typer(help="Serve language models behind OpenAI's and Triton's APIs.", no_args_is_help=True)
-app.add_typer(maas_app, name="maas")
 
 ModelsArgument = Annotated[Path, typer.Argument(help="YAML file that says which models are served.")]
 
@@ -70,15 +67,14 @@ def up_command(
 @command(maas_app, "plan")
 def plan_command(models: ModelsArgument) -> Answer:
     """Print what the models will take of memory, and whether there is so much; nothing is loaded."""
-    from rayrec.platform.console import show_table
     from rayrec.platform.memory import human_size
     from rayrec.serve.language.config import ModelsConfig
     from rayrec.serve.launch.language import plan_models
 
     plan = plan_models(ModelsConfig.read(models))
     for model in plan.models:
-        show_table(f"{model.name} on {model.device}", model.rows())
-    show_table(
+        print_rows(f"{model.name} on {model.device}", model.rows())
+    print_rows(
         "all on this machine",
         [
             ("the process", human_size(plan.process)),
