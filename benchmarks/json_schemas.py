@@ -1,11 +1,12 @@
-"""Random JSON schemas, of the kinds that callers send: objects in objects, lists, choices, bounds, formats."""
+"""Random JSON schemas, of the kinds that callers send: objects in objects, lists, choices, bounds,
+formats."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-_WORDS = "name city age price active tags color size note code when street".split()
+_WORDS = ["name", "city", "age", "price", "active", "tags", "color", "size", "note", "code", "when", "street"]
 
 
 def random_schema(seed: int) -> dict[str, Any]:

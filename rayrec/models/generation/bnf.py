@@ -5,9 +5,9 @@
 Each rule is a small automaton: from a state lead characters, and calls of other rules. What follows a rule in
 `(=...)` is a hint for the package that wrote it, and has no effect.
 
-Not all of the notation is kept: a repetition of more than `MOST_REPEATED` is one without an end, and the escapes
-of a pattern within a string of JSON are left out. What is found by this is checked by the grammar itself before
-it is used, see `endings`.
+Not all of the notation is kept: a repetition of more than `MOST_REPEATED` is one without an end, and the
+escapes of a pattern within a string of JSON are left out. What is found by this is checked by the grammar
+itself before it is used, see `endings`.
 """
 
 from __future__ import annotations

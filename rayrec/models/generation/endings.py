@@ -275,7 +275,8 @@ class Chart:
         self._price(here, position)
 
     def _price(self, here: _Set, position: int) -> None:
-        """What is behind each rule that begins here; calls may go through each other, so until nothing changes."""
+        """What is behind each rule that begins here; calls may go through each other, so until nothing
+        changes."""
         left, rule_of = self._ways.bytes_left, self._automaton.rule_of
         changed = True
         while changed:

@@ -3,8 +3,8 @@
     only items     <a_4><b_0><c_2><a_9><b_3><c_1>
     in a text      You may like <a_4><b_0><c_2>, which ...      between `least` and `most` of them
 
-The trie of semantic IDs says which code may follow, so that each tuple is an item; none comes twice. An item that
-has begun is ended before anything else is said.
+The trie of semantic IDs says which code may follow, so that each tuple is an item; none comes twice. An item
+that has begun is ended before anything else is said.
 
 Axes: V tokens of the vocabulary, L codes of an item.
 """
@@ -71,7 +71,8 @@ class ItemGrammar:
         """
         if not 0 <= least <= most or most < 1 or least > tokens.trie.num_items:
             raise InputError(
-                f"from {least} to {most} items of {tokens.trie.num_items}: expected at least 1, and no more than "
+                f"from {least} to {most} items of {tokens.trie.num_items}: expected at least 1, and no more "
+                "than "
                 "there are"
             )
         self._tokens, self._least, self._most, self._in_text = tokens, least, most, in_text

@@ -1,7 +1,7 @@
 """Which JSON schemas can be promised: all that a schema says has to hold for what comes out.
 
-Keywords that a grammar does not hold are refused by name. To pass them over would give answers that look as if
-they had been checked.
+Keywords that a grammar does not hold are refused by name. To pass them over would give answers that look as
+if they had been checked.
 """
 
 from __future__ import annotations
@@ -14,14 +14,51 @@ from rayrec.platform.errors import InputError
 MOST_DEPTH = 64
 
 _ANNOTATIONS = frozenset(
-    "$schema $id $comment title description default examples deprecated readOnly writeOnly".split()
+    {
+        "$schema",
+        "$id",
+        "$comment",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+    }
 )
 _HELD = frozenset(
-    "type enum const properties required additionalProperties patternProperties minProperties maxProperties items "
-    "prefixItems minItems maxItems anyOf oneOf allOf $ref $defs definitions minLength maxLength pattern format "
-    "minimum maximum exclusiveMinimum exclusiveMaximum".split()
+    {
+        "type",
+        "enum",
+        "const",
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "minProperties",
+        "maxProperties",
+        "items",
+        "prefixItems",
+        "minItems",
+        "maxItems",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "$ref",
+        "$defs",
+        "definitions",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+    }
 )
-_FORMATS = frozenset("date time date-time email ipv4 ipv6 uuid hostname uri".split())
+_FORMATS = frozenset(["date", "time", "date-time", "email", "ipv4", "ipv6", "uuid", "hostname", "uri"])
 _SCHEMAS = ("additionalProperties", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -81,7 +118,8 @@ def _check_list(name: str, value: Any, where: str, depth: int) -> None:
         raise InputError(f"{where}.allOf: is held for one schema, and there are {len(value)}; merge them")
     if name == "oneOf" and not _are_apart(value):
         raise InputError(
-            f"{where}.oneOf: schemas may both be satisfied by a value, or it cannot be told; say anyOf, or give "
+            f"{where}.oneOf: schemas may both be satisfied by a value, or it cannot be told; say anyOf, or "
+            "give "
             "them different types, or a required property with different constants"
         )
 
@@ -91,7 +129,8 @@ def _check_pattern(pattern: Any, where: str) -> None:
         raise InputError(f"{where}: expected a regular expression as a text")
     if any(character in pattern for character in _ESCAPED) or "\\\\" in pattern or "\\n" in pattern:
         raise InputError(
-            f"{where}: {pattern!r} names a character that JSON writes with an escape; leave it out of patterns"
+            f"{where}: {pattern!r} names a character that JSON writes with an escape; leave it out of "
+            "patterns"
         )
 
 

@@ -1,12 +1,13 @@
 """Which token comes next: by the logits of a model, how they are to be sampled, and a grammar.
 
 With a grammar, a token is chosen only if the text can still be ended by the tokens that are left behind it. A
-token that would not fit is taken out, and another one chosen of the rest: that is sampling from the distribution
-of those that fit. After `MOST_TRIES` of them the known ending is begun. Whatever the model prefers, and however
-few tokens there are (if they are enough for the shortest text), what is said is complete.
+token that would not fit is taken out, and another one chosen of the rest: that is sampling from the
+distribution of those that fit. After `MOST_TRIES` of them the known ending is begun. Whatever the model
+prefers, and however few tokens there are (if they are enough for the shortest text), what is said is
+complete.
 
-Sampling is keyed by a seed: equal requests with equal seeds give equal answers, whatever else is computed beside
-them.
+Sampling is keyed by a seed: equal requests with equal seeds give equal answers, whatever else is computed
+beside them.
 
 Axes: V tokens of the vocabulary.
 """
@@ -49,7 +50,8 @@ class Sampling:
 
 
 class Chosen(NamedTuple):
-    """A token, and its log-probability by the model alone, whatever a grammar or the temperature made of it."""
+    """A token, and its log-probability by the model alone, whatever a grammar or the temperature made of
+    it."""
 
     token: int
     logprob: float | None
@@ -76,10 +78,7 @@ class TokenSampler:
             left: tokens that may be said, this one included; at least 1.
         """
         scores_V = self._biased(logits_V)
-        if self.grammar is None:
-            token = self._draw(scores_V)
-        else:
-            token = self._constrained(scores_V, left)
+        token = self._draw(scores_V) if self.grammar is None else self._constrained(scores_V, left)
         self._said[token] += 1
         return self._told(token, logits_V)
 

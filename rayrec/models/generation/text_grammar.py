@@ -3,12 +3,12 @@
     schema ─► check_schema ─► the package's grammar ─► TextGrammar, one per sequence: masks, and endings
                   └► xgrammar's notation ─► bnf ─► ShortestWays ──────────────────┘   that both agree on
 
-The package says which tokens are allowed. What it cannot say is how many tokens an ending takes: that is found by
-`endings`, and used only when the package has allowed each of its tokens and is complete behind the last one. So
-whatever the two think of a grammar, a sequence always knows an ending that is allowed.
+The package says which tokens are allowed. What it cannot say is how many tokens an ending takes: that is
+found by `endings`, and used only when the package has allowed each of its tokens and is complete behind the
+last one. So whatever the two think of a grammar, a sequence always knows an ending that is allowed.
 
-JSON is written without blanks but those behind ',' and ':', so that a weak model cannot spend its tokens on them;
-characters that a string of JSON must escape do not come.
+JSON is written without blanks but those behind ',' and ':', so that a weak model cannot spend its tokens on
+them; characters that a string of JSON must escape do not come.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class TokenBytes:
         return len(self.bytes_V)
 
     def tokens_of(self, text: bytes) -> list[int]:
-        """Tokens that write a text whose bytes are all tokens by themselves: the longest one at each place."""
+        """Tokens that write a text whose bytes are all tokens by themselves: the longest one at each
+        place."""
         tokens, position = [], 0
         while position < len(text):
             for length in range(min(self._longest, len(text) - position), 0, -1):
@@ -303,7 +304,7 @@ class GrammarCompiler:
         if kind == "regex":
             written = LLMatcher.grammar_from_regex(source)
         else:
-            style = {"whitespace_flexible": False, "item_separator": _ITEM, "key_separator": _KEY}
+            style: Any = {"whitespace_flexible": False, "item_separator": _ITEM, "key_separator": _KEY}
             written = LLMatcher.grammar_from_json_schema(json.dumps(source), defaults=style)
         guidance = self._guidance
         if said := LLMatcher(guidance, written).get_error():
@@ -405,7 +406,8 @@ def _clause(error: Exception) -> str:
 def _package(name: str) -> Any:
     if importlib.util.find_spec(name) is None:
         raise InputError(
-            f"answers by a schema need the package {name}, which cannot be imported; install the extra with: pip "
+            f"answers by a schema need the package {name}, which cannot be imported; install the extra "
+            "with: pip "
             "install 'rayrec[language]'"
         )
     return importlib.import_module(name)

@@ -1,7 +1,8 @@
 """What may come next, token by token.
 
-One protocol for all constraints of what a model says: a schema or a regular expression (`text_grammar`), items by
-their codes, alone or within a text (`item_grammar`). A sampler asks a grammar three things at each step:
+One protocol for all constraints of what a model says: a schema or a regular expression (`text_grammar`),
+items by their codes, alone or within a text (`item_grammar`). A sampler asks a grammar three things at each
+step:
 
     allowed_V        which tokens may come next
     fits(token, n)   whether the text can still be ended by n tokens behind this one

@@ -1,10 +1,11 @@
-"""From a checked request to pieces of text: which model, whose limits, and what becomes of callers that leave."""
+"""From a checked request to pieces of text: which model, whose limits, and what becomes of callers that
+leave."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from time import monotonic
@@ -72,8 +73,9 @@ class Admitted:
             self.release()
         return [task.result() for task in tasks]
 
-    async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
-        """Pieces of all choices as they come, with the number of the choice; whoever leaves ends all of them."""
+    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
+        """Pieces of all choices as they come, with the number of the choice; whoever leaves ends all of
+        them."""
         found: asyncio.Queue[tuple[int, Piece] | Exception | None] = asyncio.Queue()
 
         async def one(index: int, prompt: Prompt) -> None:
@@ -109,7 +111,8 @@ class LanguageModels:
     def __init__(self, models: Sequence[LanguageModelHere]) -> None:
         self.models = {model.name: model for model in models}
         self._admissions = {
-            model.name: Admissions(model.settings.service, model.settings.callers, monotonic) for model in models
+            model.name: Admissions(model.settings.service, model.settings.callers, monotonic)
+            for model in models
         }
 
     def model(self, name: str) -> LanguageModelHere:
@@ -176,7 +179,9 @@ def checked(body: Mapping[str, Any], kind: type[Wanted]) -> Wanted:
     except ValidationError as error:
         problems = error.errors()
         known = [field.alias or name for name, field in kind.model_fields.items()]
-        raise RequestError(explain(problems, known), param=str(problems[0]["loc"][0]) if problems[0]["loc"] else None) from error
+        raise RequestError(
+            explain(problems, known), param=str(problems[0]["loc"][0]) if problems[0]["loc"] else None
+        ) from error
 
 
 async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:
@@ -215,12 +220,15 @@ class _Releasing(StreamingResponse):
             self.release()
 
 
-def events(http: Request, admitted: Admitted, values: AsyncIterator[Any], last: str | None) -> StreamingResponse:
-    """Server-sent events, each a JSON value; an error that comes too late for a status is the last of them."""
+def events(
+    http: Request, admitted: Admitted, values: AsyncGenerator[Any, None], last: str | None
+) -> StreamingResponse:
+    """Server-sent events, each a JSON value; an error that comes too late for a status is the last of
+    them."""
 
     async def lines() -> AsyncIterator[str]:
         try:
-            async with aclosing(values):  # type: ignore[type-var]
+            async with aclosing(values):
                 async for value in values:
                     yield f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
         except Exception as error:
@@ -231,7 +239,9 @@ def events(http: Request, admitted: Admitted, values: AsyncIterator[Any], last: 
             yield f"data: {last}\n\n"
 
     response = _Releasing(
-        lines(), media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        lines(),
+        media_type="text/event-stream",
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
     response.release = admitted.release
     return response

@@ -1,6 +1,6 @@
 """The application that answers for language models: protocols behind the guards that every service has.
 
-    request ─► counted ─► body bounded ─► token? ─► route ─► model, its limits ─► engine ─► answer, or events
+request ─► counted ─► body bounded ─► token? ─► route ─► model, its limits ─► engine ─► answer, or events
 """
 
 from __future__ import annotations

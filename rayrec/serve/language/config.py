@@ -75,7 +75,8 @@ class EmbeddedModel(_ServedModel):
             raise ValueError(f"{self.name}: give a folder or a run, and not both")
         if self.prefill_tokens < self.concurrency:
             raise ValueError(
-                f"{self.name}: prefill_tokens is {self.prefill_tokens} and concurrency {self.concurrency}; each "
+                f"{self.name}: prefill_tokens is {self.prefill_tokens} and concurrency {self.concurrency}; "
+                "each "
                 "answer needs one of these tokens at every step"
             )
         return self

@@ -5,10 +5,11 @@
        ▲      run, others wait            └─► logits of each sequence ─► TokenSampler ─► Writing
        └──────────── pieces ◄─────────────────────────────────────────────────────────────┘
 
-The manager has one way of sampling for all, and no grammars, seeds or stop texts of one request. So its step from
-logits to tokens is replaced by ours (`_Runner`); memory, prefixes and attention stay its own. An answer ends where
-ours says so: the manager is given a token of no meaning that it takes for an end. Sampling is on the host, so that
-graphs of a device are not used here; for throughput on accelerators there is the engine `ray_llm`.
+The manager has one way of sampling for all, and no grammars, seeds or stop texts of one request. So its step
+from logits to tokens is replaced by ours (`_Runner`); memory, prefixes and attention stay its own. An answer
+ends where ours says so: the manager is given a token of no meaning that it takes for an end. Sampling is on
+the host, so that graphs of a device are not used here; for throughput on accelerators there is the engine
+`ray_llm`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,7 +157,7 @@ class EmbeddedEngine:
         if held + count > most:
             raise ServiceLimitError(f"{held} answers of {self.settings.name} are being written or wait", 1.0)
 
-    async def submit(self, prompt: Prompt) -> AsyncIterator[Piece]:
+    async def submit(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
         """The pieces of an answer, as they come; whoever stops to listen frees its slot.
 
         Raises:
@@ -217,7 +218,10 @@ class EmbeddedEngine:
             self._running[sequence.number] = sequence
             # No limit of its own and no ends: `_sample` says when an answer ends, by a token of no meaning.
             self._manager.add_request(
-                list(sequence.prompt.tokens), sequence.number, max_new_tokens=None, eos_token_id=self.num_tokens
+                list(sequence.prompt.tokens),
+                sequence.number,
+                max_new_tokens=None,
+                eos_token_id=self.num_tokens,
             )
 
     def _leave(self, sequence: _Sequence) -> None:
@@ -289,7 +293,9 @@ class EmbeddedEngine:
             self._running.clear()
             self._waiting.clear()
         for sequence in sequences:
-            sequence.deliver(EngineStoppedError(f"the engine of {self.settings.name} has stopped; its log says why"))
+            sequence.deliver(
+                EngineStoppedError(f"the engine of {self.settings.name} has stopped; its log says why")
+            )
 
 
 class _Manager(ContinuousBatchingManager):
@@ -330,7 +336,7 @@ class _Manager(ContinuousBatchingManager):
             self._count_prefix(found)
             return found
 
-        processor.cache.search_prefix_match = counted
+        processor.cache.search_prefix_match = counted  # type: ignore[method-assign]
         return processor
 
 
@@ -339,7 +345,8 @@ class _Runner(ModelRunner):
 
     def _sample(self, scores: torch.Tensor, output_ids: torch.Tensor) -> None:
         """[1, B, V] logits of the sequences whose next token is wanted, in the order of the batch."""
-        states = [each.state for each in self.inputs_and_outputs.requests_in_batch if each.has_new_token]
+        batch: Any = self.inputs_and_outputs
+        states = [each.state for each in batch.requests_in_batch if each.has_new_token]
         # Behind these are rows of the sequences whose prompts are not read to their ends.
         logits_BV = scores[0, : len(states)].float().cpu().numpy()
         tokens = self.sample_tokens([state.request_id for state in states], logits_BV)

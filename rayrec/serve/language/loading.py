@@ -68,7 +68,9 @@ class LanguageModelHere:
         """
         info, source = self.text.info, self.settings.semantic_ids
         if source is None or not info.code_sizes:
-            raise InputError(f"{self.name} knows no items: its settings name no semantic_ids, or its tokenizer no codes")
+            raise InputError(
+                f"{self.name} knows no items: its settings name no semantic_ids, or its tokenizer no codes"
+            )
         registry = SemanticIdRegistry.load(source)
         if info.semantic_ids_version not in (None, registry.version):
             raise InputError(f"{self.name}: {source} has other semantic IDs than the tokenizer was made for")

@@ -1,14 +1,14 @@
 """What an engine does, in metrics: times of tokens, slots, pages, prefixes.
 
-    rayrec_language_first_token_seconds     model   from the request to its first token
-    rayrec_language_next_token_seconds      model   from a token to the next one of the same answer
-    rayrec_language_prompt_tokens_total     model   that were asked
-    rayrec_language_prefix_tokens_total     model   of them, not read again
-    rayrec_language_answer_tokens_total     model
-    rayrec_language_left_total              model   answers whose caller went away, or whose time was over
-    rayrec_language_running                 model   answers that are being written
-    rayrec_language_waiting                 model
-    rayrec_language_pages_used              model   share of the memory for keys and values
+rayrec_language_first_token_seconds     model   from the request to its first token
+rayrec_language_next_token_seconds      model   from a token to the next one of the same answer
+rayrec_language_prompt_tokens_total     model   that were asked
+rayrec_language_prefix_tokens_total     model   of them, not read again
+rayrec_language_answer_tokens_total     model
+rayrec_language_left_total              model   answers whose caller went away, or whose time was over
+rayrec_language_running                 model   answers that are being written
+rayrec_language_waiting                 model
+rayrec_language_pages_used              model   share of the memory for keys and values
 """
 
 from __future__ import annotations
@@ -45,6 +45,12 @@ class EngineMeasures:
         self._first_s.observe(seconds)
         self.num_prompt_tokens += num_prompt_tokens
         self.num_answer_tokens += 1
+
+    @property
+    def first_seconds(self) -> float:
+        """Of all first tokens together."""
+        samples = next(iter(self._first_s.collect())).samples
+        return next(sample.value for sample in samples if sample.name.endswith("_sum"))
 
     def count_next(self, seconds: float) -> None:
         self._next_s.observe(seconds)

@@ -92,14 +92,17 @@ class MemoryPlan:
         if self.total > self.limit:
             largest = max((one for one in self.models if one.device == "cpu"), key=lambda one: one.total)
             raise InputError(
-                f"the models need {human_size(self.total)} and there are {human_size(self.limit)}: {largest.name} "
-                f"takes {human_size(largest.weights)} of weights and {human_size(largest.pages)} of keys and values; "
+                f"the models need {human_size(self.total)} and there are {human_size(self.limit)}: "
+                f"{largest.name} "
+                f"takes {human_size(largest.weights)} of weights and {human_size(largest.pages)} of keys "
+                "and values; "
                 "lower its context_length or concurrency, or take a smaller model or data type"
             )
         for model in self.models:
             if model.device != "cpu" and (free := _free_on(model.device)) is not None and model.total > free:
                 raise InputError(
-                    f"{model.name} needs {human_size(model.total)} and {model.device} has {human_size(free)} free; "
+                    f"{model.name} needs {human_size(model.total)} and {model.device} has "
+                    f"{human_size(free)} free; "
                     "lower its context_length or concurrency"
                 )
 
@@ -129,9 +132,12 @@ def plan_model(model: EmbeddedModel) -> ModelPlan:
     head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // heads
     key_heads = getattr(shape, "num_key_value_heads", None) or heads
     token = 2 * shape.num_hidden_layers * key_heads * head_dim * size
-    pages = (page_plan(model).num_pages + 2) * model.page_tokens  # two are never used, by design of the package
+    pages = (
+        page_plan(model).num_pages + 2
+    ) * model.page_tokens  # two are never used, by design of the package
     read, kept = model.prefill_tokens, pages + model.prefill_tokens
-    # Keys and values of a layer, put together of their pages and then once for each query head; the mask, twice.
+    # Keys and values of a layer, put together of their pages and then once for each query head; the mask,
+    # twice.
     attention = kept * head_dim * (2 * key_heads + 2 * heads) * size + 2 * read * kept * size
     attention += read * heads * head_dim * 4 * size
     hidden = read * (3 * (getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size)) * size
@@ -148,7 +154,8 @@ def folder_of(model: EmbeddedModel) -> Path:
     folder = Path(model.folder or model.run or "")
     if model.folder is not None and not (folder / "config.json").is_file():
         raise InputError(
-            f"{model.name}: {folder} is no folder with a config.json of transformers; nothing is downloaded from a "
+            f"{model.name}: {folder} is no folder with a config.json of transformers; nothing is downloaded "
+            "from a "
             "hub: save the model to a folder first"
         )
     if model.run is not None and not (folder / "config.yaml").is_file():
@@ -187,7 +194,9 @@ def _num_parameters(folder: Path, model: EmbeddedModel) -> int:
 
     transformers = _package()
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         with torch.device("meta"):
             network = transformers.AutoModelForCausalLM.from_config(config)
     except Exception as error:
@@ -200,7 +209,8 @@ def _num_parameters(folder: Path, model: EmbeddedModel) -> int:
 def _package() -> Any:
     if importlib.util.find_spec("transformers") is None:
         raise InputError(
-            "the engine 'embedded' needs the package transformers, which cannot be imported; install the extra with: "
+            "the engine 'embedded' needs the package transformers, which cannot be imported; install the "
+            "extra with: "
             "pip install 'rayrec[language]'"
         )
     return importlib.import_module("transformers")

@@ -1,7 +1,7 @@
 """Chat completions, completions, models and embeddings, as OpenAI's API has them.
 
-Embeddings are the mean of the last hidden states of a text's tokens, as float32. Log-probabilities are those of
-the model alone, whatever the temperature or a schema made of them.
+Embeddings are the mean of the last hidden states of a text's tokens, as float32. Log-probabilities are those
+of the model alone, whatever the temperature or a schema made of them.
 
 Source: the reference of OpenAI's API, platform.openai.com/docs/api-reference.
 """
@@ -12,7 +12,7 @@ import asyncio
 import base64
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -22,10 +22,31 @@ from fastapi.responses import JSONResponse
 
 from rayrec.models.generation.sampler import Chosen
 from rayrec.platform.errors import InputError
-from rayrec.serve.language.answering import Admitted, Answer, LanguageModels, events, read_request, unless_gone
+from rayrec.serve.language.answering import (
+    Admitted,
+    Answer,
+    LanguageModels,
+    events,
+    read_request,
+    unless_gone,
+)
 from rayrec.serve.language.loading import LanguageModelHere
-from rayrec.serve.language.requests import ChatRequest, EmbeddingRequest, TextRequest, Tool, grammar_of, prompts_of
-from rayrec.serve.language.tools import call_format, call_in, is_held, may_become_call, messages_of, wanted_tools
+from rayrec.serve.language.requests import (
+    ChatRequest,
+    EmbeddingRequest,
+    TextRequest,
+    Tool,
+    grammar_of,
+    prompts_of,
+)
+from rayrec.serve.language.tools import (
+    call_format,
+    call_in,
+    is_held,
+    may_become_call,
+    messages_of,
+    wanted_tools,
+)
 from rayrec.serve.wire.errors import RequestError
 
 
@@ -58,13 +79,17 @@ def openai_router(models: LanguageModels) -> APIRouter:
         tools = wanted_tools(request)
         held = bool(tools) and is_held(request)
         if held and request.response_format is not None and request.response_format.type != "text":
-            raise RequestError("response_format: a call of a tool has a form of its own", param="response_format")
+            raise RequestError(
+                "response_format: a call of a tool has a form of its own", param="response_format"
+            )
         messages = messages_of(request, tools, template)
         wanted = call_format(tools) if held else request.response_format
 
         def prepared() -> tuple[list[int], Any]:
             try:
-                text = template.opened(messages, [tool.model_dump(exclude_none=True) for tool in tools] or None)
+                text = template.opened(
+                    messages, [tool.model_dump(exclude_none=True) for tool in tools] or None
+                )
             except InputError as error:
                 raise RequestError(str(error), param="messages") from error
             return model.text.encode(text), grammar_of(wanted, model)
@@ -103,7 +128,9 @@ def openai_router(models: LanguageModels) -> APIRouter:
         request = await read_request(http, EmbeddingRequest)
         model = models.model(request.model)
         if not model.settings.embeddings:
-            raise RequestError(f"{model.name} gives no embeddings", 404, param="model", code="model_not_found")
+            raise RequestError(
+                f"{model.name} gives no embeddings", 404, param="model", code="model_not_found"
+            )
         asked = TextRequest.model_validate({"model": request.model, "prompt": request.input})
         given = asked.prompts(model)
         context = model.settings.context_length
@@ -139,7 +166,9 @@ class _Writer:
     whole_kind: str
     chunk_kind: str
 
-    def __init__(self, request: ChatRequest | TextRequest, model: LanguageModelHere, num_prompt_tokens: int) -> None:
+    def __init__(
+        self, request: ChatRequest | TextRequest, model: LanguageModelHere, num_prompt_tokens: int
+    ) -> None:
         self._request, self._model, self._num_prompt_tokens = request, model, num_prompt_tokens
         prefix = "chatcmpl" if isinstance(request, ChatRequest) else "cmpl"
         self._head = {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
@@ -165,7 +194,12 @@ class _Chat(_Writer):
     whole_kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
     def __init__(
-        self, request: ChatRequest, model: LanguageModelHere, tools: Sequence[Tool], held: bool, num_tokens: int
+        self,
+        request: ChatRequest,
+        model: LanguageModelHere,
+        tools: Sequence[Tool],
+        held: bool,
+        num_tokens: int,
     ) -> None:
         super().__init__(request, model, num_tokens)
         self._tools, self._held = tools, held
@@ -189,7 +223,7 @@ class _Chat(_Writer):
         usage = self._usage(sum(len(answer.tokens) for answer in answers))
         return {**self._head, "object": self.whole_kind, "choices": choices, "usage": usage}
 
-    async def chunks(self, admitted: Admitted) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, admitted: Admitted) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as it comes; what may be a call is held back until that is known."""
         unsent = [Answer() for _ in admitted.prompts]
         is_text = [not self._tools for _ in admitted.prompts]
@@ -213,10 +247,14 @@ class _Chat(_Writer):
                 else:
                     delta["content"] = answer.text
                 logprobs = self._logprobs(answer.tokens)
-                yield self._chunk([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}])
+                yield self._chunk(
+                    [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}]
+                )
                 if piece.reason is not None:
                     reason = "tool_calls" if call is not None else piece.reason
-                    yield self._chunk([{"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}])
+                    yield self._chunk(
+                        [{"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}]
+                    )
                 unsent[index] = Answer(is_first=False)
         if self._request.include_usage:
             yield self._chunk([], self._usage(count))
@@ -251,12 +289,13 @@ class _Text(_Writer):
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
         choices = [
-            self._choice(index, answer.text, answer.tokens, answer.reason) for index, answer in enumerate(answers)
+            self._choice(index, answer.text, answer.tokens, answer.reason)
+            for index, answer in enumerate(answers)
         ]
         usage = self._usage(sum(len(answer.tokens) for answer in answers))
         return {**self._head, "object": self.whole_kind, "choices": choices, "usage": usage}
 
-    async def chunks(self, admitted: Admitted) -> AsyncIterator[dict[str, Any]]:
+    async def chunks(self, admitted: Admitted) -> AsyncGenerator[dict[str, Any], None]:
         """The answer as it comes."""
         count = 0
         async with aclosing(admitted.pieces()) as pieces:

@@ -230,10 +230,13 @@ def prompts_of(
     most = min(most or model.settings.max_tokens, left)
     if grammar is not None:
         if request.stops:
-            raise RequestError("stop: an answer that is held to a form ends where it is complete", param="stop")
+            raise RequestError(
+                "stop: an answer that is held to a form ends where it is complete", param="stop"
+            )
         if grammar[1] > most:
             raise RequestError(
-                f"the shortest answer of that form has {grammar[1]} tokens, and {most} may be written; raise max_tokens",
+                f"the shortest answer of that form has {grammar[1]} tokens, and {most} may be written; "
+                "raise max_tokens",
                 param="max_tokens",
             )
     seed = secrets.randbits(63) if request.seed is None else request.seed

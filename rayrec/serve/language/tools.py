@@ -6,8 +6,8 @@
     required        a call of one of the tools, with arguments by its schema
     a named one     a call of this tool
 
-A call is `{"name": ..., "arguments": {...}}`, alone or between <tool_call> and </tool_call>, which is how most
-templates teach it. A template that does not know of tools gets them in a system message.
+A call is `{"name": ..., "arguments": {...}}`, alone or between <tool_call> and </tool_call>, which is how
+most templates teach it. A template that does not know of tools gets them in a system message.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def messages_of(request: ChatRequest, tools: Sequence[Tool], template: ChatTempl
     """
     messages = [_message(number, one) for number, one in enumerate(request.messages)]
     if tools and "tools" not in template.template:
-        told = _INTRODUCTION + "\n".join(json.dumps(tool.function.model_dump(exclude_none=True)) for tool in tools)
+        told = _INTRODUCTION + "\n".join(
+            json.dumps(tool.function.model_dump(exclude_none=True)) for tool in tools
+        )
         if messages[0]["role"] == "system":
             messages[0] = {**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}
         else:
@@ -114,7 +116,10 @@ def _message(number: int, one: Mapping[str, Any]) -> dict[str, Any]:
     if role not in ("system", "developer", "user", "assistant", "tool"):
         raise RequestError(f"messages.{number}.role: {role!r} is not known", param="messages")
     if isinstance(content, list):
-        parts = [part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content]
+        parts = [
+            part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+            for part in content
+        ]
         if any(not isinstance(part, str) for part in parts):
             raise RequestError(f"messages.{number}.content: only parts of text are read", param="messages")
         content = "".join(str(part) for part in parts)
@@ -137,8 +142,13 @@ def _call(number: int, call: Any) -> dict[str, Any]:
     try:
         function = call["function"]
         arguments = json.loads(function["arguments"])
-        return {"id": call.get("id"), "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+        return {
+            "id": call.get("id"),
+            "type": "function",
+            "function": {"name": function["name"], "arguments": arguments},
+        }
     except (TypeError, KeyError, ValueError) as error:
         raise RequestError(
-            f"messages.{number}.tool_calls: expected calls of functions with arguments as JSON", param="messages"
+            f"messages.{number}.tool_calls: expected calls of functions with arguments as JSON",
+            param="messages",
         ) from error

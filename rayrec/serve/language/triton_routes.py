@@ -14,7 +14,7 @@ github.com/triton-inference-server/server, docs/protocol/extension_generate.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -126,7 +126,7 @@ async def _generated(models: LanguageModels, http: Request, model: LanguageModel
     return await _admitted(models, http, model, [text], {**given, **body})
 
 
-async def _texts(admitted: Admitted) -> AsyncIterator[dict[str, Any]]:
+async def _texts(admitted: Admitted) -> AsyncGenerator[dict[str, Any], None]:
     async with aclosing(admitted.pieces()) as pieces:
         async for _, piece in pieces:
             yield {"model_name": admitted.model.name, "model_version": VERSION, "text_output": piece.text}

@@ -1,7 +1,7 @@
 """One answer while it is written: tokens become text, which ends where it was asked to end.
 
-    token ─► end of text? ─► text, as far as characters are whole ─► stop text in it? ─► piece
-                                             └ held back while it may be the beginning of a stop text
+token ─► end of text? ─► text, as far as characters are whole ─► stop text in it? ─► piece
+                                         └ held back while it may be the beginning of a stop text
 """
 
 from __future__ import annotations

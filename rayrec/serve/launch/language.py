@@ -75,6 +75,6 @@ def _with_folders(models: ModelsConfig) -> Iterator[ModelsConfig]:
         for model in models.models:
             if model.run is not None:
                 draft = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-model-"))
-                model = exported(model, Path(draft) / "model")  # noqa: PLW2901
+                model = exported(model, Path(draft) / "model")
             whole.append(model)
         yield models.model_copy(update={"models": tuple(whole)})

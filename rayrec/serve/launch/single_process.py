@@ -50,8 +50,8 @@ def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
 
 @contextmanager
 def answering_here(api: FastAPI, config: ServeConfig) -> Iterator[str]:
-    """An application answers inside the block, as settings say of address, token, TLS and connections; the value
-    is its base URL.
+    """An application answers inside the block, as settings say of address, token, TLS and
+    connections; the value is its base URL.
 
     Raises:
         RuntimeError: it does not answer.

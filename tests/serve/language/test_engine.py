@@ -1,4 +1,5 @@
-"""The embedded engine: as `generate` writes, many at once, each by its own settings, and nobody's slot is kept."""
+"""The embedded engine: as `generate` writes, many at once, each by its own settings, and nobody's slot is
+kept."""
 
 import asyncio
 import json

@@ -10,16 +10,18 @@ from typer.testing import CliRunner
 
 pytest.importorskip("transformers", reason="the embedded engine is that of transformers")
 
-from rayrec.cli import app  # noqa: E402
-from rayrec.platform.errors import InputError  # noqa: E402
-from rayrec.serve.config.serve import ServeConfig  # noqa: E402
-from rayrec.serve.language.config import ModelsConfig  # noqa: E402
-from rayrec.serve.language.memory import page_plan, plan_memory, plan_model  # noqa: E402
-from rayrec.serve.launch.language import serving_models  # noqa: E402
+from rayrec.cli import app
+from rayrec.platform.errors import InputError
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.language.config import ModelsConfig
+from rayrec.serve.language.memory import page_plan, plan_memory, plan_model
+from rayrec.serve.launch.language import serving_models
 
 
 def write(path, folder, memory_gib=None, **more):
-    values = {"models": [{"name": "tiny", "folder": str(folder), "context_length": 256, "concurrency": 2} | more]}
+    values = {
+        "models": [{"name": "tiny", "folder": str(folder), "context_length": 256, "concurrency": 2} | more]
+    }
     path.write_text(yaml.safe_dump(values | ({} if memory_gib is None else {"memory_gib": memory_gib})))
     return path
 
@@ -43,7 +45,7 @@ def test_a_plan_counts_weights_and_keys_and_values(folder, tmp_path):
 
 
 def test_what_the_engine_takes_is_what_was_planned(model):
-    cache = model.engine._manager.batch_processor.cache  # noqa: SLF001 - the package tells it nowhere else
+    cache = model.engine._manager.batch_processor.cache
 
     assert cache.cache_tensor.nbytes == plan_model(model.settings).pages
 

@@ -1,4 +1,5 @@
-"""The client that OpenAI ships, against a tiny model: chat, streams, tools, schemas, log-probabilities, errors."""
+"""The client that OpenAI ships, against a tiny model: chat, streams, tools, schemas, log-probabilities,
+errors."""
 
 import asyncio
 import json
@@ -201,7 +202,9 @@ def test_completions_go_on_texts_and_tokens(client, service):
 def test_an_embedding_is_the_mean_of_the_last_hidden_states(client, service):
     torch = pytest.importorskip("torch")
     model = service[1]
-    found = client.embeddings.create(model="tiny", input=["Paris", "You are helpful."])  # in base64, by default
+    found = client.embeddings.create(
+        model="tiny", input=["Paris", "You are helpful."]
+    )  # in base64, by default
     with torch.inference_mode():
         ids = torch.tensor([model.text.encode("Paris")])
         expected = model.network.base_model(ids).last_hidden_state[0].mean(0).numpy()
@@ -239,7 +242,13 @@ def test_a_caller_that_leaves_a_stream_frees_its_slot(url, service):
     engine = service[1].engine
 
     async def leave():
-        body = {"model": "tiny", "messages": HELLO, "max_tokens": 90, "stream": True, "logit_bias": {"2": -100}}
+        body = {
+            "model": "tiny",
+            "messages": HELLO,
+            "max_tokens": 90,
+            "stream": True,
+            "logit_bias": {"2": -100},
+        }
         async with httpx.AsyncClient(timeout=60) as http:
             async with http.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
                 async for _ in response.aiter_bytes():
@@ -259,7 +268,9 @@ def test_tensors_and_generate_say_what_completions_say(client, url):
     body = {"text_input": "Paris, of", "parameters": settings}
     generated = httpx.post(f"{url}/v2/models/tiny/generate", json=body, timeout=60).json()
     stream = httpx.post(f"{url}/v2/models/tiny/generate_stream", json=body, timeout=60).text
-    pieces = [json.loads(line[6:])["text_output"] for line in stream.splitlines() if line.startswith("data: ")]
+    pieces = [
+        json.loads(line[6:])["text_output"] for line in stream.splitlines() if line.startswith("data: ")
+    ]
 
     assert inferred["outputs"][0]["data"] == [text]
     assert generated["text_output"] == text
