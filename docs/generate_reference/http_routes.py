@@ -20,8 +20,8 @@ The routes of a service. A running service shows the same description at `/docs`
 
 _LANGUAGE_HEAD = """# HTTP interface of language models
 
-The routes of `rayrec maas up`. Bodies are those of OpenAI's API and of Triton's; [the guide](../guides/serve-a-language-model.md)
-says what is taken of them.
+The routes of `rayrec maas up`. Bodies are those of OpenAI's API and of Triton's;
+[the guide](../guides/serve-a-language-model.md) says what is taken of them.
 """
 
 

@@ -135,8 +135,8 @@ class ShortestWays:
                 continue
             for other in jumped[state]:
                 offer(other, cost, steps[state])
-            for size, other, step in before[state]:
-                offer(other, cost + size, step)
+            for num_bytes, other, step in before[state]:
+                offer(other, cost + num_bytes, step)
             for other, rule in called_before[state]:
                 inner = left[automaton.starts[rule]]
                 if inner < NEVER:
