@@ -44,6 +44,7 @@ BENCHES: dict[str, Bench] = {
     "graph-quality": partial(_run, "graph_quality", "bench"),
     "health": partial(_run, "health", "bench"),
     "jobs": partial(_run, "jobs", "bench"),
+    "maas": partial(_run, "maas", "bench"),
     "jobs-real": partial(_run, "jobs_real", "bench"),
     "language-alignment": partial(_run, "language_alignment", "bench"),
     "nearline": partial(_run, "nearline", "bench"),

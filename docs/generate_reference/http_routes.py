@@ -7,6 +7,7 @@ from unittest.mock import MagicMock
 
 from markdown import cell, prose, slug, table
 
+from rayrec.serve.language.api import build_language_api
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.web.pages import RecentActivity
@@ -15,6 +16,12 @@ _HEAD = """# HTTP interface
 
 The routes of a service. A running service shows the same description at `/docs`, and as JSON at
 `/openapi.json`; neither needs a network. Bodies are JSON unless a route says otherwise, of at most 1 MiB.
+"""
+
+_LANGUAGE_HEAD = """# HTTP interface of language models
+
+The routes of `rayrec maas up`. Bodies are those of OpenAI's API and of Triton's;
+[the guide](../guides/serve-a-language-model.md) says what is taken of them.
 """
 
 
@@ -28,6 +35,9 @@ def page() -> str:
     parts.append("## Schemas\n")
     for name, schema in described.get("components", {}).get("schemas", {}).items():
         parts.append(_schema(name, schema))
+    parts.append(_LANGUAGE_HEAD)
+    for path, methods in build_language_api([]).openapi()["paths"].items():
+        parts += [_route(path, method, operation) for method, operation in methods.items()]
     return "\n".join(parts)
 
 

@@ -51,6 +51,11 @@ _PAGES = {
         "files: admission, `events`, `request_log`, `scaling` and `services`.",
         ["rayrec.serve.config.serve:ServeConfig"],
     ),
+    "config-language": (
+        "Settings of models",
+        "What the YAML file of `rayrec maas up` and `rayrec maas plan` holds.",
+        ["rayrec.serve.language.config:ModelsConfig"],
+    ),
     "config-cluster": (
         "Settings of a shared cluster",
         "What the YAML files of `rayrec queue run --settings` and `rayrec queue manifests --settings` hold.",

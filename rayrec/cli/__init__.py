@@ -2,7 +2,20 @@
 
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, text, semantic_ids  # isort: skip
-from rayrec.cli import planning, runs, serving, nearline, rl, off_policy, versions, online, stores, value  # isort: skip
+from rayrec.cli import (
+    maas,
+    nearline,
+    off_policy,
+    online,
+    planning,
+    rl,
+    runs,
+    serving,
+    stores,
+    value,
+    versions,
+)  # isort: skip
+
 from rayrec.cli import agreement, queues, jobs, manifests, nodes, cluster_metrics, health, tools  # isort: skip
 from rayrec.cli.app import app
 
@@ -15,6 +28,7 @@ __all__ = [
     "health",
     "impressions",
     "jobs",
+    "maas",
     "main",
     "manifests",
     "nearline",

@@ -18,3 +18,6 @@ app.add_typer(queue_app, name="queue")
 
 text_app = typer.Typer(help="Records of text, which language models are tuned on.", no_args_is_help=True)
 app.add_typer(text_app, name="text")
+
+maas_app = typer.Typer(help="Language models behind the APIs of OpenAI and Triton.", no_args_is_help=True)
+app.add_typer(maas_app, name="maas")

@@ -86,11 +86,12 @@ def network_from_settings(settings: Mapping[str, Any], num_tokens: int, wanted: 
     return _checked(network, wanted, source)
 
 
-def network_from_folder(folder: str | Path, wanted: Wanted) -> nn.Module:
+def network_from_folder(folder: str | Path, wanted: Wanted, dtype: torch.dtype = torch.float32) -> nn.Module:
     """A saved network.
 
-    Weights are float32, as training needs them; on the meta device (`rayrec.models.base.meta_device`), the
-    folder's are not read. Its `generation_config.json` has no say, see `ignored_generation_settings`.
+    Weights are float32 by default, as training needs them; on the meta device
+    (`rayrec.models.base.meta_device`), the folder's are not read. Its `generation_config.json` has no say,
+    see `ignored_generation_settings`.
 
     Raises:
         InputError: as `network_from_settings`; or there is no such folder. A name of a hub is none: nothing
@@ -108,7 +109,7 @@ def network_from_folder(folder: str | Path, wanted: Wanted) -> nn.Module:
             folder, local_files_only=True, trust_remote_code=False
         )
         _without_dropout(config)
-        as_ours = {"attn_implementation": wanted.attention, "dtype": torch.float32}
+        as_ours = {"attn_implementation": wanted.attention, "dtype": dtype}
         network: Any
         if weights_are_meta():
             network = transformers.AutoModelForCausalLM.from_config(config, **as_ours)

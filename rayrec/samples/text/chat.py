@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,6 +106,20 @@ class ChatTemplate:
         """
         return self._texts([_Wanted(number, chat, open_turn) for number, chat in enumerate(chats, 1)])
 
+    def opened(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        """A conversation with the opening of the assistant's turn, of messages as OpenAI's API has them.
+
+        Args:
+            tools: that the assistant may call; a template that does not know of tools passes them over.
+
+        Raises:
+            InputError: as `render`.
+        """
+        asked = {"messages": messages, "add_generation_prompt": True, "tools": tools, "documents": None}
+        return self._answers([asked], lambda number: "")[0]
+
     def rendered(self, chats: Sequence[Sequence[Message]], learn: Learn = "all") -> list[RenderedChat]:
         """Conversations as texts, with what the assistant says in them.
 
@@ -158,6 +172,14 @@ class ChatTemplate:
             }
             for each in wanted
         ]
+        return self._answers(asked, lambda number: f" for conversation {wanted[number].number}")
+
+    def _answers(self, asked: list[dict[str, Any]], which: Callable[[int], str]) -> list[str]:
+        """What the program makes of conversations.
+
+        Args:
+            which: names one of them in messages.
+        """
         with self._lock:
             if self._program is None:
                 self._program = _Program(self._settings())
@@ -167,8 +189,8 @@ class ChatTemplate:
                 if self._program.is_over:
                     self._program.end()
                     self._program = None
-                which = "" if error.number is None else f" for conversation {wanted[error.number].number}"
-                raise InputError(f"{self.where} cannot be rendered{which}: {error}") from error
+                said = "" if error.number is None else which(error.number)
+                raise InputError(f"{self.where} cannot be rendered{said}: {error}") from error
 
     def _settings(self) -> dict[str, Any]:
         return {

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.app.loading import load_api
@@ -43,7 +44,18 @@ def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
     check_port(config.host, config.port)
     if config.tls is not None:
         check_tls(config.tls)
-    api = load_api(run, config, PrometheusMeter())
+    with answering_here(load_api(run, config, PrometheusMeter()), config) as url:
+        yield url
+
+
+@contextmanager
+def answering_here(api: FastAPI, config: ServeConfig) -> Iterator[str]:
+    """An application answers inside the block, as settings say of address, token, TLS and
+    connections; the value is its base URL.
+
+    Raises:
+        RuntimeError: it does not answer.
+    """
     require_token(api, config.token_sha256)
     keep_pages_out(api, config)
     connections = Connections(allowed_by_files(config.connections))

@@ -1,7 +1,7 @@
 """Errors as they leave the service: one sentence, in the form of the protocol that was spoken.
 
     path                          form                                              a bad request is
-    /v1/completions, models, chat {"error": {"message", "type", "param", "code"}}   400
+    /v1/completions, chat, ...    {"error": {"message", "type", "param", "code"}}   400
     /v2                           {"error": sentence}                               400
     all others                    {"error": sentence}                               422; 400 if it is no JSON
 
@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 
 from rayrec.serve.wire.schemas import ErrorAnswer
 
-_OPENAI_PATHS = ("/v1/completions", "/v1/models", "/v1/chat")
+_OPENAI_PATHS = ("/v1/completions", "/v1/models", "/v1/chat", "/v1/embeddings")
 _TENSOR_PATHS = ("/v2",)
 
 

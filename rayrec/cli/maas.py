@@ -1,0 +1,90 @@
+"""`maas`: language models as a service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rayrec.cli.app import maas_app
+from rayrec.platform.console import Answer, command, print_rows
+from rayrec.platform.errors import InputError
+
+ModelsArgument = Annotated[Path, typer.Argument(help="YAML file that says which models are served.")]
+
+
+@command(maas_app, "up")
+def up_command(
+    models: ModelsArgument,
+    port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP service.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name that a proxy in front, or a page of yours, asks for; may be given several times "
+            "\\[only names of this machine, on a loopback address]."
+        ),
+    ] = None,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="Connections at once, of one address half of them.")
+    ] = 8192,
+    tls_cert: Annotated[
+        Path | None, typer.Option(help="PEM file of the certificate chain, for HTTPS \\[plain HTTP].")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the bearer token that callers must send \\[RAYREC_SERVE_TOKEN, else no token]."
+        ),
+    ] = None,
+) -> Answer:
+    """Check folders, memory and port, then serve the models from this process until interrupted."""
+    from rayrec.serve.config.bearer_token import token_digest
+    from rayrec.serve.config.serve import ServeConfig
+    from rayrec.serve.language.config import ModelsConfig
+
+    if (tls_cert is None) != (tls_key is None):
+        raise InputError("--tls-cert and --tls-key belong together; give both of them, or none")
+    read = ModelsConfig.read(models)
+    values = {
+        "host": host,
+        "port": port,
+        "tls": None if tls_cert is None else {"certificate": str(tls_cert), "key": str(tls_key)},
+        "token_sha256": token_digest(token_file),
+        "single_process": True,
+        "allowed_hosts": list(allowed_host or ()),
+        "connections": {"most": max_connections},
+    }
+    config = ServeConfig.parse(values, source="rayrec maas up")
+    from rayrec.serve.launch.language import serve_models
+
+    serve_models(read, config)
+    return {"models": [model.name for model in read.models], "host": host, "port": port}
+
+
+@command(maas_app, "plan")
+def plan_command(models: ModelsArgument) -> Answer:
+    """Print what the models will take of memory, and whether there is so much; nothing is loaded."""
+    from rayrec.platform.memory import human_size
+    from rayrec.serve.language.config import ModelsConfig
+    from rayrec.serve.launch.language import plan_models
+
+    plan = plan_models(ModelsConfig.read(models))
+    for model in plan.models:
+        print_rows(f"{model.name} on {model.device}", model.rows())
+    print_rows(
+        "all on this machine",
+        [
+            ("the process", human_size(plan.process)),
+            ("with models", human_size(plan.total)),
+            ("there are", human_size(plan.limit)),
+        ],
+    )
+    plan.check()
+    return {
+        "bytes": plan.total,
+        "limit_bytes": plan.limit,
+        "models": {model.name: model.total for model in plan.models},
+    }

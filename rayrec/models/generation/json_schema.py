@@ -1,0 +1,160 @@
+"""Which JSON schemas can be promised: all that a schema says has to hold for what comes out.
+
+Keywords that a grammar does not hold are refused by name. To pass them over would give answers that look as
+if they had been checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayrec.platform.errors import InputError
+
+MOST_DEPTH = 64
+
+_ANNOTATIONS = frozenset(
+    {
+        "$schema",
+        "$id",
+        "$comment",
+        "title",
+        "description",
+        "default",
+        "examples",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+    }
+)
+_HELD = frozenset(
+    {
+        "type",
+        "enum",
+        "const",
+        "properties",
+        "required",
+        "additionalProperties",
+        "patternProperties",
+        "minProperties",
+        "maxProperties",
+        "items",
+        "prefixItems",
+        "minItems",
+        "maxItems",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "$ref",
+        "$defs",
+        "definitions",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+    }
+)
+_FORMATS = frozenset(["date", "time", "date-time", "email", "ipv4", "ipv6", "uuid", "hostname", "uri"])
+_SCHEMAS = ("additionalProperties", "items")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_ESCAPED = '"\n\r\t\f\v\0'
+
+
+def check_schema(schema: Any, where: str = "schema", depth: int = 0) -> None:
+    """Check that a grammar holds all that a schema says.
+
+    Raises:
+        InputError: a keyword is not held, or a part is no schema; names it.
+    """
+    if depth > MOST_DEPTH:
+        raise InputError(f"{where}: is nested more than {MOST_DEPTH} deep")
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, Mapping):
+        raise InputError(f"{where}: expected a JSON schema, which is an object, got {type(schema).__name__}")
+    for name, value in schema.items():
+        if name in _ANNOTATIONS or name.startswith("x-"):
+            continue
+        if name not in _HELD:
+            raise InputError(
+                f"{where}.{name}: answers are not held to this keyword; leave it out, and check it yourself"
+            )
+        if name in _SCHEMAS:
+            check_schema(value, f"{where}.{name}", depth + 1)
+        elif name in _LISTS:
+            _check_list(name, value, where, depth)
+        elif name in _MAPS:
+            if not isinstance(value, Mapping):
+                raise InputError(f"{where}.{name}: expected an object of schemas")
+            for key, part in value.items():
+                if name == "patternProperties":
+                    _check_pattern(key, f"{where}.{name}")
+                check_schema(part, f"{where}.{name}.{key}", depth + 1)
+    if "pattern" in schema:
+        _check_pattern(schema["pattern"], f"{where}.pattern")
+    if (given := schema.get("format")) is not None and given not in _FORMATS:
+        raise InputError(f"{where}.format: {given!r} is none of {', '.join(sorted(_FORMATS))}")
+    for least, most in (
+        ("minLength", "maxLength"),
+        ("minItems", "maxItems"),
+        ("minProperties", "maxProperties"),
+    ):
+        low, high = schema.get(least, 0), schema.get(most)
+        if isinstance(low, int) and isinstance(high, int) and low > high:
+            raise InputError(f"{where}: {least} is {low} and {most} {high}, so that nothing satisfies both")
+
+
+def _check_list(name: str, value: Any, where: str, depth: int) -> None:
+    if not isinstance(value, list) or not value:
+        raise InputError(f"{where}.{name}: expected a list of schemas")
+    for number, part in enumerate(value):
+        check_schema(part, f"{where}.{name}.{number}", depth + 1)
+    if name == "allOf" and len(value) > 1:
+        raise InputError(f"{where}.allOf: is held for one schema, and there are {len(value)}; merge them")
+    if name == "oneOf" and not _are_apart(value):
+        raise InputError(
+            f"{where}.oneOf: schemas may both be satisfied by a value, or it cannot be told; say anyOf, or "
+            "give "
+            "them different types, or a required property with different constants"
+        )
+
+
+def _check_pattern(pattern: Any, where: str) -> None:
+    if not isinstance(pattern, str):
+        raise InputError(f"{where}: expected a regular expression as a text")
+    if any(character in pattern for character in _ESCAPED) or "\\\\" in pattern or "\\n" in pattern:
+        raise InputError(
+            f"{where}: {pattern!r} names a character that JSON writes with an escape; leave it out of "
+            "patterns"
+        )
+
+
+def _are_apart(schemas: list[Any]) -> bool:
+    """Whether no value satisfies two of them, as far as types and constants tell."""
+    if not all(isinstance(one, Mapping) for one in schemas):
+        return False
+    types = [_types_of(one) for one in schemas]
+    if all(types) and sum(map(len, types)) == len(set().union(*types)):
+        return True
+    names = set.intersection(*(set(one.get("required", ())) for one in schemas))
+    for name in names:
+        constants = [one.get("properties", {}).get(name, {}) for one in schemas]
+        if all(isinstance(one, Mapping) and ("const" in one or "enum" in one) for one in constants):
+            values = [repr(value) for one in constants for value in one.get("enum", [one.get("const")])]
+            if len(values) == len(set(values)):
+                return True
+    return False
+
+
+def _types_of(schema: Mapping[str, Any]) -> set[str]:
+    given = schema.get("type")
+    if isinstance(given, str):
+        return {"number"} if given == "integer" else {given}
+    if isinstance(given, list):
+        return {"number" if one == "integer" else one for one in given}
+    return set()

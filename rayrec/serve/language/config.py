@@ -1,0 +1,121 @@
+"""`models.yaml`: which language models are served, and within which limits."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from rayrec.platform.config import Config
+from rayrec.platform.devices import device_named
+from rayrec.serve.config.admission import CallersConfig, LimitConfig
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,95}")
+
+
+class _ServedModel(Config):
+    """What callers may ask of it."""
+
+    name: str
+    """What callers ask for."""
+    service: LimitConfig = LimitConfig()
+    """Requests to this model of all callers together; more are refused with status 503."""
+    callers: CallersConfig = CallersConfig()
+    """Of each caller; more are refused with status 429."""
+    timeout_s: float = Field(120.0, gt=0)
+    """In which an answer has to be whole; one that is not is ended there, and its slot is free."""
+
+    @field_validator("name")
+    @classmethod
+    def _can_be_in_a_path(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError(f"name: expected letters, digits and ._:-, got {value!r}")
+        return value
+
+
+class EmbeddedModel(_ServedModel):
+    """Computed in the process that serves, by continuous batching of transformers."""
+
+    engine: Literal["embedded"] = "embedded"
+    folder: str | None = None
+    """Of Hugging Face's layout, with the tokenizer; never a name of a hub. Code in it is never run."""
+    run: str | None = None
+    """Folder of a language run instead, whose best snapshot is exported before the service starts."""
+    device: str = "cpu"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    context_length: int = Field(2048, gt=1)
+    """Tokens of a request and its answer together."""
+    concurrency: int = Field(8, ge=1)
+    """Answers that are computed together; each has memory for a whole context."""
+    max_waiting: int = Field(64, ge=0)
+    """Requests that wait for one of these; more are refused with status 503."""
+    max_tokens: int = Field(256, ge=1)
+    """Of an answer, where the request does not say."""
+    page_tokens: int = Field(32, ge=4)
+    """Tokens whose keys and values are kept together; prefixes are shared in units of these."""
+    prefill_tokens: int = Field(512, ge=16)
+    """Read at once of prompts, so that answers that are being written wait no longer than that takes."""
+    prefix_cache_tokens: int = Field(4096, ge=0)
+    """Memory for what finished requests have read, on top of that of requests; 0: no prefix is shared."""
+    grammar: Literal["xgrammar", "llguidance"] = "xgrammar"
+    """Which package holds answers to schemas and expressions."""
+    semantic_ids: str | None = None
+    """Folder that `rayrec tokenize` wrote, of the items whose codes the tokenizer knows: answers can be held
+    to items then."""
+    date: str | None = None
+    """ISO date that stands for today in the chat template; None: it must do without."""
+    embeddings: bool = True
+    """Whether `/v1/embeddings` answers, by the mean of the last hidden states."""
+
+    @model_validator(mode="after")
+    def _there_is_one_model(self) -> Self:
+        if (self.folder is None) == (self.run is None):
+            raise ValueError(f"{self.name}: give a folder or a run, and not both")
+        if self.prefill_tokens < self.concurrency:
+            raise ValueError(
+                f"{self.name}: prefill_tokens is {self.prefill_tokens} and concurrency {self.concurrency}; "
+                "each "
+                "answer needs one of these tokens at every step"
+            )
+        return self
+
+    @field_validator("device")
+    @classmethod
+    def _device_is_known(cls, value: str) -> str:
+        return device_named(value).kind
+
+    def resolved(self, beside: Path) -> Self:
+        return self.model_copy(
+            update={
+                name: None if (value := getattr(self, name)) is None else str((beside / value).resolve())
+                for name in ("folder", "run", "semantic_ids")
+            }
+        )
+
+
+class ModelsConfig(Config):
+    """`models.yaml`."""
+
+    models: tuple[EmbeddedModel, ...] = Field(min_length=1)
+    memory_gib: float | None = Field(None, gt=0)
+    """Memory that models on the CPU may take together; None: that of the machine or container."""
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [model.name for model in self.models]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"models: the name {twice[0]!r} stands twice; callers ask by it")
+        return self
+
+    @classmethod
+    def read(cls, path: str | Path) -> ModelsConfig:
+        """Read a file; paths in it are beside it.
+
+        Raises:
+            InputError: it cannot be read, or settings do not fit.
+        """
+        config = cls.load(path)
+        beside = Path(path).resolve().parent
+        return config.model_copy(update={"models": tuple(model.resolved(beside) for model in config.models)})

@@ -1,0 +1,154 @@
+"""Calls of tools: how a model is told of them, held to them, and understood.
+
+    tool_choice     what the model may say
+    none            a text
+    auto            a text, or a call, as it likes
+    required        a call of one of the tools, with arguments by its schema
+    a named one     a call of this tool
+
+A call is `{"name": ..., "arguments": {...}}`, alone or between <tool_call> and </tool_call>, which is how
+most templates teach it. A template that does not know of tools gets them in a system message.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayrec.samples.text.chat import ChatTemplate
+from rayrec.serve.language.requests import ChatRequest, NamedTool, ResponseFormat, Tool
+from rayrec.serve.wire.errors import RequestError
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_INTRODUCTION = (
+    "You may call one of these functions. To call one, answer with nothing but "
+    '{"name": its name, "arguments": its arguments as an object}.\n'
+)
+
+
+def wanted_tools(request: ChatRequest) -> list[Tool]:
+    """Tools that may be called; none where `tool_choice` is none.
+
+    Raises:
+        RequestError: a tool is named that there is not, or required and there is none.
+    """
+    tools, choice = request.tools or [], request.tool_choice
+    if isinstance(choice, NamedTool):
+        found = [tool for tool in tools if tool.function.name == choice.function.name]
+        if not found:
+            raise RequestError(f"tool_choice: there is no tool {choice.function.name!r}", param="tool_choice")
+        return found
+    if choice == "required" and not tools:
+        raise RequestError("tool_choice: is required, and there are no tools", param="tool_choice")
+    return [] if choice == "none" else tools
+
+
+def is_held(request: ChatRequest) -> bool:
+    """Whether the answer has to be a call."""
+    return request.tool_choice == "required" or isinstance(request.tool_choice, NamedTool)
+
+
+def call_format(tools: Sequence[Tool]) -> ResponseFormat:
+    """What an answer that has to be a call is held to."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.function.name},
+                "arguments": tool.function.parameters or {"type": "object"},
+            },
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for tool in tools
+    ]
+    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return ResponseFormat.model_validate({"type": "json_schema", "json_schema": {"schema": schema}})
+
+
+def messages_of(request: ChatRequest, tools: Sequence[Tool], template: ChatTemplate) -> list[dict[str, Any]]:
+    """The conversation as a template takes it.
+
+    Raises:
+        RequestError: a message is none.
+    """
+    messages = [_message(number, one) for number, one in enumerate(request.messages)]
+    if tools and "tools" not in template.template:
+        told = _INTRODUCTION + "\n".join(
+            json.dumps(tool.function.model_dump(exclude_none=True)) for tool in tools
+        )
+        if messages[0]["role"] == "system":
+            messages[0] = {**messages[0], "content": f"{messages[0]['content']}\n\n{told}"}
+        else:
+            messages.insert(0, {"role": "system", "content": told})
+    return messages
+
+
+def may_become_call(text: str) -> bool:
+    """Whether a text that has begun so may be a call."""
+    begun = text.lstrip()
+    return not begun or begun[0] == "{" or begun.startswith(_OPEN) or _OPEN.startswith(begun)
+
+
+def call_in(text: str, tools: Sequence[Tool]) -> dict[str, Any] | None:
+    """The call that a text is, as OpenAI's API has it; None: it is none."""
+    inside = text.strip().removeprefix(_OPEN).removesuffix(_CLOSE).strip()
+    try:
+        found = json.loads(inside)
+    except ValueError:
+        return None
+    if not isinstance(found, Mapping):
+        return None
+    arguments = found.get("arguments", found.get("parameters"))
+    if found.get("name") not in [tool.function.name for tool in tools] or not isinstance(arguments, Mapping):
+        return None
+    return {
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": {"name": found["name"], "arguments": json.dumps(arguments, ensure_ascii=False)},
+    }
+
+
+def _message(number: int, one: Mapping[str, Any]) -> dict[str, Any]:
+    role, content = one.get("role"), one.get("content")
+    if role not in ("system", "developer", "user", "assistant", "tool"):
+        raise RequestError(f"messages.{number}.role: {role!r} is not known", param="messages")
+    if isinstance(content, list):
+        parts = [
+            part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+            for part in content
+        ]
+        if any(not isinstance(part, str) for part in parts):
+            raise RequestError(f"messages.{number}.content: only parts of text are read", param="messages")
+        content = "".join(str(part) for part in parts)
+    calls = one.get("tool_calls")
+    if not isinstance(content, str) and not (role == "assistant" and content is None and calls):
+        raise RequestError(f"messages.{number}.content: expected a text", param="messages")
+    message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content or ""}
+    if calls:
+        message["tool_calls"] = [_call(number, each) for each in calls] if isinstance(calls, list) else None
+        if message["tool_calls"] is None:
+            raise RequestError(f"messages.{number}.tool_calls: expected a list", param="messages")
+    for name in ("name", "tool_call_id"):
+        if isinstance(one.get(name), str):
+            message[name] = one[name]
+    return message
+
+
+def _call(number: int, call: Any) -> dict[str, Any]:
+    """With arguments as an object, which is how templates write them."""
+    try:
+        function = call["function"]
+        arguments = json.loads(function["arguments"])
+        return {
+            "id": call.get("id"),
+            "type": "function",
+            "function": {"name": function["name"], "arguments": arguments},
+        }
+    except (TypeError, KeyError, ValueError) as error:
+        raise RequestError(
+            f"messages.{number}.tool_calls: expected calls of functions with arguments as JSON",
+            param="messages",
+        ) from error

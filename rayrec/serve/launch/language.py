@@ -1,0 +1,80 @@
+"""`rayrec maas up`: language models in this process, after everything that could fail has been checked.
+
+settings ─► folders, runs ─► memory plan ─► port, certificate ─► weights ─► answers
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.config.tls import check_tls
+from rayrec.serve.language.api import build_language_api
+from rayrec.serve.language.config import ModelsConfig
+from rayrec.serve.language.loading import exported, load_model
+from rayrec.serve.language.memory import MemoryPlan, folder_of, plan_memory
+from rayrec.serve.launch.launch import stop_signal
+from rayrec.serve.launch.single_process import answering_here
+from rayrec.serve.web.address import check_port
+
+logger = logging.getLogger(__name__)
+
+
+def serve_models(models: ModelsConfig, config: ServeConfig) -> None:
+    """Answer requests until SIGINT or SIGTERM; call it on the main thread.
+
+    Raises:
+        InputError: as `serving_models`.
+    """
+    with serving_models(models, config) as url, stop_signal() as stopped:
+        names = ", ".join(model.name for model in models.models)
+        logger.info("%s answer at %s/v1, described at %s/docs; Ctrl-C stops", names, url, url)
+        stopped.wait()
+        logger.info("stopping")
+
+
+@contextmanager
+def serving_models(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
+    """The service runs inside the block; the value is its base URL.
+
+    Raises:
+        InputError: a folder, the memory, the port or the certificate does not allow it; nothing was started.
+        RuntimeError: the service does not answer.
+    """
+    check_port(config.host, config.port)
+    if config.tls is not None:
+        check_tls(config.tls)
+    with _with_folders(models) as whole:
+        plan_memory(whole).check()
+        loaded = [load_model(model) for model in whole.models]
+        with answering_here(build_language_api(loaded), config) as url:
+            yield url
+
+
+def plan_models(models: ModelsConfig) -> MemoryPlan:
+    """What the models will take.
+
+    Raises:
+        InputError: a folder is missing, or is of no language model.
+    """
+    with _with_folders(models) as whole:
+        return plan_memory(whole)
+
+
+@contextmanager
+def _with_folders(models: ModelsConfig) -> Iterator[ModelsConfig]:
+    """The settings with a folder for each model; those of runs are written, and go with the block."""
+    for model in models.models:
+        folder_of(model)
+    with ExitStack() as stack:
+        whole = []
+        for model in models.models:
+            if model.run is not None:
+                draft = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-model-"))
+                model = exported(model, Path(draft) / "model")
+            whole.append(model)
+        yield models.model_copy(update={"models": tuple(whole)})

@@ -1,0 +1,150 @@
+"""Texts by a schema or an expression: always valid, always complete, or refused in a sentence."""
+
+import json
+import re
+
+import pytest
+
+from benchmarks.json_schemas import random_schema
+from rayrec.platform.errors import InputError
+from tests.helpers.examples import cases
+
+jsonschema = pytest.importorskip("jsonschema")
+LINKED = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]}},
+            "required": ["next"],
+            "additionalProperties": False,
+        }
+    },
+}
+ENDLESS = {
+    "$ref": "#/$defs/node",
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {"next": {"$ref": "#/$defs/node"}},
+            "required": ["next"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+def both(compilers):
+    if "llguidance" not in compilers:
+        pytest.skip("llguidance is not installed")
+    return compilers.values()
+
+
+@pytest.mark.parametrize("seed", cases(range(24), [0, 3]))
+def test_whatever_a_model_prefers_what_it_writes_satisfies_the_schema(compilers, write, seed):
+    schema = random_schema(seed)
+    compiled = compilers["xgrammar"].compile("json_schema", schema)
+
+    for more in (0, 1, 7, 150):
+        text = write(compiled.begin(), compiled.least_tokens + more, seed)
+        jsonschema.validate(json.loads(text), schema, format_checker=jsonschema.FormatChecker())
+
+
+@pytest.mark.parametrize("schema", [LINKED, {"type": "object"}, random_schema(1), random_schema(5)])
+def test_both_packages_hold_a_schema(compilers, write, schema):
+    for compiler in both(compilers):
+        compiled = compiler.compile("json_schema", schema)
+        for more in (0, 2, 60):
+            text = write(compiled.begin(), compiled.least_tokens + more)
+            jsonschema.validate(json.loads(text), schema)
+
+
+def test_both_packages_hold_an_expression(compilers, write):
+    for compiler in both(compilers):
+        compiled = compiler.compile("regex", r"(ab|c)+[^x]\d{2,}")
+        for more in (0, 3, 40):
+            text = write(compiled.begin(), compiled.least_tokens + more)
+            assert re.fullmatch(r"(ab|c)+[^x]\d{2,}", text, re.DOTALL)
+
+
+def test_the_shortest_text_is_told_and_can_be_written(compilers, write):
+    compiled = compilers["xgrammar"].compile("json_schema", LINKED)
+
+    assert write(compiled.begin(), compiled.least_tokens) == '{"next": null}'
+
+
+def test_a_character_of_several_tokens_is_ended_before_the_text_is(compilers, tokenizer):
+    grammar = compilers["xgrammar"].compile("json_schema", {"type": "string"}).begin()
+    quote, first = tokenizer.encode('"')[0], tokenizer.convert_tokens_to_ids("ç")
+    assert compilers["xgrammar"].tokens.bytes_V[first] == b"\xe7"  # of a character of three bytes
+    grammar.advance(quote)
+    grammar.advance(first)
+
+    assert not grammar.is_complete
+    assert len(grammar.ending) == 3
+    assert not grammar.fits(tokenizer.convert_tokens_to_ids("Ī"), 1)
+
+
+def test_blanks_and_control_characters_do_not_come(compilers, tokenizer):
+    schema = {"type": "string", "maxLength": 5}  # whose characters xgrammar lets be control characters
+    grammar = compilers["xgrammar"].compile("json_schema", schema).begin()
+    grammar.advance(tokenizer.encode('"')[0])
+    allowed_V = grammar.allowed_V()
+
+    assert allowed_V[tokenizer.encode("a")[0]]
+    assert not any(
+        allowed_V[token] for token in (tokenizer.convert_tokens_to_ids("ĉ"), tokenizer.eos_token_id)
+    )
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"not": {"type": "string"}}, r"schema\.not: answers are not held"),
+        ({"type": "object", "properties": {"a": {"multipleOf": 2}}}, r"properties\.a\.multipleOf"),
+        ({"type": "integer", "minimum": 5, "maximum": 2}, "does not compile"),
+        ({"type": "string", "minLength": 5, "maxLength": 2}, "nothing satisfies both"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "anyOf"),
+        ({"type": "string", "pattern": 'a"b'}, "escape"),
+        ({"type": "string", "format": "color"}, "'color' is none of"),
+        ({"type": "colour"}, "does not compile: Unsupported type"),
+        (ENDLESS, "no output satisfies it"),
+        (False, "does not compile"),
+        (["string"], "expected a JSON schema"),
+    ],
+)
+def test_a_schema_that_cannot_be_promised_is_refused_in_a_sentence(compilers, schema, said):
+    with pytest.raises(InputError, match=said) as refused:
+        compilers["xgrammar"].compile("json_schema", schema)
+    assert "\n" not in str(refused.value)
+    assert ".cc" not in str(refused.value)
+
+
+def test_alternatives_that_exclude_each_other_are_held(compilers, write):
+    def kind(name):
+        return {
+            "type": "object",
+            "properties": {"kind": {"const": name}, name: {"type": "boolean"}},
+            "required": ["kind", name],
+            "additionalProperties": False,
+        }
+
+    schema = {"oneOf": [kind("on"), kind("off")]}
+    compiled = compilers["xgrammar"].compile("json_schema", schema)
+
+    for seed in range(4):
+        jsonschema.validate(json.loads(write(compiled.begin(), 60, seed)), schema)
+
+
+def test_an_expression_that_does_not_compile_is_refused(compilers):
+    with pytest.raises(InputError, match="regular expression does not compile"):
+        compilers["xgrammar"].compile("regex", "(a")
+
+
+def test_a_schema_is_compiled_once(compilers):
+    compiler = compilers["xgrammar"]
+    first = compiler.compile("json_schema", random_schema(40))
+    count = compiler.num_compiled
+
+    assert compiler.compile("json_schema", random_schema(40)) is first
+    assert compiler.num_compiled == count

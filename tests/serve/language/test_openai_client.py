@@ -1,0 +1,285 @@
+"""The client that OpenAI ships, against a tiny model: chat, streams, tools, schemas, log-probabilities,
+errors."""
+
+import asyncio
+import json
+import threading
+
+import numpy as np
+import pytest
+
+openai = pytest.importorskip("openai", reason="the client that OpenAI ships")
+pytest.importorskip("transformers", reason="the embedded engine is that of transformers")
+pytest.importorskip("xgrammar", reason="grammars are xgrammar's")
+import httpx  # noqa: E402
+import uvicorn  # noqa: E402
+
+from rayrec.serve.language.api import build_language_api  # noqa: E402
+from rayrec.serve.language.loading import load_model  # noqa: E402
+from rayrec.serve.web.address import wait_until_ready  # noqa: E402
+
+HELLO = [{"role": "user", "content": "What is the capital of France?"}]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Says something.",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"type": "string", "maxLength": 8}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    for name in ("weather", "time")
+]
+
+
+@pytest.fixture(scope="module")
+def service(settings):
+    model = load_model(settings)
+    server = uvicorn.Server(uvicorn.Config(build_language_api([model]), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.02)
+    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    wait_until_ready(url)
+    yield url, model
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def url(service):
+    return service[0]
+
+
+@pytest.fixture
+def client(url):
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def ask(client, **more):
+    settings = {"model": "tiny", "messages": HELLO, "max_tokens": 24, "temperature": 0} | more
+    return client.chat.completions.create(**settings)
+
+
+def test_models_are_listed(client):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+
+
+def test_a_chat_is_what_generate_says_of_its_template(client, service):
+    torch = pytest.importorskip("torch")
+    model = service[1]
+    found = ask(client)
+    text = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    tokens = model.text.encode(text)
+    with torch.inference_mode():
+        expected = model.network.generate(
+            torch.tensor([tokens]), do_sample=False, max_new_tokens=24, pad_token_id=0
+        )[0, len(tokens) :]
+    said = [token for token in expected.tolist() if token not in model.text.info.ends]
+    silent = {0, 1, 2}
+
+    assert found.choices[0].message.content == model.text.decode([one for one in said if one not in silent])
+    assert found.usage.prompt_tokens == len(tokens)
+    assert found.usage.completion_tokens == len(said)
+
+
+def test_a_stream_says_the_same_in_pieces_and_its_usage(client):
+    whole = ask(client, seed=4, temperature=1)
+    chunks = list(ask(client, seed=4, temperature=1, stream=True, stream_options={"include_usage": True}))
+    pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
+
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert len(pieces) > 3
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason
+    assert chunks[-1].usage == whole.usage
+
+
+def test_a_seed_and_n_give_the_same_answers_again(client):
+    first = [each.message.content for each in ask(client, n=3, seed=1, temperature=1).choices]
+
+    assert first == [each.message.content for each in ask(client, n=3, seed=1, temperature=1).choices]
+    assert len(set(first)) == 3
+
+
+def test_an_answer_stops_where_it_is_told(client):
+    text = ask(client).choices[0].message.content
+    stopped = ask(client, stop=[text[3:5], "never to be seen"]).choices[0]
+
+    assert stopped.message.content == text[: text.index(text[3:5])]
+    assert stopped.finish_reason == "stop"
+
+
+def test_log_probabilities_come_with_the_best_alternatives(client):
+    content = ask(client, logprobs=True, top_logprobs=2).choices[0].logprobs.content
+
+    assert all(one.logprob <= 0 for one in content)
+    assert all(one.top_logprobs[0].logprob == pytest.approx(one.logprob, abs=1e-4) for one in content)
+
+
+@pytest.mark.parametrize("limit", [17, 40])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_is_held_within_any_limit(client, limit, stream):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "array", "items": {"type": "string"}}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    wanted = {"type": "json_schema", "json_schema": {"name": "pair", "schema": schema}}
+    found = ask(client, response_format=wanted, max_tokens=limit, temperature=1.5, seed=3, stream=stream)
+    if stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in found if chunk.choices)
+    else:
+        text = found.choices[0].message.content
+        assert found.choices[0].finish_reason == "stop"
+
+    assert set(json.loads(text)) == {"a", "b"}
+
+
+def test_json_objects_and_expressions_are_held(client):
+    found = ask(client, response_format={"type": "json_object"}, temperature=1)
+    assert isinstance(json.loads(found.choices[0].message.content), dict)
+
+    found = ask(client, response_format={"type": "regex", "regex": "(yes|no)!"}, temperature=1)
+    assert found.choices[0].message.content in ("yes!", "no!")
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [("required", {"weather", "time"}), ({"type": "function", "function": {"name": "time"}}, {"time"})],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tool_that_has_to_be_called_is(client, choice, names, stream):
+    found = ask(client, tools=TOOLS, tool_choice=choice, max_tokens=60, temperature=1, seed=2, stream=stream)
+    if stream:
+        chunks = list(found)
+        (call,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+        reason = chunks[-1].choices[0].finish_reason
+    else:
+        (call,), reason = found.choices[0].message.tool_calls, found.choices[0].finish_reason
+        assert found.choices[0].message.content is None
+
+    assert call.function.name in names
+    assert set(json.loads(call.function.arguments)) == {"city"}
+    assert reason == "tool_calls"
+
+
+def test_a_tool_may_be_called_and_need_not(client):
+    called = '{"name": "weather", "arguments": {"city": "Paris"}}'
+    function = {"name": "weather", "arguments": '{"city": "Paris"}'}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    answer = {"role": "tool", "tool_call_id": "1", "content": "Rain."}
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": calls}, answer]
+    assert ask(client, messages=messages, tools=TOOLS, max_tokens=4).choices[0].message.content is not None
+
+    expression = {"type": "regex", "regex": called.replace("{", r"\{").replace("}", r"\}")}
+    found = ask(client, tools=TOOLS, response_format=expression, max_tokens=90).choices[0]
+    assert found.message.tool_calls[0].function.name == "weather"
+
+
+def test_completions_go_on_texts_and_tokens(client, service):
+    tokens = service[1].text.encode("Paris, of")
+    settings = {"model": "tiny", "temperature": 0, "max_tokens": 6}
+    texts = client.completions.create(prompt=["Paris, of", "You"], logprobs=2, **settings)
+    alone = client.completions.create(prompt=tokens, **settings)
+    stream = client.completions.create(prompt="Paris, of", stream=True, **settings)
+
+    assert [choice.index for choice in texts.choices] == [0, 1]
+    assert texts.choices[0].text == alone.choices[0].text
+    assert len(texts.choices[0].logprobs.tokens) == 6
+    assert "".join(chunk.choices[0].text for chunk in stream) == alone.choices[0].text
+
+
+def test_an_embedding_is_the_mean_of_the_last_hidden_states(client, service):
+    torch = pytest.importorskip("torch")
+    model = service[1]
+    found = client.embeddings.create(
+        model="tiny", input=["Paris", "You are helpful."]
+    )  # in base64, by default
+    with torch.inference_mode():
+        ids = torch.tensor([model.text.encode("Paris")])
+        expected = model.network.base_model(ids).last_hidden_state[0].mean(0).numpy()
+
+    assert np.allclose(found.data[0].embedding, expected, atol=1e-5)
+    assert len(found.data) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "said"),
+    [
+        ({"model": "other"}, openai.NotFoundError, "there is no model 'other'"),
+        ({"max_tokens": 5000}, openai.BadRequestError, "takes 1024 together"),
+        ({"temperature": 3}, openai.BadRequestError, "temperature"),
+        ({"extra_body": {"magic": 1}}, openai.BadRequestError, "magic: unknown field"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, openai.BadRequestError, "'wizard' is not known"),
+        ({"tool_choice": "required"}, openai.BadRequestError, "there are no tools"),
+        ({"logit_bias": {"99999": 1}}, openai.BadRequestError, "no token of tiny"),
+        ({"response_format": {"type": "regex", "regex": "(a"}}, openai.BadRequestError, "does not compile"),
+        ({"response_format": {"type": "items"}}, openai.BadRequestError, "knows no items"),
+        (
+            {"response_format": {"type": "regex", "regex": "a{60}"}, "max_tokens": 8},
+            openai.BadRequestError,
+            "the shortest answer of that form has",
+        ),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_in_openais_form(client, more, kind, said):
+    with pytest.raises(kind, match=said) as refused:
+        ask(client, **more)
+    assert refused.value.body["type"] == "invalid_request_error"
+
+
+def test_a_caller_that_leaves_a_stream_frees_its_slot(url, service):
+    engine = service[1].engine
+
+    async def leave():
+        body = {
+            "model": "tiny",
+            "messages": HELLO,
+            "max_tokens": 90,
+            "stream": True,
+            "logit_bias": {"2": -100},
+        }
+        async with httpx.AsyncClient(timeout=60) as http:
+            async with http.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+                async for _ in response.aiter_bytes():
+                    break
+            while engine.num_free < 4:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(leave(), 30))
+
+
+def test_tensors_and_generate_say_what_completions_say(client, url):
+    settings = {"temperature": 0, "max_tokens": 6}
+    text = client.completions.create(model="tiny", prompt="Paris, of", **settings).choices[0].text
+    tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["Paris, of"]}
+    told = {"name": "sampling_parameters", "datatype": "BYTES", "shape": [1], "data": [json.dumps(settings)]}
+    inferred = httpx.post(f"{url}/v2/models/tiny/infer", json={"inputs": [tensor, told]}, timeout=60).json()
+    body = {"text_input": "Paris, of", "parameters": settings}
+    generated = httpx.post(f"{url}/v2/models/tiny/generate", json=body, timeout=60).json()
+    stream = httpx.post(f"{url}/v2/models/tiny/generate_stream", json=body, timeout=60).text
+    pieces = [
+        json.loads(line[6:])["text_output"] for line in stream.splitlines() if line.startswith("data: ")
+    ]
+
+    assert inferred["outputs"][0]["data"] == [text]
+    assert generated["text_output"] == text
+    assert "".join(pieces) == text
+
+
+def test_metrics_say_what_tokens_take(url):
+    page = httpx.get(f"{url}/metrics").text
+
+    assert 'rayrec_language_first_token_seconds_bucket{le="0.01",model="tiny"}' in page
+    assert 'rayrec_language_prefix_tokens_total{model="tiny"}' in page
+    assert 'rayrec_requests_total{route="/v1/chat/completions",status="200"}' in page
