@@ -36,11 +36,12 @@ ORDER = {
     "samples": "base > dataset importers > prepare > stores text > graph > operations"
     " > reading features impressions",
     "embeddings": "base > optim > config > storage > table > shard snapshot > transport capacity > lookup",
-    "models": "base decoding tokenizers > attention generation > program > language > sequence > generative ctr > keras"
-    " > registry > compiled_ranking",
+    "models": "base decoding tokenizers > attention generation > program > language > sequence > generative ctr"
+    " > keras > registry > compiled_ranking",
     "pipelines": "config metrics > runs > tasks cluster > inference semantic_ids > versions evaluation"
     " > training nearline > health capacity",
-    "serve": "config > wire > events > engine > admission routing > protocols > web > app language > on_ray > launch",
+    "serve": "config > wire > events > engine > admission routing > protocols > web > app language > on_ray"
+    " > launch",
 }
 """Inside a room, a sub-package imports only those to the left of its `>`; side by side are peers."""
 

@@ -123,7 +123,6 @@ class LanguageModelConfig(TunedBase, ModelConfig):
         "of whose layers, which are those of transformers, it reaches none"
     )
 
-
     name: Literal["language_model"]
     max_length: int = Field(1024, gt=1)
     """Tokens that a row may have."""

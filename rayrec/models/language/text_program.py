@@ -68,7 +68,7 @@ class TextProgram(TorchProgram):
     def _split(self) -> SplitModel:
         if self._compute.parallel != "tensor":
             return super()._split()
-        if self._base_names:
+        if self._frozen.names:
             raise ValueError(
                 "training.parallel: 'tensor' splits whole networks, and model.lora puts adapters beside a "
                 "frozen one; take 'fsdp2' or 'replicated'"
