@@ -47,6 +47,7 @@ BENCHES: dict[str, Bench] = {
     "maas": partial(_run, "maas", "bench"),
     "jobs-real": partial(_run, "jobs_real", "bench"),
     "language-alignment": partial(_run, "language_alignment", "bench"),
+    "language": partial(_run, "language", "bench"),
     "nearline": partial(_run, "nearline", "bench"),
     "nearline-long": partial(_run, "long_history", "bench"),
     "nearline-quality": partial(_run, "long_history_quality", "bench"),
