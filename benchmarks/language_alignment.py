@@ -9,7 +9,7 @@ tokens is not counted. Bars, of the whole catalog's prompts over codes alone:
 
 * `language-alignment-cold`: recall@50 of those questions, the median of three seeds; the lowest of the three
   has to reach 1.
-* `language-alignment-warm`: recall@10 of 2,000 users of the test split; no less than 0.95.
+* `language-alignment-warm`: recall@10 of 1,000 users of the test split; no less than 0.95.
 
 RAYREC_BENCH_DATA is a folder with the source `amazon14-beauty`. Without it, a small log is made of users who
 stay with one kind of items, which titles name, to see that the benchmark works: nothing is claimed of it.
@@ -58,7 +58,7 @@ SOURCE = "amazon14-beauty"
 SEEDS = (0, 1, 2)
 COLD_SHARE = 0.1
 _COLD_SALT = 0x43_4F
-MOST_QUESTIONS = 2_000
+MOST_QUESTIONS = 1_000
 ALIGNMENT = [
     {"prompt": "The code of {title} is ", "completion": "{codes}", "weight": 1.0},
     {"prompt": "{codes} is called ", "completion": "{title}", "weight": 0.5},
@@ -212,7 +212,7 @@ def _measured(
                 "optimizer": {"learning_rate": size.learning_rate, "weight_decay": 0.1, "decayed": "linear"},
                 "schedule": {"warmup_steps": 60, "decay": "cosine"},
             },
-            "evaluation": {"every_epochs": max(1, epochs // 4), "max_users": 1_000},
+            "evaluation": {"every_epochs": max(1, epochs // 4), "max_users": 500},
             "cluster": {"dashboard": False},
         }
     )
