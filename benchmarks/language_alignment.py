@@ -9,7 +9,7 @@ tokens is not counted. Bars, of the whole catalog's prompts over codes alone:
 
 * `language-alignment-cold`: recall@50 of those questions, the median of three seeds; the lowest of the three
   has to reach 1.
-* `language-alignment-warm`: recall@10 of the items that are there, on the test split; no less than 0.95.
+* `language-alignment-warm`: recall@10 of 1,000 users of the test split; no less than 0.95.
 
 RAYREC_BENCH_DATA is a folder with the source `amazon14-beauty`. Without it, a small log is made of users who
 stay with one kind of items, which titles name, to see that the benchmark works: nothing is claimed of it.
@@ -37,8 +37,8 @@ import pyarrow.parquet as pq
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.quality_page import RECORDS
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, target_places, user_scores
 from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
@@ -51,13 +51,14 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import HISTORY_FILE
 from rayrec.samples.prepare.ids import hash_strings
 from rayrec.samples.prepare.prepare import prepare
+from rayrec.samples.reading.reader import evaluation_batches
 
 RECORD = RECORDS / "language-alignment.json"
 SOURCE = "amazon14-beauty"
 SEEDS = (0, 1, 2)
 COLD_SHARE = 0.1
 _COLD_SALT = 0x43_4F
-MOST_QUESTIONS = 2_000
+MOST_QUESTIONS = 1_000
 ALIGNMENT = [
     {"prompt": "The code of {title} is ", "completion": "{codes}", "weight": 1.0},
     {"prompt": "{codes} is called ", "completion": "{title}", "weight": 0.5},
@@ -211,7 +212,7 @@ def _measured(
                 "optimizer": {"learning_rate": size.learning_rate, "weight_decay": 0.1, "decayed": "linear"},
                 "schedule": {"warmup_steps": 60, "decay": "cosine"},
             },
-            "evaluation": {"every_epochs": max(1, epochs // 4), "max_users": 1_000},
+            "evaluation": {"every_epochs": max(1, epochs // 4), "max_users": 500},
             "cluster": {"dashboard": False},
         }
     )
@@ -232,12 +233,21 @@ def _measured(
             lists = recommender.recommend(asked, 50)
             for each, items in zip(some, lists, strict=True):
                 hits.append(each.answer in {item.item_key for item in items})
-    warm = evaluate(run, split="test").results["model"]["recall@10"].value
     return {
         "cold recall@50": float(np.mean(found)),
         "cold recall@50 among cold items": float(np.mean(among_cold)),
-        "recall@10": warm,
+        "recall@10": _warm_recall(recommender),
     }
+
+
+def _warm_recall(recommender: Recommender) -> float:
+    """Of the items of the test split, which are in histories of others."""
+    dataset, places = recommender.dataset, []
+    for samples in evaluation_batches(dataset, "test", 64, MOST_QUESTIONS):
+        assert samples.targets_B is not None, "of a split"
+        ranked = recommender.recommend_samples(samples, LIST_LENGTH, exclude_seen=True)
+        places.append(target_places(ranked.items_BK, dataset.item_positions(samples.targets_B)))
+    return float(user_scores(np.concatenate(places))["recall@10"].mean())
 
 
 def _query(dataset: Dataset, question: Question) -> Query:
