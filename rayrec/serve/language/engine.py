@@ -243,15 +243,14 @@ class EmbeddedEngine:
 
     def _sample(self, numbers: Sequence[str], logits_BV: np.ndarray) -> list[int]:
         """The next token of each sequence; that of no meaning where one is over."""
-        now = time.monotonic()
         return [
-            self._next(sequence, logits_V, now)
+            self._next(sequence, logits_V)
             if (sequence := self._running.get(number)) is not None
             else self.num_tokens
             for number, logits_V in zip(numbers, logits_BV, strict=True)
         ]
 
-    def _next(self, sequence: _Sequence, logits_V: np.ndarray, now: float) -> int:
+    def _next(self, sequence: _Sequence, logits_V: np.ndarray) -> int:
         if sequence.is_over:
             return self.num_tokens
         try:
@@ -269,6 +268,7 @@ class EmbeddedEngine:
             self._done(sequence)
             sequence.deliver(error)
             return self.num_tokens
+        now = time.monotonic()
         if sequence.last_at is None:
             self.measures.count_first(now - sequence.began_at, len(sequence.prompt.tokens))
         else:

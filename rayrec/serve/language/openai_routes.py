@@ -48,6 +48,7 @@ from rayrec.serve.language.tools import (
     wanted_tools,
 )
 from rayrec.serve.wire.errors import RequestError
+from rayrec.serve.wire.request_body import beside_the_loop
 
 
 def openai_router(models: LanguageModels) -> APIRouter:
@@ -109,8 +110,8 @@ def openai_router(models: LanguageModels) -> APIRouter:
         model = models.model(request.model)
         if request.best_of not in (None, request.n):
             raise RequestError("best_of: all answers are given; leave it out", param="best_of")
-        given, grammar = await asyncio.to_thread(
-            lambda: (request.prompts(model), grammar_of(request.response_format, model))
+        given, grammar = await beside_the_loop(
+            request.is_work, lambda: (request.prompts(model), grammar_of(request.response_format, model))
         )
         if any(not 0 <= token < model.engine.num_tokens for tokens in given for token in tokens):
             raise RequestError(f"prompt: a token is none of {model.name}", param="prompt")

@@ -26,6 +26,9 @@ MOST_CHOICES = 16
 MOST_TOP = 20
 """As in OpenAI's API."""
 
+SHORT_CHARACTERS = 2000
+"""Of a prompt, which becomes tokens within half a millisecond."""
+
 NewGrammar = Callable[[], TokenGrammar]
 
 
@@ -154,6 +157,12 @@ class TextRequest(_Sampled):
     @property
     def num_top(self) -> int | None:
         return self.logprobs
+
+    @property
+    def is_work(self) -> bool:
+        """Whether to understand it takes so long that others should not wait for it."""
+        is_text = self.response_format is None or self.response_format.type == "text"
+        return not is_text or not isinstance(self.prompt, str) or len(self.prompt) > SHORT_CHARACTERS
 
     def prompts(self, model: LanguageModelHere) -> list[list[int]]:
         """Tokens of each prompt."""

@@ -13,7 +13,6 @@ github.com/triton-inference-server/server, docs/protocol/extension_generate.md.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -29,7 +28,7 @@ from rayrec.serve.language.loading import LanguageModelHere
 from rayrec.serve.language.requests import TextRequest, grammar_of, prompts_of
 from rayrec.serve.protocols.tensor_codec import DTYPES, HEADER_LENGTH, NamedTensor, read_call, write_answer
 from rayrec.serve.wire.errors import RequestError
-from rayrec.serve.wire.request_body import json_object, unpacked_body
+from rayrec.serve.wire.request_body import beside_the_loop, json_object, unpacked_body
 
 VERSION = "1"
 MOST_ROWS = 64
@@ -143,8 +142,8 @@ async def _admitted(
         if name in parameters:
             raise RequestError(f"parameters: {name!r} is not known here")
     request = checked({"model": model.name, "prompt": list(texts), **parameters}, TextRequest)
-    given, grammar = await asyncio.to_thread(
-        lambda: (request.prompts(model), grammar_of(request.response_format, model))
+    given, grammar = await beside_the_loop(
+        request.is_work, lambda: (request.prompts(model), grammar_of(request.response_format, model))
     )
     expires_at = models.expires_at(http, model)
     prompts: list[Prompt] = []
