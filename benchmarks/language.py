@@ -1,7 +1,8 @@
 """Tuning a language model: packed rows against a padded loop and TRL's packing, and what a snapshot takes.
 
 A small llama on synthetic records of which a few are long, as questions and answers are. Ours is the whole
-training loop of `rayrec train --local`, tokens made of texts included; the others get tokens. Rates are of tokens that are learned from or given, without those that pad, and without the first step. Bars:
+training loop of `rayrec train --local`, tokens made of texts included; the others get tokens. Rates are of
+tokens that are given or learned, without those that pad, and without the first step. Bars:
 
 * `language-padded`: tokens per second over a plain loop over batches padded to their longest row, with
   transformers' own attention and the same optimizer; target 1.5 where mean over longest is at most 0.4.
