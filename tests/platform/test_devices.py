@@ -22,6 +22,7 @@ OTHERS_WORDS = [
     PACKAGE / "pipelines" / "capacity" / "windows.py",  # the same
     PACKAGE / "jobs" / "kubernetes.py",
     PACKAGE / "jobs" / "runner.py",
+    PACKAGE / "serve" / "language" / "engine.py",  # a setting of transformers
     *(PACKAGE / "cli" / f"{name}.py" for name in ("jobs", "queues")),
 ]
 """What reads the words of drivers, or writes those of Kubernetes, of Ray's jobs and of a command."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from rayrec.models.language.networks import padded_attention
 from rayrec.models.language.text_tensors import TextRows
-from rayrec.models.program.program import Rows
 from rayrec.models.program.sharding import is_distributed, whole
 from rayrec.platform.errors import InputError
 
@@ -116,7 +115,7 @@ class TensorParallel:
 
 @dataclass(frozen=True)
 class Together:
-    """The rows of all trainers, as `TextRows`, and what belongs to this one."""
+    """The rows of all trainers, as `TextRows`."""
 
     step: int
     row_keys_B: np.ndarray
@@ -124,77 +123,18 @@ class Together:
     tokens_N: np.ndarray
     is_target_N: np.ndarray
     offsets_B1: np.ndarray
-    filled_P: Mapping[str, np.ndarray]
-    lookups: Mapping[str, Any]
-    rows: dict[str, np.ndarray]
-    """By table [M, D]."""
-    mine: dict[str, slice]
-    """By table, which of these rows this trainer looked up."""
+    filled_P: Mapping[str, np.ndarray] = field(default_factory=dict)
+    lookups: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Lookup:
-    ids_M: np.ndarray
-    inverse: np.ndarray
-
-
-def together(features: TextRows, rows: Rows) -> Together:
+def together(features: TextRows) -> Together:
     """Bring the rows of all trainers to each; every process of the group does so at once."""
-    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    own = _Share(
-        features.row_keys_B,
-        features.tokens_N,
-        features.is_target_N,
-        np.diff(features.offsets_B1),
-        dict(features.filled_P),
-        {table: _Lookup(lookup.ids_M, lookup.inverse) for table, lookup in features.lookups.items()},
-        {
-            table: rows_MD.detach().cpu().numpy() if isinstance(rows_MD, Tensor) else rows_MD
-            for table, rows_MD in rows.items()
-        },
-    )
-    shares: list[_Share] = [own] * size
+    own = (features.row_keys_B, features.tokens_N, features.is_target_N, np.diff(features.offsets_B1))
+    shares: list[tuple[np.ndarray, ...]] = [own] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(shares, own)
-    before_tokens = np.cumsum([0, *(len(share.tokens_N) for share in shares)])
-    filled_P, lookups, all_rows, mine = {}, {}, {}, {}
-    for table in own.rows:
-        before = np.cumsum([0, *(len(share.rows[table]) for share in shares)])
-        filled_P[table] = np.concatenate(
-            [share.filled_P[table] + start for share, start in zip(shares, before_tokens, strict=False)]
-        )
-        lookups[table] = _Lookup(
-            np.concatenate([share.lookups[table].ids_M for share in shares]),
-            np.concatenate(
-                [share.lookups[table].inverse + start for share, start in zip(shares, before, strict=False)]
-            ),
-        )
-        all_rows[table] = np.concatenate([share.rows[table] for share in shares])
-        mine[table] = slice(int(before[rank]), int(before[rank + 1]))
-    return Together(
-        features.step,
-        np.concatenate([share.row_keys_B for share in shares]),
-        features.num_targets,
-        np.concatenate([share.tokens_N for share in shares]),
-        np.concatenate([share.is_target_N for share in shares]),
-        np.cumsum(np.concatenate([[0], *(share.lengths_B for share in shares)])),
-        filled_P,
-        lookups,
-        all_rows,
-        mine,
-    )
-
-
-@dataclass(frozen=True)
-class _Share:
-    """What a trainer tells the others of its part of a batch."""
-
-    row_keys_B: np.ndarray
-    tokens_N: np.ndarray
-    is_target_N: np.ndarray
-    lengths_B: np.ndarray
-    filled_P: dict[str, np.ndarray]
-    lookups: dict[str, _Lookup]
-    rows: dict[str, np.ndarray]
+    keys_B, tokens_N, is_target_N, lengths_B = (np.concatenate(parts) for parts in zip(*shares, strict=True))
+    offsets_B1 = np.concatenate([[0], np.cumsum(lengths_B)])
+    return Together(features.step, keys_B, features.num_targets, tokens_N, is_target_N, offsets_B1)
 
 
 def _plan(network: Any) -> dict[str, str]:

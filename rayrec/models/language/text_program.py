@@ -80,19 +80,9 @@ class TextProgram(TorchProgram):
     def backward(self, features: TextRows, rows: Rows) -> DenseGradients:
         if self._compute.parallel != "tensor":
             return super().backward(features, rows)
-        all_of_them = together(features, rows)
-        found = super().backward(all_of_them, all_of_them.rows)
-        own = {table: found.row_grads[table][mine] for table, mine in all_of_them.mine.items()}
+        found = super().backward(together(features), rows)
         # Losses of trainers are added up, and each has computed that of all.
-        return DenseGradients(
-            found.loss_sum / torch.distributed.get_world_size(),
-            {
-                table: torch.from_numpy(grads_MD).to(self._device)
-                if isinstance(rows[table], torch.Tensor)
-                else grads_MD
-                for table, grads_MD in own.items()
-            },
-        )
+        return DenseGradients(found.loss_sum / torch.distributed.get_world_size(), found.row_grads)
 
     def _batch(self, features: TextRows, rows: Rows, training: bool) -> TextTensors:
         return TextTensors.build(features, rows, self._device, training)

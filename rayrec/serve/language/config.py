@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rayrec.platform.config import Config
-from rayrec.platform.devices import device_named
+from rayrec.platform.devices import HOST, device_named
 from rayrec.serve.config.admission import CallersConfig, LimitConfig
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,95}")
@@ -43,7 +43,7 @@ class EmbeddedModel(_ServedModel):
     """Of Hugging Face's layout, with the tokenizer; never a name of a hub. Code in it is never run."""
     run: str | None = None
     """Folder of a language run instead, whose best snapshot is exported before the service starts."""
-    device: str = "cpu"
+    device: str = HOST.kind
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     context_length: int = Field(2048, gt=1)
     """Tokens of a request and its answer together."""

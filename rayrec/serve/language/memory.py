@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rayrec.platform.devices import device_memory_bytes, device_named
 from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size, machine_bytes
 from rayrec.serve.language.config import EmbeddedModel, ModelsConfig
@@ -81,7 +82,7 @@ class MemoryPlan:
     @property
     def total(self) -> int:
         """Of this machine's memory."""
-        return self.process + sum(model.total for model in self.models if model.device == "cpu")
+        return self.process + sum(model.total for model in self.models if _is_on_host(model))
 
     def check(self) -> None:
         """Check that it fits.
@@ -90,7 +91,7 @@ class MemoryPlan:
             InputError: it does not; says what to lower.
         """
         if self.total > self.limit:
-            largest = max((one for one in self.models if one.device == "cpu"), key=lambda one: one.total)
+            largest = max(filter(_is_on_host, self.models), key=lambda one: one.total)
             raise InputError(
                 f"the models need {human_size(self.total)} and there are {human_size(self.limit)}: "
                 f"{largest.name} "
@@ -99,10 +100,11 @@ class MemoryPlan:
                 "lower its context_length or concurrency, or take a smaller model or data type"
             )
         for model in self.models:
-            if model.device != "cpu" and (free := _free_on(model.device)) is not None and model.total > free:
+            there = device_memory_bytes(model.device)
+            if there is not None and model.total > there:
                 raise InputError(
                     f"{model.name} needs {human_size(model.total)} and {model.device} has "
-                    f"{human_size(free)} free; "
+                    f"{human_size(there)}; "
                     "lower its context_length or concurrency"
                 )
 
@@ -216,14 +218,8 @@ def _package() -> Any:
     return importlib.import_module("transformers")
 
 
-def _free_on(device: str) -> int | None:
-    import torch
-
-    backend = getattr(torch, device.partition(":")[0], None)
-    if backend is None or not hasattr(backend, "mem_get_info") or not backend.is_available():
-        return None
-    free, _ = backend.mem_get_info()
-    return int(free)
+def _is_on_host(model: ModelPlan) -> bool:
+    return not device_named(model.device).has_own_memory
 
 
 def _said(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 
 import httpx
 import pytest
@@ -45,7 +46,10 @@ def test_a_plan_counts_weights_and_keys_and_values(folder, tmp_path):
 
 
 def test_what_the_engine_takes_is_what_was_planned(model):
-    cache = model.engine._manager.batch_processor.cache
+    manager = model.engine._manager
+    while manager.batch_processor is None:  # made by its thread
+        time.sleep(0.01)
+    cache = manager.batch_processor.cache
 
     assert cache.cache_tensor.nbytes == plan_model(model.settings).pages
 
