@@ -9,7 +9,8 @@ import safetensors.numpy
 from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.app.loading import SWITCH_S, check_service, load_api
+from rayrec.serve.app.loading import check_service, load_api
+from rayrec.serve.engine.batching import SWITCH_S
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.batching import Batcher

@@ -29,7 +29,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
 from rayrec.serve.app.allocator import make_allocator, read_files
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.engine.batching import Batcher
+from rayrec.serve.engine.batching import SWITCH_S, Batcher
 from rayrec.serve.engine.compilation import CompileService
 from rayrec.serve.engine.current import CurrentService, Service
 from rayrec.serve.engine.following import VersionFollower
@@ -48,11 +48,6 @@ from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 logger = logging.getLogger(__name__)
 
 RankerOf = Callable[[TrainedModel], ItemRanker]
-
-SWITCH_S = 0.0005
-"""After which a thread has to give the interpreter to another one that waits. The model's gives it away with
-every operation, hundreds of times for a batch, and under overload the one that reads requests never does by
-itself: with the 5 ms of a process that sets nothing, a batch took a second then."""
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,11 @@ from rayrec.serve.engine.batch_costs import BatchCosts, CostsByWidth
 
 logger = logging.getLogger(__name__)
 
+SWITCH_S = 0.0005
+"""After which a thread has to give the interpreter to another one that waits. The model's gives it away with
+every operation, hundreds of times for a batch, and under overload the one that reads requests never does by
+itself: with the 5 ms of a process that sets nothing, a batch took a second then."""
+
 Request = TypeVar("Request")
 Answer = TypeVar("Answer")
 

@@ -5,6 +5,7 @@ request ─► counted ─► body bounded ─► token? ─► route ─► mod
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from rayrec import __version__
+from rayrec.serve.engine.batching import SWITCH_S
 from rayrec.serve.language.answering import LanguageModels
 from rayrec.serve.language.loading import LanguageModelHere
 from rayrec.serve.language.measures import LanguageCollector
@@ -32,6 +34,9 @@ def build_language_api(models: Sequence[LanguageModelHere]) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
+        # The engine's thread has much to do behind a token, which the loop could send meanwhile.
+        switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         for model in models:
             model.engine.start()
         try:
@@ -41,6 +46,7 @@ def build_language_api(models: Sequence[LanguageModelHere]) -> FastAPI:
                 await run_in_threadpool(model.engine.stop)
                 if model.template is not None:
                     model.template.close()
+            sys.setswitchinterval(switch_s)
 
     served = LanguageModels(models)
     meter = PrometheusMeter()
