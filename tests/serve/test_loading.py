@@ -10,10 +10,9 @@ from fastapi.testclient import TestClient
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.app.loading import check_service, load_api
-from rayrec.serve.engine.batching import SWITCH_S
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
-from rayrec.serve.engine.batching import Batcher
+from rayrec.serve.engine.batching import SWITCH_S, Batcher
 from rayrec.serve.web.api import build_api
 from rayrec.serve.web.metrics import PrometheusMeter
 from tests.helpers.runs import make_run
