@@ -107,7 +107,7 @@ def test_gradients_of_pieces_are_added_up_in_float32():
     ("training", "message"),
     [
         ({}, "training.precision 'float32'.*set precision to 'bfloat16'"),
-        ({"precision": "bfloat16", "parallel": "fsdp2"}, "'fsdp2', whose shards are float32"),
+        ({"precision": "bfloat16", "parallel": "fsdp2"}, "'fsdp2', whose parts are float32"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(training, message):

@@ -153,6 +153,7 @@ def test_every_field_of_a_batch_is_cut():
         "neighbor_weights_NJ",
         "old_chunks",
         "paths",
+        "prompts",
     ]
 
 

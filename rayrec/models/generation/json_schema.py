@@ -58,6 +58,14 @@ _HELD = frozenset(
         "exclusiveMaximum",
     }
 )
+_TYPES = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
+_ALONE = ("enum", "const", "$ref", "anyOf", "oneOf", "allOf")
+"""What is said beside one of these does not hold."""
+_OF_TYPE = {
+    **dict.fromkeys(["minLength", "maxLength", "pattern", "format"], ("string",)),
+    **dict.fromkeys(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"], ("integer", "number")),
+}
+"""Keywords that hold only beside their type."""
 _FORMATS = frozenset(["date", "time", "date-time", "email", "ipv4", "ipv6", "uuid", "hostname", "uri"])
 _SCHEMAS = ("additionalProperties", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -95,6 +103,7 @@ def check_schema(schema: Any, where: str = "schema", depth: int = 0) -> None:
                 if name == "patternProperties":
                     _check_pattern(key, f"{where}.{name}")
                 check_schema(part, f"{where}.{name}.{key}", depth + 1)
+    _check_combination(schema, where)
     if "pattern" in schema:
         _check_pattern(schema["pattern"], f"{where}.pattern")
     if (given := schema.get("format")) is not None and given not in _FORMATS:
@@ -107,6 +116,65 @@ def check_schema(schema: Any, where: str = "schema", depth: int = 0) -> None:
         low, high = schema.get(least, 0), schema.get(most)
         if isinstance(low, int) and isinstance(high, int) and low > high:
             raise InputError(f"{where}: {least} is {low} and {most} {high}, so that nothing satisfies both")
+
+
+def _check_combination(schema: Mapping[str, Any], where: str) -> None:
+    """Check what keywords say beside each other."""
+    given = schema.get("type")
+    types = [given] if isinstance(given, str) else given
+    if types is not None and (
+        not isinstance(types, list)
+        or not types
+        or not all(isinstance(one, str) and one in _TYPES for one in types)
+    ):
+        raise InputError(f"{where}.type: expected one of {', '.join(sorted(_TYPES))}, or a list of them")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+        raise InputError(f"{where}.required: expected a list of names")
+    if "enum" in schema and (not isinstance(schema["enum"], list) or not schema["enum"]):
+        raise InputError(f"{where}.enum: expected a list of values")
+    if "format" in schema and not isinstance(schema["format"], str):
+        raise InputError(f"{where}.format: expected a text")
+    said = [name for name in schema if name in _HELD and name not in ("$defs", "definitions")]
+    for name in _ALONE:
+        if name not in schema:
+            continue
+        values = schema["enum"] if name == "enum" else [schema[name]]
+        beside = [other for other in said if other != name]
+        if name in ("enum", "const") and beside == ["type"] and types is not None:
+            if all(_type_of(value) & set(types) for value in values):
+                continue
+            raise InputError(f"{where}.{name}: has a value that is not of the type beside it")
+        if beside:
+            raise InputError(f"{where}: {beside[0]} does not hold beside {name}; say one of them")
+    for name, wanted in _OF_TYPE.items():
+        if name in schema and (types is None or len(types) != 1 or types[0] not in wanted):
+            raise InputError(f"{where}.{name}: holds only beside one type, {' or '.join(wanted)}")
+    lengths = {"minLength", "maxLength"} & schema.keys()
+    forms = [name for name in ("pattern", "format") if name in schema]
+    if len(forms) + bool(lengths) > 1:
+        raise InputError(f"{where}: of pattern, format, and a length, one holds; leave the others out")
+    least = schema.get("minProperties", 0)
+    if isinstance(least, int) and least > len(required):
+        raise InputError(
+            f"{where}.minProperties: is {least}, and {len(required)} properties are required, which alone "
+            "are held to be different; require them"
+        )
+
+
+def _type_of(value: Any) -> set[str]:
+    """The names of a value's type."""
+    if value is None:
+        return {"null"}
+    if isinstance(value, bool):
+        return {"boolean"}
+    if isinstance(value, int):
+        return {"integer", "number"}
+    if isinstance(value, float):
+        return {"number", "integer"} if value.is_integer() else {"number"}
+    if isinstance(value, str):
+        return {"string"}
+    return {"array"} if isinstance(value, list) else {"object"}
 
 
 def _check_list(name: str, value: Any, where: str, depth: int) -> None:

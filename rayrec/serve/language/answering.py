@@ -144,10 +144,7 @@ class LanguageModels:
         count = max(len(prompts), 1)  # an embedding is a request, too
         if most is not None and count > most:
             raise RequestError(f"{count} answers in one request; ask for 1 to {most}")
-        try:
-            model.engine.check_room(len(prompts))
-        except EngineStoppedError as error:
-            raise RequestError(str(error), 503) from error
+        self.check_room(model, len(prompts))
         releases = admissions.admit_all(info.caller, count)
 
         def release() -> None:
@@ -155,6 +152,20 @@ class LanguageModels:
                 each()
 
         return Admitted(model, prompts, release)
+
+    def check_room(self, model: LanguageModelHere, count: int) -> None:
+        """Check that so many answers could be begun, or wait.
+
+        Raises:
+            ServiceLimitError: too many wait.
+            RequestError: the engine has stopped (503), or so many are never taken.
+        """
+        if count > (most := model.engine.most_at_once):
+            raise RequestError(f"{count:,} answers in one request; {model.name} takes {most} at most")
+        try:
+            model.engine.check_room(count)
+        except EngineStoppedError as error:
+            raise RequestError(str(error), 503) from error
 
     def _info(self, http: Request, model: LanguageModelHere) -> RequestInfo:
         settings = model.settings

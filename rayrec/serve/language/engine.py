@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
-from rayrec.models.generation.sampler import Sampling, TokenSampler
+from rayrec.models.generation.sampler import Chosen, Sampling, TokenSampler
 from rayrec.models.generation.token_grammar import TokenGrammar
 from rayrec.serve.admission.limits import ServiceLimitError
 from rayrec.serve.engine.batching import DeadlineError
@@ -76,6 +76,8 @@ class _Sequence:
     last_at: float | None = None
     """When its last token came."""
     is_over: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Around what is written: the loop ends it at its deadline, while the engine's thread adds a token."""
 
 
 class EmbeddedEngine:
@@ -124,9 +126,11 @@ class EmbeddedEngine:
             self.measures.count_prefix,
             self._fail_all,
         )
+        self._has_failed = False
         self.measures.watch(self._pages_used, lambda: len(self._running), lambda: len(self._waiting))
 
     def start(self) -> None:
+        self._has_failed = False
         self._manager.start()
 
     def stop(self) -> None:
@@ -143,6 +147,11 @@ class EmbeddedEngine:
         """Slots for answers that nobody has."""
         return self.settings.concurrency - len(self._running)
 
+    @property
+    def most_at_once(self) -> int:
+        """Answers that are being written or wait."""
+        return self.settings.concurrency + self.settings.max_waiting
+
     def check_room(self, count: int = 1) -> None:
         """Check that so many more answers could be begun, or wait.
 
@@ -151,10 +160,9 @@ class EmbeddedEngine:
             ServiceLimitError: too many wait.
         """
         if not self.is_alive:
-            raise EngineStoppedError(f"the engine of {self.settings.name} has stopped; its log says why")
+            raise self._stopped_error()
         held = len(self._running) + len(self._waiting)
-        most = self.settings.concurrency + self.settings.max_waiting
-        if held + count > most:
+        if held + count > self.most_at_once:
             raise ServiceLimitError(f"{held} answers of {self.settings.name} are being written or wait", 1.0)
 
     async def submit(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
@@ -184,9 +192,10 @@ class EmbeddedEngine:
                 except TimeoutError:
                     if sequence.last_at is None:
                         raise DeadlineError(f"{self.settings.name} has not begun an answer in time") from None
-                    with self._lock:
+                    with sequence.lock:
                         sequence.is_over = True
-                    yield sequence.writing.finish("length")
+                        last = sequence.writing.finish("length")
+                    yield last
                     return
                 if isinstance(piece, Exception):
                     raise piece
@@ -207,6 +216,8 @@ class EmbeddedEngine:
             left=prompt.most_tokens,
         )
         with self._lock:
+            if self._has_failed:  # since the room was checked, and nobody will look again
+                raise self._stopped_error()
             self._waiting.append(sequence)
             self._fill()
         return sequence
@@ -255,14 +266,10 @@ class EmbeddedEngine:
             return self.num_tokens
         try:
             chosen = sequence.sampler.choose(logits_V, sequence.left)
-            sequence.left -= 1
-            grammar = sequence.prompt.grammar
-            piece = sequence.writing.add(chosen, sequence.left <= 0)
-            if grammar is not None and grammar.is_complete and (sequence.left <= 0 or grammar.is_over):
-                # Nothing is missing, however it came to its end.
-                last = piece or Piece("", ())
-                rest = sequence.writing.finish("stop")
-                piece = Piece(last.text + rest.text, last.tokens + rest.tokens, "stop")
+            with sequence.lock:
+                if sequence.is_over:
+                    return self.num_tokens
+                piece = self._written(sequence, chosen)
         except Exception as error:  # of one request; the others go on
             logger.exception("an answer of %s failed", self.settings.name)
             self._done(sequence)
@@ -282,6 +289,19 @@ class EmbeddedEngine:
             sequence.deliver(piece)
         return chosen.token
 
+    @staticmethod
+    def _written(sequence: _Sequence, chosen: Chosen) -> Piece | None:
+        """What can be said now that a token is chosen."""
+        sequence.left -= 1
+        grammar = sequence.prompt.grammar
+        piece = sequence.writing.add(chosen, sequence.left <= 0)
+        if grammar is not None and grammar.is_complete and (sequence.left <= 0 or grammar.is_over):
+            # Nothing is missing, however it came to its end.
+            last = piece or Piece("", ())
+            rest = sequence.writing.finish("stop")
+            piece = Piece(last.text + rest.text, last.tokens + rest.tokens, "stop")
+        return piece
+
     def _pages_used(self) -> float:
         """Share of the pages for keys and values that is in use."""
         processor = self._manager.batch_processor
@@ -289,13 +309,15 @@ class EmbeddedEngine:
 
     def _fail_all(self) -> None:
         with self._lock:
+            self._has_failed = True
             sequences = [*self._running.values(), *self._waiting]
             self._running.clear()
             self._waiting.clear()
         for sequence in sequences:
-            sequence.deliver(
-                EngineStoppedError(f"the engine of {self.settings.name} has stopped; its log says why")
-            )
+            sequence.deliver(self._stopped_error())
+
+    def _stopped_error(self) -> EngineStoppedError:
+        return EngineStoppedError(f"the engine of {self.settings.name} has stopped; its log says why")
 
 
 class _Manager(ContinuousBatchingManager):

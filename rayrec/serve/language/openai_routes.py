@@ -50,6 +50,9 @@ from rayrec.serve.language.tools import (
 from rayrec.serve.wire.errors import RequestError
 from rayrec.serve.wire.request_body import beside_the_loop
 
+MOST_TEXTS = 2048
+"""In one request for embeddings, as OpenAI has it."""
+
 
 def openai_router(models: LanguageModels) -> APIRouter:
     """Routes below `/v1`."""
@@ -110,6 +113,9 @@ def openai_router(models: LanguageModels) -> APIRouter:
         model = models.model(request.model)
         if request.best_of not in (None, request.n):
             raise RequestError("best_of: all answers are given; leave it out", param="best_of")
+        if not request.num_prompts:
+            raise RequestError("prompt: expected a text or more", param="prompt")
+        models.check_room(model, request.num_prompts * request.n)  # before anything is made of each
         given, grammar = await beside_the_loop(
             request.is_work, lambda: (request.prompts(model), grammar_of(request.response_format, model))
         )
@@ -133,7 +139,9 @@ def openai_router(models: LanguageModels) -> APIRouter:
                 f"{model.name} gives no embeddings", 404, param="model", code="model_not_found"
             )
         asked = TextRequest.model_validate({"model": request.model, "prompt": request.input})
-        given = asked.prompts(model)
+        if asked.num_prompts > MOST_TEXTS:
+            raise RequestError(f"input: {asked.num_prompts:,} texts; at most {MOST_TEXTS:,}", param="input")
+        given = await asyncio.to_thread(asked.prompts, model)
         context = model.settings.context_length
         if not given or any(not 0 < len(tokens) <= context for tokens in given):
             raise RequestError(f"input: expected texts of 1 to {context} tokens", param="input")

@@ -164,6 +164,11 @@ class TextRequest(_Sampled):
         is_text = self.response_format is None or self.response_format.type == "text"
         return not is_text or not isinstance(self.prompt, str) or len(self.prompt) > SHORT_CHARACTERS
 
+    @property
+    def num_prompts(self) -> int:
+        given: Any = self.prompt
+        return 1 if isinstance(given, str) or (given and isinstance(given[0], int)) else len(given)
+
     def prompts(self, model: LanguageModelHere) -> list[list[int]]:
         """Tokens of each prompt."""
         given: Any = self.prompt

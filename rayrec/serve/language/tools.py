@@ -52,20 +52,44 @@ def is_held(request: ChatRequest) -> bool:
 
 def call_format(tools: Sequence[Tool]) -> ResponseFormat:
     """What an answer that has to be a call is held to."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool.function.name},
-                "arguments": tool.function.parameters or {"type": "object"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-    ]
-    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    definitions: dict[str, Any] = {}
+    calls = []
+    for number, tool in enumerate(tools):
+        parameters = _hoisted(tool.function.parameters or {"type": "object"}, f"tool{number}_", definitions)
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": tool.function.name}, "arguments": parameters},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    if definitions:
+        schema = {**schema, "$defs": definitions}
     return ResponseFormat.model_validate({"type": "json_schema", "json_schema": {"schema": schema}})
+
+
+def _hoisted(parameters: Mapping[str, Any], prefix: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a tool as a part of another one: references go to the definitions of the whole."""
+
+    def renamed(part: Any) -> Any:
+        if isinstance(part, list):
+            return [renamed(one) for one in part]
+        if not isinstance(part, Mapping):
+            return part
+        found = {key: renamed(value) for key, value in part.items()}
+        for place in ("#/$defs/", "#/definitions/"):
+            if isinstance(reference := found.get("$ref"), str) and reference.startswith(place):
+                found["$ref"] = f"#/$defs/{prefix}{reference.removeprefix(place)}"
+        return found
+
+    found = dict(parameters)
+    for place in ("$defs", "definitions"):
+        if isinstance(own := found.pop(place, None), Mapping):
+            definitions |= {f"{prefix}{name}": renamed(value) for name, value in own.items()}
+    whole: dict[str, Any] = renamed(found)
+    return whole
 
 
 def messages_of(request: ChatRequest, tools: Sequence[Tool], template: ChatTemplate) -> list[dict[str, Any]]:
@@ -97,7 +121,7 @@ def call_in(text: str, tools: Sequence[Tool]) -> dict[str, Any] | None:
     inside = text.strip().removeprefix(_OPEN).removesuffix(_CLOSE).strip()
     try:
         found = json.loads(inside)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, Mapping):
         return None
@@ -147,7 +171,7 @@ def _call(number: int, call: Any) -> dict[str, Any]:
             "type": "function",
             "function": {"name": function["name"], "arguments": arguments},
         }
-    except (TypeError, KeyError, ValueError) as error:
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise RequestError(
             f"messages.{number}.tool_calls: expected calls of functions with arguments as JSON",
             param="messages",

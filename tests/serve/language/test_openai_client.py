@@ -173,6 +173,38 @@ def test_a_tool_that_has_to_be_called_is(client, choice, names, stream):
     assert reason == "tool_calls"
 
 
+def test_schemas_of_tools_refer_to_their_own_definitions(client):
+    def tool(name, values):
+        refers = {"type": "object", "properties": {"kind": {"$ref": "#/$defs/Kind"}}, "required": ["kind"]}
+        parameters = {**refers, "additionalProperties": False, "$defs": {"Kind": {"enum": values}}}
+        return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+    for seed in range(3):
+        tools = [tool("paint", ["red", "blue"]), tool("count", [1, 2])]
+        found = ask(client, tools=tools, tool_choice="required", max_tokens=60, temperature=1, seed=seed)
+        (call,) = found.choices[0].message.tool_calls
+        allowed = {"paint": ("red", "blue"), "count": (1, 2)}[call.function.name]
+        assert json.loads(call.function.arguments)["kind"] in allowed
+
+
+def test_more_prompts_than_are_ever_taken_are_refused_before_anything_is_made_of_them(client):
+    with pytest.raises(
+        openai.BadRequestError, match=r"160,000 answers in one request; tiny takes \d+ at most"
+    ):
+        client.completions.create(model="tiny", prompt=["a"] * 10_000, n=16)
+    with pytest.raises(openai.BadRequestError, match="expected a text or more"):
+        client.completions.create(model="tiny", prompt=[])
+    with pytest.raises(openai.BadRequestError, match="3,000 texts; at most 2,048"):
+        client.embeddings.create(model="tiny", input=["a"] * 3000)
+
+
+def test_arguments_nested_beyond_measure_are_refused(client):
+    calls = [{"id": "1", "type": "function", "function": {"name": "time", "arguments": "[" * 100_000}}]
+    messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": calls}]
+    with pytest.raises(openai.BadRequestError, match="arguments as JSON"):
+        ask(client, messages=messages, tools=TOOLS)
+
+
 def test_a_tool_may_be_called_and_need_not(client):
     called = '{"name": "weather", "arguments": {"city": "Paris"}}'
     function = {"name": "weather", "arguments": '{"city": "Paris"}'}
