@@ -367,6 +367,7 @@ def test_a_run_of_text_and_codes_is_exported_and_is_a_base_again(shop, run, tmp_
         ({"prompt": "{codes} {history}"}, "the item that is to be said"),
         ({"alignment": [{"prompt": "{titel}", "completion": "{codes}"}]}, "did you mean {title}"),
         ({"alignment": [{"prompt": "{title}", "completion": ""}]}, "has no completion"),
+        ({"event": "{title} {codes}"}, "says {title} of an item before its codes"),
         ({"max_tokens": 4}, "even without a history"),
         ({"tokenizer": None}, "name the folder of a tokenizer"),
         ({"alignment": [{"prompt": "{category}", "completion": "{codes}"}]}, "name one"),

@@ -97,6 +97,19 @@ class ItemLanguageConfig(TunedBase, GeneratingConfig):
         return self
 
     @model_validator(mode="after")
+    def _codes_are_not_told_before(self) -> Self:
+        event = self.template.event
+        if not self.learn_history or event is None or "codes" not in event.slots:
+            return self
+        if before := event.slots[: event.slots.index("codes")]:
+            raise ValueError(
+                f"model.event {self.event!r} says {{{before[0]}}} of an item before its codes, from which "
+                "they would be learned instead of from the history (model.learn_history); put {codes} "
+                "first, or set learn_history to false"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _tokens_are_not_weighed(self) -> Self:
         if self.behavior_weights:
             raise ValueError("model.behavior_weights: targets of item_language are tokens, all alike")
