@@ -5,7 +5,7 @@ bytes all that follows the call takes at least, so that the shortest ending is f
 
     bytes of an ending = those to the end of the rule that is being read + those behind each call around it
 
-Endings are proposals: whoever uses one asks the grammar first whether it allows it.
+An ending is a candidate: the caller checks it against the grammar before it is used.
 
 Source: J. Earley, An Efficient Context-Free Parsing Algorithm, CACM 13 (1970).
 """

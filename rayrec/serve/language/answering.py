@@ -74,8 +74,8 @@ class Admitted:
         return [task.result() for task in tasks]
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Pieces of all choices as they come, with the number of the choice; whoever leaves ends all of
-        them."""
+        """Pieces of all choices as they come, with the number of the choice; closing the generator ends all
+        of them."""
         found: asyncio.Queue[tuple[int, Piece] | Exception | None] = asyncio.Queue()
 
         async def one(index: int, prompt: Prompt) -> None:

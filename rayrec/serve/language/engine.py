@@ -8,8 +8,7 @@
 The manager has one way of sampling for all, and no grammars, seeds or stop texts of one request. So its step
 from logits to tokens is replaced by ours (`_Runner`); memory, prefixes and attention stay its own. An answer
 ends where ours says so: the manager is given a token of no meaning that it takes for an end. Sampling is on
-the host, so that graphs of a device are not used here; for throughput on accelerators there is the engine
-`ray_llm`.
+the host, so graphs of a device are not used here.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ class EmbeddedEngine:
             raise ServiceLimitError(f"{held} answers of {self.settings.name} are being written or wait", 1.0)
 
     async def submit(self, prompt: Prompt) -> AsyncGenerator[Piece, None]:
-        """The pieces of an answer, as they come; whoever stops to listen frees its slot.
+        """The pieces of an answer, as they come; closing the generator frees the slot.
 
         Raises:
             EngineStoppedError: the engine has stopped.

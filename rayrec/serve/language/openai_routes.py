@@ -101,10 +101,7 @@ def openai_router(models: LanguageModels) -> APIRouter:
         tokens, grammar = await asyncio.to_thread(prepared)
         prompts = prompts_of(request, tokens, grammar, model, models.expires_at(http, model))
         writer = _Chat(request, model, tools, held, len(tokens))
-        admitted = models.admit(http, model, prompts)
-        if request.stream:
-            return events(http, admitted, writer.chunks(admitted), "[DONE]")
-        return JSONResponse(writer.whole(await unless_gone(http, admitted.answers())))
+        return await answered(http, models.admit(http, model, prompts), writer, request.stream)
 
     @router.post("/completions", response_model=None)
     async def completions(http: Request) -> Response:
@@ -124,10 +121,7 @@ def openai_router(models: LanguageModels) -> APIRouter:
         expires_at = models.expires_at(http, model)
         prompts = [one for tokens in given for one in prompts_of(request, tokens, grammar, model, expires_at)]
         writer = _Text(request, model, sum(map(len, given)))
-        admitted = models.admit(http, model, prompts)
-        if request.stream:
-            return events(http, admitted, writer.chunks(admitted), "[DONE]")
-        return JSONResponse(writer.whole(await unless_gone(http, admitted.answers())))
+        return await answered(http, models.admit(http, model, prompts), writer, request.stream)
 
     @router.post("/embeddings", response_model=None)
     async def embeddings(http: Request) -> Response:
@@ -161,6 +155,15 @@ def openai_router(models: LanguageModels) -> APIRouter:
         return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
 
     return router
+
+
+async def answered(
+    http: Request, admitted: Admitted, writer: _Chat | _Text, is_stream: bool | None
+) -> Response:
+    """The answer of admitted prompts, whole or as events."""
+    if is_stream:
+        return events(http, admitted, writer.chunks(admitted), "[DONE]")
+    return JSONResponse(writer.whole(await unless_gone(http, admitted.answers())))
 
 
 def _written(vector: list[float], encoding: str) -> Any:
