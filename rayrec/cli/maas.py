@@ -8,6 +8,13 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.app import maas_app
+from rayrec.cli.serving import (
+    AllowedHostOption,
+    CertificateKeyOption,
+    CertificateOption,
+    ConnectionsOption,
+    TokenFileOption,
+)
 from rayrec.platform.console import Answer, command, print_rows
 from rayrec.platform.errors import InputError
 
@@ -19,26 +26,11 @@ def up_command(
     models: ModelsArgument,
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP service.")] = 8000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name that a proxy in front, or a page of yours, asks for; may be given several times "
-            "\\[only names of this machine, on a loopback address]."
-        ),
-    ] = None,
-    max_connections: Annotated[
-        int, typer.Option(min=1, help="Connections at once, of one address half of them.")
-    ] = 8192,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificate chain, for HTTPS \\[plain HTTP].")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the bearer token that callers must send \\[RAYREC_SERVE_TOKEN, else no token]."
-        ),
-    ] = None,
+    allowed_host: AllowedHostOption = None,
+    max_connections: ConnectionsOption = 8192,
+    tls_cert: CertificateOption = None,
+    tls_key: CertificateKeyOption = None,
+    token_file: TokenFileOption = None,
 ) -> Answer:
     """Check folders, memory and port, then serve the models from this process until interrupted."""
     from rayrec.serve.config.bearer_token import token_digest

@@ -28,6 +28,28 @@ if TYPE_CHECKING:
     from rayrec.serve.config.serve import ServeConfig
 
 
+AllowedHostOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Name that a proxy in front, or a page of yours, asks for; may be given several times "
+        "\\[only names of this machine, on a loopback address]."
+    ),
+]
+ConnectionsOption = Annotated[
+    int, typer.Option(min=1, help="Connections at once, of one address half of them.")
+]
+CertificateOption = Annotated[
+    Path | None, typer.Option(help="PEM file of the certificate chain, for HTTPS \\[plain HTTP].")
+]
+CertificateKeyOption = Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the bearer token that callers must send \\[RAYREC_SERVE_TOKEN, else no token]."
+    ),
+]
+
+
 @command(app, "serve")
 def serve_command(
     context: typer.Context,
@@ -57,16 +79,8 @@ def serve_command(
     single_process: Annotated[
         bool, typer.Option("--single-process", help="Serve from this process, without Ray.")
     ] = False,
-    allowed_host: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Name that a proxy in front, or a page of yours, asks for; may be given several times "
-            "\\[only names of this machine, on a loopback address]."
-        ),
-    ] = None,
-    max_connections: Annotated[
-        int, typer.Option(min=1, help="Connections at once, of one address half of them.")
-    ] = 8192,
+    allowed_host: AllowedHostOption = None,
+    max_connections: ConnectionsOption = 8192,
     keep_alive: Annotated[
         int | None,
         typer.Option(min=1, help="Seconds that connections stay open without a request \\[5; Ray Serve's]."),
@@ -101,16 +115,9 @@ def serve_command(
         ),
     ] = None,
     access: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="PEM file of the certificate chain, for HTTPS \\[plain HTTP].")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the certificate's key.")] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File with the bearer token that callers must send \\[RAYREC_SERVE_TOKEN, else no token]."
-        ),
-    ] = None,
+    tls_cert: CertificateOption = None,
+    tls_key: CertificateKeyOption = None,
+    token_file: TokenFileOption = None,
     events: Annotated[
         Path | None,
         typer.Option(help="YAML file that says where events posted to /v1/events go \\[events are refused]."),
