@@ -3,7 +3,8 @@
     python docs/check_links.py
 
 The strict build of the site checks its own pages; this also covers files that are not part of it, and checks
-anchors as a code host resolves them.
+anchors as a code host resolves them. What git ignores, such as a generated page, does not exist for a reader
+there: a link to it is broken, even in a checkout where it was generated.
 """
 
 from __future__ import annotations
@@ -44,13 +45,19 @@ def broken_links(file: Path) -> list[str]:
         target = (file.parent / unquote(url.path)).resolve() if url.path else file
         if not target.is_relative_to(ROOT):
             problems.append(f"{file.relative_to(ROOT)}: {link} leaves the repository")
-        elif not target.exists():
-            problems.append(f"{file.relative_to(ROOT)}: {link} does not exist")
+        elif not target.exists() or _is_ignored(target):
+            problems.append(f"{file.relative_to(ROOT)}: {link} does not exist, or git ignores it")
         elif url.fragment and target.suffix == ".md" and url.fragment not in _anchors(target):
             problems.append(
                 f"{file.relative_to(ROOT)}: {link} names no heading of {target.relative_to(ROOT)}"
             )
     return problems
+
+
+@functools.cache
+def _is_ignored(path: Path) -> bool:
+    command = ["git", "check-ignore", "--quiet", "--", str(path)]
+    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True).returncode == 0
 
 
 def _links(file: Path) -> list[str]:

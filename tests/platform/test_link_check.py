@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 
 import pytest
 
@@ -29,7 +30,19 @@ def test_what_does_not_exist_is_named_and_the_rest_is_not(check_links, tmp_path)
     )
 
     assert check_links.broken_links(page) == [
-        "page.md: picture.png does not exist",
+        "page.md: picture.png does not exist, or git ignores it",
         "page.md: other.md#again-2 names no heading of other.md",
         "page.md: ../outside.md leaves the repository",
     ]
+
+
+def test_a_generated_page_is_missing_even_where_it_was_generated(check_links, tmp_path):
+    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
+    (tmp_path / ".gitignore").write_text("/generated/*.md\n!/generated/index.md\n")
+    (tmp_path / "generated").mkdir()
+    (tmp_path / "generated" / "index.md").touch()
+    (tmp_path / "generated" / "page.md").touch()
+    page = tmp_path / "page.md"
+    page.write_text("[a](generated/index.md) [b](generated/page.md) [c](generated)\n")
+
+    assert check_links.broken_links(page) == ["page.md: generated/page.md does not exist, or git ignores it"]
