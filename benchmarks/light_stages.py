@@ -86,6 +86,10 @@ class LightReader(LightActor):
     def read(self, reading: AssignedPart) -> int:
         return reading.part.start
 
+    def rest(self, seconds: float) -> None:
+        """Answers so much later."""
+        time.sleep(seconds)
+
 
 class LightFeatureWorker(LightActor):
     """Draws ids of all trainers, and gives each its batch."""

@@ -2,9 +2,9 @@
 
 The actors are light processes that do everything but the arithmetic (`light_stages`); driver, servers,
 groups, lookups, transport and watch are the product's. Each number of trainers is measured with groups of
-eight, and up to sixteen also without. A process takes a share of a core while it has nothing to do, and a
-machine with more processes than cores makes steps long: what the driver takes while no step is made is
-measured, too, and left out. Bars:
+eight, and up to sixteen also without. A process takes a share of a core while it waits for another, and a
+machine with more processes than cores makes steps long: what the driver takes while it waits and no step is
+made is measured, too, and left out. Bars:
 
 * `scale-tree-driver`: twice the driver's processor time of a step with 8 trainers over that with 64, all in
   groups.
@@ -132,7 +132,7 @@ class _Running:
     next_step: int = 0
 
     def train(self, steps: int) -> Cost:
-        idle = _idle_share()
+        idle = self._waiting_share()
         before = self._counters()
         driver, started = time.process_time(), time.perf_counter()
         for _ in self.pipeline.run(self.next_step, self.next_step + steps):
@@ -154,6 +154,12 @@ class _Running:
             1e3 * took_s / steps,
         )
 
+    def _waiting_share(self) -> float:
+        """Of a core, that the driver takes while it waits for a stage as it does between two reports."""
+        used, started = time.process_time(), time.perf_counter()
+        self.stages.watch.get([self.stages.readers[0].rest.remote(IDLE_S)])
+        return (time.process_time() - used) / (time.perf_counter() - started)
+
     def _counters(self) -> tuple[float, float, float, float]:
         calls, num_bytes, server_s = ray.get(self.stages.servers[0].traffic.remote())
         of_callers = [caller.__ray_call__.remote(_cpu_s) for caller in self.stages.callers[:1]]
@@ -162,13 +168,6 @@ class _Running:
 
 def _cpu_s(actor: object) -> float:
     return time.process_time()
-
-
-def _idle_share() -> float:
-    """Of a core, that the driver takes while it does nothing."""
-    used, started = time.process_time(), time.perf_counter()
-    time.sleep(IDLE_S)
-    return (time.process_time() - used) / (time.perf_counter() - started)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ def run(tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 def test_this_machine_is_looked_at_without_ray():
     program = (
         "import sys; sys.modules['ray'] = None; from rayrec.cli import main; "

@@ -79,6 +79,7 @@ def test_options_of_clusters_need_one(config, option):
     assert "name one with --cluster" in refused("plan", config, *option)
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_into_a_folder(config, tmp_path):
     pytest.importorskip("matplotlib")
 

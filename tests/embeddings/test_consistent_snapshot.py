@@ -4,6 +4,7 @@ Where the writer is when something changes is for the test to say: it takes the 
 """
 
 import copy
+import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -46,7 +47,7 @@ from rayrec.embeddings.table import ids_since
 from rayrec.embeddings.table.table_rows import TableRows
 from tests.embeddings.dictionary_oracle import DictionaryTable
 from tests.embeddings.test_admission_and_eviction import check_calendar
-from tests.helpers.examples import examples
+from tests.helpers.examples import cases, examples
 
 PLAIN = TableConfig(name="items", dim=3, seed=1, optimizer=RowwiseAdagradConfig())
 RULED = TableConfig(
@@ -275,8 +276,9 @@ snapshots = st.tuples(
 )
 
 
-@pytest.mark.parametrize("known", [2, 1000])
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "known"), cases(itertools.product(CONFIGS, (2, 1000)), {("ruled", 2), ("timed", 1000)})
+)
 @examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=batches(30), num_shards=st.integers(1, 3), plan=st.lists(snapshots, min_size=1, max_size=5))
 def test_a_snapshot_and_its_increments_are_a_whole_snapshot(
@@ -287,7 +289,7 @@ def test_a_snapshot_and_its_increments_are_a_whole_snapshot(
     check_chain(Run(CONFIGS[name], num_shards, steps), tmp_path_factory.mktemp("chain"), plan)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", cases(CONFIGS, ["ruled"]))
 @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=batches(20), num_shards=st.integers(1, 2), plan=st.lists(snapshots, min_size=1, max_size=4))
 def test_increments_of_rows_on_disk_are_whole_too(

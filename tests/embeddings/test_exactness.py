@@ -58,7 +58,6 @@ FAST = (
     "shared-row write-back in a thread",
     "bounded_stale(0)",
     "cache of 1",
-    "cache of 3 in a thread",
     "device cache of 3",
     "device cache of 100",
 )

@@ -192,6 +192,7 @@ def test_an_announcement_that_fails_is_left_to_the_lookup(monkeypatch, caplog):
     assert len(shard.lookup({"items": np.arange(50)})["items"]) == 50
 
 
+@pytest.mark.slow
 def test_a_larger_table_is_read_in_parts_by_any_number_of_shards(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "_ROWS_PER_PART", 50)
     monkeypatch.setattr(snapshot, "_ROWS_PER_GROUP", 100)

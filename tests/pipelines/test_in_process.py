@@ -148,6 +148,7 @@ def test_split_weights_need_processes(dataset, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_training_evaluating_and_recommending_import_no_ray(dataset, tmp_path, monkeypatch):
     """What is imported only when it is needed is not needed."""
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -409,6 +409,7 @@ def test_a_trigger_is_the_newest_event_and_is_not_recommended(recommender: Recom
     assert (answer.num_read, len(answer.items)) == (1, 3)
 
 
+@pytest.mark.slow
 def test_an_instructed_model_trains_through_actors_alike_with_one_trainer_or_two(
     dataset: Dataset, tmp_path: Path
 ):

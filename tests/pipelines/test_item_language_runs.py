@@ -288,6 +288,7 @@ def test_what_is_held_out_is_in_no_prompt_unless_the_catalog_is_asked_for(tmp_pa
     assert {keys[position] for position in dataset.item_positions(np.array(sorted(read)))} == set(names[:9])
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_same_bits(shop, run, tmp_path):
     config = settings(shop)
 
@@ -308,6 +309,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(shop, run, tmp_path):
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_trainers_learn_what_one_does(shop, tmp_path):
     one = trained(settings(shop, epochs=1), tmp_path / "one")
     two = trained(settings(shop, epochs=1, num_trainers=2), tmp_path / "two")

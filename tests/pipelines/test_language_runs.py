@@ -32,6 +32,7 @@ from rayrec.samples.text.records import Record
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from tests.helpers.examples import cases
 from tests.helpers.text_tokenizers import tokenizer_folder
 
 WORDS = ("red", "blue", "green", "black", "white")
@@ -107,7 +108,7 @@ def state_of(run: Path) -> dict[str, np.ndarray]:
     return {**snapshot.weights, **snapshot.optimizer_state}
 
 
-@pytest.mark.parametrize("template", ["plain", "chat"])
+@pytest.mark.parametrize("template", cases(["plain", "chat"], ["chat"]))
 def test_a_run_learns_its_records_and_says_how_well(folders, tmp_path, template):
     losses = trained(settings(folders, epochs=4, template=template), tmp_path / "run")
 

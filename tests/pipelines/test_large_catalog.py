@@ -173,6 +173,7 @@ def test_rows_of_items_are_read_across_row_groups(data):
     assert found["item_key"].to_pylist() == whole[15:47]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_tasks_on_ray_give_the_same_bits(ray_cluster, data, tmp_path):
     from rayrec.platform.ray_tasks import run_tasks_on_ray

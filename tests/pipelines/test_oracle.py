@@ -337,6 +337,7 @@ def test_trainers_of_one_group_end_with_the_bits_of_trainers_that_call_for_thems
     assert_same_bits(together, alone)
 
 
+@pytest.mark.slow
 def test_groups_end_where_one_trainer_does_up_to_rounding(run_pipeline: RunPipeline):
     three = run_pipeline(GENERATIVE, num_trainers=3, mode="exact_prefetch", trainers_per_group=2)
 

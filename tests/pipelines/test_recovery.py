@@ -325,6 +325,7 @@ def test_a_snapshot_on_demand_is_of_a_step_in_between_and_changes_nothing(alone,
     assert differences(run, alone[0], EPOCHS) == []
 
 
+@pytest.mark.slow
 def test_a_run_whose_folder_is_gone_goes_on_from_its_copy(alone, data, tmp_path):
     run = tmp_path / "run"
     config = settings(data, snapshots__copy_to=(tmp_path / "other disk" / "mine").as_uri())

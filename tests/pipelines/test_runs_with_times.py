@@ -306,6 +306,7 @@ def test_a_raw_row_may_leave_its_times_out(run: Path):
     assert timed.times.tolist() == query.times.tolist()
 
 
+@pytest.mark.slow
 def test_a_model_of_time_trains_validates_and_goes_on_through_actors(dataset: Dataset, tmp_path: Path):
     settings = config(dataset.root).model_dump()
     settings["model"] |= {"item_matrix": "sparse", "loss": "bce", "negatives_per_event": 2}

@@ -105,6 +105,7 @@ def test_settings_that_could_never_find_anyone_are_refused():
         StragglerConfig(slow_windows=4)
 
 
+@pytest.mark.slow
 def test_a_run_says_which_trainer_is_slow_and_where_though_all_steps_take_as_long(
     tmp_path, monkeypatch, caplog
 ):

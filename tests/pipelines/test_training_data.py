@@ -353,6 +353,7 @@ def fill_store(address: str) -> None:
     store.close()
 
 
+@pytest.mark.slow
 def test_a_store_that_goes_down_stops_the_run_behind_a_step_and_nothing_is_lost(data, tmp_path):
     """The undisturbed run is from a store on disk."""
     log, run = tmp_path / "log", tmp_path / "run"

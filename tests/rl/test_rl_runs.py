@@ -101,6 +101,7 @@ def test_a_run_leaves_what_everything_else_reads(colocated, supervised):
     assert report["held_out"]["num_users"] < report["all"]["num_users"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rollouts", cases([1, 2], [2]))
 def test_workers_of_their_own_make_the_same_updates_to_the_bit(supervised, colocated, tmp_path, rollouts):
     config = config_of(supervised, placement=placed(kind="disaggregated", rollouts=rollouts))
@@ -173,6 +174,7 @@ def test_a_resumed_run_continues_to_the_same_bits(supervised, tmp_path):
         assert np.array_equal(array, expected[name]), name
 
 
+@pytest.mark.slow
 def test_several_updates_of_a_batch_are_steps_of_the_optimizer(supervised, colocated, tmp_path):
     train_policy(config_of(supervised, learner=LEARNS_TWICE), tmp_path / "run", cluster=in_process)
     snapshot = read_snapshot(RunFolder.open(tmp_path / "run").chosen_snapshot("last"))

@@ -203,6 +203,7 @@ def test_settings_that_a_layout_does_not_have_are_refused(tmp_path):
         load_source(tmp_path, PrepareConfig(layout_settings={"user": "customer"}))
 
 
+@pytest.mark.slow
 def test_the_command_names_our_layouts():
     help_text = run(REPO, "-m", "rayrec", "prepare", "--help")
 

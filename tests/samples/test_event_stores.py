@@ -454,6 +454,7 @@ def test_events_of_an_append_that_fails_are_not_in_the_feed(store, by_item, monk
     assert (read(store, [1]), store.feed_position()) == ([[]], feed.START)
 
 
+@pytest.mark.slow
 def test_a_feed_is_bounded_and_says_so_to_a_reader_that_fell_behind(store, by_item, address, monkeypatch):
     most = 3 if "redis" not in address else 200  # Redis removes whole nodes of a hundred entries
     for module in ("lmdb_store", "redis_store"):

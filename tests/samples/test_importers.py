@@ -241,8 +241,8 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path):
     ("name", "layout", "events", "items"),
     [
         ("movielens-100k", "recbole", 100_000, 1_682),
-        ("amazon14-beauty", "s3rec", 198_502, 12_101),
-        ("amazon14-sports", "s3rec", 296_337, 18_357),
+        pytest.param("amazon14-beauty", "s3rec", 198_502, 12_101, marks=pytest.mark.slow),
+        pytest.param("amazon14-sports", "s3rec", 296_337, 18_357, marks=pytest.mark.slow),
         ("deskdrop", "events", 72_312, None),
     ],
 )

@@ -528,6 +528,7 @@ def test_a_manifest_that_was_changed_is_refused(tmp_path, old, new, message):
 # Ray, and real data
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ray_data_writes_the_same_files(ray_cluster, tmp_path):
     from rayrec.samples.prepare.ray_jobs import run_partitions_on_ray

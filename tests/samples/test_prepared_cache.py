@@ -248,6 +248,7 @@ assert not cache.counts.damaged and not cache.counts.not_kept
 """
 
 
+@pytest.mark.slow
 def test_processes_share_one_bounded_cache(tmp_path):
     limit = 5 * ENTRY_BYTES
     root = Path(rayrec.__file__).parent.parent

@@ -100,7 +100,8 @@ def rows_below(folder: Path) -> list[dict[str, object]]:
     return [row for file in folder.rglob("part-*.parquet") for row in pq.read_table(file).to_pylist()]
 
 
-@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=[pytest.mark.ray, pytest.mark.slow])])
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.ray)])
 def test_each_answer_is_of_one_version_across_flips_and_nothing_of_the_logs_is_lost(
     run, tmp_path, request, replicas
 ):

@@ -215,6 +215,7 @@ def test_where_changes_do_not_build_on_what_is_held_all_rows_are_read(
     assert follower.look()  # which is held, though its own base is gone
 
 
+@pytest.mark.slow
 def test_each_answer_is_entirely_of_one_version_while_versions_change(run, store, answers_by_step):
     """Also what waits for its turn when the version changes, and all rows of one message."""
     publish(run, store, 0)

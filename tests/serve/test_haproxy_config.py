@@ -373,6 +373,7 @@ def named_replicas(count: int) -> Iterator[list[int]]:
         yield [server.server_port for server in servers]
 
 
+@pytest.mark.slow
 def test_a_user_stays_with_a_replica_and_moves_only_if_it_goes(tmp_path):
     sticky = {"balance_algorithm": "hdr(X-User-Id)"}
     users = [f"u{number}" for number in range(60)]

@@ -432,6 +432,7 @@ def test_a_service_begins_with_no_more_than_it_is_left(limits, caplog):
     assert as_left(fixed, limits) == fixed
 
 
+@pytest.mark.slow
 def test_ray_serve_builds_the_application_from_arguments_as_a_ray_service_has_them(tmp_path):
     from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 

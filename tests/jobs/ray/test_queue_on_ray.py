@@ -15,7 +15,7 @@ from rayrec.jobs.watcher import ClusterWatcher
 from rayrec.platform.errors import InputError
 from tests.cli.commands import answer, rayrec, refused
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(240)]
 
 WORK = """
 import os, sys, time
@@ -30,15 +30,10 @@ with open(log, "a") as file:
 
 
 @pytest.fixture(scope="module")
-def cluster(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[QueueCluster]:
-    """Of two nodes beside the head if one of the tests that were chosen runs programs on them."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[QueueCluster]:
+    """Of two nodes beside the head."""
     folder = tmp_path_factory.mktemp("queue")
-    chosen = [item for item in request.session.items if item.path == request.path]
-    num_nodes = 2 if any(item.get_closest_marker("slow") for item in chosen) else 1
-    nodes = [{"num_cpus": 2, "num_gpus": 2 // num_nodes} for _ in range(num_nodes)]
-    with queue_cluster(folder, nodes) as made:
+    with queue_cluster(folder, [{"num_cpus": 2, "num_gpus": 1}] * 2) as made:
         made.start_queue()
         for team in ("team-a", "team-b"):
             answer("queue", "add", team, "--cards", "1", "--cohort", "all", "--ledger", made.ledger_path)
@@ -55,7 +50,6 @@ def submit(cluster: QueueCluster, name: str, team: str, *more: str, ready: Path)
     return log
 
 
-@pytest.mark.slow
 def test_a_program_runs_and_a_borrower_is_stopped_for_an_owner_and_goes_on(cluster):
     ready, never = cluster.folder / "ready", cluster.folder / "later"
     ready.touch()

@@ -195,6 +195,7 @@ def test_a_config_may_name_every_backend_and_is_heard(tmp_path):
         assert isinstance(network.backbone.blocks[0].choice, expected)
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_for_backends_that_are_not_used():
     program = (
         "import sys; import rayrec.models.attention.uni_attention; "

@@ -6,6 +6,7 @@ import torch
 
 from rayrec.models.language.adapters import merge_adapters
 from rayrec.platform.errors import InputError
+from tests.helpers.examples import cases
 from tests.models.language.texts import FIRST_NEW, LLAMA, NUM_TOKENS, SHAPE, optimizer, program, text
 
 pytest.importorskip("peft")
@@ -26,7 +27,7 @@ def train(trained, steps):
     return losses
 
 
-@pytest.mark.parametrize("tied", TIED)
+@pytest.mark.parametrize("tied", cases(TIED, ["tied"]))
 def test_only_adapters_and_rows_of_new_tokens_are_trained(tied):
     model = adapted(LLAMA | TIED[tied])
     before = {name: weight.clone() for name, weight in model.model.frozen_weights.items()}

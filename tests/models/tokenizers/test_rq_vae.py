@@ -19,6 +19,7 @@ def test_codes_do_not_collapse_whatever_the_scale_of_the_vectors(scale):
     assert len(set(map(tuple, codes_IL))) > 300
 
 
+@pytest.mark.slow
 def test_without_the_measures_small_vectors_collapse_to_one_code():
     codes_IL = codes_of(
         item_like_vectors(scale=0.01), standardize=False, start_at_items=False, revive_dead_codes=False
@@ -26,6 +27,7 @@ def test_without_the_measures_small_vectors_collapse_to_one_code():
     assert all(perplexity(codes_I) < 2 for codes_I in codes_IL.T)
 
 
+@pytest.mark.slow
 def test_a_start_at_random_leaves_most_codes_unused_and_reviving_them_helps():
     vectors_ID = item_like_vectors()
     left_alone = codes_of(vectors_ID, start_at_items=False, revive_dead_codes=False)

@@ -19,6 +19,7 @@ def config(tmp_path_factory):
     return ctr_config(impression_dataset(tmp_path_factory.mktemp("windows")))
 
 
+@pytest.mark.slow
 def test_a_window_sees_every_role(ray_cluster, config):
     (measured,) = measure(config, [Variant(2, 1, mode="sync", transport="ray")], num_windows=2, num_steps=5)
 

@@ -75,6 +75,7 @@ def test_steps_computed_again_have_the_same_bits(finished, step):
     assert [path.name for path in finished.parent.iterdir()] == [finished.name]
 
 
+@pytest.mark.slow
 def test_two_trainers_and_exact_prefetch_have_the_same_bits(data, tmp_path):
     config = config_of(data, pipeline__num_trainers=2, pipeline__mode="exact_prefetch", sparse__num_servers=2)
     train(config, tmp_path / "run", cluster=in_process)

@@ -71,6 +71,7 @@ def joined(tmp_path_factory):
     return folder / "log.parquet", values_N
 
 
+@pytest.mark.slow
 def test_what_one_action_for_all_would_have_earned_is_within_the_interval(joined):
     path, values_N = joined
     for action, share in zip(("full", "half", "few"), SHARES, strict=True):

@@ -341,6 +341,7 @@ def test_events_of_another_log_are_refused():
         graph.check_log("0123", "stores/clicks")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_while_it_saves_leaves_a_whole_graph(tmp_path):
     program = textwrap.dedent(
         """

@@ -154,6 +154,7 @@ def test_deskdrop_labels_are_of_the_period_of_their_split(articles, tmp_path):
     assert list(dataset.schema.labels) == ["like", "bookmark", "follow", "comment"]
 
 
+@pytest.mark.slow
 def test_the_later_log_changes_no_earlier_row(tmp_path):
     source = real_data("deskdrop")
     events = pd.read_csv(source / "users_interactions.csv.gz", dtype=str)
@@ -177,6 +178,7 @@ def test_the_later_log_changes_no_earlier_row(tmp_path):
         assert found["whole"].manifest.files[name] == found["cut"].manifest.files[name]
 
 
+@pytest.mark.slow
 def test_the_real_logs(tmp_path):
     films = prepared("movielens", real_data("movielens-100k"), tmp_path / "ml")
     assert sum(films.manifest.rows.values()) == 100_000

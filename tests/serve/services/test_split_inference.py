@@ -215,6 +215,7 @@ def test_no_more_batches_are_computed_at_a_time_than_there_are_streams(streams):
     assert most == [streams]
 
 
+@pytest.mark.slow
 def test_batches_beside_each_other_are_ranked_as_one_after_the_other(tmp_path):
     run = make_run(tmp_path, "generative")
     part = DensePart.open(run, ServeConfig(), streams=3)
