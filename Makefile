@@ -62,11 +62,11 @@ packages: ## Install Debian's redis-server, chromium and prometheus for the test
 	     $$as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$package; } \
 	|| echo "$$package is missing and cannot be installed here: the tests that need it are skipped"; done
 
-# A file's tests stay together, since they share what its fixtures made; tests/conftest.py groups and orders the files.
+# A file's tests stay together, since they share what its fixtures made; tests/conftest.py orders the files.
 # Three processes on two cores: those that wait for Ray's processes leave a core to the others.
 # What is compiled of the modules is kept, wherever the environment says to keep none: every process of xdist and every
 # process that a test starts imports the same ones.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Where the shell forbids bytecode, every process would compile all sources, and each of pytest's all tests, again.
 test test-all: export PYTHONDONTWRITEBYTECODE =

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hypothesis
 import pytest
@@ -20,9 +20,6 @@ from rayrec.platform.cluster import start_on_this_machine
 from tests.helpers.examples import register_profiles
 from tests.helpers.forked_workers import forked_workers
 from tests.helpers.redis_server import RedisServer
-
-if TYPE_CHECKING:
-    from xdist.scheduler import LoadGroupScheduling
 
 register_profiles()
 hypothesis.settings.load_profile("repeatable")
@@ -55,34 +52,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     They take longest, and what comes last should be short: `--no-loadscope-reorder` keeps the order. A file
     is not divided: its fixtures would be made twice. Before them come a few that compile most kernels, in a
     checkout that has none yet: else all processes of a cluster, and all of xdist's, compile the same ones.
-    Files of fast tests that use Ray are one group: three clusters that start at once, and stay, are much of
-    what the two cores have to do.
     """
     for item in items:
         if "ray_cluster" in getattr(item, "fixturenames", ()):
             item.add_marker("ray")
     with_ray = {item.path for item in items if item.get_closest_marker("ray")}
-    fast_with_ray = {
-        item.path for item in items if item.get_closest_marker("ray") and not item.get_closest_marker("slow")
-    }
-    for item in items:
-        if item.path in fast_with_ray:
-            item.add_marker(pytest.mark.xdist_group("Ray"))
     kernels = {path: place for place, path in enumerate(COMPILING_FILES)}
     items.sort(key=lambda item: (kernels.get(item.path, len(kernels)), item.path not in with_ray))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling | None:
-    """With `--dist loadgroup`, files without a group are not divided."""
-    from xdist.scheduler import LoadGroupScheduling
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.helpers.one_cluster import FilesOfOneCluster
 
-    class GroupsAndFiles(LoadGroupScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            group = super()._split_scope(nodeid)
-            return nodeid.split("::")[0] if group == nodeid else group
-
-    return GroupsAndFiles(config, log) if config.getoption("dist") == "loadgroup" else None
+    return FilesOfOneCluster(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")
