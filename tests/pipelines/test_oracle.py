@@ -260,7 +260,7 @@ def test_two_sync_runs_with_one_seed_end_with_the_same_bits(run_pipeline: RunPip
     [
         pytest.param(1, 0, 1, id="one", marks=pytest.mark.slow),
         pytest.param(2, 0, 1, id="two", marks=pytest.mark.slow),
-        pytest.param(2, 12, 1, id="two with caches"),
+        pytest.param(2, 12, 1, id="two with caches", marks=pytest.mark.slow),
         pytest.param(2, 0, 2, id="two in a group"),
     ],
 )

@@ -72,7 +72,8 @@ VICTIMS: dict[str, Callable[[Stages], Any]] = {
 }
 
 
-@pytest.mark.parametrize("victim", ["parameter_server-0", pytest.param("trainer-1", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["parameter_server-0", "trainer-1"])
 def test_an_actor_that_dies_in_a_running_pipeline_is_named(ray_cluster, assembly_of, victim):
     """In any order of the news: also when the other trainer's collective fails before Ray's call does.
 
