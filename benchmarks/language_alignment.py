@@ -13,8 +13,9 @@ tokens is not counted. Bars, of the whole catalog's prompts over codes alone:
 
 RAYREC_BENCH_DATA is a folder with the source `amazon14-beauty`. Without it, a small log is made of users who
 stay with one kind of items, which titles name, to see that the benchmark works: nothing is claimed of it.
-With data, it writes `benchmarks/quality/language-alignment.json` with the date. RAYREC_BENCH_STEPS, if set,
-are epochs.
+With data, each run takes half an hour of a core, and its figures are written to
+`benchmarks/quality/language-alignment.json` at once: the benchmark makes the runs that the file lacks, so it
+may be stopped and started again. RAYREC_BENCH_STEPS, if set, are epochs.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ import json
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -98,40 +99,58 @@ class Question:
 def bench(options: BenchOptions) -> list[Bar]:
     size = SMALL if options.data is None else BEAUTY
     epochs = size.epochs if options.steps == BenchOptions.steps else options.steps
+    record = _Record(size, epochs, RECORD if options.data is not None else None)
     with TemporaryDirectory(prefix="rayrec-bench-") as name:
         folder = Path(name)
         with _source(options, folder) as source:
             data, questions = without_cold_items(source, folder)
         _tokenized(data, folder, size, options.data is None)
-        found: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
-        for seed in SEEDS:
-            for arm, settings in ARMS.items():
-                run = folder / f"{arm.replace(' ', '-')}-{seed}"
-                figures = _measured(data, run, folder / "base", size, epochs, seed, settings, questions)
-                found[arm].append(figures)
-                said = ", ".join(f"{figure} {value:.4f}" for figure, value in figures.items())
-                log.print(f"seed {seed}, {arm}: {said}", highlight=False)
-    if options.data is not None:
-        made = {
-            "date": datetime.now(UTC).date().isoformat(),
-            "questions": len(questions),
-            "epochs": epochs,
-            "seeds": list(SEEDS),
-            "results": found,
-        }
-        RECORD.write_text(json.dumps(made, indent=2) + "\n")
+        # What the bars compare comes first.
+        for seed, arm in (*product(SEEDS, (PEER, OURS)), *product(SEEDS, ARMS)):
+            if record.has(arm, seed):
+                continue
+            run = folder / f"{arm.replace(' ', '-')}-{seed}"
+            figures = _measured(data, run, folder / "base", size, epochs, seed, ARMS[arm], questions)
+            record.add(arm, seed, figures, len(questions))
+            said = ", ".join(f"{figure} {value:.4f}" for figure, value in figures.items())
+            log.print(f"seed {seed}, {arm}: {said}", highlight=False)
     is_claimed = options.data is not None
     return [
-        _bar("language-alignment-cold", "cold recall@50", found, 1.0, is_claimed),
-        _bar("language-alignment-warm", "recall@10", found, 0.95, is_claimed),
+        _bar("language-alignment-cold", "cold recall@50", record, 1.0, is_claimed),
+        _bar("language-alignment-warm", "recall@10", record, 0.95, is_claimed),
     ]
 
 
-def _bar(
-    name: str, figure: str, found: dict[str, list[dict[str, float]]], target: float, is_claimed: bool
-) -> Bar:
-    pairs = zip(found[OURS], found[PEER], strict=True)
-    ratios = [ours[figure] / max(peer[figure], 1e-4) for ours, peer in pairs]
+class _Record:
+    """Figures of runs by arm and seed, kept in a file; those of other settings do not count."""
+
+    def __init__(self, size: Size, epochs: int, path: Path | None) -> None:
+        self._path = path
+        self._made: dict[str, Any] = {
+            "settings": asdict(size) | {"epochs": epochs, "cold_share": COLD_SHARE, "arms": ARMS},
+            "results": {arm: {} for arm in ARMS},
+        }
+        if path is not None and path.is_file():
+            before = json.loads(path.read_text())
+            if before["settings"] == self._made["settings"]:
+                self._made = before
+
+    def has(self, arm: str, seed: int) -> bool:
+        return str(seed) in self._made["results"][arm]
+
+    def add(self, arm: str, seed: int, figures: dict[str, float], num_questions: int) -> None:
+        self._made["results"][arm][str(seed)] = figures
+        self._made |= {"date": datetime.now(UTC).date().isoformat(), "questions": num_questions}
+        if self._path is not None:
+            self._path.write_text(json.dumps(self._made, indent=2) + "\n")
+
+    def of(self, arm: str, figure: str) -> list[float]:
+        return [self._made["results"][arm][str(seed)][figure] for seed in SEEDS]
+
+
+def _bar(name: str, figure: str, record: _Record, target: float, is_claimed: bool) -> Bar:
+    pairs = zip(record.of(OURS, figure), record.of(PEER, figure), strict=True)
+    ratios = [ours / max(peer, 1e-4) for ours, peer in pairs]
     low = min(ratios)
     ok = low >= target if is_claimed else None
     return Bar(name, statistics.median(ratios), low, f"{figure} of codes alone", target, ok)
