@@ -9,6 +9,7 @@ Source: M. O. Rabin and D. Scott, Finite Automata and Their Decision Problems, I
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -28,8 +29,10 @@ class _TooLargeError(Exception):
 
 
 def unambiguous(automaton: Automaton) -> tuple[str, Automaton] | None:
-    """The same expression in xgrammar's notation, and as one rule of an automaton; None: texts are read in one
-    way as it is, or this would be large or another language."""
+    """The same expression in xgrammar's notation, and as one rule of an automaton.
+
+    None: texts are read in one way as it is, or this would be large, or another language.
+    """
     if not automaton.is_exact:
         return None
     try:
@@ -120,7 +123,7 @@ def _pieces(automaton: Automaton, places: Iterable[Place]) -> list[Range]:
             for first, last in ranges:
                 edges |= {first, last + 1}
     ordered = sorted(edges)
-    return [(first, after - 1) for first, after in zip(ordered, ordered[1:], strict=False)]
+    return [(first, after - 1) for first, after in itertools.pairwise(ordered)]
 
 
 def _written(ranges: Iterable[Range]) -> str:

@@ -272,8 +272,8 @@ class Chart:
                 continue
             if steps > MOST_STEPS:
                 raise TooAmbiguousError(
-                    "the form lets a text be read in too many ways, as a repetition within a repetition does; "
-                    "write it without"
+                    "the form lets a text be read in too many ways, as a repetition within a repetition "
+                    "does; write it without"
                 )
             items.add(item)
             state, origin = item
