@@ -1,5 +1,10 @@
-"""From a checked request to pieces of text: which model, whose limits, and what becomes of callers that
-leave."""
+"""From a request to its answer: which model, whose limits, and what becomes of callers that leave.
+
+    body ─► model ─► read ─► room at the engine? ─► limits ─► whole answer, or events ─► slots are free again
+
+Limits come before a template is rendered, a grammar compiled or another service asked: a caller that sends
+too much costs no more than reading it.
+"""
 
 from __future__ import annotations
 
@@ -7,192 +12,103 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from rayrec.models.generation.sampler import Chosen
 from rayrec.serve.admission.limits import Admissions
 from rayrec.serve.admission.request_info import RequestInfo, address_of
-from rayrec.serve.language.engine import EngineStoppedError, Prompt
-from rayrec.serve.language.loading import LanguageModelHere
-from rayrec.serve.language.writing import Piece, Reason
-from rayrec.serve.wire.errors import RequestError, error_response, explain
-from rayrec.serve.wire.request_body import json_object, unpacked_body
+from rayrec.serve.language.served import Call, Kind, ServedModel, Values
+from rayrec.serve.wire.errors import RequestError, error_response
 
-Wanted = TypeVar("Wanted", bound=BaseModel)
 Result = TypeVar("Result")
-
-
-@dataclass
-class Answer:
-    """One choice, whole."""
-
-    text: str = ""
-    tokens: list[Chosen] = field(default_factory=list)
-    reason: Reason = "stop"
-    is_first: bool = True
-    """Whether nothing of the choice was sent before."""
-
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.tokens += piece.tokens
-        if piece.reason is not None:
-            self.reason = piece.reason
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that holds its slots."""
+    """A request that holds its slots, until its answer is there or its caller gone."""
 
-    model: LanguageModelHere
-    prompts: Sequence[Prompt]
+    call: Call
+    expires_at: float
     release: Callable[[], None]
 
-    async def answers(self) -> list[Answer]:
-        """All choices, whole, in order."""
-
-        async def one(prompt: Prompt) -> Answer:
-            answer = Answer()
-            async with aclosing(self.model.engine.submit(prompt)) as pieces:
-                async for piece in pieces:
-                    answer.add(piece)
-            return answer
-
+    async def whole(self, http: Request) -> dict[str, Any]:
+        """The answer."""
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(prompt)) for prompt in self.prompts]
-        except BaseExceptionGroup as error:
-            raise error.exceptions[0] from None
+            return await unless_gone(http, self.call.whole(self.expires_at))
         finally:
             self.release()
-        return [task.result() for task in tasks]
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Pieces of all choices as they come, with the number of the choice; closing the generator ends all
-        of them."""
-        found: asyncio.Queue[tuple[int, Piece] | Exception | None] = asyncio.Queue()
-
-        async def one(index: int, prompt: Prompt) -> None:
-            try:
-                async with aclosing(self.model.engine.submit(prompt)) as pieces:
-                    async for piece in pieces:
-                        found.put_nowait((index, piece))
-                found.put_nowait(None)
-            except Exception as error:
-                found.put_nowait(error)
-
-        tasks = [asyncio.create_task(one(index, prompt)) for index, prompt in enumerate(self.prompts)]
+    async def values(self, http: Request) -> Values:
+        """The chunks of the answer; slots are free when they end or are closed, see `events`."""
         try:
-            left = len(tasks)
-            while left:
-                each = await found.get()
-                if isinstance(each, Exception):
-                    raise each
-                if each is None:
-                    left -= 1
-                else:
-                    yield each
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            return await unless_gone(http, self.call.stream(self.expires_at))
+        except BaseException:
             self.release()
+            raise
 
 
 class LanguageModels:
     """The models of a service, with the limits of each; on one event loop."""
 
-    def __init__(self, models: Sequence[LanguageModelHere]) -> None:
-        self.models = {model.name: model for model in models}
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self.models = {model.settings.name: model for model in models}
         self._admissions = {
-            model.name: Admissions(model.settings.service, model.settings.callers, monotonic)
-            for model in models
+            name: Admissions(model.settings.service, model.settings.callers, monotonic)
+            for name, model in self.models.items()
         }
 
-    def model(self, name: str) -> LanguageModelHere:
+    @property
+    def names(self) -> list[str]:
+        """What callers may ask for."""
+        return list(self.models)
+
+    def model(self, name: Any) -> ServedModel:
         """A model by its name.
 
         Raises:
             RequestError: there is none (404).
         """
+        if not isinstance(name, str):
+            raise RequestError("model: expected the name of a model", param="model")
         if name not in self.models:
             known = ", ".join(map(repr, self.models))
             raise RequestError(
-                f"there is no model {name!r}; here are {known}", 404, param="model", code="model_not_found"
+                f"there is no model {name[:100]!r}; here are {known}",
+                404,
+                param="model",
+                code="model_not_found",
             )
         return self.models[name]
 
-    def expires_at(self, http: Request, model: LanguageModelHere) -> float:
-        """When an answer is of no use any more."""
-        return self._info(http, model).expires_at
-
-    def admit(self, http: Request, model: LanguageModelHere, prompts: Sequence[Prompt]) -> Admitted:
+    def admit(self, http: Request, kind: Kind, body: Mapping[str, Any]) -> Admitted:
         """Take the slots of a request, all or none.
 
         Raises:
             RefusedError: too many requests of the caller, or of all.
-            RequestError: more answers than are ever admitted together; or the engine has stopped (503).
+            RequestError: there is no such model, it cannot answer that, or more answers are asked for than are
+                ever admitted together.
         """
-        admissions, info = self._admissions[model.name], self._info(http, model)
+        model = self.model(body.get("model"))
+        settings = model.settings
+        info = RequestInfo.of(http.headers, address_of(http), settings.callers.header, settings.timeout_s)
+        call = model.read(kind, body)
+        admissions = self._admissions[settings.name]
         most = admissions.most_at_once
-        count = max(len(prompts), 1)  # an embedding is a request, too
-        if most is not None and count > most:
-            raise RequestError(f"{count} answers in one request; ask for 1 to {most}")
-        self.check_room(model, len(prompts))
-        releases = admissions.admit_all(info.caller, count)
+        if most is not None and call.count > most:
+            raise RequestError(f"{call.count} answers in one request; ask for 1 to {most}")
+        call.check_room()
+        releases = admissions.admit_all(info.caller, call.count)
 
         def release() -> None:
             for each in releases:
                 each()
 
-        return Admitted(model, prompts, release)
-
-    def check_room(self, model: LanguageModelHere, count: int) -> None:
-        """Check that so many answers could be begun, or wait.
-
-        Raises:
-            ServiceLimitError: too many wait.
-            RequestError: the engine has stopped (503), or so many are never taken.
-        """
-        if count > (most := model.engine.most_at_once):
-            raise RequestError(f"{count:,} answers in one request; {model.name} takes {most} at most")
-        try:
-            model.engine.check_room(count)
-        except EngineStoppedError as error:
-            raise RequestError(str(error), 503) from error
-
-    def _info(self, http: Request, model: LanguageModelHere) -> RequestInfo:
-        settings = model.settings
-        return RequestInfo.of(http.headers, address_of(http), settings.callers.header, settings.timeout_s)
-
-
-async def read_request(http: Request, kind: type[Wanted]) -> Wanted:
-    """The body of a request.
-
-    Raises:
-        RequestError: it is no JSON, or says what is not known or not of its type; names the first.
-    """
-    body = json_object(await unpacked_body(http))
-    return checked(body, kind)
-
-
-def checked(body: Mapping[str, Any], kind: type[Wanted]) -> Wanted:
-    """As `read_request`."""
-    try:
-        # What clients send for "as ever".
-        return kind.model_validate({name: value for name, value in body.items() if value is not None})
-    except ValidationError as error:
-        problems = error.errors()
-        known = [field.alias or name for name, field in kind.model_fields.items()]
-        raise RequestError(
-            explain(problems, known), param=str(problems[0]["loc"][0]) if problems[0]["loc"] else None
-        ) from error
+        return Admitted(call, info.expires_at, release)
 
 
 async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:
@@ -222,13 +138,17 @@ async def _gone(http: Request) -> None:
 class _Releasing(StreamingResponse):
     """Releases slots when it ends, even if nobody listened to its beginning."""
 
+    values: AsyncGenerator[Any, None]
     release: Callable[[], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.release()
+            try:
+                await self.values.aclose()
+            finally:
+                self.release()
 
 
 def events(
@@ -243,7 +163,8 @@ def events(
                 async for value in values:
                     yield f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
         except Exception as error:
-            answer = error_response(http.url.path, 500, f"the answer could not be ended: {error}")
+            status = error.status if isinstance(error, RequestError) else 500
+            answer = error_response(http.url.path, status, f"the answer could not be ended: {error}")
             yield f"data: {bytes(answer.body).decode()}\n\n"
             return
         if last is not None:
@@ -254,5 +175,5 @@ def events(
         media_type="text/event-stream",
         headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
     )
-    response.release = admitted.release
+    response.values, response.release = values, admitted.release
     return response

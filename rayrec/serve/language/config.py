@@ -15,8 +15,8 @@ from rayrec.serve.config.admission import CallersConfig, LimitConfig
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,95}")
 
 
-class _ServedModel(Config):
-    """What callers may ask of it."""
+class ModelLimits(Config):
+    """A model, and what callers may ask of it."""
 
     name: str
     """What callers ask for."""
@@ -35,7 +35,7 @@ class _ServedModel(Config):
         return value
 
 
-class EmbeddedModel(_ServedModel):
+class EmbeddedModel(ModelLimits):
     """Computed in the process that serves, by continuous batching of transformers."""
 
     engine: Literal["embedded"] = "embedded"

@@ -144,7 +144,12 @@ def plan_model(model: EmbeddedModel) -> ModelPlan:
     attention += read * heads * head_dim * 4 * size
     hidden = read * (3 * (getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size)) * size
     logits = model.concurrency * shape.vocab_size * (size + 4 + 4)
-    return ModelPlan(model.name, model.device, weights, token, pages * token, attention + hidden + logits)
+    work = attention + hidden + logits
+    if model.embeddings:  # of one text at a time, beside the engine
+        read = model.context_length
+        work += read * (3 * (getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size)) * size
+        work += read * head_dim * (2 * key_heads + 2 * heads) * size + read * read * size
+    return ModelPlan(model.name, model.device, weights, token, pages * token, work)
 
 
 def folder_of(model: EmbeddedModel) -> Path:

@@ -15,6 +15,7 @@ from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import check_tls
 from rayrec.serve.language.api import build_language_api
 from rayrec.serve.language.config import ModelsConfig
+from rayrec.serve.language.embedded import EmbeddedService
 from rayrec.serve.language.loading import exported, load_model
 from rayrec.serve.language.memory import MemoryPlan, folder_of, plan_memory
 from rayrec.serve.launch.launch import stop_signal
@@ -50,7 +51,7 @@ def serving_models(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
         check_tls(config.tls)
     with _with_folders(models) as whole:
         plan_memory(whole).check()
-        loaded = [load_model(model) for model in whole.models]
+        loaded = [EmbeddedService(load_model(model)) for model in whole.models]
         with answering_here(build_language_api(loaded), config) as url:
             yield url
 

@@ -15,6 +15,7 @@ import httpx  # noqa: E402
 import uvicorn  # noqa: E402
 
 from rayrec.serve.language.api import build_language_api  # noqa: E402
+from rayrec.serve.language.embedded import EmbeddedService  # noqa: E402
 from rayrec.serve.language.loading import load_model  # noqa: E402
 from rayrec.serve.web.address import wait_until_ready  # noqa: E402
 
@@ -40,7 +41,9 @@ TOOLS = [
 @pytest.fixture(scope="module")
 def service(settings):
     model = load_model(settings)
-    server = uvicorn.Server(uvicorn.Config(build_language_api([model]), port=0, log_level="error"))
+    server = uvicorn.Server(
+        uvicorn.Config(build_language_api([EmbeddedService(model)]), port=0, log_level="error")
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
