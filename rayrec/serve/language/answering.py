@@ -32,6 +32,8 @@ Result = TypeVar("Result")
 class Admitted:
     """A request that holds its slots, until its answer is there or its caller gone."""
 
+    name: str
+    """That the caller asked for, which is what it is told."""
     call: Call
     expires_at: float
     release: Callable[[], None]
@@ -39,17 +41,22 @@ class Admitted:
     async def whole(self, http: Request) -> dict[str, Any]:
         """The answer."""
         try:
-            return await unless_gone(http, self.call.whole(self.expires_at))
+            return {**await unless_gone(http, self.call.whole(self.expires_at)), "model": self.name}
         finally:
             self.release()
 
     async def values(self, http: Request) -> Values:
         """The chunks of the answer; slots are free when they end or are closed, see `events`."""
         try:
-            return await unless_gone(http, self.call.stream(self.expires_at))
+            return self._named(await unless_gone(http, self.call.stream(self.expires_at)))
         except BaseException:
             self.release()
             raise
+
+    async def _named(self, values: Values) -> Values:
+        async with aclosing(values):
+            async for value in values:
+                yield {**value, "model": self.name}
 
 
 class LanguageModels:
@@ -90,8 +97,8 @@ class LanguageModels:
 
         Raises:
             RefusedError: too many requests of the caller, or of all.
-            RequestError: there is no such model, it cannot answer that, or more answers are asked for than are
-                ever admitted together.
+            RequestError: there is no such model, it cannot answer that, or more answers are asked for than
+                are ever admitted together.
         """
         model = self.model(body.get("model"))
         settings = model.settings
@@ -108,7 +115,7 @@ class LanguageModels:
             for each in releases:
                 each()
 
-        return Admitted(call, info.expires_at, release)
+        return Admitted(settings.name, call, info.expires_at, release)
 
 
 async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -87,20 +89,74 @@ class EmbeddedModel(ModelLimits):
         return device_named(value).kind
 
     def resolved(self, beside: Path) -> Self:
-        return self.model_copy(
-            update={
-                name: None if (value := getattr(self, name)) is None else str((beside / value).resolve())
-                for name in ("folder", "run", "semantic_ids")
-            }
-        )
+        return self.model_copy(update=_resolved(self, beside, ("folder", "run", "semantic_ids")))
+
+
+class RemoteModel(ModelLimits):
+    """Answered by another service that speaks OpenAI's API, such as vLLM, vllm-ascend, SGLang or xLLM."""
+
+    engine: Literal["remote"]
+    url: str
+    """Of its API, such as `http://host:8000/v1`."""
+    model: str | None = None
+    """Its name there; None: the same."""
+    token_file: str | None = None
+    """File with the token that it wants,"""
+    token_variable: str | None = None
+    """or the environment variable that has it."""
+    ca_file: str | None = None
+    """Certificate of the authority that signed its own; None: those that the system trusts."""
+    connect_timeout_s: float = Field(5.0, gt=0)
+    """In which a connection has to be there."""
+    silence_s: float = Field(60.0, gt=0)
+    """Longest time without a byte of an answer that has not ended, the one before the first among them."""
+    max_connections: int = Field(256, ge=1)
+    """To it at once; more requests than that wait for one."""
+
+    @field_validator("url")
+    @classmethod
+    def _url_is_one(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(f"url: expected something like http://host:8000/v1, got {value!r}")
+        if parts.username is not None or parts.password is not None:
+            raise ValueError("url: a password does not belong into it; set token_file or token_variable")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _there_is_one_token(self) -> Self:
+        if self.token_file is not None and self.token_variable is not None:
+            raise ValueError(f"{self.name}: give token_file or token_variable, and not both")
+        return self
+
+    def resolved(self, beside: Path) -> Self:
+        return self.model_copy(update=_resolved(self, beside, ("token_file", "ca_file")))
+
+    @property
+    def name_there(self) -> str:
+        return self.model or self.name
+
+
+ServedConfig = Annotated[EmbeddedModel | RemoteModel, Field(discriminator="engine")]
 
 
 class ModelsConfig(Config):
     """`models.yaml`."""
 
-    models: tuple[EmbeddedModel, ...] = Field(min_length=1)
+    models: tuple[ServedConfig, ...] = Field(min_length=1)
     memory_gib: float | None = Field(None, gt=0)
     """Memory that models on the CPU may take together; None: that of the machine or container."""
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def _embedded_unless_said(cls, value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        return [{"engine": "embedded", **each} if isinstance(each, Mapping) else each for each in value]
+
+    @property
+    def embedded(self) -> tuple[EmbeddedModel, ...]:
+        return tuple(model for model in self.models if isinstance(model, EmbeddedModel))
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
@@ -119,3 +175,11 @@ class ModelsConfig(Config):
         config = cls.load(path)
         beside = Path(path).resolve().parent
         return config.model_copy(update={"models": tuple(model.resolved(beside) for model in config.models)})
+
+
+def _resolved(config: Config, beside: Path, names: tuple[str, ...]) -> dict[str, str | None]:
+    """Paths of settings, which are beside their file."""
+    return {
+        name: None if (value := getattr(config, name)) is None else str((beside / value).resolve())
+        for name in names
+    }

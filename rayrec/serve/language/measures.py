@@ -46,6 +46,11 @@ class EngineMeasures:
         self.num_prompt_tokens += num_prompt_tokens
         self.num_answer_tokens += 1
 
+    def count_tokens(self, num_prompt: int, num_answer: int) -> None:
+        """Of an answer that came at once, or what another service says of one."""
+        self.num_prompt_tokens += num_prompt
+        self.num_answer_tokens += num_answer
+
     @property
     def first_seconds(self) -> float:
         """Of all first tokens together."""

@@ -90,7 +90,7 @@ class MemoryPlan:
         Raises:
             InputError: it does not; says what to lower.
         """
-        if self.total > self.limit:
+        if self.models and self.total > self.limit:
             largest = max(filter(_is_on_host, self.models), key=lambda one: one.total)
             raise InputError(
                 f"the models need {human_size(self.total)} and there are {human_size(self.limit)}: "
@@ -115,7 +115,7 @@ def plan_memory(config: ModelsConfig) -> MemoryPlan:
     Raises:
         InputError: a folder is missing, or is of no causal language model.
     """
-    plans = tuple(plan_model(model) for model in config.models)
+    plans = tuple(plan_model(model) for model in config.embedded)
     limit = machine_bytes() if config.memory_gib is None else int(config.memory_gib * 2**30)
     return MemoryPlan(plans, resident_bytes(), limit)
 

@@ -1,10 +1,11 @@
 """`rayrec maas up`: language models in this process, after everything that could fail has been checked.
 
-settings ─► folders, runs ─► memory plan ─► port, certificate ─► weights ─► answers
+settings ─► port, certificate ─► folders, runs ─► memory plan ─► other services ─► weights ─► answers
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import tempfile
 from collections.abc import Iterator
@@ -14,10 +15,10 @@ from pathlib import Path
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import check_tls
 from rayrec.serve.language.api import build_language_api
-from rayrec.serve.language.config import ModelsConfig
-from rayrec.serve.language.embedded import EmbeddedService
-from rayrec.serve.language.loading import exported, load_model
+from rayrec.serve.language.config import EmbeddedModel, ModelsConfig, RemoteModel, ServedConfig
 from rayrec.serve.language.memory import MemoryPlan, folder_of, plan_memory
+from rayrec.serve.language.remote import RemoteService, check_remote
+from rayrec.serve.language.served import ServedModel
 from rayrec.serve.launch.launch import stop_signal
 from rayrec.serve.launch.single_process import answering_here
 from rayrec.serve.web.address import check_port
@@ -43,7 +44,8 @@ def serving_models(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
     """The service runs inside the block; the value is its base URL.
 
     Raises:
-        InputError: a folder, the memory, the port or the certificate does not allow it; nothing was started.
+        InputError: a folder, the memory, the port, the certificate or another service does not allow it;
+            nothing was started.
         RuntimeError: the service does not answer.
     """
     check_port(config.host, config.port)
@@ -51,9 +53,26 @@ def serving_models(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
         check_tls(config.tls)
     with _with_folders(models) as whole:
         plan_memory(whole).check()
-        loaded = [EmbeddedService(load_model(model)) for model in whole.models]
-        with answering_here(build_language_api(loaded), config) as url:
+        for model in whole.models:
+            if isinstance(model, RemoteModel):
+                asyncio.run(check_remote(model))
+        served = [served_model(model) for model in whole.models]
+        with answering_here(build_language_api(served), config) as url:
             yield url
+
+
+def served_model(model: ServedConfig) -> ServedModel:
+    """What answers for a model; nothing is started.
+
+    Raises:
+        InputError: it cannot be loaded, or lacks its token.
+    """
+    if isinstance(model, RemoteModel):
+        return RemoteService(model)
+    from rayrec.serve.language.embedded import EmbeddedService  # which needs transformers
+    from rayrec.serve.language.loading import load_model
+
+    return EmbeddedService(load_model(model))
 
 
 def plan_models(models: ModelsConfig) -> MemoryPlan:
@@ -69,13 +88,15 @@ def plan_models(models: ModelsConfig) -> MemoryPlan:
 @contextmanager
 def _with_folders(models: ModelsConfig) -> Iterator[ModelsConfig]:
     """The settings with a folder for each model; those of runs are written, and go with the block."""
-    for model in models.models:
+    for model in models.embedded:
         folder_of(model)
     with ExitStack() as stack:
-        whole = []
+        whole: list[ServedConfig] = []
         for model in models.models:
-            if model.run is not None:
+            if isinstance(model, EmbeddedModel) and model.run is not None:
                 draft = stack.enter_context(tempfile.TemporaryDirectory(prefix="rayrec-model-"))
+                from rayrec.serve.language.loading import exported
+
                 model = exported(model, Path(draft) / "model")
             whole.append(model)
         yield models.model_copy(update={"models": tuple(whole)})

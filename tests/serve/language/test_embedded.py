@@ -11,17 +11,17 @@ import pytest
 pytest.importorskip("transformers", reason="the embedded engine is that of transformers")
 torch = pytest.importorskip("torch")
 
-from rayrec.samples.text.tokens import TextTokenizer
-from rayrec.serve.admission.limits import ServiceLimitError
-from rayrec.serve.engine.batching import DeadlineError
-from rayrec.serve.language.api import build_language_api
-from rayrec.serve.language.config import EmbeddedModel
-from rayrec.serve.language.embedded import EmbeddedService
-from rayrec.serve.language.loading import load_model
-from rayrec.serve.language.memory import plan_model
-from rayrec.serve.wire.errors import RequestError
-from tests.helpers.text_tokenizers import semantic_ids, tokenizer_folder
-from tests.serve.language.conftest import TINY
+from rayrec.samples.text.tokens import TextTokenizer  # noqa: E402
+from rayrec.serve.admission.limits import ServiceLimitError  # noqa: E402
+from rayrec.serve.engine.batching import DeadlineError  # noqa: E402
+from rayrec.serve.language.api import build_language_api  # noqa: E402
+from rayrec.serve.language.config import EmbeddedModel  # noqa: E402
+from rayrec.serve.language.embedded import EmbeddedService  # noqa: E402
+from rayrec.serve.language.loading import load_model  # noqa: E402
+from rayrec.serve.language.memory import plan_model  # noqa: E402
+from rayrec.serve.wire.errors import RequestError  # noqa: E402
+from tests.helpers.text_tokenizers import semantic_ids, tokenizer_folder  # noqa: E402
+from tests.serve.language.conftest import TINY  # noqa: E402
 
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "You?"}], "max_tokens": 4}
 
