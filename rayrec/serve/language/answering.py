@@ -1,6 +1,7 @@
 """From a request to its answer: which model, whose limits, and what becomes of callers that leave.
 
-    body ─► model ─► read ─► room at the engine? ─► limits ─► whole answer, or events ─► slots are free again
+    body ─► name ─► model, by share ─► read ─► room at the engine? ─► limits ─► whole answer, or events
+                └ a copy for the shadow                              log ◄─┴─► slots are free again
 
 Limits come before a template is rendered, a grammar compiled or another service asked: a caller that sends
 too much costs no more than reading it.
@@ -13,6 +14,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -22,7 +24,14 @@ from starlette.types import Receive, Scope, Send
 
 from rayrec.serve.admission.limits import Admissions
 from rayrec.serve.admission.request_info import RequestInfo, address_of
+from rayrec.serve.config.admission import USER_HEADER, CallersConfig
+from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
+from rayrec.serve.language.config import SharedNameConfig
+from rayrec.serve.language.outcomes import Outcome
+from rayrec.serve.language.request_log import ChatLog
 from rayrec.serve.language.served import Call, Kind, ServedModel, Values
+from rayrec.serve.language.sharing import SharedName
+from rayrec.serve.routing.targets import TARGET
 from rayrec.serve.wire.errors import RequestError, error_response
 
 Result = TypeVar("Result")
@@ -36,34 +45,59 @@ class Admitted:
     """That the caller asked for, which is what it is told."""
     call: Call
     expires_at: float
-    release: Callable[[], None]
+    outcome: Outcome
+    headers: Mapping[str, str]
+    """Of the answer."""
+    _release: Callable[[], None]
+
+    def release(self, error: BaseException | None = None) -> None:
+        """Free the slots, and say what became of the request; once."""
+        self._release()
+        self.outcome.end(error)
 
     async def whole(self, http: Request) -> dict[str, Any]:
         """The answer."""
         try:
-            return {**await unless_gone(http, self.call.whole(self.expires_at)), "model": self.name}
-        finally:
-            self.release()
+            found = await unless_gone(http, self.call.whole(self.expires_at))
+            self.outcome.add(found)
+        except BaseException as error:
+            self.release(error)
+            raise
+        self.release()
+        return {**found, "model": self.name}
 
     async def values(self, http: Request) -> Values:
         """The chunks of the answer; slots are free when they end or are closed, see `events`."""
         try:
-            return self._named(await unless_gone(http, self.call.stream(self.expires_at)))
-        except BaseException:
-            self.release()
+            return self._observed(await unless_gone(http, self.call.stream(self.expires_at)))
+        except BaseException as error:
+            self.release(error)
             raise
 
-    async def _named(self, values: Values) -> Values:
-        async with aclosing(values):
-            async for value in values:
-                yield {**value, "model": self.name}
+    async def _observed(self, values: Values) -> Values:
+        try:
+            async with aclosing(values):
+                async for value in values:
+                    self.outcome.add(value)
+                    yield {**value, "model": self.name}
+        except BaseException as error:
+            self.outcome.end(error)
+            raise
+        self.outcome.end(None)
 
 
 class LanguageModels:
     """The models of a service, with the limits of each; on one event loop."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        shared: Sequence[SharedNameConfig] = (),
+        log: ChatLog | None = None,
+    ) -> None:
         self.models = {model.settings.name: model for model in models}
+        self.shared = {each.name: SharedName(each, self.models, log) for each in shared}
+        self._log = log
         self._admissions = {
             name: Admissions(model.settings.service, model.settings.callers, monotonic)
             for name, model in self.models.items()
@@ -72,25 +106,34 @@ class LanguageModels:
     @property
     def names(self) -> list[str]:
         """What callers may ask for."""
-        return list(self.models)
+        return [*self.models, *self.shared]
 
-    def model(self, name: Any) -> ServedModel:
-        """A model by its name.
+    def check_name(self, name: Any) -> str:
+        """A name that callers may ask for.
 
         Raises:
-            RequestError: there is none (404).
+            RequestError: there is no such model (404).
         """
         if not isinstance(name, str):
             raise RequestError("model: expected the name of a model", param="model")
-        if name not in self.models:
-            known = ", ".join(map(repr, self.models))
+        if name not in self.models and name not in self.shared:
+            known = ", ".join(map(repr, self.names))
             raise RequestError(
                 f"there is no model {name[:100]!r}; here are {known}",
                 404,
                 param="model",
                 code="model_not_found",
             )
-        return self.models[name]
+        return name
+
+    async def why_not(self, name: str) -> str | None:
+        """Why nobody would answer to a name now; None: somebody does."""
+        if name in self.models:
+            return await self.models[name].why_not()
+        weights = self.shared[name].config.routing.weights
+        asked = [self.models[each] for each, weight in weights.items() if weight > 0]
+        found = await asyncio.gather(*(model.why_not() for model in asked))
+        return next((why for why in found if why is not None), None)
 
     def admit(self, http: Request, kind: Kind, body: Mapping[str, Any]) -> Admitted:
         """Take the slots of a request, all or none.
@@ -100,11 +143,19 @@ class LanguageModels:
             RequestError: there is no such model, it cannot answer that, or more answers are asked for than
                 are ever admitted together.
         """
-        model = self.model(body.get("model"))
+        name = self.check_name(body.get("model"))
+        said = body.get("user")
+        user = http.headers.get(USER_HEADER) or (said if isinstance(said, str) else None)
+        shared, headers = self.shared.get(name), {}
+        target = name
+        if shared is not None:
+            caller = http.headers.get(CallersConfig().header) or address_of(http)
+            target = headers[TARGET] = shared.model_of(user, str(caller))
+        model = self.models[target]
         settings = model.settings
         info = RequestInfo.of(http.headers, address_of(http), settings.callers.header, settings.timeout_s)
         call = model.read(kind, body)
-        admissions = self._admissions[settings.name]
+        admissions = self._admissions[target]
         most = admissions.most_at_once
         if most is not None and call.count > most:
             raise RequestError(f"{call.count} answers in one request; ask for 1 to {most}")
@@ -115,7 +166,21 @@ class LanguageModels:
             for each in releases:
                 each()
 
-        return Admitted(settings.name, call, info.expires_at, release)
+        request_id = request_id_of(http.headers.get(REQUEST_ID))
+        headers[REQUEST_ID] = request_id
+        outcome = Outcome()
+        if self._log is not None and self._log.wants(request_id):
+            outcome.on_end.append(partial(self._log.answered, request_id, kind, body, target, user, False))
+        if shared is not None:
+            shared.copy(request_id, kind, body, user, outcome)
+        return Admitted(name, call, info.expires_at, outcome, headers, release)
+
+    async def close(self) -> None:
+        """Give up what is at shadows, and write what is left of the log."""
+        for shared in self.shared.values():
+            await shared.close()
+        if self._log is not None:
+            await asyncio.to_thread(self._log.close)
 
 
 async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:
@@ -146,7 +211,7 @@ class _Releasing(StreamingResponse):
     """Releases slots when it ends, even if nobody listened to its beginning."""
 
     values: AsyncGenerator[Any, None]
-    release: Callable[[], None]
+    admitted: Admitted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -155,7 +220,7 @@ class _Releasing(StreamingResponse):
             try:
                 await self.values.aclose()
             finally:
-                self.release()
+                self.admitted.release(GeneratorExit())  # of one that has ended, this says nothing more
 
 
 def events(
@@ -180,7 +245,7 @@ def events(
     response = _Releasing(
         lines(),
         media_type="text/event-stream",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **admitted.headers},
     )
-    response.values, response.release = values, admitted.release
+    response.values, response.admitted = values, admitted
     return response

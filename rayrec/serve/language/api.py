@@ -19,8 +19,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from rayrec import __version__
 from rayrec.serve.engine.batching import SWITCH_S
 from rayrec.serve.language.answering import LanguageModels
-from rayrec.serve.language.measures import LanguageCollector
+from rayrec.serve.language.config import SharedNameConfig
+from rayrec.serve.language.measures import LanguageCollector, SharingCollector
 from rayrec.serve.language.openai_routes import openai_router
+from rayrec.serve.language.request_log import ChatLog
 from rayrec.serve.language.served import ServedModel
 from rayrec.serve.language.triton_routes import triton_router
 from rayrec.serve.web.error_handlers import add_error_handlers
@@ -29,9 +31,23 @@ from rayrec.serve.web.metrics import PrometheusMeter, RequestMeter
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES
 
 
-def build_language_api(models: Sequence[ServedModel]) -> FastAPI:
-    """The application; its engines run while it does."""
+def build_language_api(
+    models: Sequence[ServedModel],
+    shared: Sequence[SharedNameConfig] = (),
+    log: ChatLog | None = None,
+) -> FastAPI:
+    """The application; its engines run while it does.
+
+    Args:
+        shared: names that several of the models answer to.
+        log: of requests; closed with the application.
+    """
     by_name = {model.settings.name: model for model in models}
+
+    served = LanguageModels(models, shared, log)
+    meter = PrometheusMeter()
+    if log is not None:
+        meter.watch(log.metrics)
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
@@ -43,11 +59,11 @@ def build_language_api(models: Sequence[ServedModel]) -> FastAPI:
             for model in models:
                 started.push_async_callback(model.stop)
                 await model.start()
+            started.push_async_callback(served.close)
             yield
 
-    served = LanguageModels(models)
-    meter = PrometheusMeter()
     registry = CollectorRegistry()
+    registry.register(SharingCollector(served.shared))
     registry.register(LanguageCollector({name: model.measures for name, model in by_name.items()}))
     api = FastAPIOffline(
         title="RayRec", version=__version__, summary="Language models as a service.", lifespan=lifespan

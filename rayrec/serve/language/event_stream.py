@@ -21,7 +21,8 @@ class EventReader:
     """Tells the data of events; not thread-safe."""
 
     def __init__(self) -> None:
-        self._line = b""
+        self._parts: list[bytes] = []
+        """Of a line that has not ended."""
         self._data: list[str] = []
         self._size = 0
 
@@ -31,16 +32,19 @@ class EventReader:
         Raises:
             EventTooLargeError: one is larger than any answer's.
         """
-        *lines, self._line = _END_OF_LINE.split(self._line + piece)
-        found = []
+        self._parts.append(piece)
+        self._size += len(piece)
+        if self._size > MOST_BYTES:
+            raise EventTooLargeError(f"an event has more than {MOST_BYTES:,} bytes")
+        if b"\n" not in piece and b"\r" not in piece:
+            return []
+        *lines, rest = _END_OF_LINE.split(b"".join(self._parts))
+        self._parts, found = [rest], []
         for line in lines:
             if not line:
                 if self._data:
                     found.append("\n".join(self._data))
-                self._data, self._size = [], 0
+                self._data, self._size = [], len(rest)
             elif line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" ").decode(errors="replace"))
-                self._size += len(line)
-        if self._size + len(self._line) > MOST_BYTES:
-            raise EventTooLargeError(f"an event has more than {MOST_BYTES:,} bytes")
         return found

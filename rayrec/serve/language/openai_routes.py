@@ -32,7 +32,7 @@ def openai_router(models: LanguageModels) -> APIRouter:
     @router.get("/models/{name}")
     async def one_model(name: str) -> dict[str, Any]:
         """A model."""
-        return described(models.model(name).settings.name)
+        return described(models.check_name(name))
 
     @router.post("/chat/completions", response_model=None)
     async def chat(http: Request) -> Response:
@@ -53,6 +53,6 @@ def openai_router(models: LanguageModels) -> APIRouter:
         admitted = models.admit(http, kind, json_object(await unpacked_body(http)))
         if admitted.call.is_stream:
             return events(http, admitted, await admitted.values(http), "[DONE]")
-        return JSONResponse(await admitted.whole(http))
+        return JSONResponse(await admitted.whole(http), headers=dict(admitted.headers))
 
     return router

@@ -59,7 +59,7 @@ def triton_router(models: LanguageModels) -> APIRouter:
     @router.get("/models/{name}")
     async def metadata(name: str) -> dict[str, Any]:
         """Names, datatypes and shapes of inputs and outputs."""
-        models.model(name)
+        models.check_name(name)
         return {
             "name": name,
             "versions": [VERSION],
@@ -74,13 +74,13 @@ def triton_router(models: LanguageModels) -> APIRouter:
     @router.get("/models/{name}/ready")
     async def model_ready(name: str) -> Response:
         """Whether its engine answers."""
-        is_ready = await models.model(name).why_not() is None
+        is_ready = await models.why_not(models.check_name(name)) is None
         return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
     @router.post("/models/{name}/infer", response_model=None)
     async def infer(name: str, http: Request) -> Response:
         """Texts that go on those of the rows."""
-        models.model(name)
+        models.check_name(name)
         call = read_call(await unpacked_body(http), http.headers.get(HEADER_LENGTH))
         texts, said = _rows(call.inputs)
         wanted = call.is_binary or {"text_output": call.binary_by_default}
@@ -95,15 +95,17 @@ def triton_router(models: LanguageModels) -> APIRouter:
             head["id"] = call.call_id
         content, length = write_answer(head, [NamedTensor("text_output", "BYTES", written)], wanted)
         if length is None:
-            return Response(content, media_type="application/json")
-        return Response(content, headers={HEADER_LENGTH: str(length)}, media_type="application/octet-stream")
+            return Response(content, headers=dict(admitted.headers), media_type="application/json")
+        headers = {HEADER_LENGTH: str(length), **admitted.headers}
+        return Response(content, headers=headers, media_type="application/octet-stream")
 
     @router.post("/models/{name}/generate", response_model=None)
     async def generate(name: str, http: Request) -> Response:
         """The text that goes on one."""
         admitted = await _generated(models, http, name, is_stream=False)
         (text,) = _texts(await admitted.whole(http), 1)
-        return JSONResponse({"model_name": name, "model_version": VERSION, "text_output": text})
+        answer = {"model_name": name, "model_version": VERSION, "text_output": text}
+        return JSONResponse(answer, headers=dict(admitted.headers))
 
     @router.post("/models/{name}/generate_stream", response_model=None)
     async def generate_stream(name: str, http: Request) -> Response:
@@ -115,7 +117,7 @@ def triton_router(models: LanguageModels) -> APIRouter:
 
 
 async def _generated(models: LanguageModels, http: Request, name: str, is_stream: bool) -> Admitted:
-    models.model(name)
+    models.check_name(name)
     body = json_object(await unpacked_body(http))
     text, given = body.pop("text_input", None), body.pop("parameters", {})
     body.pop("id", None)

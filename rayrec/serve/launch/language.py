@@ -18,6 +18,7 @@ from rayrec.serve.language.api import build_language_api
 from rayrec.serve.language.config import EmbeddedModel, ModelsConfig, RemoteModel, ServedConfig
 from rayrec.serve.language.memory import MemoryPlan, folder_of, plan_memory
 from rayrec.serve.language.remote import RemoteService, check_remote
+from rayrec.serve.language.request_log import ChatLog
 from rayrec.serve.language.served import ServedModel
 from rayrec.serve.launch.launch import stop_signal
 from rayrec.serve.launch.single_process import answering_here
@@ -57,7 +58,8 @@ def serving_models(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
             if isinstance(model, RemoteModel):
                 asyncio.run(check_remote(model))
         served = [served_model(model) for model in whole.models]
-        with answering_here(build_language_api(served), config) as url:
+        log = None if models.request_log is None else ChatLog(models.request_log)
+        with answering_here(build_language_api(served, models.shared_names, log), config) as url:
             yield url
 
 
