@@ -80,3 +80,25 @@ def plan_command(models: ModelsArgument) -> Answer:
         "limit_bytes": plan.limit,
         "models": {model.name: model.total for model in plan.models},
     }
+
+
+@command(maas_app, "applications")
+def applications_command(
+    models: ModelsArgument,
+    out: Annotated[Path, typer.Argument(help="YAML file to write, for `serve deploy` or a RayService.")],
+) -> Answer:
+    """Write the Ray Serve config of the models of engine `ray_llm`; nothing is deployed."""
+    import yaml
+
+    from rayrec.platform.files import write_atomically
+    from rayrec.serve.language.config import ModelsConfig
+    from rayrec.serve.language.ray_llm import application
+
+    applications = [application(model) for model in ModelsConfig.read(models).ray_llm]
+    if not applications:
+        raise InputError(f"{models}: no model has the engine ray_llm, so there is no application")
+    content = yaml.safe_dump({"applications": applications}, sort_keys=False)
+    write_atomically(out, content.encode())
+    names = [each["name"] for each in applications]
+    print_rows(f"Applications in {out} (next: serve deploy {out})", [(name, "") for name in names])
+    return {"file": str(out), "applications": names}

@@ -15,8 +15,9 @@ from pathlib import Path
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import check_tls
 from rayrec.serve.language.api import build_language_api
-from rayrec.serve.language.config import EmbeddedModel, ModelsConfig, RemoteModel, ServedConfig
+from rayrec.serve.language.config import EmbeddedModel, ModelsConfig, RayLlmModel, RemoteModel, ServedConfig
 from rayrec.serve.language.memory import MemoryPlan, folder_of, plan_memory
+from rayrec.serve.language.ray_llm import application, remote_model
 from rayrec.serve.language.remote import RemoteService, check_remote
 from rayrec.serve.language.request_log import ChatLog
 from rayrec.serve.language.served import ServedModel
@@ -52,18 +53,18 @@ def serving_models(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
     check_port(config.host, config.port)
     if config.tls is not None:
         check_tls(config.tls)
-    with _with_folders(models) as whole:
+    with _with_folders(models) as whole, _deployed(whole) as whole:
         plan_memory(whole).check()
         for model in whole.models:
             if isinstance(model, RemoteModel):
                 asyncio.run(check_remote(model))
-        served = [served_model(model) for model in whole.models]
+        served = [served_model(model) for model in whole.models if not isinstance(model, RayLlmModel)]
         log = None if models.request_log is None else ChatLog(models.request_log)
         with answering_here(build_language_api(served, models.shared_names, log), config) as url:
             yield url
 
 
-def served_model(model: ServedConfig) -> ServedModel:
+def served_model(model: EmbeddedModel | RemoteModel) -> ServedModel:
     """What answers for a model; nothing is started.
 
     Raises:
@@ -75,6 +76,29 @@ def served_model(model: ServedConfig) -> ServedModel:
     from rayrec.serve.language.loading import load_model
 
     return EmbeddedService(load_model(model))
+
+
+@contextmanager
+def _deployed(models: ModelsConfig) -> Iterator[ModelsConfig]:
+    """The settings with models of `ray_llm` as those of another service: applications that run in the block.
+
+    Raises:
+        InputError: the cluster does not take them, or they do not run in time.
+    """
+    if not models.ray_llm:
+        yield models
+        return
+    from rayrec.serve.on_ray.declared import DeclaredApplications
+
+    plan_memory(models).check()
+    cluster = DeclaredApplications(models.ray.dashboard, models.ray.serve)
+    logger.info("deploying %d applications at %s", len(models.ray_llm), models.ray.dashboard)
+    with cluster.deployed([application(model) for model in models.ray_llm], models.ray.start_timeout_s):
+        url = cluster.serve_url()
+        there = [
+            remote_model(model, url) if isinstance(model, RayLlmModel) else model for model in models.models
+        ]
+        yield models.model_copy(update={"models": tuple(there)})
 
 
 def plan_models(models: ModelsConfig) -> MemoryPlan:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +24,8 @@ from rayrec.serve.on_ray.serve_dashboard import Fetch, fetch_text
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
+PUT_S = 60.0
+"""In which the dashboard answers: the first application starts Ray Serve."""
 _PATH = "/api/serve/applications/"
 _FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
@@ -33,11 +36,17 @@ class DeclaredApplications:
     def __init__(
         self,
         dashboard: str,
-        fetch: Fetch = fetch_text,
+        serve_url: str | None = None,
+        fetch: Fetch = partial(fetch_text, answer_s=PUT_S),
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """
+        Args:
+            serve_url: where Ray Serve answers, or is to answer where it does not run yet; None: as it says.
+        """
         self._dashboard = dashboard.rstrip("/")
+        self._serve_url = serve_url
         self._fetch, self._sleep, self._clock = fetch, sleep, clock
 
     @contextmanager
@@ -67,11 +76,13 @@ class DeclaredApplications:
             self._remove(names)
 
     def serve_url(self) -> str:
-        """Where Ray Serve answers, as it says: at the dashboard's host.
+        """Where Ray Serve answers: at the dashboard's host, unless it was said.
 
         Raises:
             InputError: the cluster does not answer.
         """
+        if self._serve_url is not None:
+            return self._serve_url
         options = self._details().get("http_options") or {}
         host = urlsplit(self._dashboard).hostname or "127.0.0.1"
         return f"http://{f'[{host}]' if ':' in host else host}:{options.get('port') or 8000}"
@@ -119,6 +130,10 @@ class DeclaredApplications:
             for name, value in (details.get("http_options") or {}).items()
             if name in ("host", "port") and value is not None
         }
+        if not options and self._serve_url is not None:
+            parts = urlsplit(self._serve_url)
+            is_here = parts.hostname in ("127.0.0.1", "localhost", "::1")
+            options = {"host": "127.0.0.1" if is_here else "0.0.0.0", "port": parts.port or 80}
         self._asked("PUT", body | ({"http_options": options} if options else {}))
 
     def _asked(self, method: str, body: Mapping[str, Any] | None) -> str:
