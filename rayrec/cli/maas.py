@@ -31,8 +31,15 @@ def up_command(
     tls_cert: CertificateOption = None,
     tls_key: CertificateKeyOption = None,
     token_file: TokenFileOption = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve by replicas of Ray Serve: `auto` or an address joins a cluster, `local` starts one "
+            "\\[from this process, without Ray]."
+        ),
+    ] = None,
 ) -> Answer:
-    """Check folders, memory and port, then serve the models from this process until interrupted."""
+    """Check folders, memory and port, then serve the models until interrupted."""
     from rayrec.serve.config.bearer_token import token_digest
     from rayrec.serve.config.serve import ServeConfig
     from rayrec.serve.language.config import ModelsConfig
@@ -45,7 +52,8 @@ def up_command(
         "port": port,
         "tls": None if tls_cert is None else {"certificate": str(tls_cert), "key": str(tls_key)},
         "token_sha256": token_digest(token_file),
-        "single_process": True,
+        "single_process": cluster is None,
+        "cluster": {"address": None if cluster in (None, "local") else cluster},
         "allowed_hosts": list(allowed_host or ()),
         "connections": {"most": max_connections},
     }

@@ -27,7 +27,7 @@ from rayrec.serve.language.served import ServedModel
 from rayrec.serve.language.triton_routes import triton_router
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.guards import HeadAsGet, RequestGuard
-from rayrec.serve.web.metrics import PrometheusMeter, RequestMeter
+from rayrec.serve.web.metrics import Meter, PrometheusMeter, RequestMeter
 from rayrec.serve.wire.request_body import MAX_BODY_BYTES
 
 
@@ -35,12 +35,14 @@ def build_language_api(
     models: Sequence[ServedModel],
     shared: Sequence[SharedNameConfig] = (),
     log: ChatLog | None = None,
+    meters: Sequence[Meter] = (),
 ) -> FastAPI:
     """The application; its engines run while it does.
 
     Args:
         shared: names that several of the models answer to.
         log: of requests; closed with the application.
+        meters: that requests are told to as well.
     """
     by_name = {model.settings.name: model for model in models}
 
@@ -70,7 +72,7 @@ def build_language_api(
     )
     api.add_middleware(HeadAsGet)
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
-    api.add_middleware(RequestMeter, meters=[meter])
+    api.add_middleware(RequestMeter, meters=[meter, *meters])
     add_error_handlers(api)
 
     @api.get("/health/ready", response_model=None)

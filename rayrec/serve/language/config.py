@@ -78,6 +78,8 @@ class EmbeddedModel(ModelLimits):
     to items then."""
     date: str | None = None
     """ISO date that stands for today in the chat template; None: it must do without."""
+    replicas: ReplicasConfig = ReplicasConfig()
+    """Processes that answer, with `rayrec maas up --cluster`."""
     embeddings: bool = True
     """Whether `/v1/embeddings` answers, by the mean of the last hidden states."""
 

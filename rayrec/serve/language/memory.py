@@ -109,15 +109,21 @@ class MemoryPlan:
                 )
 
 
-def plan_memory(config: ModelsConfig) -> MemoryPlan:
+def plan_memory(config: ModelsConfig, by_replica: bool = False) -> MemoryPlan:
     """Plan all embedded models; reads their config.json alone.
+
+    Args:
+        by_replica: whether each has processes of its own, as many as it may have replicas.
 
     Raises:
         InputError: a folder is missing, or is of no causal language model.
     """
-    plans = tuple(plan_model(model) for model in config.embedded)
+    counts = [model.replicas.most if by_replica else 1 for model in config.embedded]
+    plans = [plan_model(model) for model in config.embedded]
     limit = machine_bytes() if config.memory_gib is None else int(config.memory_gib * 2**30)
-    return MemoryPlan(plans, resident_bytes(), limit)
+    processes = 1 + (sum(counts) if by_replica else 0)
+    repeated = tuple(plan for plan, count in zip(plans, counts, strict=True) for _ in range(count))
+    return MemoryPlan(repeated, resident_bytes() * processes, limit)
 
 
 def plan_model(model: EmbeddedModel) -> ModelPlan:

@@ -64,23 +64,10 @@ def _llm_config(model: RayLlmModel, replicas: ReplicasConfig) -> dict[str, Any]:
         "model_loading_config": {"model_id": model.name, "model_source": model.folder},
         "accelerator_config": {"kind": model.accelerator},
         "engine_kwargs": engine,
-        "deployment_config": _deployment(replicas),
+        "deployment_config": replicas.of_ray,
     }
     if model.accelerator_type is not None:
         found["accelerator_type"] = model.accelerator_type
     if model.runtime_env:
         found["runtime_env"] = model.runtime_env
     return found
-
-
-def _deployment(replicas: ReplicasConfig) -> dict[str, Any]:
-    if replicas.least == replicas.most:
-        return {"num_replicas": replicas.replicas}
-    return {
-        "autoscaling_config": {
-            "min_replicas": replicas.least,
-            "initial_replicas": replicas.replicas,
-            "max_replicas": replicas.most,
-            "target_ongoing_requests": replicas.requests_per_replica,
-        }
-    }

@@ -31,6 +31,7 @@ import aiohttp
 from rayrec.platform.errors import InputError
 from rayrec.serve.language.config import RemoteModel
 from rayrec.serve.language.event_stream import EventReader, EventTooLargeError
+from rayrec.serve.language.forwarding import ForwardedCall
 from rayrec.serve.language.measures import EngineMeasures
 from rayrec.serve.language.served import Call, Kind, Values
 from rayrec.serve.wire.errors import RequestError
@@ -138,7 +139,7 @@ class RemoteService:
         return [str(one["id"]) for one in models if isinstance(one, Mapping) and "id" in one]
 
     def read(self, kind: Kind, body: Mapping[str, Any]) -> Call:
-        return _RemoteCall(self, kind, body)
+        return ForwardedCall(self, kind, body)
 
     async def _asked(
         self, method: str, path: str, body: Mapping[str, Any] | None, expires_at: float
@@ -306,36 +307,6 @@ class RemoteService:
 
     def _no_answer(self, what: str, status: int = 502) -> RequestError:
         return RequestError(f"the service that answers for {self._settings.name} {what}", status)
-
-
-class _RemoteCall:
-    def __init__(self, service: RemoteService, kind: Kind, body: Mapping[str, Any]) -> None:
-        self._service, self._kind, self._body = service, kind, body
-        count, stream, user = body.get("n"), body.get("stream"), body.get("user")
-        if count is not None and (type(count) is not int or not 1 <= count <= 128):
-            raise RequestError("n: expected a number from 1 to 128", param="n")
-        if stream is not None and type(stream) is not bool:
-            raise RequestError("stream: expected true or false", param="stream")
-        given = body.get("prompt" if kind == "text" else "input") if kind != "chat" else None
-        rows = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
-        self.count = rows * (count or 1)
-        self.is_stream = bool(stream) and kind != "embedding"
-        self.user = user if isinstance(user, str) else None
-
-    def check_room(self) -> None:
-        """The other service says whether it has room."""
-
-    async def whole(self, expires_at: float) -> dict[str, Any]:
-        return await self._service.whole(self._kind, self._body, expires_at)
-
-    async def stream(self, expires_at: float) -> Values:
-        values = self._service.values(self._kind, self._body, expires_at)
-        try:
-            await anext(values)
-        except BaseException:
-            await values.aclose()
-            raise
-        return values
 
 
 async def check_remote(settings: RemoteModel) -> None:

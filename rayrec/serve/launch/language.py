@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import check_tls
 from rayrec.serve.language.api import build_language_api
@@ -50,6 +51,10 @@ def serving_models(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
             nothing was started.
         RuntimeError: the service does not answer.
     """
+    if not config.single_process:
+        with _serving_on_ray(models, config) as url:
+            yield url
+        return
     check_port(config.host, config.port)
     if config.tls is not None:
         check_tls(config.tls)
@@ -62,6 +67,39 @@ def serving_models(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
         log = None if models.request_log is None else ChatLog(models.request_log)
         with answering_here(build_language_api(served, models.shared_names, log), config) as url:
             yield url
+
+
+@contextmanager
+def _serving_on_ray(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
+    """As `serving_models`, by replicas of Ray Serve."""
+    from rayrec.platform.cluster import check_accelerators, starts_cluster
+    from rayrec.serve.on_ray.language import build_language_application, cpus_of, replica_claim
+    from rayrec.serve.on_ray.serving import serve_of_cluster
+
+    starts = starts_cluster(config.cluster)
+    for model in models.embedded:
+        if model.run is not None and not starts:
+            raise InputError(
+                f"{model.name}: replicas in a cluster that is joined find no run exported by this command; "
+                "export it to a folder that all nodes have, and give that"
+            )
+    with _with_folders(models) as whole, _deployed(whole) as whole:
+        # Of a cluster that is joined, other machines have the memory.
+        plan = plan_memory(whole, by_replica=True)
+        if starts:
+            plan.check()
+        for model in whole.models:
+            if isinstance(model, RemoteModel):
+                asyncio.run(check_remote(model))
+        with serve_of_cluster(config, cpus_of(whole.embedded)) as there:
+            for model in whole.embedded:
+                check_accelerators(
+                    replica_claim(model),
+                    model.replicas.replicas,
+                    "replicas",
+                    "choose another device, or fewer",
+                )
+            yield there.run(build_language_application(whole, there.config))
 
 
 def served_model(model: EmbeddedModel | RemoteModel) -> ServedModel:

@@ -37,7 +37,7 @@ class DeclaredApplications:
         self,
         dashboard: str,
         serve_url: str | None = None,
-        fetch: Fetch = partial(fetch_text, answer_s=PUT_S),
+        fetch: Fetch | None = None,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -47,7 +47,8 @@ class DeclaredApplications:
         """
         self._dashboard = dashboard.rstrip("/")
         self._serve_url = serve_url
-        self._fetch, self._sleep, self._clock = fetch, sleep, clock
+        self._fetch = fetch or partial(fetch_text, answer_s=PUT_S)
+        self._sleep, self._clock = sleep, clock
 
     @contextmanager
     def deployed(self, applications: Sequence[Mapping[str, Any]], timeout_s: float) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Applications of ray.serve.llm as data: what is in them, how they come into a cluster, and out of it again.
 
-With RAYREC_VLLM_PYTHON, an interpreter that has vLLM and Ray, they are checked against the classes themselves.
+With RAYREC_VLLM_PYTHON, an interpreter that has vLLM and Ray, they are checked against the classes there.
 """
 
 import json
