@@ -285,6 +285,7 @@ def _gateway_s(folder: Path) -> float:
     from rayrec.serve.config.serve import ServeConfig
     from rayrec.serve.language.api import build_language_api
     from rayrec.serve.language.config import EmbeddedModel
+    from rayrec.serve.language.embedded import EmbeddedService
     from rayrec.serve.language.loading import load_model
     from rayrec.serve.launch.single_process import answering_here
 
@@ -294,7 +295,7 @@ def _gateway_s(folder: Path) -> float:
     model = load_model(settings)
     config = ServeConfig.parse({"single_process": True, "port": _free_port()})
     body = json.dumps({"model": "bench", "prompt": "tea", "max_tokens": 1, "temperature": 0})
-    with answering_here(build_language_api([model]), config) as url:
+    with answering_here(build_language_api([EmbeddedService(model)]), config) as url:
         # A plain client: others take a millisecond themselves.
         client = http.client.HTTPConnection(url.removeprefix("http://"))
         measured = model.engine.measures

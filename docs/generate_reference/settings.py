@@ -104,7 +104,7 @@ def _collect(model: type[Config], path: str, sections: dict[type[Config], str]) 
 
 def _choice(model: type[Config]) -> str:
     """The setting that selects this model among several, such as `name: sasrec`."""
-    for key in ("name", "op", "kind"):
+    for key in ("name", "op", "kind", "engine"):
         field = model.model_fields.get(key)
         if field is not None and get_origin(field.annotation) is Literal:
             return f"{key}: {' or '.join(map(str, get_args(field.annotation)))}"

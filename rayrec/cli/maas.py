@@ -31,8 +31,15 @@ def up_command(
     tls_cert: CertificateOption = None,
     tls_key: CertificateKeyOption = None,
     token_file: TokenFileOption = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve by replicas of Ray Serve: `auto` or an address joins a cluster, `local` starts one "
+            "\\[from this process, without Ray]."
+        ),
+    ] = None,
 ) -> Answer:
-    """Check folders, memory and port, then serve the models from this process until interrupted."""
+    """Check folders, memory and port, then serve the models until interrupted."""
     from rayrec.serve.config.bearer_token import token_digest
     from rayrec.serve.config.serve import ServeConfig
     from rayrec.serve.language.config import ModelsConfig
@@ -45,7 +52,8 @@ def up_command(
         "port": port,
         "tls": None if tls_cert is None else {"certificate": str(tls_cert), "key": str(tls_key)},
         "token_sha256": token_digest(token_file),
-        "single_process": True,
+        "single_process": cluster is None,
+        "cluster": {"address": None if cluster in (None, "local") else cluster},
         "allowed_hosts": list(allowed_host or ()),
         "connections": {"most": max_connections},
     }
@@ -80,3 +88,25 @@ def plan_command(models: ModelsArgument) -> Answer:
         "limit_bytes": plan.limit,
         "models": {model.name: model.total for model in plan.models},
     }
+
+
+@command(maas_app, "applications")
+def applications_command(
+    models: ModelsArgument,
+    out: Annotated[Path, typer.Argument(help="YAML file to write, for `serve deploy` or a RayService.")],
+) -> Answer:
+    """Write the Ray Serve config of the models of engine `ray_llm`; nothing is deployed."""
+    import yaml
+
+    from rayrec.platform.files import write_atomically
+    from rayrec.serve.language.config import ModelsConfig
+    from rayrec.serve.language.ray_llm import application
+
+    applications = [application(model) for model in ModelsConfig.read(models).ray_llm]
+    if not applications:
+        raise InputError(f"{models}: no model has the engine ray_llm, so there is no application")
+    content = yaml.safe_dump({"applications": applications}, sort_keys=False)
+    write_atomically(out, content.encode())
+    names = [each["name"] for each in applications]
+    print_rows(f"Applications in {out} (next: serve deploy {out})", [(name, "") for name in names])
+    return {"file": str(out), "applications": names}

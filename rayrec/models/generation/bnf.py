@@ -46,6 +46,8 @@ class Automaton:
     is_final: list[bool] = field(default_factory=list)
     rule_of: list[int] = field(default_factory=list)
     root: int = 0
+    is_exact: bool = True
+    """Whether it is the whole grammar: no long repetition was taken for one without an end."""
 
     def new_state(self, rule: int) -> int:
         if len(self.rule_of) >= MOST_STATES:
@@ -72,7 +74,38 @@ def read_grammar(text: str, read_regex: Callable[[str], str]) -> Automaton:
     if "root" not in automaton.names:
         raise UnknownNotationError("it has no rule root")
     automaton.root = automaton.names.index("root")
+    _loop_tail_calls(automaton)
     return automaton
+
+
+def _loop_tail_calls(automaton: Automaton) -> None:
+    """Make a rule that ends with a call of itself go back to its start, which is the same language.
+
+    That is how xgrammar writes every repetition. As a call, each round of it would wait for the next one, and
+    a chart would keep all of them at every character.
+    """
+    for state, calls in enumerate(automaton.calls):
+        rule = automaton.rule_of[state]
+        kept = [
+            (called, behind) for called, behind in calls if called != rule or not _ends(automaton, behind)
+        ]
+        if len(kept) < len(calls):
+            automaton.jumps[state].append(automaton.starts[rule])
+            automaton.calls[state] = kept
+
+
+def _ends(automaton: Automaton, state: int) -> bool:
+    """Whether the rule is at its end there, and nowhere else."""
+    seen, waiting, is_final = {state}, [state], False
+    while waiting:
+        each = waiting.pop()
+        if automaton.characters[each] or automaton.calls[each]:
+            return False
+        is_final = is_final or automaton.is_final[each]
+        fresh = [other for other in automaton.jumps[each] if other not in seen]
+        seen.update(fresh)
+        waiting += fresh
+    return is_final
 
 
 _TOKEN = re.compile(
@@ -223,6 +256,7 @@ class _Reader:
         if most == least:
             return last
         if most < 0 or most > MOST_REPEATED:
+            self._automaton.is_exact &= most < 0
             loop = self._new()
             jumps[last].append(loop)
             begin, end = make()

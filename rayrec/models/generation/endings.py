@@ -20,6 +20,13 @@ from typing import NamedTuple
 from rayrec.models.generation.bnf import Automaton, Range
 
 NEVER = float("inf")
+MOST_STEPS = 600
+"""For one character. Grammars that people write take tens; one that reads a text in more and more ways takes
+more with every character, of this parser and of the packages."""
+
+
+class TooAmbiguousError(RuntimeError):
+    """A text can be read in so many ways that to go on would hold up all other answers."""
 
 
 class Step(NamedTuple):
@@ -166,6 +173,8 @@ class _Set:
     """By rule that is called here."""
     behind: dict[int, tuple[float, Parent | None]] = field(default_factory=dict)
     """By rule that begins here: fewest bytes of all behind it, and whose call it is."""
+    is_done: set[tuple[int, int]] = field(default_factory=set)
+    """(rule, origin) of what ends here."""
     is_whole: bool = False
 
 
@@ -192,7 +201,11 @@ class Chart:
         del self._sets[length + 1 :]
 
     def read(self, points: Sequence[int]) -> bool:
-        """Read on, unless the grammar does not allow it: then nothing has changed."""
+        """Read on, unless the grammar does not allow it: then nothing has changed.
+
+        Raises:
+            TooAmbiguousError: there are too many ways to read it.
+        """
         length = len(self)
         for point in points:
             if not self._read_one(point):
@@ -244,17 +257,24 @@ class Chart:
             return False
         following_set = _Set()
         self._sets.append(following_set)
-        self._complete(following_set, len(self), scanned)
+        # Once each: a parser that met them again and again would count them, too.
+        self._complete(following_set, len(self), list(dict.fromkeys(scanned)))
         return True
 
     def _complete(self, here: _Set, position: int, waiting: list[tuple[int, int]]) -> None:
         """Take in items, and all that follow of them without a character."""
         automaton, closures = self._automaton, self._ways.closures
-        items = here.items
+        items, steps = here.items, 0
         while waiting:
             item = waiting.pop()
+            steps += 1
             if item in items:
                 continue
+            if steps > MOST_STEPS:
+                raise TooAmbiguousError(
+                    "the form lets a text be read in too many ways, as a repetition within a repetition "
+                    "does; write it without"
+                )
             items.add(item)
             state, origin = item
             for rule, following in automaton.calls[state]:
@@ -269,24 +289,34 @@ class Chart:
                 rule = automaton.rule_of[state]
                 if rule == automaton.root and origin == 0:
                     here.is_whole = True
-                if origin != position:  # a rule without characters is done with where it is called
+                # A rule without characters is done with where it is called.
+                if origin != position and (rule, origin) not in here.is_done:
+                    here.is_done.add((rule, origin))
                     for parent in self._sets[origin].waiting.get(rule, ()):
                         waiting += [(each, parent.origin) for each in closures[parent.following]]
         self._price(here, position)
 
     def _price(self, here: _Set, position: int) -> None:
-        """What is behind each rule that begins here; calls may go through each other, so until nothing
-        changes."""
+        """What is behind each rule that begins here."""
         left, rule_of = self._ways.bytes_left, self._automaton.rule_of
+        within: list[tuple[int, Parent]] = []
+        for rule, parents in here.waiting.items():
+            best = here.behind.get(rule, (NEVER, None))
+            for parent in parents:
+                if parent.origin == position:
+                    within.append((rule, parent))
+                    continue
+                known = self._sets[parent.origin].behind.get(rule_of[parent.following], (NEVER, None))
+                cost = left[parent.following] + known[0]
+                if cost < best[0]:
+                    best = (cost, parent)
+            here.behind[rule] = best
+        # Those that begin here may go through each other, so until nothing changes.
         changed = True
         while changed:
             changed = False
-            for rule, parents in here.waiting.items():
-                best = here.behind.get(rule, (NEVER, None))
-                for parent in parents:
-                    around = rule_of[parent.following]
-                    known = here.behind if parent.origin == position else self._sets[parent.origin].behind
-                    cost = left[parent.following] + known.get(around, (NEVER, None))[0]
-                    if cost < best[0]:
-                        best, changed = (cost, parent), True
-                here.behind[rule] = best
+            for rule, parent in within:
+                known = here.behind.get(rule_of[parent.following], (NEVER, None))
+                cost = left[parent.following] + known[0]
+                if cost < here.behind[rule][0]:
+                    here.behind[rule], changed = (cost, parent), True

@@ -67,6 +67,16 @@ _OF_TYPE = {
 }
 """Keywords that hold only beside their type."""
 _FORMATS = frozenset(["date", "time", "date-time", "email", "ipv4", "ipv6", "uuid", "hostname", "uri"])
+_YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"  # no year 0
+_DATE = (
+    f"({_YEAR}-((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)"
+    f"|02-(0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_HOUR = "([01][0-9]|2[0-3])"
+_TIME = f"{_HOUR}:[0-5][0-9]:[0-5][0-9]([.][0-9]{{1,9}})?(Z|[+-]{_HOUR}:[0-5][0-9])"
+_PATTERNS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}
+"""Of formats that packages hold loosely: their dates have a 31st of every month."""
 _SCHEMAS = ("additionalProperties", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -116,6 +126,24 @@ def check_schema(schema: Any, where: str = "schema", depth: int = 0) -> None:
         low, high = schema.get(least, 0), schema.get(most)
         if isinstance(low, int) and isinstance(high, int) and low > high:
             raise InputError(f"{where}: {least} is {low} and {most} {high}, so that nothing satisfies both")
+
+
+def with_patterns(schema: Any) -> Any:
+    """A checked schema, with patterns for the formats of days and times, so that each of them exists."""
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {}
+    for name, value in schema.items():
+        if name == "format" and value in _PATTERNS:
+            name, value = "pattern", f"^{_PATTERNS[value]}$"
+        elif name in _SCHEMAS:
+            value = with_patterns(value)
+        elif name in _LISTS:
+            value = [with_patterns(part) for part in value]
+        elif name in _MAPS:
+            value = {key: with_patterns(part) for key, part in value.items()}
+        found[name] = value
+    return found
 
 
 def _check_combination(schema: Mapping[str, Any], where: str) -> None:

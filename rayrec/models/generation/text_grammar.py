@@ -26,8 +26,9 @@ import numpy as np
 import torch
 
 from rayrec.models.generation.bnf import UnknownNotationError, read_grammar
+from rayrec.models.generation.deterministic import unambiguous
 from rayrec.models.generation.endings import Chart, ShortestWays
-from rayrec.models.generation.json_schema import check_schema
+from rayrec.models.generation.json_schema import check_schema, with_patterns
 from rayrec.platform.arrays import BoolArray
 from rayrec.platform.errors import InputError
 
@@ -270,9 +271,14 @@ class GrammarCompiler:
     def _compile(self, kind: Kind, source: Any, written: str) -> CompiledGrammar:
         if kind == "json_schema":
             check_schema(source)
+            source = with_patterns(source)
+            written = json.dumps(source)
         try:
             grammar = self._grammar(kind, source, written)
             automaton = read_grammar(str(grammar), self._regex_notation)
+            if kind == "regex" and (better := unambiguous(automaton)) is not None:
+                notation, automaton = better
+                grammar = self._xgrammar.Grammar.from_ebnf(notation)
             ways = ShortestWays(automaton, self.tokens.single)
             start = self._start(kind, source, grammar)
             trial = CompiledGrammar(start, ways, self.tokens, kind == "json_schema", 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -46,6 +46,20 @@ class ReplicasConfig(Config):
     @property
     def most(self) -> int:
         return self.max_replicas or self.replicas
+
+    @property
+    def of_ray(self) -> dict[str, Any]:
+        """Options of a deployment that Ray Serve itself scales."""
+        if self.least == self.most:
+            return {"num_replicas": self.replicas}
+        return {
+            "autoscaling_config": {
+                "min_replicas": self.least,
+                "initial_replicas": self.replicas,
+                "max_replicas": self.most,
+                "target_ongoing_requests": self.requests_per_replica,
+            }
+        }
 
 
 class MpsConfig(Config):

@@ -54,6 +54,12 @@ def request_id_of(header: str | None) -> str:
     return (header or uuid.uuid4().hex)[:MAX_REQUEST_ID]
 
 
+def is_of_share(request_id: str, share: float) -> bool:
+    """Whether a request is of a share: the same wherever it is asked."""
+    digest = hashlib.blake2b(request_id.encode(errors="replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2.0**64
+
+
 class RequestLog:
     """Never refuses: what finds no room is counted."""
 
@@ -71,9 +77,8 @@ class RequestLog:
         self.log = ParquetLog(config.folder, SCHEMA, config.roll_s, config.roll_rows, config.max_queued)
 
     def wants(self, request_id: str) -> bool:
-        """Whether the request is of the share: the same wherever it is asked."""
-        digest = hashlib.blake2b(request_id.encode(errors="replace"), digest_size=8).digest()
-        return int.from_bytes(digest, "big") < self._share * 2.0**64
+        """Whether the request is of the share."""
+        return is_of_share(request_id, self._share)
 
     def answered(
         self,

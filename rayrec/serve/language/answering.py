@@ -1,5 +1,11 @@
-"""From a checked request to pieces of text: which model, whose limits, and what becomes of callers that
-leave."""
+"""From a request to its answer: which model, whose limits, and what becomes of callers that leave.
+
+    body ─► name ─► model, by share ─► read ─► room at the engine? ─► limits ─► whole answer, or events
+                └ a copy for the shadow                              log ◄─┴─► slots are free again
+
+Limits come before a template is rendered, a grammar compiled or another service asked: a caller that sends
+too much costs no more than reading it.
+"""
 
 from __future__ import annotations
 
@@ -7,192 +13,174 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from rayrec.models.generation.sampler import Chosen
 from rayrec.serve.admission.limits import Admissions
 from rayrec.serve.admission.request_info import RequestInfo, address_of
-from rayrec.serve.language.engine import EngineStoppedError, Prompt
-from rayrec.serve.language.loading import LanguageModelHere
-from rayrec.serve.language.writing import Piece, Reason
-from rayrec.serve.wire.errors import RequestError, error_response, explain
-from rayrec.serve.wire.request_body import json_object, unpacked_body
+from rayrec.serve.config.admission import USER_HEADER, CallersConfig
+from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
+from rayrec.serve.language.config import SharedNameConfig
+from rayrec.serve.language.outcomes import Outcome
+from rayrec.serve.language.request_log import ChatLog
+from rayrec.serve.language.served import Call, Kind, ServedModel, Values
+from rayrec.serve.language.sharing import SharedName
+from rayrec.serve.routing.targets import TARGET
+from rayrec.serve.wire.errors import RequestError, error_response
 
-Wanted = TypeVar("Wanted", bound=BaseModel)
 Result = TypeVar("Result")
-
-
-@dataclass
-class Answer:
-    """One choice, whole."""
-
-    text: str = ""
-    tokens: list[Chosen] = field(default_factory=list)
-    reason: Reason = "stop"
-    is_first: bool = True
-    """Whether nothing of the choice was sent before."""
-
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.tokens += piece.tokens
-        if piece.reason is not None:
-            self.reason = piece.reason
 
 
 @dataclass(frozen=True)
 class Admitted:
-    """A request that holds its slots."""
+    """A request that holds its slots, until its answer is there or its caller gone."""
 
-    model: LanguageModelHere
-    prompts: Sequence[Prompt]
-    release: Callable[[], None]
+    name: str
+    """That the caller asked for, which is what it is told."""
+    call: Call
+    expires_at: float
+    outcome: Outcome
+    headers: Mapping[str, str]
+    """Of the answer."""
+    _release: Callable[[], None]
 
-    async def answers(self) -> list[Answer]:
-        """All choices, whole, in order."""
+    def release(self, error: BaseException | None = None) -> None:
+        """Free the slots, and say what became of the request; once."""
+        self._release()
+        self.outcome.end(error)
 
-        async def one(prompt: Prompt) -> Answer:
-            answer = Answer()
-            async with aclosing(self.model.engine.submit(prompt)) as pieces:
-                async for piece in pieces:
-                    answer.add(piece)
-            return answer
-
+    async def whole(self, http: Request) -> dict[str, Any]:
+        """The answer."""
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(prompt)) for prompt in self.prompts]
-        except BaseExceptionGroup as error:
-            raise error.exceptions[0] from None
-        finally:
-            self.release()
-        return [task.result() for task in tasks]
+            found = await unless_gone(http, self.call.whole(self.expires_at))
+            self.outcome.add(found)
+        except BaseException as error:
+            self.release(error)
+            raise
+        self.release()
+        return {**found, "model": self.name}
 
-    async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
-        """Pieces of all choices as they come, with the number of the choice; closing the generator ends all
-        of them."""
-        found: asyncio.Queue[tuple[int, Piece] | Exception | None] = asyncio.Queue()
-
-        async def one(index: int, prompt: Prompt) -> None:
-            try:
-                async with aclosing(self.model.engine.submit(prompt)) as pieces:
-                    async for piece in pieces:
-                        found.put_nowait((index, piece))
-                found.put_nowait(None)
-            except Exception as error:
-                found.put_nowait(error)
-
-        tasks = [asyncio.create_task(one(index, prompt)) for index, prompt in enumerate(self.prompts)]
+    async def values(self, http: Request) -> Values:
+        """The chunks of the answer; slots are free when they end or are closed, see `events`."""
         try:
-            left = len(tasks)
-            while left:
-                each = await found.get()
-                if isinstance(each, Exception):
-                    raise each
-                if each is None:
-                    left -= 1
-                else:
-                    yield each
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self.release()
+            return self._observed(await unless_gone(http, self.call.stream(self.expires_at)))
+        except BaseException as error:
+            self.release(error)
+            raise
+
+    async def _observed(self, values: Values) -> Values:
+        try:
+            async with aclosing(values):
+                async for value in values:
+                    self.outcome.add(value)
+                    yield {**value, "model": self.name}
+        except BaseException as error:
+            self.outcome.end(error)
+            raise
+        self.outcome.end(None)
 
 
 class LanguageModels:
     """The models of a service, with the limits of each; on one event loop."""
 
-    def __init__(self, models: Sequence[LanguageModelHere]) -> None:
-        self.models = {model.name: model for model in models}
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        shared: Sequence[SharedNameConfig] = (),
+        log: ChatLog | None = None,
+    ) -> None:
+        self.models = {model.settings.name: model for model in models}
+        self.shared = {each.name: SharedName(each, self.models, log) for each in shared}
+        self._log = log
         self._admissions = {
-            model.name: Admissions(model.settings.service, model.settings.callers, monotonic)
-            for model in models
+            name: Admissions(model.settings.service, model.settings.callers, monotonic)
+            for name, model in self.models.items()
         }
 
-    def model(self, name: str) -> LanguageModelHere:
-        """A model by its name.
+    @property
+    def names(self) -> list[str]:
+        """What callers may ask for."""
+        return [*self.models, *self.shared]
+
+    def check_name(self, name: Any) -> str:
+        """A name that callers may ask for.
 
         Raises:
-            RequestError: there is none (404).
+            RequestError: there is no such model (404).
         """
-        if name not in self.models:
-            known = ", ".join(map(repr, self.models))
+        if not isinstance(name, str):
+            raise RequestError("model: expected the name of a model", param="model")
+        if name not in self.models and name not in self.shared:
+            known = ", ".join(map(repr, self.names))
             raise RequestError(
-                f"there is no model {name!r}; here are {known}", 404, param="model", code="model_not_found"
+                f"there is no model {name[:100]!r}; here are {known}",
+                404,
+                param="model",
+                code="model_not_found",
             )
-        return self.models[name]
+        return name
 
-    def expires_at(self, http: Request, model: LanguageModelHere) -> float:
-        """When an answer is of no use any more."""
-        return self._info(http, model).expires_at
+    async def why_not(self, name: str) -> str | None:
+        """Why nobody would answer to a name now; None: somebody does."""
+        if name in self.models:
+            return await self.models[name].why_not()
+        weights = self.shared[name].config.routing.weights
+        asked = [self.models[each] for each, weight in weights.items() if weight > 0]
+        found = await asyncio.gather(*(model.why_not() for model in asked))
+        return next((why for why in found if why is not None), None)
 
-    def admit(self, http: Request, model: LanguageModelHere, prompts: Sequence[Prompt]) -> Admitted:
+    def admit(self, http: Request, kind: Kind, body: Mapping[str, Any]) -> Admitted:
         """Take the slots of a request, all or none.
 
         Raises:
             RefusedError: too many requests of the caller, or of all.
-            RequestError: more answers than are ever admitted together; or the engine has stopped (503).
+            RequestError: there is no such model, it cannot answer that, or more answers are asked for than
+                are ever admitted together.
         """
-        admissions, info = self._admissions[model.name], self._info(http, model)
+        name = self.check_name(body.get("model"))
+        said = body.get("user")
+        user = http.headers.get(USER_HEADER) or (said if isinstance(said, str) else None)
+        shared, headers = self.shared.get(name), {}
+        target = name
+        if shared is not None:
+            caller = http.headers.get(CallersConfig().header) or address_of(http)
+            target = headers[TARGET] = shared.model_of(user, str(caller))
+        model = self.models[target]
+        settings = model.settings
+        info = RequestInfo.of(http.headers, address_of(http), settings.callers.header, settings.timeout_s)
+        call = model.read(kind, body)
+        admissions = self._admissions[target]
         most = admissions.most_at_once
-        count = max(len(prompts), 1)  # an embedding is a request, too
-        if most is not None and count > most:
-            raise RequestError(f"{count} answers in one request; ask for 1 to {most}")
-        self.check_room(model, len(prompts))
-        releases = admissions.admit_all(info.caller, count)
+        if most is not None and call.count > most:
+            raise RequestError(f"{call.count} answers in one request; ask for 1 to {most}")
+        call.check_room()
+        releases = admissions.admit_all(info.caller, call.count)
 
         def release() -> None:
             for each in releases:
                 each()
 
-        return Admitted(model, prompts, release)
+        request_id = request_id_of(http.headers.get(REQUEST_ID))
+        headers[REQUEST_ID] = request_id
+        outcome = Outcome()
+        if self._log is not None and self._log.wants(request_id):
+            outcome.on_end.append(partial(self._log.answered, request_id, kind, body, target, user, False))
+        if shared is not None:
+            shared.copy(request_id, kind, body, user, outcome)
+        return Admitted(name, call, info.expires_at, outcome, headers, release)
 
-    def check_room(self, model: LanguageModelHere, count: int) -> None:
-        """Check that so many answers could be begun, or wait.
-
-        Raises:
-            ServiceLimitError: too many wait.
-            RequestError: the engine has stopped (503), or so many are never taken.
-        """
-        if count > (most := model.engine.most_at_once):
-            raise RequestError(f"{count:,} answers in one request; {model.name} takes {most} at most")
-        try:
-            model.engine.check_room(count)
-        except EngineStoppedError as error:
-            raise RequestError(str(error), 503) from error
-
-    def _info(self, http: Request, model: LanguageModelHere) -> RequestInfo:
-        settings = model.settings
-        return RequestInfo.of(http.headers, address_of(http), settings.callers.header, settings.timeout_s)
-
-
-async def read_request(http: Request, kind: type[Wanted]) -> Wanted:
-    """The body of a request.
-
-    Raises:
-        RequestError: it is no JSON, or says what is not known or not of its type; names the first.
-    """
-    body = json_object(await unpacked_body(http))
-    return checked(body, kind)
-
-
-def checked(body: Mapping[str, Any], kind: type[Wanted]) -> Wanted:
-    """As `read_request`."""
-    try:
-        # What clients send for "as ever".
-        return kind.model_validate({name: value for name, value in body.items() if value is not None})
-    except ValidationError as error:
-        problems = error.errors()
-        known = [field.alias or name for name, field in kind.model_fields.items()]
-        raise RequestError(
-            explain(problems, known), param=str(problems[0]["loc"][0]) if problems[0]["loc"] else None
-        ) from error
+    async def close(self) -> None:
+        """Give up what is at shadows, and write what is left of the log."""
+        for shared in self.shared.values():
+            await shared.close()
+        if self._log is not None:
+            await asyncio.to_thread(self._log.close)
 
 
 async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:
@@ -222,13 +210,17 @@ async def _gone(http: Request) -> None:
 class _Releasing(StreamingResponse):
     """Releases slots when it ends, even if nobody listened to its beginning."""
 
-    release: Callable[[], None]
+    values: AsyncGenerator[Any, None]
+    admitted: Admitted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self.release()
+            try:
+                await self.values.aclose()
+            finally:
+                self.admitted.release(GeneratorExit())  # of one that has ended, this says nothing more
 
 
 def events(
@@ -243,7 +235,8 @@ def events(
                 async for value in values:
                     yield f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
         except Exception as error:
-            answer = error_response(http.url.path, 500, f"the answer could not be ended: {error}")
+            status = error.status if isinstance(error, RequestError) else 500
+            answer = error_response(http.url.path, status, f"the answer could not be ended: {error}")
             yield f"data: {bytes(answer.body).decode()}\n\n"
             return
         if last is not None:
@@ -252,7 +245,7 @@ def events(
     response = _Releasing(
         lines(),
         media_type="text/event-stream",
-        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **admitted.headers},
     )
-    response.release = admitted.release
+    response.values, response.admitted = values, admitted
     return response

@@ -173,6 +173,8 @@ class EmbeddedEngine:
             DeadlineError: the time was over before the first token.
         """
         self.check_room()
+        if prompt.expires_at <= time.monotonic():
+            raise self._late_error()
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
 
@@ -190,7 +192,7 @@ class EmbeddedEngine:
                         piece = await pieces.get()
                 except TimeoutError:
                     if sequence.last_at is None:
-                        raise DeadlineError(f"{self.settings.name} has not begun an answer in time") from None
+                        raise self._late_error() from None
                     with sequence.lock:
                         sequence.is_over = True
                         last = sequence.writing.finish("length")
@@ -314,6 +316,9 @@ class EmbeddedEngine:
             self._waiting.clear()
         for sequence in sequences:
             sequence.deliver(self._stopped_error())
+
+    def _late_error(self) -> DeadlineError:
+        return DeadlineError(f"{self.settings.name} has not begun an answer in time")
 
     def _stopped_error(self) -> EngineStoppedError:
         return EngineStoppedError(f"the engine of {self.settings.name} has stopped; its log says why")

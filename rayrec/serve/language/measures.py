@@ -9,11 +9,15 @@ rayrec_language_left_total              model   answers whose caller went away, 
 rayrec_language_running                 model   answers that are being written
 rayrec_language_waiting                 model
 rayrec_language_pages_used              model   share of the memory for keys and values
+rayrec_language_routed_total            name, model     requests for a shared name, by who answers
+rayrec_language_shadow_total            name, outcome   requests to its shadow: sent, answered, failed,
+                                                        dropped; answers that were the same, different
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -45,6 +49,11 @@ class EngineMeasures:
         self._first_s.observe(seconds)
         self.num_prompt_tokens += num_prompt_tokens
         self.num_answer_tokens += 1
+
+    def count_tokens(self, num_prompt: int, num_answer: int) -> None:
+        """Of an answer that came at once, or what another service says of one."""
+        self.num_prompt_tokens += num_prompt
+        self.num_answer_tokens += num_answer
 
     @property
     def first_seconds(self) -> float:
@@ -103,3 +112,30 @@ class LanguageCollector(Collector):
                     suffix = sample.name.removeprefix(found.name)
                     family.add_sample(full + suffix, {"model": model, **sample.labels}, sample.value)
         yield from families.values()
+
+
+class Shares(Protocol):
+    """What a shared name counts."""
+
+    @property
+    def num_sent(self) -> Mapping[str, int]: ...
+    def counts(self) -> Mapping[str, int]: ...
+
+
+class SharingCollector(Collector):
+    """Measures of shared names."""
+
+    def __init__(self, names: Mapping[str, Shares]) -> None:
+        self._names = names
+
+    def collect(self) -> Iterator[Metric]:
+        """As Prometheus's client asks."""
+        routed = CounterMetricFamily("rayrec_language_routed", "by model", labels=["name", "model"])
+        shadow = CounterMetricFamily("rayrec_language_shadow", "by outcome", labels=["name", "outcome"])
+        for name, shares in self._names.items():
+            for model, count in shares.num_sent.items():
+                routed.add_metric([name, model], count)
+            for outcome, count in shares.counts().items():
+                shadow.add_metric([name, outcome], count)
+        yield routed
+        yield shadow

@@ -90,7 +90,7 @@ class MemoryPlan:
         Raises:
             InputError: it does not; says what to lower.
         """
-        if self.total > self.limit:
+        if self.models and self.total > self.limit:
             largest = max(filter(_is_on_host, self.models), key=lambda one: one.total)
             raise InputError(
                 f"the models need {human_size(self.total)} and there are {human_size(self.limit)}: "
@@ -109,15 +109,21 @@ class MemoryPlan:
                 )
 
 
-def plan_memory(config: ModelsConfig) -> MemoryPlan:
+def plan_memory(config: ModelsConfig, by_replica: bool = False) -> MemoryPlan:
     """Plan all embedded models; reads their config.json alone.
+
+    Args:
+        by_replica: whether each has processes of its own, as many as it may have replicas.
 
     Raises:
         InputError: a folder is missing, or is of no causal language model.
     """
-    plans = tuple(plan_model(model) for model in config.models)
+    counts = [model.replicas.most if by_replica else 1 for model in config.embedded]
+    plans = [plan_model(model) for model in config.embedded]
     limit = machine_bytes() if config.memory_gib is None else int(config.memory_gib * 2**30)
-    return MemoryPlan(plans, resident_bytes(), limit)
+    processes = 1 + (sum(counts) if by_replica else 0)
+    repeated = tuple(plan for plan, count in zip(plans, counts, strict=True) for _ in range(count))
+    return MemoryPlan(repeated, resident_bytes() * processes, limit)
 
 
 def plan_model(model: EmbeddedModel) -> ModelPlan:
@@ -144,7 +150,12 @@ def plan_model(model: EmbeddedModel) -> ModelPlan:
     attention += read * heads * head_dim * 4 * size
     hidden = read * (3 * (getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size)) * size
     logits = model.concurrency * shape.vocab_size * (size + 4 + 4)
-    return ModelPlan(model.name, model.device, weights, token, pages * token, attention + hidden + logits)
+    work = attention + hidden + logits
+    if model.embeddings:  # of one text at a time, beside the engine
+        read = model.context_length
+        work += read * (3 * (getattr(shape, "intermediate_size", None) or 4 * shape.hidden_size)) * size
+        work += read * head_dim * (2 * key_heads + 2 * heads) * size + read * read * size
+    return ModelPlan(model.name, model.device, weights, token, pages * token, work)
 
 
 def folder_of(model: EmbeddedModel) -> Path:

@@ -128,7 +128,7 @@ class ChatRequest(_Sampled):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: StrictBool | None = None
-    """An answer has one call at most, whatever this says."""
+    """False: an answer has one call at most."""
 
     @property
     def most_tokens(self) -> int | None:

@@ -7,7 +7,8 @@
     a named one     a call of this tool
 
 A call is `{"name": ..., "arguments": {...}}`, alone or between <tool_call> and </tool_call>, which is how
-most templates teach it. A template that does not know of tools gets them in a system message.
+most templates teach it; there may be several, and text before them. A template that does not know of tools
+gets them in a system message.
 """
 
 from __future__ import annotations
@@ -110,29 +111,112 @@ def messages_of(request: ChatRequest, tools: Sequence[Tool], template: ChatTempl
     return messages
 
 
-def may_become_call(text: str) -> bool:
-    """Whether a text that has begun so may be a call."""
-    begun = text.lstrip()
-    return not begun or begun[0] == "{" or begun.startswith(_OPEN) or _OPEN.startswith(begun)
+class CallReader:
+    """Tells calls from text while an answer is written; not thread-safe.
 
+    Text before, between and after calls is text, but for blanks around them. What looks like a call and is
+    none of these tools is text, too.
+    """
 
-def call_in(text: str, tools: Sequence[Tool]) -> dict[str, Any] | None:
-    """The call that a text is, as OpenAI's API has it; None: it is none."""
-    inside = text.strip().removeprefix(_OPEN).removesuffix(_CLOSE).strip()
-    try:
-        found = json.loads(inside)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, Mapping):
-        return None
-    arguments = found.get("arguments", found.get("parameters"))
-    if found.get("name") not in [tool.function.name for tool in tools] or not isinstance(arguments, Mapping):
-        return None
-    return {
-        "id": f"call_{uuid.uuid4().hex[:24]}",
-        "type": "function",
-        "function": {"name": found["name"], "arguments": json.dumps(arguments, ensure_ascii=False)},
-    }
+    def __init__(self, tools: Sequence[Tool], many: bool = True) -> None:
+        """
+        Args:
+            many: whether an answer may have several calls; those behind the first one are left out otherwise.
+        """
+        self._names = {tool.function.name for tool in tools}
+        self._many = many
+        self._held = ""
+        """Text of which it is not known whether it is a call, or stands before one."""
+        self._has_text = False
+        self.num_calls = 0
+
+    def whole(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+        """(text, calls) of an answer."""
+        return self.add(text, True)
+
+    def add(self, text: str, is_last: bool) -> tuple[str, list[dict[str, Any]]]:
+        """(text that can be said now, calls that are complete now)."""
+        if not self._names:
+            return text, []
+        self._held += text
+        said, calls = "", []
+        while (begin := self._held.find(_OPEN)) >= 0 and not self._is_bare:
+            end = self._held.find(_CLOSE, begin)
+            if end < 0 and not is_last:
+                break
+            stop = len(self._held) if end < 0 else end + len(_CLOSE)
+            found = self._calls(self._held[begin + len(_OPEN) : stop].removesuffix(_CLOSE))
+            if found:
+                said += self._text(self._held[:begin].rstrip())
+                calls += self._counted(found)
+            else:
+                said += self._text(self._held[:stop])
+            self._held = self._held[stop:]
+        if is_last:
+            if self._is_bare and (found := self._calls(self._held)):
+                calls += self._counted(found)
+            elif self._held.strip() or not self.num_calls:
+                said += self._text(self._held)
+            self._held = ""
+        elif not self._is_bare:
+            stop = self._held.find(_OPEN)
+            stop = len(self._held) - self._suspected() if stop < 0 else stop
+            stop = len(self._held[:stop].rstrip())
+            said += self._text(self._held[:stop])
+            self._held = self._held[stop:]
+        return said, calls
+
+    @property
+    def _is_bare(self) -> bool:
+        """Whether the answer begins with an object, which may be a call without marks."""
+        return not self._has_text and not self.num_calls and self._held.lstrip().startswith("{")
+
+    def _text(self, text: str) -> str:
+        if self.num_calls and not self._has_text:
+            text = text.lstrip()
+        self._has_text = self._has_text or bool(text.strip())
+        return text
+
+    def _counted(self, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not self._many:
+            calls = calls[: 1 - self.num_calls]
+        self.num_calls += len(calls)
+        return calls
+
+    def _calls(self, text: str) -> list[dict[str, Any]]:
+        """What a text of objects calls; none where one of them is no call."""
+        calls, text = [], text.strip()
+        decoder = json.JSONDecoder()
+        while text:
+            try:
+                found, stop = decoder.raw_decode(text)
+            except (ValueError, RecursionError):
+                return []
+            call = self._call(found)
+            if call is None:
+                return []
+            calls.append(call)
+            text = text[stop:].lstrip()
+        return calls
+
+    def _call(self, found: Any) -> dict[str, Any] | None:
+        if not isinstance(found, Mapping):
+            return None
+        arguments = found.get("arguments", found.get("parameters"))
+        if found.get("name") not in self._names or not isinstance(arguments, Mapping):
+            return None
+        return {
+            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": found["name"], "arguments": json.dumps(arguments, ensure_ascii=False)},
+        }
+
+    def _suspected(self) -> int:
+        """Characters at the end that a mark may begin with."""
+        for count in range(min(len(_OPEN) - 1, len(self._held)), 0, -1):
+            if _OPEN.startswith(self._held[-count:]):
+                return count
+        return 0
 
 
 def _message(number: int, one: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ github.com/triton-inference-server/server, docs/protocol/extension_generate.md.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -22,13 +23,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from rayrec import __version__
-from rayrec.serve.language.answering import Admitted, LanguageModels, checked, events, unless_gone
-from rayrec.serve.language.engine import Prompt
-from rayrec.serve.language.loading import LanguageModelHere
-from rayrec.serve.language.requests import TextRequest, grammar_of, prompts_of
+from rayrec.serve.language.answering import Admitted, LanguageModels, events
+from rayrec.serve.language.served import Values
 from rayrec.serve.protocols.tensor_codec import DTYPES, HEADER_LENGTH, NamedTensor, read_call, write_answer
 from rayrec.serve.wire.errors import RequestError
-from rayrec.serve.wire.request_body import beside_the_loop, json_object, unpacked_body
+from rayrec.serve.wire.request_body import json_object, unpacked_body
 
 VERSION = "1"
 MOST_ROWS = 64
@@ -52,14 +51,15 @@ def triton_router(models: LanguageModels) -> APIRouter:
 
     @router.get("/health/ready")
     async def ready() -> Response:
-        """Whether all engines run."""
-        is_ready = all(model.engine.is_alive for model in models.models.values())
+        """Whether all engines of this process run."""
+        here = [model for model in models.models.values() if model.is_here]
+        is_ready = not any(await asyncio.gather(*(model.why_not() for model in here)))
         return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
 
     @router.get("/models/{name}")
     async def metadata(name: str) -> dict[str, Any]:
         """Names, datatypes and shapes of inputs and outputs."""
-        models.model(name)
+        models.check_name(name)
         return {
             "name": name,
             "versions": [VERSION],
@@ -73,83 +73,85 @@ def triton_router(models: LanguageModels) -> APIRouter:
 
     @router.get("/models/{name}/ready")
     async def model_ready(name: str) -> Response:
-        """Whether its engine runs."""
-        is_ready = models.model(name).engine.is_alive
+        """Whether its engine answers."""
+        is_ready = await models.why_not(models.check_name(name)) is None
         return JSONResponse({"name": name, "ready": is_ready}, 200 if is_ready else 503)
 
     @router.post("/models/{name}/infer", response_model=None)
     async def infer(name: str, http: Request) -> Response:
         """Texts that go on those of the rows."""
-        model = models.model(name)
+        models.check_name(name)
         call = read_call(await unpacked_body(http), http.headers.get(HEADER_LENGTH))
         texts, said = _rows(call.inputs)
         wanted = call.is_binary or {"text_output": call.binary_by_default}
         if set(wanted) != {"text_output"}:
             raise RequestError("outputs: there is text_output alone")
         parameters = {key: value for key, value in call.parameters.items() if key != "binary_data_output"}
-        admitted = await _admitted(models, http, model, texts, parameters | said)
-        answers = await unless_gone(http, admitted.answers())
-        written = np.array([answer.text.encode() for answer in answers], dtype=DTYPES["BYTES"])
+        admitted = _admitted(models, http, name, texts, parameters | said, is_stream=False)
+        answers = _texts(await admitted.whole(http), len(texts))
+        written = np.array([answer.encode() for answer in answers], dtype=DTYPES["BYTES"])
         head: dict[str, Any] = {"model_name": name, "model_version": VERSION}
         if call.call_id is not None:
             head["id"] = call.call_id
         content, length = write_answer(head, [NamedTensor("text_output", "BYTES", written)], wanted)
         if length is None:
-            return Response(content, media_type="application/json")
-        return Response(content, headers={HEADER_LENGTH: str(length)}, media_type="application/octet-stream")
+            return Response(content, headers=dict(admitted.headers), media_type="application/json")
+        headers = {HEADER_LENGTH: str(length), **admitted.headers}
+        return Response(content, headers=headers, media_type="application/octet-stream")
 
     @router.post("/models/{name}/generate", response_model=None)
     async def generate(name: str, http: Request) -> Response:
         """The text that goes on one."""
-        model = models.model(name)
-        admitted = await _generated(models, http, model)
-        (answer,) = await unless_gone(http, admitted.answers())
-        return JSONResponse({"model_name": name, "model_version": VERSION, "text_output": answer.text})
+        admitted = await _generated(models, http, name, is_stream=False)
+        (text,) = _texts(await admitted.whole(http), 1)
+        answer = {"model_name": name, "model_version": VERSION, "text_output": text}
+        return JSONResponse(answer, headers=dict(admitted.headers))
 
     @router.post("/models/{name}/generate_stream", response_model=None)
     async def generate_stream(name: str, http: Request) -> Response:
         """The same, as it is written."""
-        model = models.model(name)
-        admitted = await _generated(models, http, model)
-        return events(http, admitted, _texts(admitted), None)
+        admitted = await _generated(models, http, name, is_stream=True)
+        return events(http, admitted, _pieces(name, await admitted.values(http)), None)
 
     return router
 
 
-async def _generated(models: LanguageModels, http: Request, model: LanguageModelHere) -> Admitted:
+async def _generated(models: LanguageModels, http: Request, name: str, is_stream: bool) -> Admitted:
+    models.check_name(name)
     body = json_object(await unpacked_body(http))
     text, given = body.pop("text_input", None), body.pop("parameters", {})
     body.pop("id", None)
     if not isinstance(text, str) or not isinstance(given, Mapping):
         raise RequestError("expected text_input, a text, and parameters, an object")
-    return await _admitted(models, http, model, [text], {**given, **body})
+    return _admitted(models, http, name, [text], {**given, **body}, is_stream)
 
 
-async def _texts(admitted: Admitted) -> AsyncGenerator[dict[str, Any], None]:
-    async with aclosing(admitted.pieces()) as pieces:
-        async for _, piece in pieces:
-            yield {"model_name": admitted.model.name, "model_version": VERSION, "text_output": piece.text}
+def _texts(answer: Mapping[str, Any], count: int) -> list[str]:
+    """Texts of a completion's choices, in the order of its prompts."""
+    texts = {choice["index"]: choice["text"] for choice in answer["choices"]}
+    return [texts[index] for index in range(count)]
 
 
-async def _admitted(
+async def _pieces(name: str, chunks: Values) -> Values:
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            for choice in chunk["choices"]:
+                yield {"model_name": name, "model_version": VERSION, "text_output": choice["text"]}
+
+
+def _admitted(
     models: LanguageModels,
     http: Request,
-    model: LanguageModelHere,
+    name: str,
     texts: Sequence[str],
     parameters: Mapping[str, Any],
+    is_stream: bool,
 ) -> Admitted:
-    for name in _NOT_HERE:
-        if name in parameters:
-            raise RequestError(f"parameters: {name!r} is not known here")
-    request = checked({"model": model.name, "prompt": list(texts), **parameters}, TextRequest)
-    given, grammar = await beside_the_loop(
-        request.is_work, lambda: (request.prompts(model), grammar_of(request.response_format, model))
-    )
-    expires_at = models.expires_at(http, model)
-    prompts: list[Prompt] = []
-    for tokens in given:
-        prompts += prompts_of(request, tokens, grammar, model, expires_at)
-    return models.admit(http, model, prompts)
+    for parameter in _NOT_HERE:
+        if parameter in parameters:
+            raise RequestError(f"parameters: {parameter!r} is not known here")
+    body = {"model": name, "prompt": list(texts) if len(texts) > 1 else texts[0], **parameters}
+    return models.admit(http, "text", body | ({"stream": True} if is_stream else {}))
 
 
 def _rows(inputs: Mapping[str, NamedTensor]) -> tuple[list[str], dict[str, Any]]:

@@ -25,7 +25,7 @@ from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.services import MAIN, ServicesConfig
 from rayrec.serve.on_ray.http_messages import HttpAnswer, HttpRequest, SendHttp
 from rayrec.serve.routing.shadow import Shadow, Shadowed
-from rayrec.serve.routing.targets import Routed, Router
+from rayrec.serve.routing.targets import TARGET, Routed, Router
 from rayrec.serve.web.api import ANSWERING_ROUTES
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.guards import HeadAsGet, RequestGuard
@@ -36,9 +36,6 @@ from rayrec.serve.wire.request_body import MAX_BODY_BYTES, beside_the_loop
 from rayrec.serve.wire.schemas import LiveAnswer
 
 logger = logging.getLogger(__name__)
-
-TARGET = "X-Target"
-"""Header of an answer: which target it is of."""
 
 
 class Gateway:

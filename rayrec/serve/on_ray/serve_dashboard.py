@@ -32,8 +32,13 @@ Fetch = Callable[[str, str, Mapping[str, Any] | None], str]
 """(method, URL, values for a body) to what is answered."""
 
 
-def fetch_text(method: str, url: str, values: Mapping[str, Any] | None = None) -> str:
+def fetch_text(
+    method: str, url: str, values: Mapping[str, Any] | None = None, answer_s: float = ANSWER_S
+) -> str:
     """The body of an answer.
+
+    Args:
+        answer_s: in which it has to come.
 
     Raises:
         ServeDownError: there is none, or it is an error's.
@@ -46,7 +51,7 @@ def fetch_text(method: str, url: str, values: Mapping[str, Any] | None = None) -
     try:
         request = urllib.request.Request(url, body, headers, method=method)
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-            request, timeout=ANSWER_S
+            request, timeout=answer_s
         ) as answer:
             return str(answer.read().decode(errors="replace"))
     except urllib.error.HTTPError as error:

@@ -11,6 +11,7 @@ import io
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,71 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
     """
     run = str(run)
     _check_run(run, config)
+    with serve_of_cluster(config, _cpus(config)) as there:
+        limits = ServiceLimits(cluster_folder())
+        controller = _controller(there.config, limits)
+        config = as_left(there.config, limits)
+        for resources, count in _claims(run, config):
+            check_accelerators(
+                resources, count, "replicas", "choose another device with --device, or fewer replicas"
+            )
+        url = there.run(_application(run, config), config.is_scaled)
+        with controlled(controller):
+            yield url
+
+
+@dataclass
+class ServeOfCluster:
+    """The Ray Serve of the connected cluster, which runs already or is started for an application."""
+
+    config: ServeConfig
+    """At its address."""
+    ingress: Ingress
+    running: RunningServe | None
+    is_begun: bool = False
+
+    def run(self, application: serve.Application, is_scaled: bool = False) -> str:
+        """The URL of an application, which is run.
+
+        Raises:
+            RuntimeError: a replica could not be started.
+        """
+        self.is_begun = True
+        if self.running is None:
+            serve.start(
+                proxy_location=ProxyLocation.HeadOnly,
+                http_options=dict(self.ingress.http_options),
+                logging_config=QUIET,
+            )
+        try:
+            serve.run(application, name=APPLICATION, route_prefix="/", external_scaler_enabled=is_scaled)
+        except RuntimeError as error:
+            raise RuntimeError(_why_not_running()) from error
+        has_tls = self.config.tls is not None or (self.running is not None and self.running.has_tls)
+        url = url_of(self.config.host, self.config.port, has_tls)
+        wait_until_ready(url)  # the proxy hears of an application a moment after its replicas are up
+        logger.info("requests come by %s", self.ingress.said())
+        return url
+
+    def end(self) -> None:
+        """End what was begun."""
+        self.ingress.stops()
+        if not self.is_begun:
+            return
+        # Serve's controller ends before it answers the call that ends it, as it should, and Ray
+        # reports that as a failed task on this process's standard output.
+        with redirect_stdout(io.StringIO()):
+            serve.shutdown() if self.running is None else serve.delete(APPLICATION)
+
+
+@contextmanager
+def serve_of_cluster(config: ServeConfig, cpus: float) -> Iterator[ServeOfCluster]:
+    """A cluster, started or joined, and its Ray Serve inside the block; what ran there ends with it.
+
+    Raises:
+        InputError: the port is taken, the certificate cannot be used, the cluster has no room, or Ray Serve
+            runs there and has no room for this service; nothing was started.
+    """
     if config.tls is not None:
         check_tls(config.tls)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it reports every step of its own
@@ -68,52 +134,17 @@ def serving_on_ray(run: str | Path, config: ServeConfig) -> Iterator[str]:
         if starts_cluster(config.cluster):
             check_port(config.host, config.port)
             own = stack.enter_context(ingress_of_own_cluster(config))
-        stack.enter_context(ray_cluster(config.cluster, _cpus(config)))
+        stack.enter_context(ray_cluster(config.cluster, cpus))
         running = running_serve()
         if running is not None:
             config = joined(config, running)
         elif own is None:
             check_port(config.host, config.port)
-        limits = ServiceLimits(cluster_folder())
-        controller = _controller(config, limits)
-        config = as_left(config, limits)
-        for resources, count in _claims(run, config):
-            check_accelerators(
-                resources, count, "replicas", "choose another device with --device, or fewer replicas"
-            )
-        ingress = own or ingress_of_joined_cluster(config)
+        there = ServeOfCluster(config, own or ingress_of_joined_cluster(config), running)
         try:
-            if running is None:
-                serve.start(
-                    proxy_location=ProxyLocation.HeadOnly,
-                    http_options=dict(ingress.http_options),
-                    logging_config=QUIET,
-                )
-            url = _start(run, config, ingress, running is not None and running.has_tls)
-            with controlled(controller):
-                yield url
+            yield there
         finally:
-            ingress.stops()
-            # Serve's controller ends before it answers the call that ends it, as it should, and Ray
-            # reports that as a failed task on this process's standard output.
-            with redirect_stdout(io.StringIO()):
-                serve.shutdown() if running is None else serve.delete(APPLICATION)
-
-
-def _start(run: str, config: ServeConfig, ingress: Ingress, has_tls: bool) -> str:
-    try:
-        serve.run(
-            _application(run, config),
-            name=APPLICATION,
-            route_prefix="/",
-            external_scaler_enabled=config.is_scaled,
-        )
-    except RuntimeError as error:
-        raise RuntimeError(_why_not_running()) from error
-    url = url_of(config.host, config.port, has_tls or config.tls is not None)
-    wait_until_ready(url)  # the proxy hears of an application a moment after its replicas are up
-    logger.info("requests come by %s", ingress.said())
-    return url
+            there.end()
 
 
 def from_arguments(arguments: dict[str, Any]) -> serve.Application:

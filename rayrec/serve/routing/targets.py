@@ -28,6 +28,10 @@ Send = Callable[[Request], Awaitable[Answer]]
 """Asks a target, wherever it runs."""
 
 
+TARGET = "X-Target"
+"""Header of an answer: which target it is of."""
+
+
 class Router:
     """Chooses targets. Not thread-safe."""
 

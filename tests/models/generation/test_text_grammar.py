@@ -158,3 +158,95 @@ def test_a_schema_is_compiled_once(compilers):
 
     assert compiler.compile("json_schema", random_schema(40)) is first
     assert compiler.num_compiled == count
+
+
+def test_days_and_times_exist(compilers, write):
+    import datetime
+
+    for compiler in both(compilers):
+        for seed in range(12):
+            for kind, read in (
+                ("date", datetime.date.fromisoformat),
+                ("date-time", datetime.datetime.fromisoformat),
+            ):
+                compiled = compiler.compile("json_schema", {"type": "string", "format": kind})
+                read(json.loads(write(compiled.begin(), 40, seed)))
+
+
+@pytest.mark.parametrize(
+    ("date", "exists"),
+    [("2021-02-28", True), ("2021-02-29", False), ("2024-02-29", True), ("1900-02-29", False),
+     ("2000-02-29", True), ("2021-02-31", False), ("2021-04-31", False), ("2021-13-01", False)],
+)  # fmt: skip
+def test_a_date_is_allowed_if_its_day_is_in_its_month(compilers, date, exists):
+    tokens = compilers["xgrammar"].tokens
+    for compiler in both(compilers):
+        grammar = compiler.compile("json_schema", {"type": "string", "format": "date"}).begin()
+        try:
+            for token in tokens.tokens_of(json.dumps(date).encode()):
+                grammar.advance(token)
+            found = grammar.is_complete
+        except ValueError:
+            found = False
+        assert found == exists
+
+
+@pytest.mark.parametrize(
+    ("expression", "character"),
+    [
+        ("((a|a)*(a|a)*)*", "a"),
+        ("(a*)*b", "a"),
+        (r"(\w+\s?)+", "a"),
+        ("(x+x+)+y", "x"),
+        ("([a-c]|[b-d])*", "c"),
+    ],
+)
+def test_an_expression_that_can_be_read_in_many_ways_is_read_in_one(compilers, expression, character):
+    compiled = compilers["xgrammar"].compile("regex", expression)
+    grammar = compiled.begin()
+    (token,) = compilers["xgrammar"].tokens.tokens_of(character.encode())
+    sizes = []
+    for _ in range(300):
+        grammar.advance(token)
+        sizes.append(len(grammar._chart._sets[-1].items))
+
+    assert max(sizes) < 4
+
+
+@pytest.mark.parametrize(
+    "expression", ["(a|b)*c|ab?", "((a|ab)(c|bcd)?)*", "(a*)*b", "([^b]|a)+", "a{2,4}(a|b)*"]
+)
+def test_one_way_to_read_an_expression_keeps_its_language(compilers, write, expression):
+    for compiler in both(compilers):
+        compiled = compiler.compile("regex", expression)
+        for seed in range(6):
+            text = write(compiled.begin(), compiled.least_tokens + 5 * seed, seed)
+            assert re.fullmatch(expression, text)
+    for text in ("ab", "abc", "abcd", "aab", "b", "aaaab", "ca"):
+        grammar = compilers["xgrammar"].compile("regex", expression).begin()
+        try:
+            for token in compilers["xgrammar"].tokens.tokens_of(text.encode()):
+                grammar.advance(token)
+            found = grammar.is_complete
+        except ValueError:
+            found = False
+        assert found == bool(re.fullmatch(expression, text))
+
+
+def test_a_pattern_that_takes_more_and_more_time_ends_its_answer_in_a_sentence(compilers):
+    from rayrec.models.generation.endings import TooAmbiguousError
+
+    schema = {"type": "string", "pattern": "((a|a)*(a|a)*)*b"}
+    grammar = compilers["xgrammar"].compile("json_schema", schema).begin()
+    (quote, letter) = compilers["xgrammar"].tokens.tokens_of(b'"') + compilers["xgrammar"].tokens.tokens_of(
+        b"a"
+    )
+    grammar.advance(quote)
+
+    def go_on():
+        for _ in range(2000):
+            grammar.advance(letter)
+
+    with pytest.raises(TooAmbiguousError, match="too many ways"):
+        go_on()
+    assert len(grammar._chart) < 600

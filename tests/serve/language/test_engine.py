@@ -4,15 +4,22 @@ kept."""
 import asyncio
 import json
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="the embedded engine is that of transformers")
 
-from rayrec.models.generation.sampler import Sampling  # noqa: E402
+from rayrec.models.generation.sampler import Chosen, Sampling, TokenSampler  # noqa: E402
 from rayrec.serve.admission.limits import ServiceLimitError  # noqa: E402
 from rayrec.serve.engine.batching import DeadlineError  # noqa: E402
-from rayrec.serve.language.engine import Prompt  # noqa: E402
+from rayrec.serve.language.engine import (  # noqa: E402
+    EmbeddedEngine,
+    EngineStoppedError,
+    Prompt,
+    _Sequence,
+)
+from rayrec.serve.language.writing import Writing  # noqa: E402
 
 GREEDY = Sampling(temperature=0)
 
@@ -172,3 +179,35 @@ def test_a_failure_of_one_answer_is_not_that_of_others(answers, model):
     assert isinstance(failed, ZeroDivisionError)
     assert "".join(piece.text for piece in sound) == answers(prompt(PROMPTS[1]))[0][0]
     assert model.engine.is_alive
+
+
+def test_a_sequence_whose_time_is_over_while_its_token_is_chosen_says_nothing_more(model):
+    """The loop has ended it, with all its text, while the engine's thread was choosing."""
+    delivered, ends = [], list(model.text.info.ends)
+    writing = Writing(model.text.tokenizer, frozenset(ends), frozenset())
+    sequence = _Sequence("late", prompt([5]), writing, TokenSampler(GREEDY, ends), delivered.append, 0.0, 9)
+
+    class Late:
+        def choose(self, logits_V, left):
+            with sequence.lock:
+                sequence.is_over = True
+            return Chosen(40, None, ())
+
+    sequence.sampler = Late()
+    logits_V = np.zeros(model.engine.num_tokens, np.float32)
+
+    assert model.engine._next(sequence, logits_V) == model.engine.num_tokens
+    assert not delivered
+    assert sequence.left == 9
+    assert writing.finish("length").tokens == ()
+
+
+def test_a_sequence_that_joins_an_engine_which_has_just_failed_is_told(settings, model, monkeypatch):
+    engine = EmbeddedEngine(model.network, model.text.tokenizer, model.text.info.ends, [], settings)
+    monkeypatch.setattr(engine, "check_room", lambda count=1: engine._fail_all())  # behind the check
+
+    async def join():
+        with pytest.raises(EngineStoppedError, match="has stopped"):
+            await asyncio.wait_for(anext(engine.submit(prompt(PROMPTS[0]))), 20)
+
+    asyncio.run(join())

@@ -1,9 +1,10 @@
 """The client that OpenAI ships, against a tiny model: chat, streams, tools, schemas, log-probabilities,
-errors."""
+errors. The model is embedded, or that of another service, which is to make no difference."""
 
 import asyncio
 import json
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ import httpx  # noqa: E402
 import uvicorn  # noqa: E402
 
 from rayrec.serve.language.api import build_language_api  # noqa: E402
+from rayrec.serve.language.config import RemoteModel  # noqa: E402
+from rayrec.serve.language.embedded import EmbeddedService  # noqa: E402
 from rayrec.serve.language.loading import load_model  # noqa: E402
+from rayrec.serve.language.remote import RemoteService  # noqa: E402
 from rayrec.serve.web.address import wait_until_ready  # noqa: E402
 
 HELLO = [{"role": "user", "content": "What is the capital of France?"}]
@@ -37,9 +41,9 @@ TOOLS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def service(settings):
-    model = load_model(settings)
+@contextmanager
+def answering(model):
+    """The URL of an application that serves a model."""
     server = uvicorn.Server(uvicorn.Config(build_language_api([model]), port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -47,9 +51,28 @@ def service(settings):
         thread.join(0.02)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     wait_until_ready(url)
-    yield url, model
+    yield url
     server.should_exit = True
     thread.join()
+
+
+@pytest.fixture(scope="module")
+def embedded(settings):
+    model = load_model(settings)
+    with answering(EmbeddedService(model)) as url:
+        yield url, model
+
+
+@pytest.fixture(scope="module", params=["embedded", "remote"])
+def service(request, embedded):
+    """A service, and the model that answers at last: of its own process, or of another service."""
+    url, model = embedded
+    if request.param == "embedded":
+        yield embedded
+        return
+    values = {"name": "tiny", "engine": "remote", "url": f"{url}/v1"}
+    with answering(RemoteService(RemoteModel.parse(values))) as gateway:
+        yield gateway, model
 
 
 @pytest.fixture

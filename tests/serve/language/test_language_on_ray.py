@@ -1,0 +1,121 @@
+"""Language models as deployments of Ray Serve: they answer as in one process, and start again when they die."""
+
+import json
+import os
+import signal
+import time
+
+import httpx
+import pytest
+
+pytest.importorskip("transformers", reason="the embedded engine is that of transformers")
+from ray import serve
+
+from rayrec.platform.errors import InputError
+from rayrec.serve.admission.limits import ServiceLimitError
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.batching import DeadlineError
+from rayrec.serve.language.config import ModelsConfig
+from rayrec.serve.launch.language import serving_models
+from rayrec.serve.on_ray.language import Refusal, build_language_application, replica_claim
+from rayrec.serve.on_ray.serving import APPLICATION
+from rayrec.serve.wire.errors import RequestError
+
+HELLO = {"model": "answers", "messages": [{"role": "user", "content": "You?"}], "max_tokens": 8, "seed": 1}
+
+
+def models_of(folder, **replicas):
+    model = {"name": "tiny", "folder": str(folder), "context_length": 256, "concurrency": 2}
+    routing = {"experiment": "x", "weights": {"tiny": 1}}
+    values = {
+        "models": [model | {"replicas": {"cpus": 0.2, **replicas}}],
+        "shared_names": [{"name": "answers", "routing": routing}],
+    }
+    return ModelsConfig.parse(values)
+
+
+def deployments():
+    return serve.status().applications[APPLICATION].deployments
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_cluster")
+def test_replicas_answer_as_one_process_does_and_start_again_when_they_die(folder, free_port):
+    import ray
+    from ray.util.state import list_actors
+
+    config = ServeConfig.parse({"port": free_port})
+    models = models_of(folder, replicas=1, max_replicas=2)
+    with serving_models(models, config) as url, httpx.Client(base_url=url, timeout=60) as http:
+        assert set(deployments()) == {"gateway", "model.tiny"}
+        whole = http.post("/v1/chat/completions", json=HELLO)
+        text = whole.json()["choices"][0]["message"]["content"]
+        with http.stream("POST", "/v1/chat/completions", json=HELLO | {"stream": True}) as answer:
+            lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
+        chunks = [json.loads(line) for line in lines]
+        refused = http.post("/v1/chat/completions", json=HELLO | {"temperature": 9})
+        triton = http.post("/v2/models/tiny/generate", json={"text_input": "You", "parameters": {"seed": 2}})
+
+        pid = next(
+            actor.pid
+            for actor in list_actors(filters=[("state", "=", "ALIVE")])
+            if "model.tiny" in (actor.name or "")
+        )
+        os.kill(pid, signal.SIGKILL)
+        ends_at, again = time.monotonic() + 120, None
+        while time.monotonic() < ends_at:
+            again = http.post("/v1/chat/completions", json=HELLO)
+            if again.status_code == 200:
+                break
+            assert again.status_code == 503
+            time.sleep(0.5)
+        assert ray.is_initialized()
+
+    assert whole.headers["x-target"] == "tiny"
+    assert whole.json()["model"] == "answers"
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == text
+    assert refused.status_code == 400
+    assert "temperature" in refused.json()["error"]["message"]
+    assert refused.json()["error"]["param"] == "temperature"
+    assert triton.json()["text_output"]
+    assert again.json()["choices"][0]["message"]["content"] == text
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
+
+
+def test_what_a_replica_refuses_is_told_as_it_was_meant():
+    for error in (
+        RequestError("no", 404, "model", "model_not_found"),
+        ServiceLimitError("9 answers wait", 2.0),
+        DeadlineError("too late"),
+    ):
+        told = Refusal.of(error).raised()
+        assert type(told) is type(error)
+        assert str(told) == str(error)
+    assert Refusal.of(RequestError("no", 404, "model", "x")).raised().code == "x"
+
+
+def test_replicas_are_scaled_by_ray_and_claim_their_device(folder):
+    models = models_of(folder, replicas=1, max_replicas=3, requests_per_replica=5)
+    application = build_language_application(models, ServeConfig())
+    (of_gateway,) = [application._bound_deployment]
+    (bound,) = of_gateway.init_args[2].values()
+    scaling = bound._bound_deployment._deployment_config.autoscaling_config
+
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (1, 3, 5)
+    (model,) = models.models
+    assert replica_claim(model) == {"num_cpus": 0.2}
+    assert replica_claim(model.model_copy(update={"device": "npu"})) == {
+        "num_cpus": 0.2,
+        "resources": {"NPU": 1},
+    }
+    assert replica_claim(model.model_copy(update={"device": "cuda"}))["num_gpus"] == 1
+
+
+def test_memory_is_planned_for_all_replicas(folder, free_port):
+    models = models_of(folder, replicas=1, max_replicas=40).model_copy(update={"memory_gib": 4.0})
+    with (
+        pytest.raises(InputError, match="the models need"),
+        serving_models(models, ServeConfig.parse({"port": free_port})),
+    ):
+        raise AssertionError("it started")

@@ -1,0 +1,204 @@
+"""Applications of ray.serve.llm as data: what is in them, how they come into a cluster, and out of it again.
+
+With RAYREC_VLLM_PYTHON, an interpreter that has vLLM and Ray, they are checked against the classes there.
+"""
+
+import json
+import os
+import subprocess
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from rayrec.cli import app
+from rayrec.platform.errors import InputError
+from rayrec.serve.language.config import ModelsConfig
+from rayrec.serve.language.ray_llm import application, remote_model
+from rayrec.serve.on_ray.declared import DeclaredApplications
+from rayrec.serve.on_ray.scaling import ServeDownError
+
+VLLM = os.environ.get("RAYREC_VLLM_PYTHON")
+PREFILL = {
+    "prefill": {"replicas": 2},
+    "replicas": {"replicas": 1, "max_replicas": 4},
+    "tensor": 2,
+    "accelerator_type": "H100",
+}
+CPU = {"accelerator": "cpu", "context_length": 512, "engine_kwargs": {"dtype": "float32"}}
+
+
+def model(**more):
+    values = {"name": "chat", "engine": "ray_llm", "folder": "/models/chat", **more}
+    (made,) = ModelsConfig.parse({"models": [values]}).models
+    return made
+
+
+class Dashboard:
+    """Ray's, as far as applications go."""
+
+    def __init__(self, states=("DEPLOYING", "RUNNING"), declared=(), programs=()):
+        self.states, self.puts, self.polls = list(states), [], 0
+        self.declared = list(declared)
+        self.programs = {name: {"status": "RUNNING", "route_prefix": "/p"} for name in programs}
+
+    def __call__(self, method, url, values):
+        assert url == "http://head:8265/api/serve/applications/"
+        if method == "PUT":
+            self.puts.append(values)
+            self.declared = values["applications"]
+            return ""
+        state = self.states[min(self.polls, len(self.states) - 1)] if self.puts else "RUNNING"
+        self.polls += bool(self.puts)
+        found = {
+            one["name"]: {
+                "status": state,
+                "route_prefix": one["route_prefix"],
+                "deployed_app_config": one,
+                "message": "",
+                "deployments": {"LLM": {"message": "Traceback\n  RuntimeError: no such file"}},
+            }
+            for one in self.declared
+        }
+        http = {"host": "0.0.0.0", "port": 8123}
+        return json.dumps(
+            {"applications": found | self.programs, "http_options": http, "proxy_location": None}
+        )
+
+
+def cluster(dashboard, **more):
+    times = iter(range(1000))
+    return DeclaredApplications(
+        "http://head:8265/", fetch=dashboard, sleep=lambda s: None, clock=lambda: next(times), **more
+    )
+
+
+def test_one_model_is_one_application_whose_settings_are_those_of_vllm():
+    found = application(model(**CPU, runtime_env={"py_executable": "/vllm/bin/python"}))
+    (config,) = found["args"]["llm_configs"]
+
+    assert found["import_path"] == "ray.serve.llm:build_openai_app"
+    assert found["route_prefix"] == "/rayrec-chat"
+    assert found["runtime_env"] == {"py_executable": "/vllm/bin/python"}
+    assert config["accelerator_config"] == {"kind": "cpu"}
+    assert config["engine_kwargs"] == {
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "enable_prefix_caching": True,
+        "dtype": "float32",
+        "max_model_len": 512,
+    }
+    assert config["deployment_config"] == {"num_replicas": 1}
+
+
+def test_prefill_and_decode_are_two_deployments_that_scale_alone():
+    found = application(model(**PREFILL))
+    prefill, decode = found["args"]["prefill_config"], found["args"]["decode_config"]
+
+    assert found["import_path"] == "ray.serve.llm:build_pd_openai_app"
+    assert prefill["deployment_config"] == {"num_replicas": 2}
+    assert decode["deployment_config"]["autoscaling_config"]["max_replicas"] == 4
+    for config in (prefill, decode):
+        assert config["engine_kwargs"]["kv_transfer_config"]["kv_role"] == "kv_both"
+        assert config["accelerator_type"] == "H100"
+
+
+@pytest.mark.skipif(VLLM is None, reason="RAYREC_VLLM_PYTHON names no interpreter that has vLLM")
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, CPU, PREFILL, {"replicas": {"max_replicas": 3}}])
+def test_the_classes_of_ray_take_what_is_written(settings):
+    found = application(model(**settings))
+    program = """
+import json, sys
+from ray.serve.llm import LLMConfig, build_openai_app, build_pd_openai_app
+from ray.llm._internal.serve.core.ingress.builder import LLMServingArgs
+from ray.llm._internal.serve.serving_patterns.prefill_decode.builder import PDServingArgs
+from ray.serve.schema import ServeDeploySchema
+found = json.loads(sys.stdin.read())
+ServeDeploySchema.model_validate({"applications": [found]})
+kind = PDServingArgs if "prefill_config" in found["args"] else LLMServingArgs
+taken = kind.model_validate(found["args"])
+configs = [taken.prefill_config, taken.decode_config] if kind is PDServingArgs else taken.llm_configs
+for config in configs:
+    assert isinstance(config, LLMConfig)
+    assert config.model_id == "chat"
+    assert config.accelerator_config.kind == (configs[0].accelerator_config.kind)
+print("taken")
+"""
+    done = subprocess.run(
+        [str(VLLM), "-c", program], input=json.dumps(found), capture_output=True, text=True, timeout=300
+    )
+    assert done.stdout.strip().endswith("taken"), done.stderr[-2000:]
+
+
+def test_applications_of_others_stay_when_ours_come_and_go():
+    other = {"name": "other", "route_prefix": "/other", "import_path": "a:b"}
+    dashboard = Dashboard(declared=[other], programs=["shop"])
+    with cluster(dashboard).deployed([application(model())], 60):
+        assert [one["name"] for one in dashboard.puts[-1]["applications"]] == ["other", "rayrec-chat"]
+        assert dashboard.puts[-1]["http_options"] == {"host": "0.0.0.0", "port": 8123}
+        assert cluster(dashboard).serve_url() == "http://head:8123"
+    assert dashboard.puts[-1]["applications"] == [other]
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [(["DEPLOYING", "DEPLOY_FAILED"], "could not be started.*no such file"), (["DEPLOYING"], "does not run")],
+)
+def test_what_does_not_start_is_said_and_removed(states, said):
+    dashboard = Dashboard(states)
+    with pytest.raises(InputError, match=said), cluster(dashboard).deployed([application(model())], 9):
+        raise AssertionError("it started")
+    assert dashboard.puts[-1]["applications"] == []
+
+
+def test_a_name_that_is_taken_is_not_replaced():
+    dashboard = Dashboard(declared=[application(model())])
+    with (
+        pytest.raises(InputError, match="'rayrec-chat' already"),
+        cluster(dashboard).deployed([application(model())], 9),
+    ):
+        raise AssertionError("it started")
+    assert not dashboard.puts
+
+
+@pytest.mark.parametrize("answer", ["<html>", "[]", None])
+def test_a_cluster_that_does_not_answer_is_said(answer):
+    def fetch(method, url, values):
+        if answer is None:
+            raise ServeDownError(f"{url}: connection refused")
+        return answer
+
+    with pytest.raises(InputError, match=r"no dashboard of Ray|does not take applications"):
+        cluster(fetch).serve_url()
+
+
+def test_the_gateway_asks_the_application_within_the_limits_of_the_model():
+    asked = remote_model(model(timeout_s=300, callers={"rate": 1}), "http://head:8123/")
+
+    assert asked.url == "http://head:8123/rayrec-chat/v1"
+    assert (asked.name_there, asked.silence_s, asked.timeout_s) == ("chat", 300, 300)
+    assert asked.callers.rate == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"engine_kwargs": {"max_model_len": 5}}, "has a setting of its own"),
+        ({"accelerator": "npu"}, "accelerator"),
+        ({"accelerator": "cpu", "accelerator_type": "H100"}, "accelerator is cpu"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, said):
+    with pytest.raises(InputError, match=said):
+        model(**settings)
+
+
+def test_the_config_is_written_for_those_who_deploy_it_themselves(tmp_path):
+    path, out = tmp_path / "models.yaml", tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump({"models": [{"name": "chat", "engine": "ray_llm", "folder": "/m"}]}))
+    done = CliRunner().invoke(app, ["maas", "applications", str(path), str(out), "--json"])
+
+    assert done.exit_code == 0
+    (found,) = yaml.safe_load(out.read_text())["applications"]
+    assert found["name"] == "rayrec-chat"
