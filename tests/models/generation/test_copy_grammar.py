@@ -13,7 +13,17 @@ from rayrec.platform.errors import InputError
 END = 0
 BYTES = TokenBytes([None, *(bytes([byte]) for byte in range(256))], [END])
 MERGED = TokenBytes(
-    [*BYTES.bytes_V, b'[["city", "', b'"], ["street", "', b'"], ["', b'"]]', "Bern".encode(), b'n"]', b"er", b"ty"],
+    [
+        *BYTES.bytes_V,
+        b'[["city", "',
+        b'"], ["street", "',
+        b'"], ["',
+        b'"]]',
+        b"Bern",
+        b'n"]',
+        b"er",
+        b"ty",
+    ],
     [END],
 )
 LABELS = ("street", "city", 'quo"ted')
