@@ -35,6 +35,21 @@ def rayrec(*arguments: object) -> None:
         raise InputError(f"rayrec {words[0]} failed; its message is above")
 
 
+def train_on_text(folder: Path, config: Path, kind: str, small: bool) -> None:
+    """Prepare `text/train.jsonl`, `valid` and `test` of a folder, and train on them into its `run`.
+
+    Args:
+        kind: of the records.
+        small: one epoch, and hardly any validation.
+    """
+    files = [folder / "text" / f"{split}.jsonl" for split in ("train", "valid", "test")]
+    rayrec("text", "prepare", *files, "--out", folder / "data", "--kind", kind, "--set", "split=files")
+    settings = [f"data.path={folder / 'data'}", f"model.tokenizer={folder / 'tokenizer'}"]
+    settings += ["training.epochs=1", "evaluation.answers=4"] if small else []
+    options = [word for setting in settings for word in ("--set", setting)]
+    rayrec("train", config, "--run", folder / "run", "--local", *options)
+
+
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     """Write JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from recipes.addresses.data import LABELS, make
 from recipes.addresses.evaluate import evaluate
-from recipes.shared import rayrec, read_lines, write_tokenizer
+from recipes.shared import read_lines, train_on_text, write_tokenizer
 from rayrec.platform.console import log
 
 CONFIG = Path(__file__).with_name("run.yaml")
@@ -18,11 +18,5 @@ def run(folder: Path, small: bool) -> None:
     glue = [f'{before}["{label}", "' for before in ("[", '"], ') for label in LABELS]
     texts = [record["text"] for record in read_lines(folder / "text" / "train.jsonl")]
     write_tokenizer(folder / "tokenizer", texts, 4_000, [*glue, '"]]'], characters=True)
-    files = [folder / "text" / f"{split}.jsonl" for split in ("train", "valid", "test")]
-    rayrec("text", "prepare", *files, "--out", folder / "data", "--kind", "spans", "--set", "split=files")
-    here = [f"data.path={folder / 'data'}", f"model.tokenizer={folder / 'tokenizer'}"]
-    if small:
-        here += ["training.epochs=1", "evaluation.answers=4"]
-    options = [word for setting in here for word in ("--set", setting)]
-    rayrec("train", CONFIG, "--run", folder / "run", "--local", *options)
+    train_on_text(folder, CONFIG, "spans", small)
     evaluate(folder, source)
