@@ -192,6 +192,32 @@ def logistic_regression_of_texts(
     return lambda asked: [str(one) for one in model.predict(list(asked))]
 
 
+Tags = frozenset[str]
+
+
+def logistic_regressions_of_tags(
+    texts: Sequence[str], vectors_ID: np.ndarray, tags: Sequence[Sequence[str]]
+) -> Callable[[Sequence[str], np.ndarray], list[Tags]]:
+    """One for each tag, over TF-IDF of words and pairs of words and a vector of each item."""
+    _package("sklearn", "scikit-learn")
+    from scipy.sparse import csr_matrix, hstack
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.preprocessing import MultiLabelBinarizer
+
+    words, names = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True), MultiLabelBinarizer()
+    columns = hstack([words.fit_transform(texts), csr_matrix(vectors_ID)])
+    model = OneVsRestClassifier(LogisticRegression(C=3.0, max_iter=300))
+    model.fit(columns, names.fit_transform(tags))
+
+    def predict(asked: Sequence[str], asked_ID: np.ndarray) -> list[Tags]:
+        found = model.predict(hstack([words.transform(asked), csr_matrix(asked_ID)]))
+        return [frozenset(map(str, one)) for one in names.inverse_transform(found)]
+
+    return predict
+
+
 def _package(name: str, distribution: str) -> Any:
     import importlib
 

@@ -47,7 +47,7 @@ _CHANCES = {"province": 0.75, "city": 0.8, "district": 0.9, "town": 0.75, "villa
 
 def make(folder: Path, small: bool, seed: int = 0) -> str:
     """Write the files, and say where the names come from."""
-    num_towns, sizes = (120, (300, 40, 40, 40)) if small else (12_000, (24_000, 400, 1_000, 1_000))
+    num_towns, sizes = (120, (300, 40, 40, 40)) if small else (8_000, (12_000, 200, 600, 600))
     places, source = read_places(num_towns, seed)
     draw = random.Random(seed)
     towns = sorted({place.town for place in places})

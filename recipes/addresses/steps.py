@@ -17,6 +17,6 @@ def run(folder: Path, small: bool) -> None:
     log.print(source, highlight=False)
     glue = [f'{before}["{label}", "' for before in ("[", '"], ') for label in LABELS]
     texts = [record["text"] for record in read_lines(folder / "text" / "train.jsonl")]
-    write_tokenizer(folder / "tokenizer", texts, 4_000, [*glue, '"]]'], characters=True)
+    write_tokenizer(folder / "tokenizer", texts, 2_000, [*glue, '"]]'], characters=True)
     train_on_text(folder, CONFIG, "spans", small)
     evaluate(folder, source)

@@ -33,7 +33,7 @@ _OTHERS = 0.2
 
 def make(folder: Path, small: bool, seed: int = 0) -> None:
     """Write the files."""
-    sizes = (300, 40, 40, 40) if small else (12_000, 400, 1_000, 1_000)
+    sizes = (300, 40, 40, 40) if small else (8_000, 200, 600, 600)
     draw = random.Random(seed)
     known: set[str] = set()
     for name, count in zip(("train", "valid", "test", "unseen"), sizes, strict=True):
