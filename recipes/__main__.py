@@ -17,7 +17,7 @@ from pathlib import Path
 from rayrec.platform.console import log
 from rayrec.platform.errors import InputError
 
-RECIPES = ("addresses", "routing", "tags")
+RECIPES = ("addresses", "routing", "tags", "nearline")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
