@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from recipes.shared import Crf, Figures, better, read_lines
 from rayrec.pipelines.inference.writer import TextWriter
 from rayrec.pipelines.metrics.text_metrics import mean, span_f1
 from rayrec.platform.console import log
 from rayrec.samples.features.text_features import is_rebuilt, spans_in
 from rayrec.samples.text.records import Record, Span, record_of
+from recipes.shared import Crf, Figures, better, read_lines
 
 Spans = tuple[Span, ...]
 

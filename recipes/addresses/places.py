@@ -14,7 +14,10 @@ from typing import NamedTuple
 
 LEVELS = ("province", "city", "district", "town", "village")
 _FILE = "dictionary/china_location.zip"
-_SIGNS = "安宁平和永新长东西南北金石清河江山林湖泉松竹梅兰桂荷云龙凤鹤马牛羊大小上下高白黑红黄青福寿康乐富贵德仁义礼智信"
+_SIGNS = (
+    "安宁平和永新长东西南北金石清河江山林湖泉松竹梅兰桂荷云龙凤"
+    "鹤马牛羊大小上下高白黑红黄青福寿康乐富贵德仁义礼智信"
+)
 _ENDS = {
     "province": ("省",),
     "city": ("市", "市", "州"),

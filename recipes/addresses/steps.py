@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rayrec.platform.console import log
 from recipes.addresses.data import LABELS, make
 from recipes.addresses.evaluate import evaluate
 from recipes.shared import read_lines, train_on_text, write_tokenizer
-from rayrec.platform.console import log
 
 CONFIG = Path(__file__).with_name("run.yaml")
 

@@ -8,7 +8,7 @@ the last two mean. A language model reads their titles.
 
     log/interactions.parquet, log/items.csv    for `rayrec prepare`
     language/text/*.jsonl                      notes and their theme: of training, and the last two of users
-    future.jsonl                               of each user: the theme, the next product, and a theme that it plans later
+    future.jsonl                               of each user: the theme, and the next product
 """
 
 from __future__ import annotations
@@ -27,7 +27,14 @@ THEMES: dict[str, tuple[str, ...]] = {
     "baking": ("sourdough", "birthday cake", "muffin tin", "oven", "rolling pin", "cookies for school"),
     "garden": ("tomato seeds", "raised bed", "compost", "watering can", "roses", "hedge"),
     "baby": ("stroller", "first tooth", "crib", "diapers", "pacifier", "baby monitor"),
-    "music": ("guitar strings", "practice piano", "band rehearsal", "microphone", "drum sticks", "sheet music"),
+    "music": (
+        "guitar strings",
+        "practice piano",
+        "band rehearsal",
+        "microphone",
+        "drum sticks",
+        "sheet music",
+    ),
     "office": ("desk", "standing chair", "video calls", "ergonomic mouse", "second screen", "filing"),
     "fitness": ("marathon", "dumbbells", "yoga", "push ups", "protein", "running plan"),
     "painting": ("watercolor", "easel", "oil paint", "sketchbook", "canvas", "brushes"),
@@ -41,10 +48,19 @@ SCHEMA: dict[str, Any] = {
 """Of what the language model writes."""
 SEPARATOR = "; "
 _WORDINGS = (
-    "planning: {words}", "ideas about {words}", "need {words}", "{words} for next month", "looking into {words}",
-    "list: {words}", "{words}?", "remember {words}", "how to start with {words}", "{words} again", "new {words}",
-)  # fmt: skip
-_FILLERS = ("for my sister", "before friday", "cheap", "as a present", "for two", "like last year", "at home", "soon")
+    "planning: {words}",
+    "ideas about {words}",
+    "need {words}",
+    "{words} for next month",
+    "looking into {words}",
+    "list: {words}",
+    "{words}?",
+    "remember {words}",
+    "how to start with {words}",
+    "{words} again",
+    "new {words}",
+)
+_FILLERS = ("for my sister", "before friday", "cheap", "as a present", "for two", "like last year", "at home")
 _PER_THEME, _START_S = 15, 1_767_225_600
 
 
@@ -78,9 +94,7 @@ class _World:
         self.texts: list[dict[str, str]] = []
         self.last_texts: list[dict[str, str]] = []
         self.future: list[dict[str, Any]] = []
-        self._products = {
-            theme: [f"{theme}-{place}" for place in range(_PER_THEME)] for theme in THEMES
-        }
+        self._products = {theme: [f"{theme}-{place}" for place in range(_PER_THEME)] for theme in THEMES}
         # A few articles of each theme sell best.
         self._weights = [1 / (1 + place) for place in range(_PER_THEME)]
 
@@ -94,11 +108,9 @@ class _World:
             for _ in range(2):
                 bought.add(product := self._next_product(theme, bought))
                 time_s = self._happens(user, product, theme, time_s)
-        theme, later = draw.choice(sorted(THEMES)), draw.choice(sorted(THEMES))
+        theme = draw.choice(sorted(THEMES))
         self._session(user, theme, time_s, self.last_texts)
-        self.future.append(
-            {"user_id": user, "theme": theme, "item_id": self._next_product(theme, bought), "later": later}
-        )
+        self.future.append({"user_id": user, "theme": theme, "item_id": self._next_product(theme, bought)})
 
     def _session(self, user: str, theme: str, time_s: int, texts: list[dict[str, str]]) -> int:
         titles = [self._title(theme) for _ in range(2)]

@@ -1,9 +1,9 @@
 """Figures of the near-line layer: what it covers, how fresh it is, and what recommendations gain.
 
-    python -m recipes.nearline.evaluate runs/recipes/nearline
+python -m recipes.nearline.evaluate runs/recipes/nearline
 
-    language model behind OpenAI's API ◄── titles ── `rayrec nearline` ─► products ─► POST /v1/recommend
-                                                       ▲ all users once, then the events that come
+language model behind OpenAI's API ◄── titles ── `rayrec nearline` ─► products ─► POST /v1/recommend
+                                                   ▲ all users once, then the events that come
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from fastapi.testclient import TestClient
 
-from recipes.shared import Figures, better, rayrec, read_lines
 from rayrec.pipelines.metrics.text_metrics import mean
 from rayrec.pipelines.nearline.config import NearlineConfig
 from rayrec.platform.console import log
@@ -32,6 +31,7 @@ from rayrec.serve.language.config import ModelsConfig
 from rayrec.serve.launch.language import serving_models
 from rayrec.serve.launch.nearline import NearlineJob, NearlineLoop
 from rayrec.serve.web.metrics import PrometheusMeter
+from recipes.shared import Figures, better, rayrec, read_lines
 
 FUNCTION = "recipes.nearline.instruct:instructions"
 K, NUM_FRESH = 10, 40
@@ -57,8 +57,12 @@ def evaluate(folder: Path) -> None:
             figures.add(name, {f"recall@{K}": mean(hits_U)})
         covered, fresh_s, right = _followed(folder, products, near, users[:NUM_FRESH])
         figures.add("users with an instruction", {"coverage": mean(covered)})
-        figures.add("after new events", {"seconds to a new instruction": mean(fresh_s), f"recall@{K}": mean(right)})
-        said = better(hits["with those of the language model"], hits["without instructions"], "with", "without")
+        figures.add(
+            "after new events", {"seconds to a new instruction": mean(fresh_s), f"recall@{K}": mean(right)}
+        )
+        said = better(
+            hits["with those of the language model"], hits["without instructions"], "with", "without"
+        )
     figures.write(folder / "figures.json", said=[said])
     log.print(said, highlight=False)
 

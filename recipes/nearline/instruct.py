@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from recipes.nearline.data import SCHEMA, SEPARATOR
 from rayrec.pipelines.inference.recommender import Query
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
+from recipes.nearline.data import SCHEMA, SEPARATOR
 
 NEWEST = 2
 """Events whose titles are read."""

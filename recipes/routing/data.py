@@ -1,7 +1,7 @@
 """Questions with the tool that answers them and what it is asked for: records of kind `prompt`.
 
-    train.jsonl, valid.jsonl, test.jsonl    of the same wordings, with names of their own in the test
-    unseen.jsonl                            of wordings that no other file has
+train.jsonl, valid.jsonl, test.jsonl    of the same wordings, with names of their own in the test
+unseen.jsonl                            of wordings that no other file has
 """
 
 from __future__ import annotations

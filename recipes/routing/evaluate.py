@@ -1,6 +1,6 @@
 """Figures of the model and of TF-IDF with logistic regression, on wordings of the training data and others.
 
-    python -m recipes.routing.evaluate runs/recipes/routing
+python -m recipes.routing.evaluate runs/recipes/routing
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
-from recipes.routing.questions import NONE
-from recipes.shared import Figures, better, logistic_regression_of_texts, read_lines
 from rayrec.pipelines.inference.writer import TextWriter
 from rayrec.pipelines.metrics.text_metrics import is_json, mean
 from rayrec.platform.console import log
 from rayrec.samples.text.records import Record, record_of
+from recipes.routing.questions import NONE
+from recipes.shared import Figures, better, logistic_regression_of_texts, read_lines
 
 
 def evaluate(folder: Path) -> None:
@@ -40,7 +40,9 @@ def evaluate(folder: Path) -> None:
         row["valid JSON"] = mean([is_json(answer) for answer in answers])
         figures.add(f"model, {title}", row)
         figures.add(f"TF-IDF, {title}", _row(theirs_right, is_asked))
-        said.append(f"{title}: {better(is_right, theirs_right, 'the model', 'TF-IDF with logistic regression')}")
+        said.append(
+            f"{title}: {better(is_right, theirs_right, 'the model', 'TF-IDF with logistic regression')}"
+        )
     figures.write(folder / "figures.json", said=said)
     for sentence in said:
         log.print(sentence, highlight=False)
@@ -52,7 +54,11 @@ def read_records(folder: Path, name: str) -> list[Record]:
 
 def _row(is_right: list[bool], is_asked: list[bool]) -> dict:
     right, asked = np.array(is_right, dtype=np.float64), np.array(is_asked)
-    return {"accuracy": mean(right), "in scope": mean(right[asked]), "out-of-scope recall": mean(right[~asked])}
+    return {
+        "accuracy": mean(right),
+        "in scope": mean(right[asked]),
+        "out-of-scope recall": mean(right[~asked]),
+    }
 
 
 def _answer(record: Record) -> tuple[str, str]:

@@ -168,19 +168,25 @@ OTHERS_TESTED = (
 )
 
 PRODUCTS = (
-    "coffee machine", "rain jacket", "desk lamp", "running shoe", "phone case", "wool blanket", "bread knife",
-    "garden hose", "tent", "backpack", "office chair", "water bottle", "electric kettle", "yoga mat", "headset",
-    "mountain bike", "toaster", "winter coat", "baby stroller", "game console", "bluetooth speaker", "tea pot",
-    "hair dryer", "steam iron", "drill", "ladder", "sleeping bag", "wrist watch", "fitness tracker", "rice cooker",
+    "coffee machine", "rain jacket", "desk lamp", "running shoe", "phone case", "wool blanket",
+    "bread knife", "garden hose", "tent", "backpack", "office chair", "water bottle",
+    "electric kettle", "yoga mat", "headset", "mountain bike", "toaster", "winter coat",
+    "baby stroller", "game console", "bluetooth speaker", "tea pot", "hair dryer", "steam iron",
+    "drill", "ladder", "sleeping bag", "wrist watch", "fitness tracker", "rice cooker",
 )  # fmt: skip
 PRODUCTS_TESTED = (
-    "vacuum cleaner", "picture frame", "hiking boot", "wall clock", "paint brush", "camping stove", "keyboard",
-    "bird feeder", "shower curtain", "bicycle pump",
+    "vacuum cleaner", "picture frame", "hiking boot", "wall clock", "paint brush", "camping stove",
+    "keyboard", "bird feeder", "shower curtain", "bicycle pump",
 )  # fmt: skip
 CITIES = (
-    "bern", "lyon", "porto", "leeds", "turin", "ghent", "basel", "malaga", "graz", "kiel", "nantes", "verona",
-    "bergen", "krakow", "cork",
+    "bern", "lyon", "porto", "leeds", "turin", "ghent", "basel", "malaga", "graz", "kiel", "nantes",
+    "verona", "bergen", "krakow", "cork",
 )  # fmt: skip
 CITIES_TESTED = ("utrecht", "aarhus", "bilbao", "tartu", "split")
-BEFORE = ("hi, ", "hello, ", "please ", "hey ", "good morning, ", "quick question: ", "sorry, ", "um, ", "excuse me, ")
-AFTER = ("?", " please", ", thanks", "!", " asap", "??", ", can you help", " thank you", ".")
+BEFORE = (
+    "hi, ", "hello, ", "please ", "hey ", "good morning, ", "quick question: ", "sorry, ", "um, ",
+    "excuse me, ",
+)  # fmt: skip
+AFTER = (
+    "?", " please", ", thanks", "!", " asap", "??", ", can you help", " thank you", ".",
+)  # fmt: skip

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from recipes.shared import write_lines, write_tokenizer
-from recipes.tags.pictures import COLORS, COUNTS, SHAPES, draw_picture, vectors_of
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 from rayrec.samples.text.tokens import TextTokenizer
+from recipes.shared import write_lines, write_tokenizer
+from recipes.tags.pictures import COLORS, COUNTS, SHAPES, draw_picture, vectors_of
 
 MATERIALS = {
     "wool": ("woolen", "knitted of merino", "lambswool", "warm wool"),
@@ -59,7 +59,6 @@ def make(folder: Path, small: bool, seed: int = 0) -> None:
         tags.append(chosen)
         pictures.append(draw_picture(*chosen[2:], draw) if has_picture else None)
     at_I = np.array([place for place, picture in enumerate(pictures) if picture is not None])
-    vectors_ID = np.zeros((len(titles), 0), dtype=np.float32)
     known_ID = vectors_of([pictures[place] for place in at_I])
     vectors_ID = np.zeros((len(titles), known_ID.shape[1]), dtype=np.float32)
     vectors_ID[at_I] = known_ID
@@ -69,7 +68,9 @@ def make(folder: Path, small: bool, seed: int = 0) -> None:
     write_tokenizer(folder / "base", titles[: sizes["train"]], 600, ['["', '", "', '"]', *TAGS])
     tokenizer = TextTokenizer.extended(folder / "base", [NUM_CODES] * NUM_LEVELS)
     tokenizer.save(folder / "tokenizer")
-    seen = {int(place): tokenizer.code_text(codes) for place, codes in zip(at_I, codes_IL.tolist(), strict=True)}
+    seen = {
+        int(place): tokenizer.code_text(codes) for place, codes in zip(at_I, codes_IL.tolist(), strict=True)
+    }
     start = 0
     for name, count in sizes.items():
         records = [

@@ -1,6 +1,6 @@
 """Figures of the model and of logistic regression over words and the very vectors of the pictures.
 
-    python -m recipes.tags.evaluate runs/recipes/tags
+python -m recipes.tags.evaluate runs/recipes/tags
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from recipes.shared import Figures, better, logistic_regressions_of_tags, read_lines
-from recipes.tags.data import TAGS
 from rayrec.pipelines.inference.writer import TextWriter
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.text_metrics import is_json, mean, ratio
 from rayrec.platform.console import log
 from rayrec.samples.text.records import Record, record_of
+from recipes.shared import Figures, better, logistic_regressions_of_tags, read_lines
+from recipes.tags.data import TAGS
 
 
 def evaluate(folder: Path) -> None:
@@ -31,14 +31,18 @@ def evaluate(folder: Path) -> None:
     right = [frozenset(json.loads(record.completion)) for record in test]
     ours = [frozenset(json.loads(answer)) if is_json(answer) else frozenset() for answer in answers]
     figures, said = Figures("Tags of items"), []
-    figures.add("model, title and picture", _row(ours, right) | {"valid JSON": mean([*map(is_json, answers)])})
+    figures.add(
+        "model, title and picture", _row(ours, right) | {"valid JSON": mean([*map(is_json, answers)])}
+    )
     baselines = {
         "logistic regression, title and picture": vectors_ID,
         "logistic regression, title alone": np.zeros((len(vectors_ID), 1), dtype=np.float32),
     }
     for name, of_items in baselines.items():
         predict = logistic_regressions_of_tags(
-            [_title(one) for one in train], of_items[: len(train)], [json.loads(one.completion) for one in train]
+            [_title(one) for one in train],
+            of_items[: len(train)],
+            [json.loads(one.completion) for one in train],
         )
         theirs = predict([_title(one) for one in test], of_items[first:])
         figures.add(name, _row(theirs, right))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,21 +42,21 @@ def draw_picture(color: str, shape: str, count: str, draw: random.Random) -> np.
     return np.asarray(picture)
 
 
-def _draw_shape(canvas: object, shape: str, at: tuple[int, int], radius: int, fill: tuple[int, ...]) -> None:
-    draw, (x, y) = canvas, at
+def _draw_shape(canvas: Any, shape: str, at: tuple[int, int], radius: int, fill: tuple[int, ...]) -> None:
+    x, y = at
     box = (x - radius, y - radius, x + radius, y + radius)
     if shape == "circle":
-        draw.ellipse(box, fill=fill)  # type: ignore[attr-defined]
+        canvas.ellipse(box, fill=fill)
     elif shape == "square":
-        draw.rectangle(box, fill=fill)  # type: ignore[attr-defined]
+        canvas.rectangle(box, fill=fill)
     elif shape == "triangle":
         corners = [(x, y - radius), (x - radius, y + radius), (x + radius, y + radius)]
-        draw.polygon(corners, fill=fill)  # type: ignore[attr-defined]
+        canvas.polygon(corners, fill=fill)
     elif shape == "cross":
         for wide, high in ((radius, 2), (2, radius)):
-            draw.rectangle((x - wide, y - high, x + wide, y + high), fill=fill)  # type: ignore[attr-defined]
+            canvas.rectangle((x - wide, y - high, x + wide, y + high), fill=fill)
     else:
-        draw.ellipse(box, outline=fill, width=2)  # type: ignore[attr-defined]
+        canvas.ellipse(box, outline=fill, width=2)
 
 
 def vectors_of(pictures: Sequence[np.ndarray], num_filters: int = 96) -> Float32Array:
@@ -64,9 +65,13 @@ def vectors_of(pictures: Sequence[np.ndarray], num_filters: int = 96) -> Float32
     filters = [torch.randn(num_filters, 3, size, size, generator=generator) for size in (3, 5)]
     found = []
     for start in range(0, len(pictures), 256):
-        part = torch.from_numpy(np.stack(pictures[start : start + 256])).float().permute(0, 3, 1, 2) / 255 - 0.5
+        part = (
+            torch.from_numpy(np.stack(pictures[start : start + 256])).float().permute(0, 3, 1, 2) / 255 - 0.5
+        )
         said = [functional.conv2d(part, each / each.shape[-1]).relu() for each in filters]
-        found.append(torch.cat([pooled for each in said for pooled in (each.mean((2, 3)), each.std((2, 3)))], 1))
+        found.append(
+            torch.cat([pooled for each in said for pooled in (each.mean((2, 3)), each.std((2, 3)))], 1)
+        )
     vectors_ID = torch.cat(found)
     spread_D = vectors_ID.std(0).clamp(min=1e-6)
     standardized: Float32Array = ((vectors_ID - vectors_ID.mean(0)) / spread_D).numpy()
