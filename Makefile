@@ -15,7 +15,7 @@ OLDEST_TESTS := -m "not ray and not slow" tests/platform tests/samples tests/emb
 .DEFAULT_GOAL := help
 
 help: ## This list.
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 18
 
 env: $(INSTALLED) ## Make .venv with everything that the targets below need.
 
@@ -23,7 +23,7 @@ env: $(INSTALLED) ## Make .venv with everything that the targets below need.
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable '.[cpu,hf,image,language,text,dev,docs,torchrec]'
+	$(PIP) --editable '.[cpu,hf,image,language,text,recipes,dev,docs,torchrec]'
 	$(PIP) --no-deps torchrec
 	$(BIN)/rayrec doctor --compile >/dev/null
 	touch $@
@@ -52,6 +52,20 @@ image: ## Build the container image for CPUs.
 
 demo: env ## Train, evaluate and serve a recommender on MovieLens 100K.
 	$(BIN)/python examples/demo.py
+
+# Names of places for the addresses: data alone, whose requirements are not needed. Without it, they are made up.
+recipe-addresses: env ## Addresses to labeled segments, beside a CRF; in less than 15 minutes, as all recipes.
+	-$(PIP) --no-deps jionlp==1.5.31
+	$(BIN)/python -m recipes addresses
+
+recipe-routing: env ## Questions to tools as JSON, beside TF-IDF with logistic regression.
+	$(BIN)/python -m recipes routing
+
+recipe-tags: env ## Tags of items from titles and pictures, beside logistic regressions.
+	$(BIN)/python -m recipes tags
+
+recipe-nearline: env ## Instructions for a recommender by a language model, before users ask.
+	$(BIN)/python -m recipes nearline
 
 # Some tests talk to a real server of event stores, look at the page of the service in a browser, or let Prometheus'
 # own program check its rules; without these packages they are skipped.
@@ -104,4 +118,4 @@ clean: ## Remove the environment, caches and everything the demo made.
 	rm -rf $(VENV) .cache runs/demo data/movielens-100k .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help env constraints wheel lower-bounds gpu image demo packages test test-all chaos quality lint docs format clean
+.PHONY: help env constraints wheel lower-bounds gpu image demo recipe-addresses recipe-routing recipe-tags recipe-nearline packages test test-all chaos quality lint docs format clean

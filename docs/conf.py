@@ -42,6 +42,7 @@ NAVIGATION: dict[str, dict[str, list[str]]] = {
     },
     "docs/reference/index": {"": ["docs/reference/*"]},
     "docs/guides/operate-a-service": {"": ["docs/operations/README"]},
+    "docs/guides/recipes": {"": ["recipes/*/README"]},
 }
 """Page -> caption -> the pages below it. The build fails where an index omits a page of its folder."""
 
@@ -50,7 +51,7 @@ author = "the RayRec authors"
 version = release = __version__
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/**"]
+include_patterns = ["*.md", "docs/**", "recipes/*/README.md"]
 exclude_patterns = [".*", "build", "data", "runs", "docs/guides/examples"]
 
 myst_heading_anchors = 4

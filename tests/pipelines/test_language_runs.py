@@ -305,6 +305,43 @@ def test_the_end_of_an_answer_is_the_token_that_the_template_writes_there(folder
         vocabulary_of(plain, tokenizer_of(plain))
 
 
+def test_answers_are_held_to_a_form_however_little_a_model_knows(folders, tmp_path):
+    """In validation by the trainer, in evaluation, and for records that are given."""
+    pytest.importorskip("xgrammar", reason="the bytes of tokens are read by it")
+    source = tmp_path / "spans.jsonl"
+    whole = []
+    for number in range(40):
+        text = f"{number} {WORDS[number % 5]}"
+        cut = text.index(" ")
+        spans = [(0, cut, "number"), (cut, cut + 1, "other"), (cut + 1, len(text), "color")]
+        named = [dict(zip(("start", "end", "label"), span, strict=True)) for span in spans]
+        whole.append({"text": text, "spans": named})
+    source.write_text("".join(json.dumps(record) + "\n" for record in whole))
+    fractions = {"valid_fraction": 0.2, "test_fraction": 0.2, "cleaning": {"contamination_words": 50}}
+    prepare_text([source], tmp_path / "data", TextPrepareConfig.parse(fractions))
+    config = settings((tmp_path / "data", folders[1]), epochs=1, max_length=256)
+    form = {"kind": "copy", "labels": ["number", "color", "other"]}
+    judged = config.evaluation.model_dump() | {"form": form, "max_new_tokens": 80}
+    config = RunConfig.parse(config.model_dump() | {"evaluation": judged})
+
+    trained(config, tmp_path / "run")
+
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [one["valid"]["rebuilt"] for line in lines if "valid" in (one := json.loads(line))] == [1.0]
+    figures = evaluate(tmp_path / "run").results["model"]
+    assert figures["rebuilt"].value == figures["valid_json"].value == 1.0
+    (said,) = TextWriter.load(tmp_path / "run").answers([Record("spans", text="nothing of the kind")])
+    assert "".join(segment for _, segment in json.loads(said)) == "nothing of the kind"
+    short = RunConfig.parse(config.model_dump() | {"evaluation": judged | {"max_new_tokens": 5}})
+    with pytest.raises(InputError, match=r"shortest answer of evaluation\.form has \d+ tokens, and 5 may be"):
+        trained(short, tmp_path / "short")
+    bad = {"kind": "json_schema", "json_schema": {"multipleOf": 2}}
+    refused = RunConfig.parse(config.model_dump() | {"evaluation": judged | {"form": bad}})
+    with pytest.raises(InputError, match=r"evaluation\.form: .*multipleOf"):
+        trained(refused, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+
+
 def test_a_column_is_one_field_and_what_is_said_comes_before_its_name():
     used = _used({"prompt": "question", "completion": "text"})
 

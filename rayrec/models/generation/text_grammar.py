@@ -29,6 +29,7 @@ from rayrec.models.generation.bnf import UnknownNotationError, read_grammar
 from rayrec.models.generation.deterministic import unambiguous
 from rayrec.models.generation.endings import Chart, ShortestWays
 from rayrec.models.generation.json_schema import check_schema, with_patterns
+from rayrec.models.generation.token_bytes import TokenBytes
 from rayrec.platform.arrays import BoolArray
 from rayrec.platform.errors import InputError
 
@@ -42,7 +43,6 @@ MOST_BYTES = 64 * 1024
 MOST_KEPT = 64
 """Compiled grammars that are kept, the last ones used."""
 _ITEM, _KEY = ", ", ": "
-_LONGEST_TOKEN = 64
 _FIRST_CONTINUATIONS = {0xE0: 0xA0, 0xF0: 0x90}
 """Least second byte of UTF-8 behind a first one; others have 0x80."""
 
@@ -59,44 +59,6 @@ class Matcher(Protocol):
 
     @property
     def is_complete(self) -> bool: ...
-
-
-class TokenBytes:
-    """The bytes of a vocabulary's tokens, and how a text is written in few of them."""
-
-    def __init__(self, bytes_V: Sequence[bytes | None], ends: Sequence[int]) -> None:
-        """
-        Args:
-            bytes_V: None for tokens that are no text.
-            ends: tokens that end texts.
-        """
-        self.bytes_V = list(bytes_V)
-        self.ends = list(ends)
-        self._ids: dict[bytes, int] = {}
-        for token, written in enumerate(self.bytes_V):
-            if written and token not in ends:
-                self._ids.setdefault(written, token)
-        self._longest = min(max(map(len, self._ids), default=1), _LONGEST_TOKEN)
-        self.single = frozenset(written[0] for written in self._ids if len(written) == 1)
-        self.has_control_V = np.array([any(byte < 0x20 for byte in text or b"") for text in self.bytes_V])
-
-    def __len__(self) -> int:
-        return len(self.bytes_V)
-
-    def tokens_of(self, text: bytes) -> list[int]:
-        """Tokens that write a text whose bytes are all tokens by themselves: the longest one at each
-        place."""
-        tokens, position = [], 0
-        while position < len(text):
-            for length in range(min(self._longest, len(text) - position), 0, -1):
-                token = self._ids.get(text[position : position + length])
-                if token is not None:
-                    tokens.append(token)
-                    position += length
-                    break
-            else:
-                raise KeyError(text[position])
-        return tokens
 
 
 @dataclass(frozen=True)

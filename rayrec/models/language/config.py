@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+    from rayrec.models.language.held_answers import HeldForm
     from rayrec.models.language.language_model import LanguageModel
     from rayrec.models.language.networks import Wanted
     from rayrec.models.language.vocabulary import Vocabulary
@@ -155,8 +156,14 @@ class LanguageModelConfig(TunedBase, ModelConfig):
         network = self.network(vocabulary, Wanted(self.max_length, "model.base", packed, otherwise))
         return LanguageModel(network, packed=packed, choice=choice_named(self.attention))
 
-    def program(self, vocabulary: Vocabulary, optimizer: DenseOptimizerSettings) -> ProgramSpec:
-        """What trainers build."""
+    def program(
+        self, vocabulary: Vocabulary, optimizer: DenseOptimizerSettings, form: HeldForm | None = None
+    ) -> ProgramSpec:
+        """What trainers build.
+
+        Args:
+            form: that answers are held to.
+        """
         from rayrec.models.language.text_program import TextProgramSpec
 
-        return TextProgramSpec(self, vocabulary, optimizer)
+        return TextProgramSpec(self, vocabulary, optimizer, form)

@@ -25,6 +25,7 @@ from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.language.adapters import frozen_parameters, output_weight
 from rayrec.models.language.attention import PackedRows
+from rayrec.models.language.held_answers import HeldAnswers
 from rayrec.models.language.networks import padded_attention
 from rayrec.models.language.text_tensors import TextTensors
 from rayrec.models.program.sharding import whole
@@ -106,9 +107,20 @@ class LanguageModel(nn.Module):
         sums_B = log_K.new_zeros(batch.layout.num_rows)
         return sums_B.index_add(0, batch.layout.row_N[before_K], log_K)
 
-    def generate(self, batch: TextTensors, max_new_tokens: int, ends: tuple[int, ...], pad: int) -> Tensor:
+    def generate(
+        self,
+        batch: TextTensors,
+        max_new_tokens: int,
+        ends: tuple[int, ...],
+        pad: int,
+        held: HeldAnswers | None = None,
+    ) -> Tensor:
         """[B, up to max_new_tokens] the most probable next token, one after the other, of the package's own
-        loop; `pad` behind the first of `ends`."""
+        loop; `pad` behind the first of `ends`.
+
+        Args:
+            held: chooses among those that a form allows.
+        """
         layout = batch.layout
         vectors_BTD, real_BT = _padded_on_the_left(layout, self.vectors(batch))
         with padded_attention(self.network) if self.packed else contextlib.nullcontext():
@@ -120,6 +132,7 @@ class LanguageModel(nn.Module):
                 num_beams=1,
                 eos_token_id=list(ends) or None,
                 pad_token_id=pad,
+                logits_processor=None if held is None else [held],
                 # Split weights are gathered whole before; trainers do not write equally many tokens.
                 synced_gpus=False,
             )

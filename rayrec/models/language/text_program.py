@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Protocol
 
@@ -10,9 +11,11 @@ import numpy as np
 import torch
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.generation.forms import Begin
+from rayrec.models.language.held_answers import HeldAnswers, HeldForm
 from rayrec.models.language.language_model import LanguageModel
 from rayrec.models.language.tensor_parallel import TensorParallel, together
-from rayrec.models.language.text_tensors import TextRows, TextTensors
+from rayrec.models.language.text_tensors import AskedRows, TextRows, TextTensors
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.flops import ModelFlops
 from rayrec.models.program.program import DenseGradients, ProgramPlacement, Rows
@@ -52,6 +55,7 @@ class TextProgram(TorchProgram):
         settings: DenseOptimizerSettings,
         placement: ProgramPlacement,
         flops: ModelFlops | None = None,
+        form: HeldForm | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -63,7 +67,11 @@ class TextProgram(TorchProgram):
             flops,
         )
         self.model = model
-        self._vocabulary = vocabulary
+        self._vocabulary, self._form = vocabulary, form
+
+    @cached_property
+    def _begin_answer(self) -> Begin | None:
+        return None if self._form is None else self._form.begin(self._vocabulary)
 
     def _split(self) -> SplitModel:
         if self._compute.parallel != "tensor":
@@ -105,15 +113,24 @@ class TextProgram(TorchProgram):
         return np.concatenate(found)
 
     @torch.inference_mode()
-    def generate(self, features: TextRows, rows: Rows, max_new_tokens: int) -> list[np.ndarray]:
-        """What each row is most probably continued by, token by token, up to the first that ends a text."""
+    def generate(self, features: AskedRows, rows: Rows, max_new_tokens: int) -> list[np.ndarray]:
+        """What each row is most probably continued by, token by token, up to the first that ends a text.
+
+        Raises:
+            InputError: the form that answers are held to allows none of so few tokens.
+        """
         self._begin_inference()
+        held = None
+        if self._begin_answer is not None:
+            grammars = [self._begin_answer(text) for text in features.given]
+            held = HeldAnswers(grammars, self._vocabulary.ends, max_new_tokens)
         with self._compute.autocast(self._device):
             tokens_BT = self.model.generate(
                 self._batch(features, rows, training=False),
                 max_new_tokens,
                 self._vocabulary.ends,
                 self._vocabulary.pad,
+                held,
             )
         ends = np.array(self._vocabulary.ends, dtype=np.int64)
         found = []
@@ -130,11 +147,18 @@ class TextProgramSpec:
     model: LanguageModelSettings
     vocabulary: Vocabulary
     optimizer: DenseOptimizerSettings
+    form: HeldForm | None = None
+    """That answers are held to."""
 
     def build(self, placement: ProgramPlacement) -> TextProgram:
         model = build_language_model(self.model, self.vocabulary, placement.seed)
         return TextProgram(
-            model, self.vocabulary, self.optimizer, placement, flops_of(model, placement.device)
+            model,
+            self.vocabulary,
+            self.optimizer,
+            placement,
+            flops_of(model, placement.device),
+            self.form,
         )
 
 

@@ -6,7 +6,7 @@ width of its rows, 1 an extra element.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,6 +55,14 @@ class TextRows(RowsOfTokens, Protocol):
     @property
     def lookups(self) -> Mapping[str, _Lookup]:
         """By table; element p of `inverse` is the row of place p."""
+
+
+class AskedRows(TextRows, Protocol):
+    """Rows to be continued."""
+
+    @property
+    def given(self) -> Sequence[str]:
+        """The text of each that is asked about, which a form of answers may go by."""
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from rayrec.embeddings.config import (
 from rayrec.models.base.compute import ComputeSettings, Parallel, Precision, Weights
 from rayrec.models.base.config import DenseOptimizerConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.generation.forms import AnswerForm
 from rayrec.models.registry import AnyModelConfig
 from rayrec.pipelines.config.placement import PlacementConfig
 from rayrec.platform.cluster import ClusterConfig
@@ -316,6 +317,8 @@ class EvaluationConfig(Config):
     """Of language models: records whose answers are written, token by token, in each validation."""
     max_new_tokens: int = Field(128, gt=0)
     """Of each such answer; at most half of `model.max_length`."""
+    form: AnswerForm | None = None
+    """That all such answers are held to; None: none."""
 
 
 class PublishConfig(Config):
@@ -464,6 +467,14 @@ class RunConfig(Config):
             raise ValueError(
                 f"data.numbers are columns that ranking models read, and {self.model.name!r} is none; leave "
                 "it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _forms_are_of_language_models(self) -> RunConfig:
+        if self.evaluation.form is not None and self.model.kind != "language":
+            raise ValueError(
+                f"evaluation.form is set, and the answers of {self.model.name!r} are no texts: leave it out"
             )
         return self
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from rayrec.models.language.adapters import merge_adapters
 from rayrec.models.language.text_program import TextProgram
@@ -14,11 +17,15 @@ from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.tasks.language import LanguageTask, TextQuestion, TextValidation
+from rayrec.pipelines.tasks.text_rows import READ
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch
+from rayrec.samples.base.keys import row_keys
 from rayrec.samples.dataset.manifest import Split
 from rayrec.samples.features.text_features import TextFeatures
 from rayrec.samples.prepare.writer import whole_folder
+from rayrec.samples.text.records import SCHEMA, Record
 from rayrec.samples.text.tokens import TextTokenizer
 
 
@@ -65,6 +72,18 @@ class TextWriter:
         """
         validation = TextValidation(self.task, split)
         return validation.report(self._answered(validation.batches(), on_question))
+
+    def answers(self, records: Sequence[Record], batch_size: int = 64) -> list[str]:
+        """What the model says of what is asked in each record, held to `evaluation.form` if there is one."""
+        said: list[str] = []
+        for step, start in enumerate(range(0, len(records), batch_size)):
+            part = pa.Table.from_pylist([one.row() for one in records[start : start + batch_size]], SCHEMA)
+            (rows,) = part.select(READ).combine_chunks().to_batches()
+            keys_B = row_keys(np.zeros(len(part), dtype=np.int64), np.arange(start, start + len(part)))
+            prompts = self.features.prompts(step, RowBatch(keys_B, rows))
+            found = self._program.generate(prompts, {}, self.task.answer_tokens)
+            said += [self.task.tokenizer.decode(tokens.tolist()).strip() for tokens in found]
+        return said
 
     def _answered(
         self, questions: Iterable[TextQuestion], on_question: Any

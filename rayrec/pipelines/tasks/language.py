@@ -14,6 +14,7 @@ from torch import nn
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import MetaWeights
 from rayrec.models.language.config import LanguageModelConfig
+from rayrec.models.language.held_answers import HeldForm
 from rayrec.models.language.tensor_parallel import check_divides
 from rayrec.models.language.text_program import build_language_model
 from rayrec.models.language.vocabulary import Vocabulary
@@ -27,6 +28,7 @@ from rayrec.pipelines.tasks.text_rows import (
     TextRows,
     answer_tokens,
     text_features,
+    tokenizer_folder,
     tokenizer_of,
     vocabulary_of,
 )
@@ -34,7 +36,7 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.base.keys import row_keys
 from rayrec.samples.dataset.manifest import EVALUATION_FILES, Split
-from rayrec.samples.features.text_features import TextFeatures, answer_of, spans_in
+from rayrec.samples.features.text_features import TextFeatures, answer_of, is_rebuilt, spans_in
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.text.dataset import TextDataset
 from rayrec.samples.text.records import Record
@@ -62,6 +64,8 @@ class LanguageTask(Task):
         """
         task = cls(config, model, TextDataset.open(config.data.path, checksums), tokenizer_of(model))
         network: Any = task.network()  # which refuses a base that does not fit
+        if task.form is not None:
+            task.form.begin(task.vocabulary)  # which refuses what cannot be held
         if config.training.parallel == "tensor":
             if model.lora is not None:
                 raise InputError(
@@ -84,6 +88,12 @@ class LanguageTask(Task):
         return vocabulary_of(self.model, self.tokenizer)
 
     @property
+    def form(self) -> HeldForm | None:
+        """What answers are held to."""
+        form = self.config.evaluation.form
+        return None if form is None else HeldForm(form, tokenizer_folder(self.model))
+
+    @property
     def answer_tokens(self) -> int:
         """Of an answer at most."""
         return answer_tokens(self.config, self.model)
@@ -99,7 +109,7 @@ class LanguageTask(Task):
         return text_features(self.config, self.model, program)
 
     def program(self, optimizer: DenseOptimizerSettings) -> ProgramSpec:
-        return self.model.program(self.vocabulary, optimizer)
+        return self.model.program(self.vocabulary, optimizer, self.form)
 
     def ids_of(self, table: str) -> int:
         raise AssertionError(f"no rule for the ids of table {table!r}")
@@ -123,7 +133,7 @@ class LanguageTask(Task):
         return ("loss", *(name for name in FIGURES if name != "loss"))
 
 
-FIGURES = ("loss", "exact_match", "span_f1", "choice_accuracy", "valid_json")
+FIGURES = ("loss", "exact_match", "span_f1", "rebuilt", "choice_accuracy", "valid_json")
 """In the order in which they are shown; those that a split has records for."""
 
 
@@ -203,6 +213,10 @@ class TextValidation:
             # An answer does not say which of several equal parts is meant: the right one is read likewise.
             right = [spans_in(record.text, answer_of(record)) or () for record, _ in spans]
             found["span_f1"] = span_f1([spans_in(record.text, text) or () for record, text in spans], right)
+        if whole := [
+            (record.text, text) for record, text in spans if is_rebuilt(record.text, answer_of(record))
+        ]:
+            found["rebuilt"] = mean([is_rebuilt(text, answer) for text, answer in whole])
         if wanted := [text for record, text in said if is_json(answer_of(record))]:
             found["valid_json"] = mean([is_json(text) for text in wanted])
         if chosen:

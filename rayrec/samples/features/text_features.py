@@ -122,7 +122,8 @@ class TextFeatures:
         for text in texts:
             ids = self.tokenizer.encode(text)[-(self._rules.max_length - self._rules.answer_tokens) :]
             made.append(Tokens(np.array(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)))
-        return _batch(step, rows.row_keys_B, made)
+        given = tuple(chat_of(record)[-2].content for record in records)
+        return replace(_batch(step, rows.row_keys_B, made), given=given)
 
     def _records(self, step: int, rows: RowBatch) -> list[Record]:
         made = rows.rows
@@ -233,23 +234,39 @@ def spans_in(text: str, answer: str) -> tuple[Span, ...] | None:
         None where the answer is not of that form. A part that is not in the text behind the one before it is
         left out.
     """
-    try:
-        parts = json.loads(answer)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(parts, list):
+    parts = _parts_of(answer)
+    if parts is None:
         return None
     found, behind = [], 0
-    for part in parts:
-        if not (isinstance(part, list) and len(part) == 2 and all(isinstance(one, str) for one in part)):
-            return None
-        label, segment = part
+    for label, segment in parts:
         start = text.find(segment, behind)
         if start < 0 or not segment:
             continue
         behind = start + len(segment)
         found.append(Span(start, behind, label))
     return tuple(found)
+
+
+def is_rebuilt(text: str, answer: str) -> bool:
+    """Whether the labeled parts that an answer names are the text when they are joined."""
+    parts = _parts_of(answer)
+    return parts is not None and "".join(segment for _, segment in parts) == text
+
+
+def _parts_of(answer: str) -> list[tuple[str, str]] | None:
+    """(label, part of the text) of each; None where the answer is not of that form."""
+    try:
+        parts = json.loads(answer)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(parts, list):
+        return None
+    found = []
+    for part in parts:
+        if not (isinstance(part, list) and len(part) == 2 and all(isinstance(one, str) for one in part)):
+            return None
+        found.append((part[0], part[1]))
+    return found
 
 
 def _plain(chat: Sequence[Message], learn: Learn) -> tuple[str, tuple[tuple[int, int], ...]]:

@@ -29,6 +29,8 @@ class TextBatch:
     """By table, which tokens stand for a row of it, in ascending order."""
     lookups: dict[str, TableLookup] = field(default_factory=dict)
     """By table; element p of `inverse` is the row of place p."""
+    given: tuple[str, ...] = ()
+    """Of rows to be continued, the text of each that is asked about: what a form of answers may go by."""
     counts: dict[str, int] = field(default_factory=dict)
     """Dropped work, by reason."""
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
+from rayrec.models.generation.copy_grammar import CopyLabels
 from rayrec.models.generation.item_grammar import ItemGrammar
 from rayrec.models.generation.sampler import Sampling
 from rayrec.models.generation.text_grammar import ANY_OBJECT
@@ -72,7 +73,7 @@ class SchemaFormat(_Request):
 class ResponseFormat(_Request):
     """What an answer has to be."""
 
-    type: Literal["text", "json_object", "json_schema", "regex", "items"]
+    type: Literal["text", "json_object", "json_schema", "regex", "items", "copy"]
     json_schema: SchemaFormat | None = None
     regex: StrictStr | None = None
     """Not of OpenAI's: an expression that the whole answer matches."""
@@ -82,6 +83,10 @@ class ResponseFormat(_Request):
     """and at most."""
     in_text: StrictBool = False
     """Whether there may be a text around them."""
+    text: StrictStr | None = None
+    """Not of OpenAI's: what an answer of the type `copy` divides into segments,"""
+    labels: list[StrictStr] | None = None
+    """and what these can be."""
 
 
 class StreamOptions(_Request):
@@ -202,6 +207,11 @@ def grammar_of(wanted: ResponseFormat | None, model: LanguageModelHere) -> tuple
             first = ItemGrammar(items, wanted.least, wanted.most, wanted.in_text)
             begin = lambda: ItemGrammar(items, wanted.least, wanted.most, wanted.in_text)  # noqa: E731
             return begin, len(first.ending)
+        if wanted.type == "copy":
+            if wanted.text is None or wanted.labels is None:
+                raise InputError("text or labels are missing")
+            labels, text = CopyLabels(wanted.labels, model.grammars.tokens), wanted.text
+            return lambda: labels.begin(text), len(labels.begin(text).ending)
         if wanted.type == "regex":
             if wanted.regex is None:
                 raise InputError("regex is missing")

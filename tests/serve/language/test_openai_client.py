@@ -176,6 +176,18 @@ def test_json_objects_and_expressions_are_held(client):
     assert found.choices[0].message.content in ("yes!", "no!")
 
 
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_a_text_is_divided_into_labeled_segments_that_rebuild_it(client, temperature):
+    text = 'Rosenweg 7, "Bern" 東京'
+    form = {"type": "copy", "text": text, "labels": ["street", "city"]}
+
+    found = ask(client, response_format=form, temperature=temperature, max_tokens=120)
+
+    pairs = json.loads(found.choices[0].message.content)
+    assert "".join(segment for _, segment in pairs) == text
+    assert {label for label, _ in pairs} <= {"street", "city"}
+
+
 @pytest.mark.parametrize(
     ("choice", "names"),
     [("required", {"weather", "time"}), ({"type": "function", "function": {"name": "time"}}, {"time"})],
@@ -279,6 +291,7 @@ def test_an_embedding_is_the_mean_of_the_last_hidden_states(client, service):
         ({"tool_choice": "required"}, openai.BadRequestError, "there are no tools"),
         ({"logit_bias": {"99999": 1}}, openai.BadRequestError, "no token of tiny"),
         ({"response_format": {"type": "regex", "regex": "(a"}}, openai.BadRequestError, "does not compile"),
+        ({"response_format": {"type": "copy", "text": "x"}}, openai.BadRequestError, "labels are missing"),
         ({"response_format": {"type": "items"}}, openai.BadRequestError, "knows no items"),
         (
             {"response_format": {"type": "regex", "regex": "a{60}"}, "max_tokens": 8},

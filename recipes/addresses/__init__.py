@@ -1,0 +1,1 @@
+"""Free text to a hierarchy of segments that rebuild it."""

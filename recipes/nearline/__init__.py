@@ -1,0 +1,1 @@
+"""Instructions for a recommender, written by a language model before users ask."""

@@ -1,0 +1,1 @@
+"""Questions of customers to tools, as JSON that satisfies a schema."""

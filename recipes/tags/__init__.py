@@ -1,0 +1,1 @@
+"""Tags of items, from their titles and pictures."""
