@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.errors import InputError
@@ -80,7 +81,7 @@ class TextFeatures:
         """
         self._program = program
         self.tokenizer = tokenizer
-        self._template = template
+        self.template = template
         self._rules = rules
         self._seed = seed
         self._num_trainers = num_trainers
@@ -92,7 +93,8 @@ class TextFeatures:
         Raises:
             InputError: an operation refuses a row, the template a conversation, or a row is too long.
         """
-        made, keys_B, counts = self._rows(rows, self._records(step, rows))
+        records = _records_of(rows.rows) if self._is_prepared else self.records(step, rows)
+        made, keys_B, counts = self._rows(rows, records)
         lengths_B = np.array([len(row.ids_L) for row in made], dtype=np.int64)
         bounds = balanced_bounds(lengths_B, self._num_trainers)
         num_targets = sum(int(row.is_target_L.sum()) for row in made)
@@ -105,48 +107,62 @@ class TextFeatures:
 
     def judged(self, step: int, rows: RowBatch) -> TextBatch:
         """The rows with their answers, whose likelihood is to be known; those that are too long are empty."""
-        return _batch(step, rows.row_keys_B, _or_nothing(self._tokens(self._records(step, rows))))
+        return _batch(step, rows.row_keys_B, _or_nothing(self.tokens(self.records(step, rows))))
 
     def options(self, step: int, rows: RowBatch) -> TextBatch:
         """Every option of records of kind `choice` as a row, record by record."""
-        records = self._records(step, rows)
+        records = self.records(step, rows)
         each = [replace(record, choice=choice) for record in records for choice in range(len(record.options))]
         keys_B = np.repeat(rows.row_keys_B, [len(record.options) for record in records])
-        return _batch(step, keys_B, _or_nothing(self._tokens(each)))
+        return _batch(step, keys_B, _or_nothing(self.tokens(each)))
 
     def prompts(self, step: int, rows: RowBatch) -> TextBatch:
         """What is asked alone, to be answered."""
-        records = self._records(step, rows)
-        texts = self._opened(records)
-        made = []
-        for text in texts:
-            ids = self.tokenizer.encode(text)[-(self._rules.max_length - self._rules.answer_tokens) :]
-            made.append(Tokens(np.array(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)))
+        asked = self.asked(self.records(step, rows))
+        made = [Tokens(ids_L, np.zeros(len(ids_L), dtype=bool)) for ids_L in asked]
         return _batch(step, rows.row_keys_B, made)
 
-    def _records(self, step: int, rows: RowBatch) -> list[Record]:
-        made = rows.rows
-        if not self._is_prepared:
-            made = self._program(made, RowContext(rows.row_keys_B, self._seed, step))
-        return [Record.of_row(row) for row in made.to_pylist()]
+    def records(self, step: int, rows: RowBatch) -> list[Record]:
+        """What the run's operations make of rows as they are in the data set.
+
+        Raises:
+            InputError: an operation refuses a row.
+        """
+        return _records_of(self._program(rows.rows, RowContext(rows.row_keys_B, self._seed, step)))
+
+    def asked(self, records: Sequence[Record]) -> list[Int64Array]:
+        """The tokens of what is asked, with the opening of the answer; their last ones, where an answer would
+        have no room behind them.
+
+        Raises:
+            InputError: the template refuses a conversation.
+        """
+        most = self._rules.max_length - self._rules.answer_tokens
+        return [
+            np.array(self.tokenizer.encode(text)[-most:], dtype=np.int64) for text in self._opened(records)
+        ]
 
     def _rows(
         self, rows: RowBatch, records: Sequence[Record]
     ) -> tuple[list[Tokens], Int64Array, dict[str, int]]:
         """(Rows, their keys, how many are left out by reason)."""
-        made = self._tokens(records)
+        made = self.tokens(records)
         kept = [place for place, row in enumerate(made) if isinstance(row, Tokens)]
         found = [row for row in made if isinstance(row, Tokens)]
         counts = Counter(row for row in made if isinstance(row, str))
         return found, rows.row_keys_B[kept], dict(counts)
 
-    def _tokens(self, records: Sequence[Record]) -> list[Tokens | str]:
-        """A row of each record; of those that are left out, why."""
+    def tokens(self, records: Sequence[Record]) -> list[Tokens | str]:
+        """A row of each record; of those that are left out, why.
+
+        Raises:
+            InputError: the template refuses a conversation, or a row is too long.
+        """
         chats = [chat_of(record) for record in records if record.kind != "text"]
-        if self._template is None:
+        if self.template is None:
             marked = iter([_plain(chat, self._rules.learn) for chat in chats])
         else:
-            rendered = self._template.rendered(chats, self._rules.learn)
+            rendered = self.template.rendered(chats, self._rules.learn)
             marked = iter([(each.text, each.completions) for each in rendered])
         found: list[Tokens | str] = []
         completions: tuple[tuple[int, int], ...]
@@ -154,7 +170,7 @@ class TextFeatures:
             if record.kind == "text":
                 text, completions, ends = record.text, ((0, len(record.text)),), True
             else:
-                (text, completions), ends = next(marked), self._template is None
+                (text, completions), ends = next(marked), self.template is None
             tokens = self.tokenizer.marked(text, completions)
             ids_L, is_target_L = tokens.ids_T, tokens.is_completion_T
             if ends:  # a template writes how a turn ends
@@ -182,9 +198,13 @@ class TextFeatures:
     def _opened(self, records: Sequence[Record]) -> list[str]:
         """What is asked, up to where the answer begins."""
         chats = [chat_of(record)[:-1] for record in records]
-        if self._template is None:
+        if self.template is None:
             return [_joined(chat) + SEPARATOR for chat in chats]
-        return self._template.render(chats, open_turn=True)
+        return self.template.render(chats, open_turn=True)
+
+
+def _records_of(rows: pa.RecordBatch) -> list[Record]:
+    return [Record.of_row(row) for row in rows.to_pylist()]
 
 
 def end_of_turn(template: ChatTemplate, tokenizer: TextTokenizer) -> int:
