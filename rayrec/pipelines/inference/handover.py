@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.models.language.networks import Wanted, network_from_folder
-from rayrec.models.language.probes import NUM_PROMPTS, Probes
+from rayrec.pipelines.inference.probes import NUM_PROMPTS, Probes
 from rayrec.pipelines.inference.writer import TextWriter
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.config import Config

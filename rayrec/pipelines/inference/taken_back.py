@@ -18,8 +18,8 @@ from typing import Any
 
 from rayrec.models.base.meta_device import MetaWeights
 from rayrec.models.language.networks import Wanted, network_from_folder
-from rayrec.models.language.probes import RELATIVE_TOLERANCE, Probes
 from rayrec.pipelines.inference.handover import MODEL, PROBES, HandedModel, HandoverManifest
+from rayrec.pipelines.inference.probes import RELATIVE_TOLERANCE, Probes
 from rayrec.platform.errors import InputError
 from rayrec.samples.prepare.writer import whole_folder
 from rayrec.samples.text.chat import read_json
