@@ -249,3 +249,59 @@ def test_the_commands_say_what_they_did(folders, chat_run, tmp_path):
     assert "holds rows alone" in refused(
         "text", "take-back", tmp_path / "rows", over / "model", "--out", tmp_path / "other"
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", ["chat", "plain"])
+def test_trl_trains_what_was_handed_over_and_a_run_goes_on_from_it(folders, tmp_path, template):
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    config = settings(folders, epochs=1, template=template)
+    trained(config, tmp_path / "run")
+    over, rows = tmp_path / "over", tmp_path / "rows"
+    write_handover(folders[0], over, run=tmp_path / "run", form="prompt")
+    write_handover(folders[0], rows, run=tmp_path / "run", form="tokens")
+    arguments = trl.SFTConfig(
+        output_dir=str(tmp_path / "trl"),
+        max_steps=2,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        logging_steps=1,
+        report_to=[],
+        bf16=False,
+        use_cpu=True,
+        gradient_checkpointing=False,
+    )
+    trainer = trl.SFTTrainer(
+        str(over / "model"),
+        arguments,
+        train_dataset=datasets.load_dataset(
+            "json", data_files=str(over / "train.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
+        ),
+    )
+    # What TRL learns of these rows is what the run learns, to the token.
+    theirs = {(tuple(row["input_ids"]), tuple(row["labels"])) for row in trainer.train_dataset}
+    ours = {(tuple(row["input_ids"]), tuple(row["labels"])) for row in rows_in(rows / "train.jsonl")}
+    decode = TextWriter.load(tmp_path / "run").task.tokenizer.decode
+    single = {row for row in ours if "answer" in decode(row[0])}
+    assert len(single) > 3
+    assert single <= theirs
+    trainer.train()
+    trainer.save_model(str(tmp_path / "tuned"))
+
+    found = take_back(over, tmp_path / "tuned", tmp_path / "back")
+
+    assert not found.is_untouched
+    assert found.has_tokenizer
+    again = settings(
+        folders,
+        epochs=1,
+        template=template,
+        base={"kind": "folder", "folder": str(tmp_path / "back")},
+        tokenizer=None,
+    )
+    losses = trained(again, tmp_path / "on")
+    assert np.isfinite(losses).all()
+    # The run goes on from what TRL has learned: its first loss is that of the network as it came back.
+    before = trained(config, tmp_path / "begin")
+    assert losses[0] < before[0]
