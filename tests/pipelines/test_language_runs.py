@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -19,20 +20,22 @@ from rayrec.pipelines.inference.writer import TextWriter
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
-from rayrec.pipelines.tasks.language import LanguageTask, TextValidation, _right_choices
+from rayrec.pipelines.tasks.language import LanguageTask, TextQuestion, TextValidation, _right_choices
 from rayrec.pipelines.tasks.text_rows import tokenizer_of, vocabulary_of
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch
+from rayrec.samples.features.text_features import TextFeatures, TextRules
 from rayrec.samples.reading.reader import SampleReader
 from rayrec.samples.text.dataset import TextDataset
 from rayrec.samples.text.prepare import TextPrepareConfig, _used, prepare_text
-from rayrec.samples.text.records import Record
+from rayrec.samples.text.records import SCHEMA, Record, Span
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from tests.helpers.text_tokenizers import tokenizer_folder
+from tests.helpers.text_tokenizers import THINKS, tokenizer_folder
 
 WORDS = ("red", "blue", "green", "black", "white")
 TOOLS = {"red": "paint", "blue": "sky", "green": "grass", "black": "ink", "white": "snow"}
@@ -311,3 +314,66 @@ def test_a_column_is_one_field_and_what_is_said_comes_before_its_name():
     assert used["text"] == "completion"
     with pytest.raises(InputError, match="prompt and completion are both read of 'a'"):
         _used({"prompt": "a", "completion": "a"})
+
+
+def test_answers_are_compared_as_a_template_with_thoughts_has_them_written(folders, tmp_path):
+    thinking = tokenizer_folder(tmp_path / "tokenizer", THINKS)
+    config = settings((folders[0], thinking), template="chat")
+    task = LanguageTask.open(config, config.model)
+    records = (
+        Record("prompt", text="ask", completion="paint"),
+        Record("prompt", text="ask", completion="sky"),
+        Record("spans", text="a red one", spans=(Span(2, 5, "color"),)),
+        Record("prompt", text="ask", completion="ink"),
+    )
+    empty = "<think>\n\n</think>\n\n"
+    texts = [f"{empty}paint", "<think>blue, so</think>\nsky", f'{empty}[["color", "red"]]', f"{empty}paint"]
+    answers = [np.array(task.tokenizer.encode(text)) for text in texts]
+    rows = RowBatch(np.arange(4), None)
+
+    found = TextValidation(task, "test").report(
+        [
+            (TextQuestion("judge", 0, rows, records), (np.full(4, -1.0), np.ones(4), {})),
+            (TextQuestion("answer", 0, rows, records), (answers, {})),
+        ]
+    )
+
+    assert found["exact_match"].value == 0.75
+    assert found["span_f1"].value == 1.0
+    assert found["valid_json"].value == 1.0
+
+
+def test_what_is_judged_without_its_beginning_or_not_at_all_is_counted(folders, tmp_path):
+    trained(settings(folders, epochs=1, max_length=30, long_rows="cut"), tmp_path / "run")
+
+    report = evaluate(tmp_path / "run")
+
+    features = TextWriter.load(tmp_path / "run").features
+    rows = features.tokens(list(TextDataset.open(folders[0]).records("test")))
+    expected = {"rows_cut": 0, "rows_too_long": 0}
+    for row in rows:
+        if isinstance(row, str):
+            expected[row] += 1
+        elif row.is_cut:
+            expected["rows_cut"] += 1
+    assert expected["rows_cut"] > 0
+    found = report.to_json()["not_whole"]
+    assert {name: found.get(name, 0) for name in expected} == expected
+    share = report.results["model"]["rows_cut"].value
+    assert share == pytest.approx(expected["rows_cut"] / report.count)
+
+
+def test_operations_make_held_out_rows_whatever_a_cache_has_of_training_rows(folders):
+    tokenizer = tokenizer_of(settings(folders).model)
+    row = Record("prompt", text="ask", completion="sky").row()
+    made = pa.RecordBatch.from_pylist([row | {"completion": "grass"}], SCHEMA)
+    rows = RowBatch(np.array([7]), pa.RecordBatch.from_pylist([row], SCHEMA))
+
+    def program(rows: pa.RecordBatch, context: Any) -> pa.RecordBatch:
+        return made
+
+    features = TextFeatures(program, tokenizer, None, TextRules(64), is_prepared=True)  # type: ignore[arg-type]
+
+    (trained_on,), judged = features.training(0, rows), features.judged(0, rows)
+    assert "sky" in tokenizer.decode(trained_on.tokens_N)
+    assert "grass" in tokenizer.decode(judged.tokens_N)

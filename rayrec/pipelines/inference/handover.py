@@ -344,7 +344,7 @@ def _prompts(writer: TextWriter, source: _Source) -> list[Int64Array]:
     """What is asked in the first records; of one without a question, its text is."""
     splits: tuple[Split, ...] = ("valid", "test", "train")
     records = list(islice((record for split in splits for record in source.records(split)), NUM_PROMPTS))
-    return writer.features.asked(records)
+    return [row.ids_L for row in writer.features.asked(records)]
 
 
 def _json(values: Any) -> str:

@@ -57,14 +57,16 @@ class TextWriter:
         """
         return cls(TrainedModel.load(run, which, device, data))
 
-    def figures(self, split: Split, on_question: Any = None) -> dict[str, Estimate]:
-        """How good the model is on all records of a split; answers are written for the first ones.
+    def figures(self, split: Split, on_question: Any = None) -> tuple[dict[str, Estimate], dict[str, int]]:
+        """(How good the model is on all records of a split, how many it did not read whole); answers are
+        written for the first ones.
 
         Args:
             on_question: called with the records that are judged so far.
         """
         validation = TextValidation(self.task, split)
-        return validation.report(self._answered(validation.batches(), on_question))
+        found = validation.report(self._answered(validation.batches(), on_question))
+        return found, dict(validation.counts)
 
     def _answered(
         self, questions: Iterable[TextQuestion], on_question: Any
@@ -73,11 +75,12 @@ class TextWriter:
         for question in questions:
             if question.what == "answer":
                 prompts = self.features.prompts(question.step, question.rows)
-                yield question, self._program.generate(prompts, {}, self.task.answer_tokens)
+                tokens = self._program.generate(prompts, {}, self.task.answer_tokens)
+                yield question, (tokens, prompts.counts)
                 continue
             make = self.features.options if question.what == "choose" else self.features.judged
             batch = make(question.step, question.rows)
-            yield question, (self._program.log_likelihoods(batch, {}), batch.targets_B)
+            yield question, (self._program.log_likelihoods(batch, {}), batch.targets_B, batch.counts)
             if question.what == "judge":
                 done += len(question.records)
                 if on_question is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -36,6 +36,7 @@ LongRows = Literal["refuse", "cut", "drop"]
 """What becomes of a row of more tokens than the model reads: an error, the beginning of what is given cut
 off, or no row. An answer that is too long by itself is dropped where it is cut."""
 TOO_LONG, NO_TARGET = "rows_too_long", "rows_without_target"
+CUT, PROMPTS_CUT = "rows_cut", "prompts_cut"
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Tokens:
 
     ids_L: Int64Array
     is_target_L: BoolArray
+    is_cut: bool = False
+    """Whether its beginning is missing, for it would be too long."""
 
 
 class TextFeatures:
@@ -107,7 +110,8 @@ class TextFeatures:
 
     def judged(self, step: int, rows: RowBatch) -> TextBatch:
         """The rows with their answers, whose likelihood is to be known; those that are too long are empty."""
-        return _batch(step, rows.row_keys_B, _or_nothing(self.tokens(self.records(step, rows))))
+        made = self.tokens(self.records(step, rows))
+        return _batch(step, rows.row_keys_B, _or_nothing(made), counts=_counts(made))
 
     def options(self, step: int, rows: RowBatch) -> TextBatch:
         """Every option of records of kind `choice` as a row, record by record."""
@@ -118,9 +122,9 @@ class TextFeatures:
 
     def prompts(self, step: int, rows: RowBatch) -> TextBatch:
         """What is asked alone, to be answered."""
-        asked = self.asked(self.records(step, rows))
-        made = [Tokens(ids_L, np.zeros(len(ids_L), dtype=bool)) for ids_L in asked]
-        return _batch(step, rows.row_keys_B, made)
+        made = self.asked(self.records(step, rows))
+        num_cut = sum(row.is_cut for row in made)
+        return _batch(step, rows.row_keys_B, made, counts={PROMPTS_CUT: num_cut} if num_cut else {})
 
     def records(self, step: int, rows: RowBatch) -> list[Record]:
         """What the run's operations make of rows as they are in the data set.
@@ -130,7 +134,7 @@ class TextFeatures:
         """
         return _records_of(self._program(rows.rows, RowContext(rows.row_keys_B, self._seed, step)))
 
-    def asked(self, records: Sequence[Record]) -> list[Int64Array]:
+    def asked(self, records: Sequence[Record]) -> list[Tokens]:
         """The tokens of what is asked, with the opening of the answer; their last ones, where an answer would
         have no room behind them.
 
@@ -138,9 +142,12 @@ class TextFeatures:
             InputError: the template refuses a conversation.
         """
         most = self._rules.max_length - self._rules.answer_tokens
-        return [
-            np.array(self.tokenizer.encode(text)[-most:], dtype=np.int64) for text in self._opened(records)
-        ]
+        found = []
+        for text in self._opened(records):
+            ids = self.tokenizer.encode(text)
+            ids_L = np.array(ids[-most:], dtype=np.int64)
+            found.append(Tokens(ids_L, np.zeros(len(ids_L), dtype=bool), is_cut=len(ids) > most))
+        return found
 
     def _rows(
         self, rows: RowBatch, records: Sequence[Record]
@@ -149,8 +156,7 @@ class TextFeatures:
         made = self.tokens(records)
         kept = [place for place, row in enumerate(made) if isinstance(row, Tokens)]
         found = [row for row in made if isinstance(row, Tokens)]
-        counts = Counter(row for row in made if isinstance(row, str))
-        return found, rows.row_keys_B[kept], dict(counts)
+        return found, rows.row_keys_B[kept], _counts(made)
 
     def tokens(self, records: Sequence[Record]) -> list[Tokens | str]:
         """A row of each record; of those that are left out, why.
@@ -193,7 +199,7 @@ class TextFeatures:
         given = int(row.is_target_L.argmax())
         if self._rules.long_rows == "drop" or length - given >= most:
             return TOO_LONG
-        return Tokens(row.ids_L[-most:], row.is_target_L[-most:])
+        return Tokens(row.ids_L[-most:], row.is_target_L[-most:], is_cut=True)
 
     def _opened(self, records: Sequence[Record]) -> list[str]:
         """What is asked, up to where the answer begins."""
@@ -226,6 +232,39 @@ def end_of_turn(template: ChatTemplate, tokenizer: TextTokenizer) -> int:
         "another template, or set model.template to plain"
     )
 
+
+def answers_expected(
+    records: Sequence[Record], template: ChatTemplate | None, tokenizer: TextTokenizer, ends: Sequence[int]
+) -> list[str]:
+    """What a model says of each record if all is as it was learned, treated as `said` treats it.
+
+    A template may write more into an answer than the record has, such as an empty block of thoughts, and a
+    tokenizer may change a text: what is generated is compared with what comes of the same way.
+
+    Raises:
+        InputError: the template refuses a conversation.
+    """
+    chats = [chat_of(record) for record in records]
+    if template is None:
+        answers = [chat[-1].content for chat in chats]
+    else:
+        each = template.rendered(chats, "last")
+        answers = [one.text[slice(*one.completions[-1])] for one in each]
+    found = []
+    for answer in answers:
+        ids = tokenizer.encode(answer)
+        stop = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+        found.append(said(tokenizer.decode(ids[:stop])))
+    return found
+
+
+def said(text: str) -> str:
+    """A text without the thoughts before it, and without blanks around it."""
+    return text.rpartition(THOUGHTS_END)[2].strip()
+
+
+THOUGHTS_END = "</think>"
+"""How templates of models that think before they answer mark that they have."""
 
 SEPARATOR = "\n"
 """Between what is asked and answered, where there is no template."""
@@ -296,8 +335,19 @@ def _or_nothing(rows: Sequence[Tokens | str]) -> list[Tokens]:
     return [row if isinstance(row, Tokens) else nothing for row in rows]
 
 
+def _counts(rows: Sequence[Tokens | str]) -> dict[str, int]:
+    """Rows that are left out or cut, by which."""
+    return dict(
+        Counter(row if isinstance(row, str) else CUT for row in rows if isinstance(row, str) or row.is_cut)
+    )
+
+
 def _batch(
-    step: int, keys_B: Int64Array, rows: Sequence[Tokens], num_targets: int | None = None
+    step: int,
+    keys_B: Int64Array,
+    rows: Sequence[Tokens],
+    num_targets: int | None = None,
+    counts: Mapping[str, int] | None = None,
 ) -> TextBatch:
     lengths_B = [len(row.ids_L) for row in rows]
     tokens_N = np.concatenate([row.ids_L for row in rows]) if rows else np.zeros(0, dtype=np.int64)
@@ -309,4 +359,5 @@ def _batch(
         is_target_N=is_target_N,
         offsets_B1=np.concatenate([[0], np.cumsum(lengths_B, dtype=np.int64)]),
         num_targets=int(is_target_N.sum()) if num_targets is None else num_targets,
+        counts=dict(counts or {}),
     )
