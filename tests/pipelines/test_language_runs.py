@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from rayrec.models.language.config import LoraConfig
 from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.config.run import RunConfig, ScheduleConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
@@ -377,3 +378,34 @@ def test_operations_make_held_out_rows_whatever_a_cache_has_of_training_rows(fol
     (trained_on,), judged = features.training(0, rows), features.judged(0, rows)
     assert "sky" in tokenizer.decode(trained_on.tokens_N)
     assert "grass" in tokenizer.decode(judged.tokens_N)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "adapters"])
+def test_a_run_goes_on_from_one_of_other_texts(folders, tmp_path, lora):
+    other = [{"prompt": f"name {number}", "completion": "Ann"} for number in range(40)]
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(record) + "\n" for record in other))
+    cleaning = {"near_duplicates": None, "contamination_words": 50}
+    prepare_text(
+        [tmp_path / "other.jsonl"], tmp_path / "data", TextPrepareConfig.parse({"cleaning": cleaning})
+    )
+    trained(settings(folders, epochs=1, lora=lora), tmp_path / "first")
+    config = settings((tmp_path / "data", folders[1]), epochs=1, lora=lora, template="chat", max_length=80)
+    begun = config.model_copy(
+        update={"training": config.training.model_copy(update={"init_from": str(tmp_path / "first")})}
+    )
+
+    losses = trained(begun, tmp_path / "second")
+
+    assert losses[0] != trained(config, tmp_path / "afresh")[0]
+    # A tokenizer of the same size with other tokens: the weights would stand for something else.
+    swapped = tokenizer_folder(tmp_path / "swapped")
+    values = json.loads((swapped / "tokenizer.json").read_text())
+    vocabulary = values["model"]["vocab"]
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+    (swapped / "tokenizer.json").write_text(json.dumps(values))
+    model = begun.model.model_copy(update={"tokenizer": str(swapped)})
+    with pytest.raises(InputError, match="was trained with another tokenizer"):
+        trained(begun.model_copy(update={"model": model}), tmp_path / "third")
+    wider = begun.model.model_copy(update={"lora": LoraConfig(rank=3)})
+    with pytest.raises(InputError, match=r"write it by `rayrec export` and name the folder as model\.base"):
+        trained(begun.model_copy(update={"model": wider}), tmp_path / "fourth")
