@@ -210,7 +210,7 @@ def test_an_exported_run_says_what_the_run_says(folders, tmp_path, lora):
     built = program.build(ProgramPlacement(torch.device("cpu"), 0))
     question = next(TextValidation(writer.task, "test").batches())
     batch = writer.features.judged(0, question.rows)
-    expected = writer._program.log_likelihoods(batch, {})
+    expected = writer.program.log_likelihoods(batch, {})
     np.testing.assert_allclose(built.log_likelihoods(batch, {}), expected, rtol=1e-4)
     assert network.config.vocab_size == len(built.model.network.get_input_embeddings().weight)
     assert np.isfinite(figures["loss"].value)

@@ -40,7 +40,7 @@ class TextWriter:
             ProgramPlacement(get_device(task.config.device).torch, task.config.seed)
         )
         assert isinstance(program, TextProgram)
-        self._program = program
+        self.program = program
         try:
             program.load(dict(model.weights), optimizer_state=None)
         except ValueError as error:
@@ -75,12 +75,12 @@ class TextWriter:
         for question in questions:
             if question.what == "answer":
                 prompts = self.features.prompts(question.step, question.rows)
-                tokens = self._program.generate(prompts, {}, self.task.answer_tokens)
+                tokens = self.program.generate(prompts, {}, self.task.answer_tokens)
                 yield question, (tokens, prompts.counts)
                 continue
             make = self.features.options if question.what == "choose" else self.features.judged
             batch = make(question.step, question.rows)
-            yield question, (self._program.log_likelihoods(batch, {}), batch.targets_B, batch.counts)
+            yield question, (self.program.log_likelihoods(batch, {}), batch.targets_B, batch.counts)
             if question.what == "judge":
                 done += len(question.records)
                 if on_question is not None:
@@ -103,7 +103,7 @@ class TextWriter:
             "max_length": task.model.max_length,
         }
         is_adapted = task.model.lora is not None
-        write_network(folder, self._program.model.network, task.tokenizer, task.vocabulary, is_adapted, made)
+        write_network(folder, self.program.model.network, task.tokenizer, task.vocabulary, is_adapted, made)
 
 
 def write_network(

@@ -102,7 +102,7 @@ class TextFeatures:
         bounds = balanced_bounds(lengths_B, self._num_trainers)
         num_targets = sum(int(row.is_target_L.sum()) for row in made)
         shares = [
-            _batch(step, keys_B[low:high], made[low:high], num_targets) for low, high in pairwise(bounds)
+            text_batch(step, keys_B[low:high], made[low:high], num_targets) for low, high in pairwise(bounds)
         ]
         if counts:
             shares[0].counts.update(counts)  # of the global batch, once
@@ -111,20 +111,20 @@ class TextFeatures:
     def judged(self, step: int, rows: RowBatch) -> TextBatch:
         """The rows with their answers, whose likelihood is to be known; those that are too long are empty."""
         made = self.tokens(self.records(step, rows))
-        return _batch(step, rows.row_keys_B, _or_nothing(made), counts=_counts(made))
+        return text_batch(step, rows.row_keys_B, _or_nothing(made), counts=_counts(made))
 
     def options(self, step: int, rows: RowBatch) -> TextBatch:
         """Every option of records of kind `choice` as a row, record by record."""
         records = self.records(step, rows)
         each = [replace(record, choice=choice) for record in records for choice in range(len(record.options))]
         keys_B = np.repeat(rows.row_keys_B, [len(record.options) for record in records])
-        return _batch(step, keys_B, _or_nothing(self.tokens(each)))
+        return text_batch(step, keys_B, _or_nothing(self.tokens(each)))
 
     def prompts(self, step: int, rows: RowBatch) -> TextBatch:
         """What is asked alone, to be answered."""
         made = self.asked(self.records(step, rows))
         num_cut = sum(row.is_cut for row in made)
-        return _batch(step, rows.row_keys_B, made, counts={PROMPTS_CUT: num_cut} if num_cut else {})
+        return text_batch(step, rows.row_keys_B, made, counts={PROMPTS_CUT: num_cut} if num_cut else {})
 
     def records(self, step: int, rows: RowBatch) -> list[Record]:
         """What the run's operations make of rows as they are in the data set.
@@ -342,13 +342,19 @@ def _counts(rows: Sequence[Tokens | str]) -> dict[str, int]:
     )
 
 
-def _batch(
+def text_batch(
     step: int,
     keys_B: Int64Array,
     rows: Sequence[Tokens],
     num_targets: int | None = None,
     counts: Mapping[str, int] | None = None,
 ) -> TextBatch:
+    """Rows of tokens as a batch.
+
+    Args:
+        num_targets: of all trainers; None: these rows are all.
+        counts: what was dropped or cut.
+    """
     lengths_B = [len(row.ids_L) for row in rows]
     tokens_N = np.concatenate([row.ids_L for row in rows]) if rows else np.zeros(0, dtype=np.int64)
     is_target_N = np.concatenate([row.is_target_L for row in rows]) if rows else np.zeros(0, dtype=bool)
