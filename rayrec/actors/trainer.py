@@ -277,15 +277,18 @@ class Trainer(StageActor[StageClock]):
         assert isinstance(self._program, ScoringProgram), "runs ask for what their model does"
         return self._program.predict(features, self._rows_now(features))
 
-    def log_likelihoods(self, features: TextBatch) -> tuple[np.ndarray, np.ndarray]:
-        """([B] of each row's targets, [B] how many there are), with the tables as they are now."""
+    def log_likelihoods(self, features: TextBatch) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
+        """([B] of each row's targets, [B] how many there are, what was not read whole), with the tables as
+        they are now."""
         assert isinstance(self._program, WritingProgram), "runs ask for what their model does"
-        return self._program.log_likelihoods(features, self._rows_now(features)), features.targets_B
+        log_B = self._program.log_likelihoods(features, self._rows_now(features))
+        return log_B, features.targets_B, features.counts
 
-    def generate(self, features: BatchShare, max_new_tokens: int) -> list[np.ndarray]:
-        """The tokens that follow each row, with the tables as they are now."""
+    def generate(self, features: TextBatch, max_new_tokens: int) -> tuple[list[np.ndarray], dict[str, int]]:
+        """(The tokens that follow each row, what was not read whole), with the tables as they are now."""
         assert isinstance(self._program, WritingProgram), "runs ask for what their model does"
-        return self._program.generate(features, self._rows_now(features), max_new_tokens)
+        tokens = self._program.generate(features, self._rows_now(features), max_new_tokens)
+        return tokens, features.counts
 
     def _rows_now(self, features: BatchShare) -> dict[str, np.ndarray]:
         return self._client.read({name: lookup.ids_M for name, lookup in features.lookups.items()})

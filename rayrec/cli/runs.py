@@ -375,6 +375,8 @@ def evaluate_command(
         cells = [f"{e.value:.4f}\n[dim]±{(e.high - e.low) / 2:.4f}[/dim]" for e in estimates.values()]
         table.add_row(name, *cells)
     out.print(table)
+    for name, number in report.not_whole.items():
+        out.print(f"{name.replace('_', ' ')}: {number:,}")
     return report.to_json()
 
 

@@ -1,4 +1,5 @@
-"""`text prepare` and `text tokenizer`: data sets of text for language models, and what reads them."""
+"""`text prepare`, `tokenizer`, `export`, `take-back`: data sets of text for language models, what reads them,
+and the way to other trainers and back."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rayrec.cli.app import text_app
-from rayrec.cli.runs import OverridesOption
+from rayrec.cli.runs import OverridesOption, WhichOption, check_run
 from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 
 
@@ -24,6 +25,18 @@ class RecordKind(StrEnum):
 class OnBadRows(StrEnum):
     stop = "stop"
     drop = "drop"
+
+
+class RowForm(StrEnum):
+    messages = "messages"
+    prompt = "prompt"
+    text = "text"
+    tokens = "tokens"
+
+
+class RowFiles(StrEnum):
+    jsonl = "jsonl"
+    parquet = "parquet"
 
 
 @command(text_app, "prepare")
@@ -79,3 +92,88 @@ def write_tokenizer_command(
     info = TextTokenizer.extended(out_folder).info
     out.print(f"{out_folder}: {info.num_tokens:,} tokens")
     return {"folder": str(out_folder), "tokens": info.num_tokens}
+
+
+@command(text_app, "export")
+def export_text_command(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder that `rayrec text prepare` wrote.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for what is handed over.")],
+    run: Annotated[
+        Path | None,
+        typer.Option(help="Run of a language model to hand over as well; its template shapes the rows."),
+    ] = None,
+    snapshot: WhichOption = "best",
+    form: Annotated[
+        RowForm | None,
+        typer.Option(
+            help="What a row is: messages, prompt and completion, one text, or tokens with labels [messages; "
+            "prompt where the run writes no chat template]."
+        ),
+    ] = None,
+    files: Annotated[RowFiles, typer.Option(help="JSON lines or Parquet.")] = RowFiles.jsonl,
+) -> Answer:
+    """Hand a data set of text, and a run's model, over to another trainer."""
+    from rayrec.pipelines.inference.handover import write_handover
+
+    if run is not None:
+        check_run(run)
+    with progress_bar("export") as update:
+        written = write_handover(
+            data,
+            folder,
+            run=run,
+            which=snapshot,
+            form=None if form is None else form.value,
+            files=files.value,
+            on_records=update,
+        )
+    rows = [(name, f"{entry.rows:,} rows") for name, entry in written.files.items()]
+    rows += [("left out, " + why, f"{count:,} records") for why, count in written.left_out.items()]
+    rows += [("form", written.form), ("to be learned", written.learned)]
+    if written.model is not None:
+        rows.append(("model", f"{folder / 'model'}, after step {written.model.step:,}"))
+    print_rows(f"Handed over: {folder}", rows)
+    return {
+        "folder": str(folder),
+        "form": written.form,
+        "files": {name: entry.rows for name, entry in written.files.items()},
+        "left_out": written.left_out,
+        "model": None if written.model is None else str(folder / "model"),
+    }
+
+
+@command(text_app, "take-back")
+def take_back_command(
+    handover: Annotated[
+        Path, typer.Argument(metavar="HANDOVER", help="Folder that `rayrec text export --run` wrote.")
+    ],
+    trained: Annotated[
+        Path,
+        typer.Argument(
+            metavar="TRAINED", help="What the trainer wrote: a folder of Hugging Face, or an adapter of PEFT."
+        ),
+    ],
+    out_folder: Annotated[Path, typer.Option("--out", help="New folder, which model.base can name.")],
+) -> Answer:
+    """Take back what another trainer made of a model that was handed over."""
+    from rayrec.pipelines.inference.taken_back import take_back
+
+    found = take_back(handover, trained, out_folder)
+    compared = "the same" if found.has_tokenizer else "none was written; that of the hand-over is taken"
+    print_rows(
+        f"Taken back: {out_folder}",
+        [
+            ("weights", f"{found.num_parameters:,}" + (", an adapter merged" if found.is_adapter else "")),
+            ("tokenizer", compared),
+            ("largest change of a logit", f"{found.difference:.3g} of their spread"),
+            *([("trained", "no: logits are those that were handed over")] if found.is_untouched else []),
+        ],
+    )
+    return {
+        "folder": str(out_folder),
+        "parameters": found.num_parameters,
+        "adapter": found.is_adapter,
+        "tokenizer_compared": found.has_tokenizer,
+        "logit_difference": found.difference,
+        "untouched": found.is_untouched,
+    }

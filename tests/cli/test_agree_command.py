@@ -86,6 +86,41 @@ def test_what_cannot_answer_is_named(runs, tmp_path):
     assert "there is no request" in refused("agree", *runs, "--requests", lines(path, []))
 
 
+def test_a_request_that_fails_is_counted_and_named(runs, tmp_path):
+    """A request that is refused counts as different and wrong, on either side, and is not dropped."""
+    rows = [{"user_id": user, "k": 1, "expected": "no item"} for user in USERS]
+    rows[2]["k"] = 100_000  # more than a service gives
+    requests, differences = lines(tmp_path / "requests.jsonl", rows), tmp_path / "differences.jsonl"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    with serving(runs[0], ServeConfig(port=port, single_process=True)) as url:
+        found = answer("agree", runs[0], url, "--requests", requests, "--differences", differences)
+
+    assert found["failed"] == {"a": 1, "b": 1}
+    assert found["requests"] == found["known"] == len(USERS)
+    assert found["figures"]["equal"]["value"] == pytest.approx(5 / 6)
+    assert (
+        found["figures"]["failed A"]["value"] == found["figures"]["failed B"]["value"] == pytest.approx(1 / 6)
+    )
+    (line,) = map(json.loads, differences.read_text().splitlines())
+    assert line["request"].endswith("requests.jsonl:3")
+    assert line["a"] is line["b"] is None
+    assert "status 4" in line["b_failed"]
+
+
+def test_two_precisions_of_a_run(runs, tmp_path):
+    requests = lines(tmp_path / "requests.jsonl", [{"user_id": user, "k": 3} for user in USERS])
+
+    found = answer("agree", runs[0], runs[0], "--requests", requests, "--precision-b", "bfloat16")
+
+    assert found["figures"]["overlap"]["value"] > 0.5
+    assert "leave out its precision" in refused(
+        "agree", runs[0], "http://127.0.0.1:9", "--requests", requests, "--precision-b", "bfloat16"
+    )
+
+
 def test_a_token_goes_to_its_service_alone(runs, tmp_path):
     seen = []
 

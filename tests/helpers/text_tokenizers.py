@@ -59,6 +59,13 @@ NO_SYSTEM = """{{ bos_token }}
 {% set role = 'model' if message['role'] == 'assistant' else message['role'] %}
 {{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}{% endfor %}
 {% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"""
+THINKS = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{{ message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""Puts an empty block of thoughts before the last answer, as models do that think where they are asked to."""
 TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "strips": STRIPS, "no_system": NO_SYSTEM}
 
 

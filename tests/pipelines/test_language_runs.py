@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+from rayrec.models.language.config import LoraConfig
 from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.config.run import RunConfig, ScheduleConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
@@ -19,21 +21,23 @@ from rayrec.pipelines.inference.writer import TextWriter
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
-from rayrec.pipelines.tasks.language import LanguageTask, TextValidation, _right_choices
+from rayrec.pipelines.tasks.language import LanguageTask, TextQuestion, TextValidation, _right_choices
 from rayrec.pipelines.tasks.text_rows import tokenizer_of, vocabulary_of
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
+from rayrec.samples.base.batches import RowBatch
+from rayrec.samples.features.text_features import TextFeatures, TextRules
 from rayrec.samples.reading.reader import SampleReader
 from rayrec.samples.text.dataset import TextDataset
 from rayrec.samples.text.prepare import TextPrepareConfig, _used, prepare_text
-from rayrec.samples.text.records import Record
+from rayrec.samples.text.records import SCHEMA, Record, Span
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from tests.helpers.examples import cases
-from tests.helpers.text_tokenizers import tokenizer_folder
+from tests.helpers.text_tokenizers import THINKS, tokenizer_folder
 
 WORDS = ("red", "blue", "green", "black", "white")
 TOOLS = {"red": "paint", "blue": "sky", "green": "grass", "black": "ink", "white": "snow"}
@@ -207,7 +211,7 @@ def test_an_exported_run_says_what_the_run_says(folders, tmp_path, lora):
     built = program.build(ProgramPlacement(torch.device("cpu"), 0))
     question = next(TextValidation(writer.task, "test").batches())
     batch = writer.features.judged(0, question.rows)
-    expected = writer._program.log_likelihoods(batch, {})
+    expected = writer.program.log_likelihoods(batch, {})
     np.testing.assert_allclose(built.log_likelihoods(batch, {}), expected, rtol=1e-4)
     assert network.config.vocab_size == len(built.model.network.get_input_embeddings().weight)
     assert np.isfinite(figures["loss"].value)
@@ -349,3 +353,97 @@ def test_a_column_is_one_field_and_what_is_said_comes_before_its_name():
     assert used["text"] == "completion"
     with pytest.raises(InputError, match="prompt and completion are both read of 'a'"):
         _used({"prompt": "a", "completion": "a"})
+
+
+def test_answers_are_compared_as_a_template_with_thoughts_has_them_written(folders, tmp_path):
+    thinking = tokenizer_folder(tmp_path / "tokenizer", THINKS)
+    config = settings((folders[0], thinking), template="chat")
+    task = LanguageTask.open(config, config.model)
+    records = (
+        Record("prompt", text="ask", completion="paint"),
+        Record("prompt", text="ask", completion="sky"),
+        Record("spans", text="a red one", spans=(Span(2, 5, "color"),)),
+        Record("prompt", text="ask", completion="ink"),
+    )
+    empty = "<think>\n\n</think>\n\n"
+    texts = [f"{empty}paint", "<think>blue, so</think>\nsky", f'{empty}[["color", "red"]]', f"{empty}paint"]
+    answers = [np.array(task.tokenizer.encode(text)) for text in texts]
+    rows = RowBatch(np.arange(4), None)
+
+    found = TextValidation(task, "test").report(
+        [
+            (TextQuestion("judge", 0, rows, records), (np.full(4, -1.0), np.ones(4), {})),
+            (TextQuestion("answer", 0, rows, records), (answers, {})),
+        ]
+    )
+
+    assert found["exact_match"].value == 0.75
+    assert found["span_f1"].value == 1.0
+    assert found["valid_json"].value == 1.0
+
+
+def test_what_is_judged_without_its_beginning_or_not_at_all_is_counted(folders, tmp_path):
+    trained(settings(folders, epochs=1, max_length=30, long_rows="cut"), tmp_path / "run")
+
+    report = evaluate(tmp_path / "run")
+
+    features = TextWriter.load(tmp_path / "run").features
+    rows = features.tokens(list(TextDataset.open(folders[0]).records("test")))
+    expected = {"rows_cut": 0, "rows_too_long": 0}
+    for row in rows:
+        if isinstance(row, str):
+            expected[row] += 1
+        elif row.is_cut:
+            expected["rows_cut"] += 1
+    assert expected["rows_cut"] > 0
+    found = report.to_json()["not_whole"]
+    assert {name: found.get(name, 0) for name in expected} == expected
+    share = report.results["model"]["rows_cut"].value
+    assert share == pytest.approx(expected["rows_cut"] / report.count)
+
+
+def test_operations_make_held_out_rows_whatever_a_cache_has_of_training_rows(folders):
+    tokenizer = tokenizer_of(settings(folders).model)
+    row = Record("prompt", text="ask", completion="sky").row()
+    made = pa.RecordBatch.from_pylist([row | {"completion": "grass"}], SCHEMA)
+    rows = RowBatch(np.array([7]), pa.RecordBatch.from_pylist([row], SCHEMA))
+
+    def program(rows: pa.RecordBatch, context: Any) -> pa.RecordBatch:
+        return made
+
+    features = TextFeatures(program, tokenizer, None, TextRules(64), is_prepared=True)  # type: ignore[arg-type]
+
+    (trained_on,), judged = features.training(0, rows), features.judged(0, rows)
+    assert "sky" in tokenizer.decode(trained_on.tokens_N)
+    assert "grass" in tokenizer.decode(judged.tokens_N)
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "adapters"])
+def test_a_run_goes_on_from_one_of_other_texts(folders, tmp_path, lora):
+    other = [{"prompt": f"name {number}", "completion": "Ann"} for number in range(40)]
+    (tmp_path / "other.jsonl").write_text("".join(json.dumps(record) + "\n" for record in other))
+    cleaning = {"near_duplicates": None, "contamination_words": 50}
+    prepare_text(
+        [tmp_path / "other.jsonl"], tmp_path / "data", TextPrepareConfig.parse({"cleaning": cleaning})
+    )
+    trained(settings(folders, epochs=1, lora=lora), tmp_path / "first")
+    config = settings((tmp_path / "data", folders[1]), epochs=1, lora=lora, template="chat", max_length=80)
+    begun = config.model_copy(
+        update={"training": config.training.model_copy(update={"init_from": str(tmp_path / "first")})}
+    )
+
+    losses = trained(begun, tmp_path / "second")
+
+    assert losses[0] != trained(config, tmp_path / "afresh")[0]
+    # A tokenizer of the same size with other tokens: the weights would stand for something else.
+    swapped = tokenizer_folder(tmp_path / "swapped")
+    values = json.loads((swapped / "tokenizer.json").read_text())
+    vocabulary = values["model"]["vocab"]
+    vocabulary["A"], vocabulary["B"] = vocabulary["B"], vocabulary["A"]
+    (swapped / "tokenizer.json").write_text(json.dumps(values))
+    model = begun.model.model_copy(update={"tokenizer": str(swapped)})
+    with pytest.raises(InputError, match="was trained with another tokenizer"):
+        trained(begun.model_copy(update={"model": model}), tmp_path / "third")
+    wider = begun.model.model_copy(update={"lora": LoraConfig(rank=3)})
+    with pytest.raises(InputError, match=r"write it by `rayrec export` and name the folder as model\.base"):
+        trained(begun.model_copy(update={"model": wider}), tmp_path / "fourth")

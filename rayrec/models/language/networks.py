@@ -111,22 +111,30 @@ def network_from_folder(folder: str | Path, wanted: Wanted, dtype: torch.dtype =
         _without_dropout(config)
         as_ours = {"attn_implementation": wanted.attention, "dtype": dtype}
         network: Any
+        missing: list[str] = []
         if weights_are_meta():
             network = transformers.AutoModelForCausalLM.from_config(config, **as_ours)
         else:
-            network = transformers.AutoModelForCausalLM.from_pretrained(
+            network, read = transformers.AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 local_files_only=True,
                 use_safetensors=True,  # a pickle could run code
                 trust_remote_code=False,
+                output_loading_info=True,
                 **as_ours,
             )
+            missing = sorted(read["missing_keys"])
     except Exception as error:
         raise InputError(
             f"{wanted.setting}.folder: transformers {transformers.__version__} cannot load a causal "
             f"language model from {folder}: {error}"
         ) from error
+    if missing:  # which transformers would have made up
+        raise InputError(
+            f"{wanted.setting}.folder: {folder} lacks {len(missing)} weights of its network, such as "
+            f"{missing[0]}; give a folder that was saved whole"
+        )
     return _checked(network, wanted, str(folder))
 
 

@@ -126,7 +126,7 @@ class SequenceProgram(TorchProgram):
                 )
             mask_SI, set_B = (torch.as_tensor(each, device=self._device) for each in allowed)
             ranking = self.model.recommend(batch, k, excluded, beams_B, ItemSets(mask_SI, set_B))
-        items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.cpu().numpy()
+        items_BK, scores_BK = ranking.items_BK.cpu().numpy(), ranking.scores_BK.float().cpu().numpy()
         items_BK[empty_B], scores_BK[empty_B] = -1, -np.inf
         return RankedItems(items_BK, scores_BK)
 

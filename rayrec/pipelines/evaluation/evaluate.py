@@ -75,7 +75,13 @@ def evaluate(
 def _of_writer(writer: TextWriter, split: Split, on_batch: OnBatch | None) -> EvaluationReport:
     writer.task.check_split(split)
     count = writer.task.dataset.manifest.rows[split]
-    figures = writer.figures(split, None if on_batch is None else lambda done: on_batch(done, count))
+    figures, counts = writer.figures(split, None if on_batch is None else lambda done: on_batch(done, count))
     return EvaluationReport(
-        writer.run, split, writer.committed_step + 1, count, {"model": figures}, unit="records"
+        writer.run,
+        split,
+        writer.committed_step + 1,
+        count,
+        {"model": figures},
+        unit="records",
+        not_whole=counts,
     )

@@ -23,7 +23,7 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.base.keys import row_keys
 from rayrec.samples.dataset.manifest import Split
-from rayrec.samples.features.text_features import TextFeatures
+from rayrec.samples.features.text_features import TextFeatures, said
 from rayrec.samples.prepare.writer import whole_folder
 from rayrec.samples.text.records import SCHEMA, Record
 from rayrec.samples.text.tokens import TextTokenizer
@@ -47,7 +47,7 @@ class TextWriter:
             ProgramPlacement(get_device(task.config.device).torch, task.config.seed)
         )
         assert isinstance(program, TextProgram)
-        self._program = program
+        self.program = program
         try:
             program.load(dict(model.weights), optimizer_state=None)
         except ValueError as error:
@@ -64,26 +64,28 @@ class TextWriter:
         """
         return cls(TrainedModel.load(run, which, device, data))
 
-    def figures(self, split: Split, on_question: Any = None) -> dict[str, Estimate]:
-        """How good the model is on all records of a split; answers are written for the first ones.
+    def figures(self, split: Split, on_question: Any = None) -> tuple[dict[str, Estimate], dict[str, int]]:
+        """(How good the model is on all records of a split, how many it did not read whole); answers are
+        written for the first ones.
 
         Args:
             on_question: called with the records that are judged so far.
         """
         validation = TextValidation(self.task, split)
-        return validation.report(self._answered(validation.batches(), on_question))
+        found = validation.report(self._answered(validation.batches(), on_question))
+        return found, dict(validation.counts)
 
     def answers(self, records: Sequence[Record], batch_size: int = 64) -> list[str]:
         """What the model says of what is asked in each record, held to `evaluation.form` if there is one."""
-        said: list[str] = []
+        answers: list[str] = []
         for step, start in enumerate(range(0, len(records), batch_size)):
             part = pa.Table.from_pylist([one.row() for one in records[start : start + batch_size]], SCHEMA)
             (rows,) = part.select(READ).combine_chunks().to_batches()
             keys_B = row_keys(np.zeros(len(part), dtype=np.int64), np.arange(start, start + len(part)))
             prompts = self.features.prompts(step, RowBatch(keys_B, rows))
-            found = self._program.generate(prompts, {}, self.task.answer_tokens)
-            said += [self.task.tokenizer.decode(tokens.tolist()).strip() for tokens in found]
-        return said
+            found = self.program.generate(prompts, {}, self.task.answer_tokens)
+            answers += [said(self.task.tokenizer.decode(tokens.tolist())) for tokens in found]
+        return answers
 
     def _answered(
         self, questions: Iterable[TextQuestion], on_question: Any
@@ -92,11 +94,12 @@ class TextWriter:
         for question in questions:
             if question.what == "answer":
                 prompts = self.features.prompts(question.step, question.rows)
-                yield question, self._program.generate(prompts, {}, self.task.answer_tokens)
+                tokens = self.program.generate(prompts, {}, self.task.answer_tokens)
+                yield question, (tokens, prompts.counts)
                 continue
             make = self.features.options if question.what == "choose" else self.features.judged
             batch = make(question.step, question.rows)
-            yield question, (self._program.log_likelihoods(batch, {}), batch.targets_B)
+            yield question, (self.program.log_likelihoods(batch, {}), batch.targets_B, batch.counts)
             if question.what == "judge":
                 done += len(question.records)
                 if on_question is not None:
@@ -119,7 +122,7 @@ class TextWriter:
             "max_length": task.model.max_length,
         }
         is_adapted = task.model.lora is not None
-        write_network(folder, self._program.model.network, task.tokenizer, task.vocabulary, is_adapted, made)
+        write_network(folder, self.program.model.network, task.tokenizer, task.vocabulary, is_adapted, made)
 
 
 def write_network(

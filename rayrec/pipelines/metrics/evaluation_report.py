@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from rayrec.pipelines.metrics.estimate import Estimate
@@ -27,6 +27,8 @@ class EvaluationReport:
     unit: Literal["users", "impressions", "records"] = "users"
     ranker: str | None = None
     """The run that ranks in `model + ranker`."""
+    not_whole: Mapping[str, int] = field(default_factory=dict)
+    """Of records: how many were cut or left out, most because the model reads no more tokens, by which."""
 
     def to_json(self) -> dict[str, Any]:
         results = {
@@ -39,5 +41,6 @@ class EvaluationReport:
             "snapshot_step": self.snapshot_step,
             f"num_{self.unit}": self.count,
             **({} if self.ranker is None else {"ranker": self.ranker}),
+            **({"not_whole": dict(self.not_whole)} if self.not_whole else {}),
             "results": results,
         }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -36,8 +37,20 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.base.keys import row_keys
 from rayrec.samples.dataset.manifest import EVALUATION_FILES, Split
-from rayrec.samples.features.text_features import TextFeatures, answer_of, is_rebuilt, spans_in
+from rayrec.samples.features.text_features import (
+    CUT,
+    NO_TARGET,
+    PROMPTS_CUT,
+    TOO_LONG,
+    TextFeatures,
+    answer_of,
+    answers_expected,
+    is_rebuilt,
+    said,
+    spans_in,
+)
 from rayrec.samples.operations.program import FeatureProgram
+from rayrec.samples.text.chat import ChatTemplate
 from rayrec.samples.text.dataset import TextDataset
 from rayrec.samples.text.records import Record
 from rayrec.samples.text.tokens import TextTokenizer
@@ -133,7 +146,9 @@ class LanguageTask(Task):
         return ("loss", *(name for name in FIGURES if name != "loss"))
 
 
-FIGURES = ("loss", "exact_match", "span_f1", "rebuilt", "choice_accuracy", "valid_json")
+NOT_WHOLE = (CUT, TOO_LONG, NO_TARGET, PROMPTS_CUT)
+"""Shares of the records that were judged, or of the prompts that were answered, where there are such."""
+FIGURES = ("loss", "exact_match", "span_f1", "rebuilt", "choice_accuracy", "valid_json", *NOT_WHOLE)
 """In the order in which they are shown; those that a split has records for."""
 
 
@@ -155,6 +170,8 @@ class TextValidation:
     split: Split
     max_records: int | None = None
     """The first so many, of all that are judged."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """After `report`: records and prompts that were not read whole, by which."""
 
     def batches(self) -> Iterator[TextQuestion]:
         """Every record is judged; the first ones of those with an answer are answered, choices are chosen."""
@@ -190,15 +207,20 @@ class TextValidation:
         return trainer.log_likelihoods.remote(worker.judged.remote(batch.step, batch.rows))
 
     def report(self, answers: Iterable[tuple[TextQuestion, Any]]) -> dict[str, Estimate]:
-        judged, chosen, said = [], [], []
-        for question, answer in answers:
+        judged, chosen, answered = [], [], []
+        counts = self.counts
+        counts.clear()
+        for question, (*answer, own_counts) in answers:
             if question.what == "judge":
                 judged.append(answer)
+                counts.update(own_counts)
             elif question.what == "choose":
                 chosen += _right_choices(question.records, *answer)
             else:
-                texts = [self._decoded(tokens) for tokens in answer]
-                said += list(zip(question.records, texts, strict=True))
+                counts.update(own_counts)
+                (tokens,) = answer
+                texts = [self._decoded(each) for each in tokens]
+                answered += list(zip(question.records, texts, strict=True))
         log_R = np.concatenate([log_B for log_B, _ in judged]).astype(np.float64)
         targets_R = np.concatenate([targets_B for _, targets_B in judged]).astype(np.float64)
         if not targets_R.sum():
@@ -207,9 +229,11 @@ class TextValidation:
                 f"(model.max_length: {self.task.model.max_length}), so nothing can be judged"
             )
         found = {LOG_LIKELIHOOD: ratio(log_R, targets_R), "loss": ratio(-log_R, targets_R)}
-        if said:
-            found["exact_match"] = mean([text == answer_of(record).strip() for record, text in said])
-        if spans := [(record, text) for record, text in said if record.kind == "spans"]:
+        if answered:
+            expected = self._expected([record for record, _ in answered])
+            pairs = zip(answered, expected, strict=True)
+            found["exact_match"] = mean([text == right for (_, text), right in pairs])
+        if spans := [(record, text) for record, text in answered if record.kind == "spans"]:
             # An answer does not say which of several equal parts is meant: the right one is read likewise.
             right = [spans_in(record.text, answer_of(record)) or () for record, _ in spans]
             found["span_f1"] = span_f1([spans_in(record.text, text) or () for record, text in spans], right)
@@ -217,14 +241,29 @@ class TextValidation:
             (record.text, text) for record, text in spans if is_rebuilt(record.text, answer_of(record))
         ]:
             found["rebuilt"] = mean([is_rebuilt(text, answer) for text, answer in whole])
-        if wanted := [text for record, text in said if is_json(answer_of(record))]:
+        if wanted := [text for record, text in answered if is_json(answer_of(record))]:
             found["valid_json"] = mean([is_json(text) for text in wanted])
         if chosen:
             found["choice_accuracy"] = mean(chosen)
-        return found
+        return found | {
+            name: mean((np.arange(total) < counts[name]).astype(np.float64))
+            for name, total in [(name, len(log_R)) for name in NOT_WHOLE[:-1]]
+            + [(PROMPTS_CUT, len(answered))]
+            if counts[name]
+        }
 
     def _decoded(self, tokens: np.ndarray) -> str:
-        return self.task.tokenizer.decode(tokens.tolist()).strip()
+        return said(self.task.tokenizer.decode(tokens.tolist()))
+
+    def _expected(self, records: Sequence[Record]) -> list[str]:
+        """What the model would have answered if it were right."""
+        task = self.task
+        template = ChatTemplate.of_folder(task.tokenizer.folder) if task.model.template == "chat" else None
+        try:
+            return answers_expected(records, template, task.tokenizer, task.vocabulary.ends)
+        finally:
+            if template is not None:
+                template.close()
 
 
 def _some(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rayrec.models.language.config import LanguageModelConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly
+from rayrec.pipelines.tasks.language import LanguageTask
+from rayrec.pipelines.tasks.text_rows import tokenizer_of
 from rayrec.platform.config import differing_keys
 from rayrec.platform.errors import InputError
 
@@ -35,6 +38,8 @@ FREE = (
     "title_characters",
 )
 """Settings of a model that its weights do not depend on."""
+OF_LANGUAGE = ("rows", "template", "learn", "long_rows", "max_length", "tokenizer")
+"""Likewise of language models; the tokenizers themselves are compared."""
 
 
 def initial_snapshot(assembly: Assembly) -> Snapshot | None:
@@ -44,20 +49,27 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
 
     Raises:
         InputError: it is no run or has no snapshot, the snapshot is damaged, or it is of another model, data
-            set or version of the semantic IDs: items are known by their place in the catalog.
+            set or version of the semantic IDs: items are known by their place in the catalog. Texts are not:
+            a language model may go on with another data set, if its tokens are the same.
     """
     config = assembly.config
     if config.training.init_from is None:
         return None
     folder = RunFolder.open(Path(config.training.init_from))
     theirs = folder.config.model
+    free = FREE + OF_LANGUAGE if config.model.kind == "language" else FREE
+    otherwise = (
+        "or write it by `rayrec export` and name the folder as model.base"
+        if config.model.kind == "language"
+        else "or begin without init_from"
+    )
     changed = (
         ["name"]
         if theirs.name != config.model.name
         else [
             key
             for key in differing_keys(theirs, config.model)
-            if key not in FREE and key.partition(".")[0] not in FREE
+            if key not in free and key.partition(".")[0] not in free
         ]
     )
     if not changed and theirs.tables != config.model.tables:
@@ -66,10 +78,18 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
         raise InputError(
             f"training.init_from: the model of {folder.path} differs from this one in "
             f"{', '.join(f'model.{key}' for key in changed)}, so that its weights do not fit; take its "
-            f"settings ({folder.path / 'config.yaml'}), or begin without init_from"
+            f"settings ({folder.path / 'config.yaml'}), {otherwise}"
         )
     snapshot = read_snapshot(folder.chosen_snapshot("best" if folder.state["best"] is not None else "last"))
     task = assembly.task
+    if isinstance(task, LanguageTask):
+        assert isinstance(theirs, LanguageModelConfig), "its name is the same"
+        if tokenizer_of(theirs).version != task.tokenizer.version:
+            raise InputError(
+                f"training.init_from: {snapshot.path} was trained with another tokenizer, so that its "
+                "weights stand for other tokens; give that one (model.tokenizer), or begin without init_from"
+            )
+        return snapshot
     task.check_state(snapshot.state, str(snapshot.path))
     if (task.semantic_ids_version, task.fingerprint) != (
         snapshot.state.semantic_ids_version,

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.errors import InputError
@@ -35,6 +36,7 @@ LongRows = Literal["refuse", "cut", "drop"]
 """What becomes of a row of more tokens than the model reads: an error, the beginning of what is given cut
 off, or no row. An answer that is too long by itself is dropped where it is cut."""
 TOO_LONG, NO_TARGET = "rows_too_long", "rows_without_target"
+CUT, PROMPTS_CUT = "rows_cut", "prompts_cut"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Tokens:
 
     ids_L: Int64Array
     is_target_L: BoolArray
+    is_cut: bool = False
+    """Whether its beginning is missing, for it would be too long."""
 
 
 class TextFeatures:
@@ -80,7 +84,7 @@ class TextFeatures:
         """
         self._program = program
         self.tokenizer = tokenizer
-        self._template = template
+        self.template = template
         self._rules = rules
         self._seed = seed
         self._num_trainers = num_trainers
@@ -92,12 +96,13 @@ class TextFeatures:
         Raises:
             InputError: an operation refuses a row, the template a conversation, or a row is too long.
         """
-        made, keys_B, counts = self._rows(rows, self._records(step, rows))
+        records = _records_of(rows.rows) if self._is_prepared else self.records(step, rows)
+        made, keys_B, counts = self._rows(rows, records)
         lengths_B = np.array([len(row.ids_L) for row in made], dtype=np.int64)
         bounds = balanced_bounds(lengths_B, self._num_trainers)
         num_targets = sum(int(row.is_target_L.sum()) for row in made)
         shares = [
-            _batch(step, keys_B[low:high], made[low:high], num_targets) for low, high in pairwise(bounds)
+            text_batch(step, keys_B[low:high], made[low:high], num_targets) for low, high in pairwise(bounds)
         ]
         if counts:
             shares[0].counts.update(counts)  # of the global batch, once
@@ -105,49 +110,68 @@ class TextFeatures:
 
     def judged(self, step: int, rows: RowBatch) -> TextBatch:
         """The rows with their answers, whose likelihood is to be known; those that are too long are empty."""
-        return _batch(step, rows.row_keys_B, _or_nothing(self._tokens(self._records(step, rows))))
+        made = self.tokens(self.records(step, rows))
+        return text_batch(step, rows.row_keys_B, _or_nothing(made), counts=_counts(made))
 
     def options(self, step: int, rows: RowBatch) -> TextBatch:
         """Every option of records of kind `choice` as a row, record by record."""
-        records = self._records(step, rows)
+        records = self.records(step, rows)
         each = [replace(record, choice=choice) for record in records for choice in range(len(record.options))]
         keys_B = np.repeat(rows.row_keys_B, [len(record.options) for record in records])
-        return _batch(step, keys_B, _or_nothing(self._tokens(each)))
+        return text_batch(step, keys_B, _or_nothing(self.tokens(each)))
 
     def prompts(self, step: int, rows: RowBatch) -> TextBatch:
         """What is asked alone, to be answered."""
-        records = self._records(step, rows)
-        texts = self._opened(records)
-        made = []
-        for text in texts:
-            ids = self.tokenizer.encode(text)[-(self._rules.max_length - self._rules.answer_tokens) :]
-            made.append(Tokens(np.array(ids, dtype=np.int64), np.zeros(len(ids), dtype=bool)))
+        records = self.records(step, rows)
+        made = self.asked(records)
+        num_cut = sum(row.is_cut for row in made)
+        counts = {PROMPTS_CUT: num_cut} if num_cut else {}
         given = tuple(chat_of(record)[-2].content for record in records)
-        return replace(_batch(step, rows.row_keys_B, made), given=given)
+        return replace(text_batch(step, rows.row_keys_B, made, counts=counts), given=given)
 
-    def _records(self, step: int, rows: RowBatch) -> list[Record]:
-        made = rows.rows
-        if not self._is_prepared:
-            made = self._program(made, RowContext(rows.row_keys_B, self._seed, step))
-        return [Record.of_row(row) for row in made.to_pylist()]
+    def records(self, step: int, rows: RowBatch) -> list[Record]:
+        """What the run's operations make of rows as they are in the data set.
+
+        Raises:
+            InputError: an operation refuses a row.
+        """
+        return _records_of(self._program(rows.rows, RowContext(rows.row_keys_B, self._seed, step)))
+
+    def asked(self, records: Sequence[Record]) -> list[Tokens]:
+        """The tokens of what is asked, with the opening of the answer; their last ones, where an answer would
+        have no room behind them.
+
+        Raises:
+            InputError: the template refuses a conversation.
+        """
+        most = self._rules.max_length - self._rules.answer_tokens
+        found = []
+        for text in self._opened(records):
+            ids = self.tokenizer.encode(text)
+            ids_L = np.array(ids[-most:], dtype=np.int64)
+            found.append(Tokens(ids_L, np.zeros(len(ids_L), dtype=bool), is_cut=len(ids) > most))
+        return found
 
     def _rows(
         self, rows: RowBatch, records: Sequence[Record]
     ) -> tuple[list[Tokens], Int64Array, dict[str, int]]:
         """(Rows, their keys, how many are left out by reason)."""
-        made = self._tokens(records)
+        made = self.tokens(records)
         kept = [place for place, row in enumerate(made) if isinstance(row, Tokens)]
         found = [row for row in made if isinstance(row, Tokens)]
-        counts = Counter(row for row in made if isinstance(row, str))
-        return found, rows.row_keys_B[kept], dict(counts)
+        return found, rows.row_keys_B[kept], _counts(made)
 
-    def _tokens(self, records: Sequence[Record]) -> list[Tokens | str]:
-        """A row of each record; of those that are left out, why."""
+    def tokens(self, records: Sequence[Record]) -> list[Tokens | str]:
+        """A row of each record; of those that are left out, why.
+
+        Raises:
+            InputError: the template refuses a conversation, or a row is too long.
+        """
         chats = [chat_of(record) for record in records if record.kind != "text"]
-        if self._template is None:
+        if self.template is None:
             marked = iter([_plain(chat, self._rules.learn) for chat in chats])
         else:
-            rendered = self._template.rendered(chats, self._rules.learn)
+            rendered = self.template.rendered(chats, self._rules.learn)
             marked = iter([(each.text, each.completions) for each in rendered])
         found: list[Tokens | str] = []
         completions: tuple[tuple[int, int], ...]
@@ -155,7 +179,7 @@ class TextFeatures:
             if record.kind == "text":
                 text, completions, ends = record.text, ((0, len(record.text)),), True
             else:
-                (text, completions), ends = next(marked), self._template is None
+                (text, completions), ends = next(marked), self.template is None
             tokens = self.tokenizer.marked(text, completions)
             ids_L, is_target_L = tokens.ids_T, tokens.is_completion_T
             if ends:  # a template writes how a turn ends
@@ -178,14 +202,18 @@ class TextFeatures:
         given = int(row.is_target_L.argmax())
         if self._rules.long_rows == "drop" or length - given >= most:
             return TOO_LONG
-        return Tokens(row.ids_L[-most:], row.is_target_L[-most:])
+        return Tokens(row.ids_L[-most:], row.is_target_L[-most:], is_cut=True)
 
     def _opened(self, records: Sequence[Record]) -> list[str]:
         """What is asked, up to where the answer begins."""
         chats = [chat_of(record)[:-1] for record in records]
-        if self._template is None:
+        if self.template is None:
             return [_joined(chat) + SEPARATOR for chat in chats]
-        return self._template.render(chats, open_turn=True)
+        return self.template.render(chats, open_turn=True)
+
+
+def _records_of(rows: pa.RecordBatch) -> list[Record]:
+    return [Record.of_row(row) for row in rows.to_pylist()]
 
 
 def end_of_turn(template: ChatTemplate, tokenizer: TextTokenizer) -> int:
@@ -207,6 +235,39 @@ def end_of_turn(template: ChatTemplate, tokenizer: TextTokenizer) -> int:
         "another template, or set model.template to plain"
     )
 
+
+def answers_expected(
+    records: Sequence[Record], template: ChatTemplate | None, tokenizer: TextTokenizer, ends: Sequence[int]
+) -> list[str]:
+    """What a model says of each record if all is as it was learned, treated as `said` treats it.
+
+    A template may write more into an answer than the record has, such as an empty block of thoughts, and a
+    tokenizer may change a text: what is generated is compared with what comes of the same way.
+
+    Raises:
+        InputError: the template refuses a conversation.
+    """
+    chats = [chat_of(record) for record in records]
+    if template is None:
+        answers = [chat[-1].content for chat in chats]
+    else:
+        each = template.rendered(chats, "last")
+        answers = [one.text[slice(*one.completions[-1])] for one in each]
+    found = []
+    for answer in answers:
+        ids = tokenizer.encode(answer)
+        stop = next((place for place, token in enumerate(ids) if token in ends), len(ids))
+        found.append(said(tokenizer.decode(ids[:stop])))
+    return found
+
+
+def said(text: str) -> str:
+    """A text without the thoughts before it, and without blanks around it."""
+    return text.rpartition(THOUGHTS_END)[2].strip()
+
+
+THOUGHTS_END = "</think>"
+"""How templates of models that think before they answer mark that they have."""
 
 SEPARATOR = "\n"
 """Between what is asked and answered, where there is no template."""
@@ -293,9 +354,26 @@ def _or_nothing(rows: Sequence[Tokens | str]) -> list[Tokens]:
     return [row if isinstance(row, Tokens) else nothing for row in rows]
 
 
-def _batch(
-    step: int, keys_B: Int64Array, rows: Sequence[Tokens], num_targets: int | None = None
+def _counts(rows: Sequence[Tokens | str]) -> dict[str, int]:
+    """Rows that are left out or cut, by which."""
+    return dict(
+        Counter(row if isinstance(row, str) else CUT for row in rows if isinstance(row, str) or row.is_cut)
+    )
+
+
+def text_batch(
+    step: int,
+    keys_B: Int64Array,
+    rows: Sequence[Tokens],
+    num_targets: int | None = None,
+    counts: Mapping[str, int] | None = None,
 ) -> TextBatch:
+    """Rows of tokens as a batch.
+
+    Args:
+        num_targets: of all trainers; None: these rows are all.
+        counts: what was dropped or cut.
+    """
     lengths_B = [len(row.ids_L) for row in rows]
     tokens_N = np.concatenate([row.ids_L for row in rows]) if rows else np.zeros(0, dtype=np.int64)
     is_target_N = np.concatenate([row.is_target_L for row in rows]) if rows else np.zeros(0, dtype=bool)
@@ -306,4 +384,5 @@ def _batch(
         is_target_N=is_target_N,
         offsets_B1=np.concatenate([[0], np.cumsum(lengths_B, dtype=np.int64)]),
         num_targets=int(is_target_N.sum()) if num_targets is None else num_targets,
+        counts=dict(counts or {}),
     )

@@ -95,6 +95,18 @@ class ChatTemplate:
         template.render([])  # compiles it
         return template
 
+    @staticmethod
+    def is_in(folder: str | Path) -> bool:
+        """Whether a tokenizer's folder has a template.
+
+        Raises:
+            InputError: its files cannot be read.
+        """
+        root = Path(folder)
+        if (root / "chat_template.jinja").is_file():
+            return True
+        return read_json(root / "tokenizer_config.json").get("chat_template") is not None
+
     def render(self, chats: Sequence[Sequence[Message]], open_turn: bool = False) -> list[str]:
         """Conversations as texts.
 

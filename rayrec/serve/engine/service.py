@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
+import torch
 
 from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
@@ -158,6 +159,11 @@ class RecommendationService:
     def pinned(self) -> RecommendationService:
         """This one: its model does not change."""
         return self
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self._recommender.device
 
     def recommend(self, request: RecommendRequest) -> RecommendAnswer:
         """The k best items for the request's history, or popular ones where there is nothing to read of it:

@@ -1,4 +1,4 @@
-"""Language models as deployments of Ray Serve: they answer as in one process, and start again when they die."""
+"""Language models as deployments of Ray Serve: they answer as in one process, and come back."""
 
 import json
 import os
