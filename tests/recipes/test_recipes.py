@@ -131,3 +131,17 @@ def test_a_small_run_goes_from_data_to_figures(name, tmp_path):
         key: held[key] for key in held.keys() & found.keys()
     }
     assert held.keys() & found.keys()
+
+
+def test_only_what_a_recipe_has_written_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr("recipes.addresses.steps.run", lambda folder, small: (folder / "made").touch())
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").touch()
+
+    assert main(["addresses", "--out", str(mine)]) == 1
+    assert (mine / "thesis.txt").exists()
+    assert main(["addresses", "--out", str(tmp_path / "new")]) == 0
+    (tmp_path / "new" / "old").touch()
+    assert main(["addresses", "--out", str(tmp_path / "new")]) == 0
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {".made-by", "made"}
