@@ -12,7 +12,8 @@ one, with which times say little.
     concurrent  tokens/s of 8 answers at once, over those of 8 one after the other
     prefix      time to the first token of 512 tokens, over that when they were read just before
     left        one second over the time until a slot is free whose caller has left
-    gateway     2 ms over what HTTP and the routes add to the median time of an answer of one token
+    http        2 ms over what HTTP and the routes add to the median time of an answer of one token
+    gateway     2 ms over what the gateway adds to an answer of another service (`maas_gateway`)
     plan        what was planned of memory over what was taken, or the inverse: whichever is less
 """
 
@@ -33,6 +34,8 @@ from typing import Any
 
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.json_schemas import random_schema
+from benchmarks.maas_gateway import gateway_s
+from benchmarks.serve import free_port
 
 NUM_SCHEMAS = 200
 PREFIX = 512
@@ -150,7 +153,8 @@ def _bars(folder: Path, options: BenchOptions) -> list[Bar]:
         )
     finally:
         model.engine.stop()
-    bars.append(Bar.once("the gateway's time", 2e-3 / max(_gateway_s(folder), 1e-6), "2 ms", 1.0))
+    bars.append(Bar.once("HTTP before the engine", 2e-3 / max(_http_s(folder), 1e-6), "2 ms", 1.0))
+    bars.append(Bar.once("the gateway before a service", 2e-3 / max(gateway_s(), 1e-6), "2 ms", 1.0))
     return bars
 
 
@@ -280,7 +284,7 @@ class _Measured:
         return asyncio.run(leave())
 
 
-def _gateway_s(folder: Path) -> float:
+def _http_s(folder: Path) -> float:
     """Median seconds that HTTP and the routes add to an answer of one token."""
     from rayrec.serve.config.serve import ServeConfig
     from rayrec.serve.language.api import build_language_api
@@ -293,7 +297,7 @@ def _gateway_s(folder: Path) -> float:
         {"name": "bench", "folder": str(folder), "context_length": 256, "concurrency": 2}
     )
     model = load_model(settings)
-    config = ServeConfig.parse({"single_process": True, "port": _free_port()})
+    config = ServeConfig.parse({"single_process": True, "port": free_port()})
     body = json.dumps({"model": "bench", "prompt": "tea", "max_tokens": 1, "temperature": 0})
     with answering_here(build_language_api([EmbeddedService(model)]), config) as url:
         # A plain client: others take a millisecond themselves.
@@ -311,12 +315,3 @@ def _gateway_s(folder: Path) -> float:
             added.append(time.perf_counter() - began - (measured.first_seconds - before))
         client.close()
     return statistics.median(added[10:])
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
