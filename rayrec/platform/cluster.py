@@ -196,8 +196,9 @@ def start_on_this_machine(**options: Any) -> None:
             if left == 0:
                 raise InputError(
                     "Ray did not start on this machine in time, which happens where others keep it busy or "
-                    "memory is short; try again when there is less to do, or join a cluster that runs "
-                    "(cluster.address)"
+                    "memory is short; try again when there is less to do, join a cluster that runs "
+                    "(RAY_ADDRESS, or cluster.address in the settings of a run), or do without Ray where the "
+                    "command can (--local, --no-ray)"
                 ) from error
             logger.warning("Ray did not start on this machine in time; trying again")
 

@@ -29,6 +29,8 @@ from rayrec.platform.files import no_room, write_json, written_whole
 from rayrec.platform.tasks import RunTasks, Task
 
 _PLAN = "plan.json"
+_SPILLED = "spilled.txt"
+"""Says where the tables between the passes are."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class WorkFolder:
         path = out.parent / f".{out.name}.{work.suffix}"
         spilled = path / "spill"
         if spill is not None:
+            if not spill.is_dir():  # a disk that is not mounted, which would be another one
+                raise InputError(f"{spill}: no such folder for the tables between the passes; create it")
             name = hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:12]
             spilled = spill / f"{out.name}.{work.suffix}-{name}"
         folder = cls(path, spilled, work)
@@ -99,6 +103,7 @@ class WorkFolder:
                 if was_there:
                     folder._check(plan, resume)
                 else:
+                    (path / _SPILLED).write_text(str(spilled.absolute()))
                     write_json(path / _PLAN, plan)
                 try:
                     yield folder
@@ -172,7 +177,7 @@ class WorkFolder:
         if not resume:
             raise InputError(
                 f"{self.path}: a {self._work.noun} that was interrupted has got this far; go on with it "
-                "(--resume), or delete the folder"
+                f"(--resume), or delete {' and '.join(self._folders())}"
             )
         now = json.loads(json.dumps(plan))
         was, are = (dict(map(tuple, one.pop("files"))) for one in (before, now))
@@ -181,14 +186,21 @@ class WorkFolder:
                 what = "is new" if file not in was else "is gone" if file not in are else "has changed"
                 raise InputError(
                     f"{file}: the file {what} since the interrupted {self._work.noun} began; delete "
-                    f"{self.path} and {self._work.again} again"
+                    f"{' and '.join(self._folders())}, and {self._work.again} again"
                 )
         for name in sorted(before.keys() | now.keys()):
             if before.get(name) != now.get(name):
                 raise InputError(
                     f"{name} is {now.get(name)!r}, but the interrupted {self._work.noun} began with "
-                    f"{before.get(name)!r}; set it to that, or delete {self.path}"
+                    f"{before.get(name)!r}; set it to that, or delete "
+                    f"{' and '.join(self._folders())}"
                 )
+
+    def _folders(self) -> list[str]:
+        """What interrupted work has left, wherever it spilled."""
+        note = self.path / _SPILLED
+        spilled = Path(note.read_text()) if note.is_file() else self.path.absolute()
+        return [str(self.path), *([] if spilled.is_relative_to(self.path.absolute()) else [str(spilled)])]
 
 
 def _check_owner(path: Path) -> None:

@@ -139,6 +139,7 @@ def test_a_full_disk_is_a_sentence_and_leaves_nothing(data, tmp_path, monkeypatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(row_files.os, "pwrite", full)
+    (tmp_path / "spill").mkdir()
     large = LargeCatalog(sizes=SIZES[0], spill=tmp_path / "spill")
     with pytest.raises(NoRoomError, match="its disk is full"):
         tokenize(data, tmp_path / "ids", config(), large=large)

@@ -50,3 +50,28 @@ def test_results_that_others_may_have_written_are_not_unpickled(tmp_path, mode):
         resumed(tmp_path / "out")
 
     assert path.exists()
+
+
+def test_tables_are_spilled_into_a_folder_that_is_there(tmp_path):
+    """A disk that is not mounted would be the system's."""
+    with (
+        pytest.raises(InputError, match="disk: no such folder for the tables between the passes"),
+        WorkFolder.open(tmp_path / "out", tmp_path / "disk", PLAN, resume=False),
+    ):
+        pytest.fail("it is opened")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_refusal_names_all_that_interrupted_work_has_left(tmp_path):
+    (tmp_path / "disk").mkdir()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        WorkFolder.open(tmp_path / "out", tmp_path / "disk", PLAN, resume=False) as work,
+    ):
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(InputError, match=rf"or delete .*\.out\.preparing and {work.spill}"),
+        WorkFolder.open(tmp_path / "out", None, PLAN, resume=False),
+    ):
+        pytest.fail("it is opened")

@@ -251,3 +251,11 @@ def test_public_data_is_recognized(name, layout, events, items):
     assert found == layout
     assert len(raw.interactions.table) == events
     assert (None if raw.items is None else len(raw.items.table)) == items
+
+
+def test_a_column_that_no_table_has_is_named(tmp_path):
+    for part in ("a", "b"):
+        table = pa.table({"user_id": [1, 1], "item_id": [1, 2], "timestamp": [1, 2]})
+        pq.write_table(table, tmp_path / f"{part}.parquet")
+    with pytest.raises(InputError, match="no table has a column 'kunde', which is said to be user_id; there"):
+        load(tmp_path, columns={"user_id": "kunde"})

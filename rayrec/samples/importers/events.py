@@ -53,6 +53,13 @@ class EventsImporter(Importer):
         if len({frozenset(columns[file]) for file in logs}) != 1:
             if len(files) == 1:
                 return FoundTables(source.resolve().name, files[0])  # reading it says what is missing
+            everywhere = {name for names in columns.values() for name in names}
+            for role, name in config.columns.items():
+                if name not in everywhere:
+                    raise InputError(
+                        f"{source}: no table has a column {name!r}, which is said to be {role}; there are "
+                        f"{', '.join(sorted(everywhere)[:30])}"
+                    )
             found = " and ".join(file.name for file in logs) or "none"
             raise InputError(
                 f"{source}: expected exactly one table with a user, an item and a time, found {found} among "
