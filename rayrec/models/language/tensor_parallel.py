@@ -34,8 +34,8 @@ DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "m
 
 NO_ADAPTERS = (
     "training.parallel is 'tensor', whose plans name the layers of a network and not the adapters beside "
-    "them (model.lora): half of each adapter would have to be split as its layer is, and the other half held by "
-    "all; take 'fsdp2' or 'replicated'"
+    "them (model.lora): half of each adapter would have to be split as its layer is, and the other half held "
+    "by all; take 'fsdp2' or 'replicated'"
 )
 
 
