@@ -6,8 +6,10 @@ A small network of each family with random weights. Loss and gradients of rows o
 packed where our attention fits the family and padded where it does not, against the network's own forward
 pass over padded rows with its plain attention (`eager`): the largest difference of a gradient, over the
 largest gradient of the same weight (or a thousandth of the largest of all, where that is more: some are zero
-but for rounding). Then which parallel plans `transformers` has for the family. Families whose code is no part
-of `transformers` would have to be run from their folder, which RayRec never does.
+but for rounding). Then how a run of two trainers may split the family (`training.parallel`): `tensor` by
+the plan that `transformers` has for it, if heads and widths divide (a run compares what the split network
+says before it begins); `fsdp2` block by block, which needs no plan. Families whose code is no part of
+`transformers` would have to be run from their folder, which RayRec never does.
 
 It prints a table and writes the record `benchmarks/quality/language-families.json` with the date.
 """
@@ -29,9 +31,11 @@ from benchmarks.quality_page import RECORDS
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.language.config import LanguageModelConfig
 from rayrec.models.language.language_model import LanguageModel
+from rayrec.models.language.tensor_parallel import check_divides
 from rayrec.models.language.text_program import build_language_model
 from rayrec.models.language.text_tensors import TextTensors
 from rayrec.models.language.vocabulary import Vocabulary
+from rayrec.models.program.sharding import blocks_of
 from rayrec.platform.errors import InputError
 
 RECORD = RECORDS / "language-families.json"
@@ -49,6 +53,7 @@ ROUTED = {
 }
 OPT = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48}
 TOLERANCE = 1e-5
+NUM_TRAINERS = 2
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": GROUPS,
@@ -121,7 +126,12 @@ class Found:
     loss_error: float | None
     """Relative."""
     gradient_error: float | None
-    plans: tuple[str, ...] = ()
+    tensor: str = ""
+    """`yes`, or why two trainers cannot split its layers."""
+    fsdp2: str = ""
+    """How many blocks are gathered one after the other, or that the network is gathered as a whole."""
+    pipeline_plan: bool = False
+    """Whether transformers has one; RayRec trains no pipelines, and hands such models over."""
 
 
 def measure(family: str) -> Found:
@@ -139,7 +149,7 @@ def measure(family: str) -> Found:
         loss_error, gradient_error = compare(model)
     except Exception as error:  # whatever the code of a family raises
         return Found(family, None, f"{type(error).__name__}: {_short(error)}", None, None)
-    return Found(family, rows, why_not, loss_error, gradient_error, _plans(model))
+    return Found(family, rows, why_not, loss_error, gradient_error, *_parallel(model))
 
 
 def compare(model: LanguageModel) -> tuple[float, float]:
@@ -194,13 +204,18 @@ def _their_loss(network: Any, batch: TextTensors) -> torch.Tensor:
     return loss
 
 
-def _plans(model: LanguageModel) -> tuple[str, ...]:
+def _parallel(model: LanguageModel) -> tuple[str, str, bool]:
+    """What two trainers can do: (tensor, fsdp2, whether there is a plan of a pipeline)."""
     network = model.network
-    tensor = network.config.base_model_tp_plan or getattr(network, "_tp_plan", None)
+    try:
+        check_divides(network, NUM_TRAINERS, "model.base")
+        tensor = "yes"
+    except InputError as error:
+        no_plan = "has no plan" in str(error)
+        tensor = "no plan" if no_plan else _short(error)
+    blocks = len(list(blocks_of(model)))
     pipeline = network.config.base_model_pp_plan or getattr(network, "_pp_plan", None)
-    sharded = getattr(network.config, "base_model_fsdp_plan", None)
-    found = {"tensor": tensor, "fsdp2": sharded, "pipeline": pipeline}
-    return tuple(name for name, plan in found.items() if plan)
+    return tensor, f"{blocks} blocks" if blocks else "as a whole", bool(pipeline)
 
 
 def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -215,17 +230,17 @@ def _short(error: Exception) -> str:
 def table(found: Sequence[Found]) -> str:
     """As the benchmark page shows it."""
     lines = [
-        "| family | JD's name | rows | loss | gradients | plans of transformers | why not packed |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| family | JD's name | rows | loss | gradients | tensor | fsdp2 | why not packed |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for one in found:
         errors = ["", ""]
         if one.loss_error is not None and one.gradient_error is not None:
             errors = [f"{one.loss_error:.0e}", f"{one.gradient_error:.0e}"]
         cells = [f"`{one.family}`", JD_NAMES.get(one.family, ""), one.rows or "**none**", *errors]
-        lines.append(f"| {' | '.join([*cells, ', '.join(one.plans), one.why_not_packed or ''])} |")
+        lines.append(f"| {' | '.join([*cells, one.tensor, one.fsdp2, one.why_not_packed or ''])} |")
     for name, why in OTHER_CODE.items():
-        lines.append(f"| {name} | {name} | **none** | | | | {why} |")
+        lines.append(f"| {name} | {name} | **none** | | | | | {why} |")
     return "\n".join(lines)
 
 

@@ -32,6 +32,13 @@ DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "m
 """Of a configuration, what every trainer gets an equal part of."""
 
 
+NO_ADAPTERS = (
+    "training.parallel is 'tensor', whose plans name the layers of a network and not the adapters beside "
+    "them (model.lora): half of each adapter would have to be split as its layer is, and the other half held "
+    "by all; take 'fsdp2' or 'replicated'"
+)
+
+
 def check_divides(network: Any, num_trainers: int, source: str) -> None:
     """Check that so many trainers can split a network.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -14,7 +15,7 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.generation.forms import Begin
 from rayrec.models.language.held_answers import HeldAnswers, HeldForm
 from rayrec.models.language.language_model import LanguageModel
-from rayrec.models.language.tensor_parallel import TensorParallel, together
+from rayrec.models.language.tensor_parallel import NO_ADAPTERS, TensorParallel, together
 from rayrec.models.language.text_tensors import AskedRows, TextRows, TextTensors
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.flops import ModelFlops
@@ -77,10 +78,7 @@ class TextProgram(TorchProgram):
         if self._compute.parallel != "tensor":
             return super()._split()
         if self._frozen.names:
-            raise ValueError(
-                "training.parallel: 'tensor' splits whole networks, and model.lora puts adapters beside a "
-                "frozen one; take 'fsdp2' or 'replicated'"
-            )
+            raise ValueError(NO_ADAPTERS)
         parts = TensorParallel(self.model.network, self._device, self.model.packed)
         self.model.to(self._device)
         return parts
@@ -171,4 +169,10 @@ def flops_of(model: LanguageModel, device: torch.device) -> ModelFlops:
     def size_of(features: TextRows) -> tuple[int, int]:
         return len(features.row_keys_B), len(features.tokens_N)
 
-    return ModelFlops(model, device, build, size_of)
+    def rows_alone(batch: TextTensors) -> Iterator[TextTensors]:
+        for row in np.flatnonzero(batch.lengths_B):
+            yield batch.some_rows(slice(int(row), int(row) + 1))
+
+    if model.packed:
+        return ModelFlops(model, device, build, size_of)
+    return ModelFlops(model, device, build, size_of, rows_alone)

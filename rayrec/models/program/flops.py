@@ -12,7 +12,7 @@ copy takes no memory, and nothing that is trained is touched.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,16 +39,20 @@ class ModelFlops:
         device: torch.device,
         build: Callable[[Any, Mapping[str, np.ndarray | Tensor], bool], Any],
         size_of: Callable[[Any], tuple[int, int]],
+        parts: Callable[[Any], Iterable[Any]] = lambda batch: (batch,),
     ) -> None:
         """
         Args:
             model: with a `loss`, before it is compiled or split; it is not kept.
             build: (features, rows, training) -> the batch that the loss is of.
             size_of: features -> (rows, tokens).
+            parts: of a batch, that are computed one after the other while they are counted: what a model pads
+                to one length is counted row by row, without the padding.
         """
         self._model = _stand_in(model, device)
         self._build = build
         self._size_of = size_of
+        self._parts = parts
         self._per_token: dict[ShapeClass, float] = {}
 
     def of(self, features: Any, dims: Mapping[str, int]) -> float:
@@ -74,8 +78,9 @@ class ModelFlops:
         self._model.train()
         counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: _addmm_flops})
         with torch.enable_grad(), counted() as attention, counter:
-            loss: Tensor = self._model.loss(batch)  # type: ignore[operator]
-            loss.backward()
+            for part in self._parts(batch):
+                loss: Tensor = self._model.loss(part)  # type: ignore[operator]
+                loss.backward()
         return int(counter.get_total_flops()) + attention.total
 
 

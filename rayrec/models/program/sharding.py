@@ -59,7 +59,7 @@ class ShardedModel:
                     "set training.parallel to 'replicated'"
                 )
         self._mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-        for block in _blocks(model):
+        for block in blocks_of(model):
             fully_shard(block, mesh=self._mesh)
             for name in getattr(type(block), FURTHER_METHODS, ()):
                 register_fsdp_forward_method(block, name)
@@ -129,7 +129,8 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if own is None else own()
 
 
-def _blocks(model: nn.Module) -> Iterator[nn.Module]:
+def blocks_of(model: nn.Module) -> Iterator[nn.Module]:
+    """What is gathered one after the other; none of a model whose layers lie otherwise."""
     for module in model.modules():
         for name in BLOCKS:
             blocks = getattr(module, name, None)

@@ -7,7 +7,7 @@ text that goes on ────────────────────�
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -45,6 +45,11 @@ class TextRequest:
     """A text that goes on, where there are no messages."""
     max_tokens: int | None = None
     """Of the answer; None: as all."""
+
+    @property
+    def text(self) -> str:
+        """What is asked about, which a form of answers may go by."""
+        return self.messages[-1].content if self.messages else self.prompt
 
 
 @dataclass
@@ -130,6 +135,7 @@ class TextAnswers:
             part = [place for place in order[:AT_ONCE] if (requests[place].max_tokens or max_tokens) == most]
             order = order[len(part) :]
             batch = text_batch(0, np.array(part, dtype=np.int64), [rows[place] for place in part])
+            batch = replace(batch, given=tuple(requests[place].text for place in part))
             with autocast(get_device(self.device).torch, enabled=self.precision != "float32"):
                 answers = self.program.generate(batch, {}, most)
             for place, tokens in zip(part, answers, strict=True):

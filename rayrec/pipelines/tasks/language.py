@@ -16,7 +16,7 @@ from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import MetaWeights
 from rayrec.models.language.config import LanguageModelConfig
 from rayrec.models.language.held_answers import HeldForm
-from rayrec.models.language.tensor_parallel import check_divides
+from rayrec.models.language.tensor_parallel import NO_ADAPTERS, check_divides
 from rayrec.models.language.text_program import build_language_model
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.program import ProgramSpec
@@ -81,10 +81,7 @@ class LanguageTask(Task):
             task.form.begin(task.vocabulary)  # which refuses what cannot be held
         if config.training.parallel == "tensor":
             if model.lora is not None:
-                raise InputError(
-                    "training.parallel is 'tensor', which splits whole networks, and model.lora puts "
-                    "adapters beside a frozen one; take 'fsdp2' or 'replicated'"
-                )
+                raise InputError(NO_ADAPTERS)
             check_divides(network.network, config.pipeline.num_trainers, "model.base")
         return task
 
