@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.table import Table
 
 from rayrec.pipelines.metrics.estimate import Estimate
@@ -21,6 +22,8 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_json
 
 END = "<end>"
+Scores = Sequence[float] | NDArray[np.float64]
+"""Of each record, how right a model is."""
 
 
 def rayrec(*arguments: object) -> None:
@@ -118,11 +121,11 @@ def _cell(found: Estimate) -> str:
     return f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
 
 
-def better(first: Sequence[float], second: Sequence[float], name: str, other: str) -> str:
+def better(first: Scores, second: Scores, name: str, other: str) -> str:
     """A sentence on whether one model is better than another on the same records.
 
     Args:
-        first, second: of each record, how right each model is.
+        first, second: of the same records.
     """
     from rayrec.pipelines.metrics.text_metrics import mean
 

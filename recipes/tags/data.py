@@ -57,7 +57,7 @@ def make(folder: Path, small: bool, seed: int = 0) -> None:
         has_picture = draw.random() >= _WITHOUT
         titles.append(_title(chosen, has_picture, draw))
         tags.append(chosen)
-        pictures.append(draw_picture(*chosen[2:], draw) if has_picture else None)
+        pictures.append(draw_picture(chosen[2], chosen[3], chosen[4], draw) if has_picture else None)
     at_I = np.array([place for place, picture in enumerate(pictures) if picture is not None])
     known_ID = vectors_of([pictures[place] for place in at_I])
     vectors_ID = np.zeros((len(titles), known_ID.shape[1]), dtype=np.float32)
