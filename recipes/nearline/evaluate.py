@@ -119,7 +119,8 @@ def _followed(
     loop = NearlineLoop(job)
     try:
         loop.finish()
-        covered = _coverage(loop)
+        found = loop.worker.coverage()
+        covered = [place < found.num_valid for place in range(found.num_users)]
         seconds, right = [], []
         for user, other in zip(users, [*users[1:], users[0]], strict=True):
             began = time.time()
@@ -135,14 +136,6 @@ def _followed(
         return covered, seconds, right
     finally:
         loop.close()
-
-
-def _coverage(loop: NearlineLoop) -> list[bool]:
-    from rayrec.pipelines.nearline.worker import coverage
-
-    worker = loop.worker
-    found = coverage(worker._recommender, worker._kinds, worker._events, worker._store)
-    return [place < found.num_valid for place in range(found.num_users)]
 
 
 def _notes_of(folder: Path, user: str) -> list[str]:

@@ -285,6 +285,13 @@ class NearlineWorker:
         """Whether all users that were looked at at first are done."""
         return self._kept is not None
 
+    def coverage(self) -> Coverage:
+        """Of the products that this worker makes, and the users that it looks at; see `coverage`."""
+        config = self._config
+        return coverage(
+            self._recommender, self._kinds, self._events, self._store, config.active_s, self._clock
+        )
+
     @property
     def num_pending(self) -> int:
         """Users with events that no product has seen."""

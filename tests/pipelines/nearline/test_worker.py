@@ -227,13 +227,14 @@ def test_coverage_is_the_share_of_active_users_with_products_of_all_kinds(versio
     for user in range(4):
         log.add(user, ids[user], 100 * user)
     config = NearlineConfig(products=("candidates",), active_s=250)
-    worker_of(versions[0], log, values, [300.0], products=["candidates"], active_s=250).finish()
+    worker = worker_of(versions[0], log, values, [300.0], products=["candidates"], active_s=250)
+    worker.finish()
 
     def covered(recommender):
         kinds = kinds_of(config, recommender)
         return coverage(recommender, kinds, log, ProductStore(values), config.active_s, lambda: 300.0)
 
-    assert covered(versions[0]) == (3, 3)
+    assert covered(versions[0]) == worker.coverage() == (3, 3)
     assert covered(versions[1]) == (3, 0)
     log.add(3, ids[9], 301)
     assert covered(versions[0]) == (3, 2)
