@@ -70,7 +70,9 @@ def _read(answer: str) -> tuple[str, str]:
     if not is_json(answer):
         return "", ""
     value = json.loads(answer)
-    return (value["tool_name"], value["query"]) if isinstance(value, dict) else ("", "")
+    if not isinstance(value, dict):
+        return "", ""
+    return str(value.get("tool_name", "")), str(value.get("query", ""))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,8 @@ def make(folder: Path, small: bool, seed: int = 0) -> None:
     np.save(folder / "vectors.npy", vectors_ID)
     codes_IL = _codes(known_ID, at_I < sizes["train"])
 
-    write_tokenizer(folder / "base", titles[: sizes["train"]], 600, ['["', '", "', '"]', *TAGS])
+    read = [*titles[: sizes["train"]], *(" ".join(chosen) for chosen in tags[: sizes["train"]])]
+    write_tokenizer(folder / "base", read, 600, ['["', '", "', '"]'])
     tokenizer = TextTokenizer.extended(folder / "base", [NUM_CODES] * NUM_LEVELS)
     tokenizer.save(folder / "tokenizer")
     seen = {
