@@ -35,6 +35,10 @@ def test_data_and_a_model_are_all_a_run_needs():
             {"model": {"name": "light_decoder", "backbone": {"num_layer": 2}}},
             "'model.backbone.num_layer'; did you mean 'num_layers'?",
         ),
+        (
+            {"evaluation": {"form": {"kind": "regex", "regex": "yes|no"}}},
+            "evaluation.form is set, and the answers of 'sasrec' are no texts",
+        ),
         ({"model": {"name": "sasrec", "beam_width": 2}}, "there is no setting 'model.beam_width'"),
         (
             {"model": {"name": "gru"}},
