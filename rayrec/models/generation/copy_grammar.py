@@ -18,6 +18,7 @@ Axes: N bytes of the text as JSON writes it.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -28,6 +29,8 @@ from rayrec.models.generation.token_bytes import TokenBytes
 from rayrec.platform.arrays import BoolArray
 from rayrec.platform.errors import InputError
 
+MOST_BYTES = 16 * 1024
+"""Of a text, which is read token by token before an answer begins."""
 _NEVER = 1 << 40
 
 
@@ -92,6 +95,7 @@ class CopyLabels:
         if not labels or len(set(labels)) < len(labels) or not all(labels):
             raise InputError(f"labels: expected one or more different ones, got {list(labels)!r:.100}")
         self.tokens = tokens
+        tokens.sort()  # here, and not while others wait for a token
         written = [json.dumps(label, ensure_ascii=False) for label in labels]
         self.before = _glue([f'[[{label}, "' for label in written], tokens)
         self.between = _glue([f'"], [{label}, "' for label in written], tokens)
@@ -113,6 +117,8 @@ class CopyGrammar:
             raise InputError("the text is empty; there is nothing to label")
         self._labels, self._tokens = labels, labels.tokens
         self._text = _bytes(json.dumps(text, ensure_ascii=False)[1:-1])
+        if len(self._text) > MOST_BYTES:
+            raise InputError(f"the text is larger than {MOST_BYTES:,} bytes; give a smaller one")
         self._starts = _starts(text)
         """Bytes at which a character begins."""
         self._counts, self._first = _shortest(self._text, self._tokens)
@@ -120,6 +126,12 @@ class CopyGrammar:
             raise InputError("this tokenizer cannot write the text")
         self._place = _Place(0, labels.before)
         self._allowed_V: BoolArray | None = None
+
+    def fresh(self) -> CopyGrammar:
+        """One of the same text at its beginning, which shares what was computed of the text."""
+        other = copy.copy(self)
+        other._place, other._allowed_V = _Place(0, self._labels.before), None
+        return other
 
     @property
     def is_complete(self) -> bool:

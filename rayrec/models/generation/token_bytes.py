@@ -57,6 +57,10 @@ class TokenBytes:
             if (token := self._ids.get(text[place : place + length])) is not None:
                 yield token, length
 
+    def sort(self) -> None:
+        """Sort the tokens for `along`, which does it otherwise when it is first called."""
+        _ = self._sorted
+
     @cached_property
     def _sorted(self) -> tuple[list[bytes], list[int]]:
         """Texts of tokens in ascending order, and the tokens."""

@@ -210,8 +210,8 @@ def grammar_of(wanted: ResponseFormat | None, model: LanguageModelHere) -> tuple
         if wanted.type == "copy":
             if wanted.text is None or wanted.labels is None:
                 raise InputError("text or labels are missing")
-            labels, text = CopyLabels(wanted.labels, model.grammars.tokens), wanted.text
-            return lambda: labels.begin(text), len(labels.begin(text).ending)
+            begun = CopyLabels(wanted.labels, model.grammars.tokens).begin(wanted.text)
+            return begun.fresh, len(begun.ending)
         if wanted.type == "regex":
             if wanted.regex is None:
                 raise InputError("regex is missing")

@@ -125,11 +125,24 @@ def test_what_leaves_too_few_tokens_does_not_fit():
         (("a", "a"), "x", "expected one or more different ones"),
         (("a",), "", "the text is empty"),
         (("a",), "\ud800", "half a surrogate pair"),
+        (("a",), "x" * 20_000, "the text is larger than 16,384 bytes"),
     ],
 )
 def test_labels_and_texts_that_cannot_be_are_named(labels, text, message):
     with pytest.raises(InputError, match=message):
         CopyLabels(labels, BYTES).begin(text)
+
+
+def test_a_grammar_of_the_same_text_begins_anew():
+    grammar = CopyLabels(LABELS, BYTES).begin("xy")
+    ending = list(grammar.ending)
+    for token in ending[:5]:
+        grammar.advance(token)
+
+    again = grammar.fresh()
+
+    assert list(again.ending) == ending
+    assert list(grammar.ending) == ending[5:]
 
 
 def test_a_tokenizer_that_cannot_write_the_text_is_refused():
