@@ -31,43 +31,51 @@ from rayrec.platform.errors import InputError
 
 MOST_BYTES = 16 * 1024
 """Of a text, which is read token by token before an answer begins."""
+MOST_LABEL_CHARACTERS = 4 * 1024
+"""Of all labels together."""
 _NEVER = 1 << 40
+
+
+class _Way(NamedTuple):
+    """A whole piece of glue, and how tokens write the rest of it from each byte."""
+
+    text: bytes
+    counts: list[int]
+    """Fewest tokens from there to the end."""
+    first: list[int]
 
 
 class _Glue:
     """A node of the trie of glue."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: _Way, at: int) -> None:
         self.next: dict[int, _Glue] = {}
         self.is_end = False
-        self.rest = b""
-        """The shortest way to its end, of equally short ones the first."""
-        self.tokens: list[int] | None = []
-        """That write the rest; None: the tokenizer has none."""
+        self.way, self.at = way, at
+        """The shortest way to its end, of equally short ones the first, and how far it is."""
 
-    def close(self, tokens: TokenBytes) -> None:
-        """Find the ways to the end, of all nodes."""
-        for node in self.next.values():
-            node.close(tokens)
-        if self.is_end:
-            return
-        ways = [bytes([byte]) + node.rest for byte, node in self.next.items()]
-        self.rest = min(ways, key=lambda way: (len(way), way))
-        try:
-            self.tokens = tokens.tokens_of(self.rest)
-        except KeyError:
-            self.tokens = None
+    @property
+    def num_tokens(self) -> int:
+        """That write the rest; `_NEVER` if the tokenizer has none."""
+        return self.way.counts[self.at]
+
+    def tokens(self, tokens: TokenBytes) -> list[int]:
+        """Those, if there are such."""
+        return _written(self.way.first, self.at, tokens) if self.num_tokens < _NEVER else []
 
 
 def _glue(texts: Sequence[str], tokens: TokenBytes) -> _Glue:
-    root = _Glue()
-    for text in texts:
+    """The trie of some texts, none of which is the beginning of another."""
+    ways = [_Way(text, *_shortest(text, tokens)) for text in map(_bytes, texts)]
+    root = _Glue(min(ways, key=lambda way: len(way.text)), 0)
+    for way in ways:
         node = root
-        for byte in _bytes(text):
-            node = node.next.setdefault(byte, _Glue())
+        for at, byte in enumerate(way.text, start=1):
+            node = node.next.setdefault(byte, _Glue(way, at))
+            if len(way.text) < len(node.way.text):
+                node.way = way
         node.is_end = True
-    root.close(tokens)
-    if root.tokens is None:
+    if root.num_tokens >= _NEVER:
         raise InputError("labels: this tokenizer cannot write them")
     return root
 
@@ -90,10 +98,13 @@ class CopyLabels:
     def __init__(self, labels: Sequence[str], tokens: TokenBytes) -> None:
         """
         Raises:
-            InputError: there is no label, one stands twice, or the tokenizer cannot write one.
+            InputError: there is no label, one stands twice, they are too long, or the tokenizer cannot write
+                one.
         """
         if not labels or len(set(labels)) < len(labels) or not all(labels):
             raise InputError(f"labels: expected one or more different ones, got {list(labels)!r:.100}")
+        if sum(map(len, labels)) > MOST_LABEL_CHARACTERS:
+            raise InputError(f"labels: together longer than {MOST_LABEL_CHARACTERS:,} characters")
         self.tokens = tokens
         tokens.sort()  # here, and not while others wait for a token
         written = [json.dumps(label, ensure_ascii=False) for label in labels]
@@ -146,14 +157,11 @@ class CopyGrammar:
         place = self._place
         if place.is_done:
             return []
-        tokens = [] if place.glue is None else [*(place.glue.tokens or ())]
+        tokens = [] if place.glue is None else place.glue.tokens(self._tokens)
         if place.glue is not None and self._closes(place):
             return tokens
-        at = place.copied
-        while at < len(self._text):
-            tokens.append(self._first[at])
-            at += len(self._tokens.bytes_V[self._first[at]] or b"")
-        return [*tokens, *(self._labels.behind.tokens or ())]
+        rest = _written(self._first, place.copied, self._tokens)
+        return [*tokens, *rest, *self._labels.behind.tokens(self._tokens)]
 
     def allowed_V(self) -> BoolArray:
         if self._allowed_V is None:
@@ -210,12 +218,10 @@ class CopyGrammar:
         """Tokens of the ending that is known from a place."""
         if place.is_done:
             return 0
-        glue = [] if place.glue is None else place.glue.tokens
-        if glue is None:
-            return _NEVER
+        glue = 0 if place.glue is None else place.glue.num_tokens
         if place.glue is not None and self._closes(place):
-            return len(glue)
-        return len(glue) + self._counts[place.copied] + len(self._labels.behind.tokens or ())
+            return glue
+        return glue + self._counts[place.copied] + self._labels.behind.num_tokens
 
     def _closes(self, place: _Place) -> bool:
         """Whether the glue is that behind the last segment."""
@@ -230,6 +236,15 @@ def _shortest(text: bytes, tokens: TokenBytes) -> tuple[list[int], list[int]]:
             if 1 + counts[place + length] < counts[place]:
                 counts[place], first[place] = 1 + counts[place + length], token
     return counts, first
+
+
+def _written(first: Sequence[int], at: int, tokens: TokenBytes) -> list[int]:
+    """The tokens that write a text from a place on, by what `_shortest` says of it."""
+    found = []
+    while at < len(first):
+        found.append(first[at])
+        at += len(tokens.bytes_V[first[at]] or b"")
+    return found
 
 
 def _starts(text: str) -> frozenset[int]:

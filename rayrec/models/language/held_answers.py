@@ -39,6 +39,19 @@ class HeldForm:
             raise InputError(f"evaluation.form: {error}") from error
 
 
+def check_shortest(grammar: TokenGrammar, most: int) -> None:
+    """Check that an answer fits that has not begun.
+
+    Raises:
+        InputError: the shortest one has more tokens.
+    """
+    if (shortest := len(grammar.ending)) > most:
+        raise InputError(
+            f"the shortest answer of evaluation.form has {shortest} tokens, and {most} may be written; "
+            "raise evaluation.max_new_tokens, and model.max_length with it"
+        )
+
+
 class HeldAnswers:
     """Chooses the next token of each row; a `LogitsProcessor` that leaves nothing else to choose."""
 
@@ -50,11 +63,8 @@ class HeldAnswers:
         Raises:
             InputError: the shortest answer of a row has more.
         """
-        if (shortest := max(len(grammar.ending) for grammar in grammars)) > most:
-            raise InputError(
-                f"the shortest answer of evaluation.form has {shortest} tokens, and {most} may be written; "
-                "raise evaluation.max_new_tokens, and model.max_length with it"
-            )
+        for grammar in grammars:
+            check_shortest(grammar, most)
         self._ends, self._left = list(ends), most
         self._samplers = [TokenSampler(Sampling(temperature=0.0), ends, grammar) for grammar in grammars]
         self._is_over_B = [False] * len(grammars)

@@ -15,7 +15,7 @@ from torch import nn
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import MetaWeights
 from rayrec.models.language.config import LanguageModelConfig
-from rayrec.models.language.held_answers import HeldForm
+from rayrec.models.language.held_answers import HeldForm, check_shortest
 from rayrec.models.language.tensor_parallel import NO_ADAPTERS, check_divides
 from rayrec.models.language.text_program import build_language_model
 from rayrec.models.language.vocabulary import Vocabulary
@@ -45,6 +45,7 @@ from rayrec.samples.features.text_features import (
     TextFeatures,
     answer_of,
     answers_expected,
+    chat_of,
     is_rebuilt,
     said,
     spans_in,
@@ -114,6 +115,26 @@ class LanguageTask(Task):
                 f"{self.dataset.root}: there are no records in the split {split!r}; prepare the data set "
                 f"with a larger {split}_fraction, or with files of their own"
             )
+        if self.form is not None:
+            self._check_answers(self.form, split)
+
+    def _check_answers(self, form: HeldForm, split: Split) -> None:
+        """Refuse a form that an answer cannot have: else the first validation would end the run."""
+        begin, left = form.begin(self.vocabulary), self.config.evaluation.answers
+        for question in TextValidation(self, split).batches():
+            if question.what == "answer":
+                left -= len(question.records)
+                for record in question.records:
+                    asked = chat_of(record)[-2].content
+                    try:
+                        check_shortest(begin(asked), self.answer_tokens)
+                    except InputError as error:
+                        raise InputError(
+                            f"{self.dataset.root}: the answer to {asked[:60]!r} in the split {split!r} "
+                            f"cannot be held to evaluation.form: {error}"
+                        ) from error
+            if left <= 0:
+                return
 
     def features(self, program: FeatureProgram) -> TextFeatures:
         return text_features(self.config, self.model, program)
