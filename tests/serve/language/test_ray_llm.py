@@ -1,8 +1,8 @@
 """Applications of ray.serve.llm as data: what is in them, how they come into a cluster, and out of it again.
 
-With RAYREC_VLLM_PYTHON, an interpreter that has vLLM and Ray, they are checked against the classes there. With
-RAYREC_VLLM_DASHBOARD, the URL of a cluster of it, and RAYREC_VLLM_MODEL, the folder of an instruct model, that
-model is deployed on a CPU and asked; RAYREC_VLLM_SERVE says where its Ray Serve is to listen.
+With RAYREC_VLLM_PYTHON, an interpreter that has vLLM and Ray, they are checked against the classes there.
+With RAYREC_VLLM_DASHBOARD, the URL of a cluster of it, and RAYREC_VLLM_MODEL, the folder of an instruct
+model, that model is deployed on a CPU and asked; RAYREC_VLLM_SERVE says where its Ray Serve is to listen.
 """
 
 import json
