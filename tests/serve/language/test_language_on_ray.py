@@ -14,6 +14,7 @@ from rayrec.serve.admission.limits import ServiceLimitError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batching import DeadlineError
 from rayrec.serve.language.config import ModelsConfig
+from rayrec.serve.language.memory import plan_memory
 from rayrec.serve.launch.language import serving_models
 from rayrec.serve.on_ray.language import Refusal, build_language_application, replica_claim
 from rayrec.serve.on_ray.serving import APPLICATION
@@ -108,10 +109,20 @@ def test_replicas_are_scaled_by_ray_and_claim_their_device(folder):
     assert replica_claim(model.model_copy(update={"device": "cuda"}))["num_gpus"] == 1
 
 
-def test_memory_is_planned_for_all_replicas(folder, free_port):
-    models = models_of(folder, replicas=1, max_replicas=40).model_copy(update={"memory_gib": 4.0})
-    with (
-        pytest.raises(InputError, match="the models need"),
-        serving_models(models, ServeConfig.parse({"port": free_port})),
-    ):
+def test_memory_is_planned_for_all_replicas(folder):
+    models = models_of(folder, replicas=1, max_replicas=40)
+    alone, plan = plan_memory(models), plan_memory(models, by_replica=True)
+
+    assert plan.total == plan.process + 40 * alone.models[0].total
+    assert plan.process == pytest.approx(41 * alone.process, rel=0.2)
+    with pytest.raises(InputError, match="the models need"):
+        plan_memory(models.model_copy(update={"memory_gib": 2.0}), by_replica=True).check()
+
+
+def test_a_run_is_not_exported_for_replicas_that_would_not_find_it(tmp_path, monkeypatch):
+    import rayrec.platform.cluster
+
+    monkeypatch.setattr(rayrec.platform.cluster, "starts_cluster", lambda config: False)
+    models = ModelsConfig.parse({"models": [{"name": "tiny", "run": str(tmp_path)}]})
+    with pytest.raises(InputError, match="find no run"), serving_models(models, ServeConfig()):
         raise AssertionError("it started")
