@@ -111,7 +111,7 @@ def test_prefill_and_decode_are_two_deployments_that_scale_alone():
 @pytest.mark.skipif(VLLM is None, reason="RAYREC_VLLM_PYTHON names no interpreter that has vLLM")
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, CPU, PREFILL, {"replicas": {"max_replicas": 3}}])
-def test_the_classes_of_ray_take_what_is_written(settings):
+def test_the_classes_of_ray_take_what_is_written(settings, tmp_path):
     found = application(model(**settings))
     program = """
 import json, sys
@@ -131,7 +131,13 @@ for config in configs:
 print("taken")
 """
     done = subprocess.run(
-        [str(VLLM), "-c", program], input=json.dumps(found), capture_output=True, text=True, timeout=300
+        [str(VLLM), "-c", program],
+        input=json.dumps(found),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=tmp_path,  # not beside the package, which is not that environment's
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )
     assert done.stdout.strip().endswith("taken"), done.stderr[-2000:]
 
