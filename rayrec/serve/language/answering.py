@@ -13,7 +13,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
@@ -35,6 +35,8 @@ from rayrec.serve.routing.targets import TARGET
 from rayrec.serve.wire.errors import RequestError, error_response
 
 Result = TypeVar("Result")
+_CALLER = CallersConfig().header
+"""By which callers without a user keep a model: which model's settings hold is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,20 @@ class Admitted:
     headers: Mapping[str, str]
     """Of the answer."""
     _release: Callable[[], None]
+    _begun: list[Values] = field(default_factory=list)
 
     def release(self, error: BaseException | None = None) -> None:
         """Free the slots, and say what became of the request; once."""
         self._release()
         self.outcome.end(error)
+
+    async def close(self) -> None:
+        """End what was begun, though nobody has listened to it, and free the slots."""
+        try:
+            for values in self._begun:
+                await values.aclose()
+        finally:
+            self.release(GeneratorExit())  # of an answer that has ended, this says nothing more
 
     async def whole(self, http: Request) -> dict[str, Any]:
         """The answer."""
@@ -69,7 +80,8 @@ class Admitted:
     async def values(self, http: Request) -> Values:
         """The chunks of the answer; slots are free when they end or are closed, see `events`."""
         try:
-            return self._observed(await unless_gone(http, self.call.stream(self.expires_at)))
+            self._begun.append(await unless_gone(http, self.call.stream(self.expires_at)))
+            return self._observed(self._begun[-1])
         except BaseException as error:
             self.release(error)
             raise
@@ -149,7 +161,7 @@ class LanguageModels:
         shared, headers = self.shared.get(name), {}
         target = name
         if shared is not None:
-            caller = http.headers.get(CallersConfig().header) or address_of(http)
+            caller = http.headers.get(_CALLER) or address_of(http)
             target = headers[TARGET] = shared.model_of(user, str(caller))
         model = self.models[target]
         settings = model.settings
@@ -220,7 +232,7 @@ class _Releasing(StreamingResponse):
             try:
                 await self.values.aclose()
             finally:
-                self.admitted.release(GeneratorExit())  # of one that has ended, this says nothing more
+                await self.admitted.close()
 
 
 def events(

@@ -24,6 +24,7 @@ def application_name(model: RayLlmModel) -> str:
 
 def application(model: RayLlmModel) -> dict[str, Any]:
     """An application of a Serve config file, for one model."""
+    args: dict[str, Any]
     if model.prefill is None:
         path, args = APP, {"llm_configs": [_llm_config(model, model.replicas)]}
     else:

@@ -1,8 +1,6 @@
 """Language models as deployments of Ray Serve: they answer as in one process, and come back."""
 
 import json
-import os
-import signal
 import time
 
 import httpx
@@ -16,6 +14,7 @@ from rayrec.serve.admission.limits import ServiceLimitError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batching import DeadlineError
 from rayrec.serve.language.config import ModelsConfig
+from rayrec.serve.language.memory import plan_memory
 from rayrec.serve.launch.language import serving_models
 from rayrec.serve.on_ray.language import Refusal, build_language_application, replica_claim
 from rayrec.serve.on_ray.serving import APPLICATION
@@ -42,7 +41,6 @@ def deployments():
 @pytest.mark.usefixtures("ray_cluster")
 def test_replicas_answer_as_one_process_does_and_start_again_when_they_die(folder, free_port):
     import ray
-    from ray.util.state import list_actors
 
     config = ServeConfig.parse({"port": free_port})
     models = models_of(folder, replicas=1, max_replicas=2)
@@ -56,12 +54,12 @@ def test_replicas_answer_as_one_process_does_and_start_again_when_they_die(folde
         refused = http.post("/v1/chat/completions", json=HELLO | {"temperature": 9})
         triton = http.post("/v2/models/tiny/generate", json={"text_input": "You", "parameters": {"seed": 2}})
 
-        pid = next(
-            actor.pid
-            for actor in list_actors(filters=[("state", "=", "ALIVE")])
-            if "model.tiny" in (actor.name or "")
-        )
-        os.kill(pid, signal.SIGKILL)
+        (name,) = [
+            found["name"]
+            for found in ray.util.list_named_actors(all_namespaces=True)
+            if "model.tiny" in found["name"]
+        ]
+        ray.kill(ray.get_actor(name, namespace="serve"))
         ends_at, again = time.monotonic() + 120, None
         while time.monotonic() < ends_at:
             again = http.post("/v1/chat/completions", json=HELLO)
@@ -69,7 +67,6 @@ def test_replicas_answer_as_one_process_does_and_start_again_when_they_die(folde
                 break
             assert again.status_code == 503
             time.sleep(0.5)
-        assert ray.is_initialized()
 
     assert whole.headers["x-target"] == "tiny"
     assert whole.json()["model"] == "answers"
@@ -112,10 +109,20 @@ def test_replicas_are_scaled_by_ray_and_claim_their_device(folder):
     assert replica_claim(model.model_copy(update={"device": "cuda"}))["num_gpus"] == 1
 
 
-def test_memory_is_planned_for_all_replicas(folder, free_port):
-    models = models_of(folder, replicas=1, max_replicas=40).model_copy(update={"memory_gib": 4.0})
-    with (
-        pytest.raises(InputError, match="the models need"),
-        serving_models(models, ServeConfig.parse({"port": free_port})),
-    ):
+def test_memory_is_planned_for_all_replicas(folder):
+    models = models_of(folder, replicas=1, max_replicas=40)
+    alone, plan = plan_memory(models), plan_memory(models, by_replica=True)
+
+    assert plan.total == plan.process + 40 * alone.models[0].total
+    assert plan.process == pytest.approx(41 * alone.process, rel=0.2)
+    with pytest.raises(InputError, match="the models need"):
+        plan_memory(models.model_copy(update={"memory_gib": 2.0}), by_replica=True).check()
+
+
+def test_a_run_is_not_exported_for_replicas_that_would_not_find_it(tmp_path, monkeypatch):
+    import rayrec.platform.cluster
+
+    monkeypatch.setattr(rayrec.platform.cluster, "starts_cluster", lambda config: False)
+    models = ModelsConfig.parse({"models": [{"name": "tiny", "run": str(tmp_path)}]})
+    with pytest.raises(InputError, match="find no run"), serving_models(models, ServeConfig()):
         raise AssertionError("it started")

@@ -1,20 +1,25 @@
 """Applications of ray.serve.llm as data: what is in them, how they come into a cluster, and out of it again.
 
 With RAYREC_VLLM_PYTHON, an interpreter that has vLLM and Ray, they are checked against the classes there.
+With RAYREC_VLLM_DASHBOARD, the URL of a cluster of it, and RAYREC_VLLM_MODEL, the folder of an instruct
+model, that model is deployed on a CPU and asked; RAYREC_VLLM_SERVE says where its Ray Serve is to listen.
 """
 
 import json
 import os
 import subprocess
 
+import httpx
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from rayrec.cli import app
 from rayrec.platform.errors import InputError
+from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.language.config import ModelsConfig
 from rayrec.serve.language.ray_llm import application, remote_model
+from rayrec.serve.launch.language import serving_models
 from rayrec.serve.on_ray.declared import DeclaredApplications
 from rayrec.serve.on_ray.scaling import ServeDownError
 
@@ -106,7 +111,7 @@ def test_prefill_and_decode_are_two_deployments_that_scale_alone():
 @pytest.mark.skipif(VLLM is None, reason="RAYREC_VLLM_PYTHON names no interpreter that has vLLM")
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, CPU, PREFILL, {"replicas": {"max_replicas": 3}}])
-def test_the_classes_of_ray_take_what_is_written(settings):
+def test_the_classes_of_ray_take_what_is_written(settings, tmp_path):
     found = application(model(**settings))
     program = """
 import json, sys
@@ -126,9 +131,62 @@ for config in configs:
 print("taken")
 """
     done = subprocess.run(
-        [str(VLLM), "-c", program], input=json.dumps(found), capture_output=True, text=True, timeout=300
+        [str(VLLM), "-c", program],
+        input=json.dumps(found),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=tmp_path,  # not beside the package, which is not that environment's
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )
     assert done.stdout.strip().endswith("taken"), done.stderr[-2000:]
+
+
+@pytest.mark.skipif(
+    not {"RAYREC_VLLM_DASHBOARD", "RAYREC_VLLM_MODEL"} <= set(os.environ),
+    reason="RAYREC_VLLM_DASHBOARD and RAYREC_VLLM_MODEL name no cluster with vLLM and no model",
+)
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_vllm_answers_behind_the_gateway_and_is_gone_behind_it(free_port):
+    schema = {"type": "object", "properties": {"tool": {"enum": ["order", "refund"]}}, "required": ["tool"]}
+    engine = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 4}
+    values = {
+        "models": [
+            {
+                "name": "chat",
+                "engine": "ray_llm",
+                "folder": os.environ["RAYREC_VLLM_MODEL"],
+                "accelerator": "cpu",
+                "context_length": 512,
+                "engine_kwargs": engine,
+                "timeout_s": 600,
+            }
+        ],
+        "ray": {
+            "dashboard": os.environ["RAYREC_VLLM_DASHBOARD"],
+            "serve": os.environ.get("RAYREC_VLLM_SERVE"),
+        },
+    }
+    config = ServeConfig.parse({"single_process": True, "port": free_port})
+    asked = {"model": "chat", "messages": [{"role": "user", "content": "I want my money back."}]}
+    asked |= {"max_tokens": 24, "temperature": 0}
+    wanted = {"type": "json_schema", "json_schema": {"name": "tool", "schema": schema}}
+    with serving_models(ModelsConfig.parse(values), config) as url, httpx.Client(timeout=600) as http:
+        path = f"{url}/v1/chat/completions"
+        text = http.post(path, json=asked).json()["choices"][0]["message"]["content"]
+        held = http.post(path, json=asked | {"response_format": wanted}).json()
+        with http.stream("POST", path, json=asked | {"stream": True}) as answer:
+            lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
+        pieces = [choice["delta"].get("content") for line in lines for choice in json.loads(line)["choices"]]
+        refused = http.post(path, json=asked | {"temperature": -1})
+
+    assert "".join(filter(None, pieces)) == text
+    assert json.loads(held["choices"][0]["message"]["content"])["tool"] in ("order", "refund")
+    assert held["model"] == "chat"
+    assert refused.status_code == 400
+    details = DeclaredApplications(os.environ["RAYREC_VLLM_DASHBOARD"])._details()
+    assert "rayrec-chat" not in details["applications"]
 
 
 def test_applications_of_others_stay_when_ours_come_and_go():

@@ -7,9 +7,11 @@ import re
 import httpx
 import pyarrow.dataset as dataset
 import pytest
+from fastapi import Request
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.events.request_log import is_of_share
+from rayrec.serve.language.answering import LanguageModels, events
 from rayrec.serve.language.api import build_language_api
 from rayrec.serve.language.config import ChatLogConfig, ModelsConfig, SharedNameConfig
 from rayrec.serve.language.request_log import ChatLog
@@ -151,6 +153,33 @@ def test_a_stream_passes_on_each_chunk_before_the_next_one_is_there():
     start, first = run(use, [model], shared(a=1.0))
     assert start["status"] == 200
     assert json.loads(first["body"][6:])["choices"][0]["delta"]["content"] == "yes"
+
+
+def test_a_stream_whose_caller_leaves_before_the_first_chunk_is_ended():
+    model = FakeModel("a")
+
+    async def use(http):
+        served = LanguageModels([model])
+        request = Request({"type": "http", "method": "POST", "path": CHAT, "headers": []}, receive=never)
+        admitted = served.admit(request, "chat", body(stream=True) | {"model": "a"})
+        values = await admitted.values(request)
+        inner = admitted._begun[0]
+        await anext(inner)
+        assert model.num_open == 1
+        response = events(request, admitted, values, "[DONE]")
+
+        async def gone(message):
+            raise OSError("gone")
+
+        with pytest.raises(BaseException):  # noqa: B017, PT011
+            await response(request.scope, never, gone)
+        assert model.num_open == 0
+        assert admitted.outcome.status == 499
+
+    async def never():
+        await asyncio.Event().wait()
+
+    run(use, [FakeModel("b")])
 
 
 def rows(folder):
