@@ -60,7 +60,7 @@ def evaluate(folder: Path) -> None:
         figures.add(
             "after new events",
             {
-                "seconds to a new instruction, without debounce": mean(fresh_s),
+                "seconds without debounce": mean(fresh_s),
                 "lists of the new theme": mean(right),
             },
         )
@@ -110,8 +110,8 @@ def _hits(client: TestClient, users: Sequence[dict[str, Any]], is_told: bool = F
 def _followed(
     folder: Path, products: Path, client: TestClient, users: Sequence[dict[str, Any]]
 ) -> tuple[list[bool], list[float], list[bool]]:
-    """(whether each user has an instruction, seconds from new events to the next one, whether most items of the
-    list are of the new theme). No time is waited for more events of a user, as the service would (`debounce_s`).
+    """(whether each user has an instruction, seconds from new events to the next one, whether most items of
+    the list are of the new theme). More events of a user are not waited for (`debounce_s`).
 
     The events are notes of another user, who planned something else; their order is that of the file.
     """
