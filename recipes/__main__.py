@@ -36,6 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         log.print(f"recipes: {error}", highlight=False)
         return 1
+    except KeyboardInterrupt:
+        log.print("recipes: interrupted", highlight=False)
+        return 130
     log.print(f"{folder}: {time.monotonic() - began:.0f} s in all", highlight=False)
     return 0
 

@@ -37,10 +37,10 @@ class PrecisionOption(StrEnum):
 TokenFileOption = Annotated[
     Path | None, typer.Option(exists=True, dir_okay=False, help="File with the token of this service.")
 ]
-DeviceOption = Annotated[str | None, typer.Option(help="Device, of what is computed here [the run's].")]
+DeviceOption = Annotated[str | None, typer.Option(help="Device, of what is computed here \\[the run's].")]
 SidePrecisionOption = Annotated[
     PrecisionOption | None,
-    typer.Option(help="Of products of matrices, of what is computed here [float32]."),
+    typer.Option(help="Of products of matrices, of what is computed here \\[float32]."),
 ]
 ModelOption = Annotated[
     str | None, typer.Option(help="Name of the language model, of a service with several.")

@@ -48,7 +48,7 @@ Names = Annotated[
 ]
 TimeFormat = Annotated[str | None, typer.Option(help="How dates are written, if not in ISO 8601: %d/%m/%Y.")]
 TimeUnitOption = Annotated[
-    str | None, typer.Option("--time-unit", help="Unit of numeric times: s, ms, us or ns [s].")
+    str | None, typer.Option("--time-unit", help="Unit of numeric times: s, ms, us or ns \\[s].")
 ]
 
 
@@ -122,7 +122,7 @@ def prepare_command(
         Path | None,
         typer.Option(
             help="On Ray: folder for the tables between the passes, which take some 50 bytes an event "
-            "[beside OUT]; all nodes have to see it."
+            "\\[beside OUT]; all nodes have to see it."
         ),
     ] = None,
     overwrite: Annotated[

@@ -124,7 +124,7 @@ def impressions_command(
         Path | None,
         typer.Option(
             help="On Ray: folder for the rows between the passes, which take about what the data set takes "
-            "[beside OUT]; all nodes have to see it."
+            "\\[beside OUT]; all nodes have to see it."
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an existing data set of impressions.")] = False,

@@ -116,7 +116,7 @@ def tokenize_command(
     use_ray: Annotated[
         bool | None,
         typer.Option(
-            "--ray/--no-ray", help="Tokenize a large catalog in tasks on Ray [yes], or in this process."
+            "--ray/--no-ray", help="Tokenize a large catalog in tasks on Ray \\[yes], or in this process."
         ),
     ] = None,
     resume: Annotated[
@@ -130,7 +130,7 @@ def tokenize_command(
         Path | None,
         typer.Option(
             help="Of a large catalog: folder for the files between the passes, some 1.5 kB an item and 160 "
-            "bytes a training event [beside the registry]; all nodes have to see it."
+            "bytes a training event \\[beside the registry]; all nodes have to see it."
         ),
     ] = None,
 ) -> Answer:

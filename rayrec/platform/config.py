@@ -47,7 +47,14 @@ class Config(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            problems = [_explain(cls, values, problem) for problem in error.errors()]
+            found = error.errors()
+            # Of a list, pydantic also says that it is too short without the members that it has refused.
+            refused = {problem["loc"][:end] for problem in found for end in range(len(problem["loc"]))}
+            problems = [
+                _explain(cls, values, problem)
+                for problem in found
+                if problem["type"] != "too_short" or problem["loc"] not in refused
+            ]
             raise InputError(f"{source}: " + "; ".join(problems)) from error
 
     @classmethod

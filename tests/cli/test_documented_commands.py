@@ -80,3 +80,17 @@ def test_modules_to_run_exist():
 
     assert len(modules) > 3
     assert [each for each in modules if importlib.util.find_spec(each[1]) is None] == []
+
+
+def test_no_help_loses_a_default_in_brackets_to_markup():
+    """Rich takes `[stop]` for markup, and shows nothing of it."""
+
+    def helps(command: Any) -> Iterator[tuple[str, str]]:
+        for parameter in command.params:
+            yield command.name, getattr(parameter, "help", None) or ""
+        for below in getattr(command, "commands", {}).values():
+            yield from helps(below)
+
+    texts = list(helps(RAYREC))
+    assert len(texts) > 100
+    assert [(name, text) for name, text in texts if re.search(r"(?<!\\)\[[a-z]", text)] == []

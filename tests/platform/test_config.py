@@ -228,3 +228,18 @@ def test_keys_of_an_earlier_version_are_read_and_written_as_they_are_called_now(
 def test_a_key_under_its_old_and_its_new_name_is_refused():
     with pytest.raises(InputError, match="'colour' is called 'color' now; keep one of them"):
         Renamed.parse({"colour": "red", "color": "blue"})
+
+
+def test_a_list_is_not_too_short_for_want_of_a_member_that_is_refused():
+    class Member(Config):
+        size: int
+
+    class Several(Config):
+        members: tuple[Member, ...] = Field(min_length=1)
+
+    with pytest.raises(InputError) as refused:
+        Several.parse({"members": [{"sise": 1}]})
+    assert "did you mean 'size'?" in str(refused.value)
+    assert "at least 1" not in str(refused.value)
+    with pytest.raises(InputError, match="members: tuple should have at least 1 item"):
+        Several.parse({"members": []})

@@ -204,9 +204,12 @@ def _kind_of(values: Mapping[str, Any]) -> Kind:
     for kind, fields in FIELDS.items():
         if all(values.get(name) is not None for name in fields):
             return kind
-    there = ", ".join(name for name, value in values.items() if value is not None) or "nothing"
+    there = ", ".join(name for name, value in values.items() if value is not None) or "none of ours"
     forms = "; ".join(" and ".join(fields) for fields in FIELDS.values())
-    raise BadRecordError("unknown kind", f"no kind of record has the fields {there}; expected {forms}")
+    raise BadRecordError(
+        "unknown kind",
+        f"no kind of record has the fields {there}; expected {forms} (the setting columns renames them)",
+    )
 
 
 def _text(value: Any, name: str, is_answer: bool = False) -> str:
