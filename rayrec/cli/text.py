@@ -57,7 +57,8 @@ def prepare_text_command(
         RecordKind | None, typer.Option(help="Kind of all records; if not given, each row says it.")
     ] = None,
     on_bad_rows: Annotated[
-        OnBadRows | None, typer.Option(help="At a row that is no record: stop, or drop it and count it \\[stop].")
+        OnBadRows | None,
+        typer.Option(help="At a row that is no record: stop, or drop it and count it \\[stop]."),
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace an existing data set of text.")] = False,
 ) -> Answer:
@@ -106,8 +107,8 @@ def export_text_command(
     form: Annotated[
         RowForm | None,
         typer.Option(
-            help="What a row is: messages, prompt and completion, one text, or tokens with labels \\[messages; "
-            "prompt where the run writes no chat template]."
+            help="What a row is: messages, prompt and completion, one text, or tokens with labels "
+            "\\[messages; prompt where the run writes no chat template]."
         ),
     ] = None,
     files: Annotated[RowFiles, typer.Option(help="JSON lines or Parquet.")] = RowFiles.jsonl,
