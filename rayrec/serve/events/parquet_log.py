@@ -1,7 +1,8 @@
 """A log of records in Parquet files that appear whole.
 
     any thread: reserve ─► add ─► queue, bounded ─► writer's thread: FOLDER/date=YYYY-MM-DD/part-*.parquet
-                  └ False: full                         └ fails: counted, told once, tried again later
+                  └ False: full                         ├ fails: counted, told once, tried again later
+                                                        └ rows that fit no column: left out, counted
 
 A file is made when so many rows or seconds have come, under a name that readers pass over, and renamed;
 stores of objects show whole files anyway. A process that is killed loses what is queued.
@@ -28,10 +29,14 @@ from rayrec.platform.remote_files import RemoteFolder, remote_folder
 
 logger = logging.getLogger(__name__)
 
+MAX_BYTES = 256 * 1024 * 1024
 RETRY_S = 5.0
 """Between attempts to write where one has failed."""
 
 Row = Mapping[str, Any]
+
+_UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
+"""What Arrow raises for values that are none of a column's type."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class LogStatus:
     queued: int
     """Rows that are in no file yet."""
     dropped: int
-    """Rows so far that `offer` had no room for, or that were left when the log was closed."""
+    """Rows so far that `offer` had no room for, that do not fit the columns, or were left at the end."""
     rows: int
     """In files."""
     files: int
@@ -63,12 +68,14 @@ class ParquetLog:
         max_queued: int = 200_000,
         clock: Callable[[], float] = time.monotonic,
         retry_s: float = RETRY_S,
+        max_bytes: int = MAX_BYTES,
     ) -> None:
         """
         Args:
             folder: path or URL.
             roll_s: oldest that a row gets before it is in a file.
             max_queued: rows, those that are being written included.
+            max_bytes: of texts in these, above which `offer` has no room; from half of it on, they are due.
 
         Raises:
             InputError: nobody knows the folder's scheme.
@@ -79,7 +86,8 @@ class ParquetLog:
         self._rows: list[Row] = []
         self._since = 0.0
         """When the oldest row came."""
-        self._reserved = self._writing = 0
+        self._reserved = self._writing = self._bytes = 0
+        self._max_bytes = max_bytes
         self._dropped = self._num_rows = self._files = self._failures = 0
         self._newest = clock()
         self._is_closed = self._is_failing = False
@@ -111,11 +119,14 @@ class ParquetLog:
             if not self._rows:
                 self._since = self._clock()
             self._rows.extend(rows)
+            self._bytes += sum(map(_size, rows))
             self._changed.notify()
 
     def offer(self, row: Row) -> None:
         """Take a row if there is room, else count it as dropped."""
-        if self.reserve(1):
+        with self._changed:
+            has_room = self._bytes + _size(row) <= self._max_bytes
+        if has_room and self.reserve(1):
             self.add([row])
         else:
             with self._changed:
@@ -154,12 +165,15 @@ class ParquetLog:
             written = self._written(rows)
             with self._changed:
                 self._writing = 0
-                if written:
-                    self._files += 1
-                    self._num_rows += len(rows)
+                if written is not None:
+                    self._files += written > 0
+                    self._num_rows += written
+                    self._dropped += len(rows) - written
+                    self._bytes -= sum(map(_size, rows))
                     self._newest = self._clock()
                 elif is_closed:
                     self._dropped += len(rows)
+                    self._bytes -= sum(map(_size, rows))
                 else:
                     self._rows = rows + self._rows
                     self._changed.wait_for(lambda: self._is_closed, self._retry_s)
@@ -167,11 +181,16 @@ class ParquetLog:
     def _is_due(self) -> bool:
         if not self._rows:
             return False
-        return len(self._rows) >= self._roll_rows or self._clock() - self._since >= self._roll_s
+        if len(self._rows) >= self._roll_rows or self._bytes >= self._max_bytes // 2:
+            return True
+        return self._clock() - self._since >= self._roll_s
 
-    def _written(self, rows: list[Row]) -> bool:
+    def _written(self, rows: list[Row]) -> int | None:
+        """Rows that are in a file now; None: it could not be written, and all of them wait."""
         try:
-            self._write(pa.Table.from_pylist(rows, schema=self._schema))
+            table = self._table(rows)
+            if table.num_rows:
+                self._write(table)
         except Exception as error:  # a disk, a network, a token that is over: the service answers on
             with self._changed:
                 self._failures += 1
@@ -179,10 +198,28 @@ class ParquetLog:
                 shown = self._folder.url
                 logger.warning("%s: cannot be written (%s); %d rows wait", shown, error, len(rows))
             self._is_failing = True
-            return False
+            return None
         if self._is_failing:
             logger.warning("%s: can be written again", self._folder.url)
         self._is_failing = False
+        return int(table.num_rows)
+
+    def _table(self, rows: list[Row]) -> pa.Table:
+        """The rows that fit the columns: one that does not would never, and is not to hold up the others."""
+        try:
+            return pa.Table.from_pylist(rows, schema=self._schema)
+        except _UNFIT as error:
+            fit = [row for row in rows if self._fits(row)]
+            logger.warning(
+                "%s: %d rows do not fit its columns (%s)", self._folder.url, len(rows) - len(fit), error
+            )
+            return pa.Table.from_pylist(fit, schema=self._schema)
+
+    def _fits(self, row: Row) -> bool:
+        try:
+            pa.Table.from_pylist([row], schema=self._schema)
+        except _UNFIT:
+            return False
         return True
 
     def _write(self, table: pa.Table) -> None:
@@ -215,6 +252,17 @@ class ParquetLog:
             self._folder.filesystem.delete_file(path)
         except OSError:
             logger.debug("%s was not there", path)
+
+
+def _size(row: Row) -> int:
+    """Bytes of its texts, near enough; the rest of a row is small."""
+    size = 0
+    for value in row.values():
+        if isinstance(value, str | bytes):
+            size += len(value)
+        elif isinstance(value, list):
+            size += sum(len(one) for one in value if isinstance(one, str | bytes))
+    return size
 
 
 def _not_for_others(path: Path) -> None:

@@ -241,18 +241,19 @@ def events(
     """Server-sent events, each a JSON value; an error that comes too late for a status is the last of
     them."""
 
-    async def lines() -> AsyncIterator[str]:
+    async def lines() -> AsyncIterator[bytes]:
         try:
             async with aclosing(values):
                 async for value in values:
-                    yield f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
+                    # Here, where an error is still told, and half a character ends no answer.
+                    yield f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode(errors="replace")
         except Exception as error:
             status = error.status if isinstance(error, RequestError) else 500
             answer = error_response(http.url.path, status, f"the answer could not be ended: {error}")
-            yield f"data: {bytes(answer.body).decode()}\n\n"
+            yield b"data: " + bytes(answer.body) + b"\n\n"
             return
         if last is not None:
-            yield f"data: {last}\n\n"
+            yield f"data: {last}\n\n".encode()
 
     response = _Releasing(
         lines(),

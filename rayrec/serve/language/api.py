@@ -83,7 +83,8 @@ def build_language_api(
         if stopped := [why for name, why in said.items() if by_name[name].is_here]:
             return JSONResponse({"error": stopped[0]}, 503)
         answering = [name for name in by_name if name not in said]
-        return {"status": "ready", "models": answering} | ({"unavailable": said} if said else {})
+        # Names alone: probes need no token, and reasons name machines.
+        return {"status": "ready", "models": answering} | ({"unavailable": list(said)} if said else {})
 
     @api.get("/health/live")
     async def live() -> dict[str, str]:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -122,7 +123,7 @@ class EmbeddedService:
         self._num_texts += len(texts)
         try:
             return [
-                await self._beside(self._embedding, expires_at, lambda text=text: self.model.embed(text))
+                await self._beside(self._embedding, expires_at, partial(self.model.embed, text))
                 for text in texts
             ]
         finally:

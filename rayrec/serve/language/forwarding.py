@@ -25,6 +25,13 @@ class Forwards(Protocol):
         """Chunks of a streamed answer; the first value is one of no meaning, when it has begun."""
 
 
+def num_choices(kind: Kind, body: Mapping[str, Any]) -> int:
+    """Answers that a request asks for: `n` to each of its texts."""
+    given = body.get("prompt" if kind == "text" else "input") if kind != "chat" else None
+    rows = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
+    return rows * (body.get("n") or 1)
+
+
 class ForwardedCall:
     """Implements `Call`."""
 
@@ -39,9 +46,7 @@ class ForwardedCall:
             raise RequestError(f"n: expected a number from 1 to {MOST_CHOICES}", param="n")
         if stream is not None and type(stream) is not bool:
             raise RequestError("stream: expected true or false", param="stream")
-        given = body.get("prompt" if kind == "text" else "input") if kind != "chat" else None
-        rows = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
-        self.count = rows * (count or 1)
+        self.count = num_choices(kind, body)
         self.is_stream = bool(stream) and kind != "embedding"
         self.user = user if isinstance(user, str) else None
 

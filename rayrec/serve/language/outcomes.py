@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rayrec.serve.wire.errors import RequestError
+
+_CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass
@@ -28,6 +31,8 @@ class Outcome:
     answer_tokens: int | None = None
     status: int = 200
     error: str | None = None
+    code: str | None = None
+    """Of the error: a name that tells nothing of the request."""
     is_over: bool = False
 
     def add(self, value: Mapping[str, Any]) -> None:
@@ -37,14 +42,15 @@ class Outcome:
                 continue
             if self.first_s is None:
                 self.first_s = time.monotonic() - self.began_at
-            index = int(choice.get("index") or 0)
+            index = _whole_number(choice.get("index")) or 0
             self.texts[index] = self.texts.get(index, "") + _text(choice)
             if reason := choice.get("finish_reason"):
                 self.reasons[index] = str(reason)
         usage = value.get("usage")
         if isinstance(usage, Mapping):
-            self.prompt_tokens = usage.get("prompt_tokens", self.prompt_tokens)
-            self.answer_tokens = usage.get("completion_tokens", self.answer_tokens)
+            prompt, answer = (_whole_number(usage.get(f"{name}_tokens")) for name in ("prompt", "completion"))
+            self.prompt_tokens = self.prompt_tokens if prompt is None else prompt
+            self.answer_tokens = self.answer_tokens if answer is None else answer
 
     def end(self, error: BaseException | None) -> None:
         """It has ended; once."""
@@ -57,6 +63,8 @@ class Outcome:
             # Whatever else ends a task was the caller, who has gone.
             self.status = error.status if is_known else 500 if isinstance(error, Exception) else 499
             self.error = str(error) if is_known else type(error).__name__
+            code = error.code if is_known else None
+            self.code = code if code and _CODE.fullmatch(code) else type(error).__name__
         for told in self.on_end:
             told(self)
 
@@ -64,6 +72,22 @@ class Outcome:
     def answers(self) -> list[str]:
         """Texts, in the order of the choices."""
         return [self.texts[index] for index in sorted(self.texts)]
+
+
+def of_characters(found: Any) -> Any:
+    """A value of JSON without halves of characters, which cannot be written as UTF-8."""
+    if isinstance(found, str):
+        return found.encode(errors="replace").decode()
+    if isinstance(found, list):
+        return [of_characters(one) for one in found]
+    if isinstance(found, dict):
+        return {of_characters(name): of_characters(value) for name, value in found.items()}
+    return found
+
+
+def _whole_number(value: Any) -> int | None:
+    """A count or a place; None: it is none that 64 bits hold."""
+    return value if type(value) is int and 0 <= value < 2**63 else None
 
 
 def _text(choice: Mapping[str, Any]) -> str:
@@ -74,7 +98,8 @@ def _text(choice: Mapping[str, Any]) -> str:
     if not isinstance(said, Mapping):
         return ""
     text = str(said.get("content") or "")
-    for call in said.get("tool_calls") or ():
+    calls = said.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
             # A stream tells the name once, and arguments in parts.

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import ssl
 import time
@@ -31,8 +32,9 @@ import aiohttp
 from rayrec.platform.errors import InputError
 from rayrec.serve.language.config import RemoteModel
 from rayrec.serve.language.event_stream import EventReader, EventTooLargeError
-from rayrec.serve.language.forwarding import ForwardedCall
+from rayrec.serve.language.forwarding import ForwardedCall, num_choices
 from rayrec.serve.language.measures import EngineMeasures
+from rayrec.serve.language.outcomes import of_characters
 from rayrec.serve.language.served import Call, Kind, Values
 from rayrec.serve.wire.errors import RequestError
 
@@ -106,6 +108,7 @@ class RemoteService:
             headers=self._headers,
             auto_decompress=False,
             connector=aiohttp.TCPConnector(limit=settings.max_connections, ssl=self._tls),
+            trace_configs=[_noting_kept_connections()],
             timeout=aiohttp.ClientTimeout(
                 total=None, sock_connect=settings.connect_timeout_s, sock_read=settings.silence_s
             ),
@@ -147,12 +150,14 @@ class RemoteService:
         """A whole answer."""
         answer = await self._begun(method, path, body, expires_at)
         try:
-            content = b""
+            # Joined once: adding each piece to what was there copies all of it, on the event loop.
+            pieces, size = [], 0
             while piece := await self._piece(answer, expires_at):
-                content += piece
-                if len(content) > MOST_BYTES:
+                pieces.append(piece)
+                size += len(piece)
+                if size > MOST_BYTES:
                     raise self._no_answer(f"says more than {MOST_BYTES:,} bytes")
-            return self.parsed(content)
+            return self.parsed(b"".join(pieces))
         finally:
             answer.close()
 
@@ -164,13 +169,17 @@ class RemoteService:
         url = self._settings.url + path
         for is_last in (False, True):
             with self._explained():
-                request = self._session.request(method, url, json=body, allow_redirects=False)
+                kept: dict[str, bool] = {}
+                request = self._session.request(
+                    method, url, json=body, allow_redirects=False, trace_request_ctx=kept
+                )
                 try:
                     answer = await _in_time(request, expires_at)
                     break
                 except aiohttp.ServerDisconnectedError:
-                    # A connection that was kept, and that the other side ended meanwhile.
-                    if is_last:
+                    # Only where the other side may have ended a kept connection before it saw the request:
+                    # on a new one it has seen it, and may have begun to answer.
+                    if is_last or not kept:
                         raise
         if answer.status != 200:
             try:
@@ -202,13 +211,16 @@ class RemoteService:
             raise self._no_answer(f"ended the connection ({_said(error)})") from error
 
     def parsed(self, content: bytes | str) -> dict[str, Any]:
-        """An object of JSON that it has said.
+        """An object of JSON that it has said; what is no character in it is replaced.
 
         Raises:
             RequestError: it is none, or an error.
         """
         try:
-            found = json.loads(content)
+            text = content if isinstance(content, str) else content.decode("utf-8-sig", errors="replace")
+            found = json.loads(text, parse_constant=_finite, parse_float=_finite)
+            if "\\ud" in text or "\\uD" in text:
+                found = of_characters(found)
         except (ValueError, RecursionError) as error:
             raise self._no_answer("says what is no JSON") from error
         if not isinstance(found, dict):
@@ -223,6 +235,8 @@ class RemoteService:
             found = await self._asked("POST", PATHS[kind], self._there(body), expires_at)
         if not isinstance(found.get(_PARTS[kind]), list):
             raise self._no_answer(f"says what is no answer: it has no {_PARTS[kind]}")
+        if kind != "embedding":
+            self._check_choices(kind, found["choices"])
         usage = found.get("usage")
         self.measures.count_tokens(_count(usage, "prompt_tokens"), _count(usage, "completion_tokens"))
         return found
@@ -231,7 +245,7 @@ class RemoteService:
         """Chunks of a streamed answer; the first value is one of no meaning, when it has begun."""
         began = time.monotonic()
         last_at: float | None = None
-        is_ended, reader = False, EventReader()
+        unfinished, reader = set(range(num_choices(kind, body))), EventReader()
         with self._counted():
             answer = await self._begun("POST", PATHS[kind], self._there(body), expires_at)
             try:
@@ -245,23 +259,37 @@ class RemoteService:
                         chunk = self.parsed(data)
                         if not isinstance(chunk.get("choices"), list):
                             raise self._no_answer("says what is no answer: it has no choices")
-                        now = time.monotonic()
-                        if last_at is None:
-                            self.measures.count_first(now - began, 0)
-                        elif chunk["choices"]:
-                            self.measures.count_next(now - last_at)
+                        self._check_choices(kind, chunk["choices"])
+                        if any(map(_says_something, chunk["choices"])):
+                            now = time.monotonic()
+                            if last_at is None:
+                                self.measures.count_first(now - began, 0)
+                            else:
+                                self.measures.count_next(now - last_at)
+                            last_at = now
                         if not chunk["choices"]:
                             self.measures.count_tokens(_count(chunk.get("usage"), "prompt_tokens"), 0)
-                        last_at = now
-                        is_ended = is_ended or _is_ended(chunk)
+                        unfinished -= {one["index"] for one in chunk["choices"] if one.get("finish_reason")}
                         yield chunk
             except GeneratorExit:
                 self.measures.count_left()
                 raise
             finally:
                 answer.close()
-        if not is_ended:
+        if unfinished:
             raise self._no_answer("ended the connection before the answer was whole")
+
+    def _check_choices(self, kind: Kind, choices: list[Any]) -> None:
+        """Check choices for what others read of them; one without an index gets its place."""
+        for place, choice in enumerate(choices):
+            if not isinstance(choice, dict):
+                raise self._no_answer("says what is no answer: a choice is no object")
+            if choice.get("index") is None:
+                choice["index"] = place
+            if type(choice["index"]) is not int or choice["index"] < 0:
+                raise self._no_answer("says what is no answer: the index of a choice is no number")
+            if kind == "text" and not isinstance(choice.get("text"), str):
+                raise self._no_answer("says what is no answer: a choice has no text")
 
     def _there(self, body: Mapping[str, Any]) -> dict[str, Any]:
         return {**body, "model": self._settings.name_there}
@@ -286,7 +314,7 @@ class RemoteService:
         while len(said) < MOST_OF_ERROR and (piece := await self._piece(answer, expires_at)):
             said += piece
         try:
-            found = json.loads(said)
+            found = of_characters(json.loads(said))
         except (ValueError, RecursionError):
             found = {}
         inner = found.get("error") if isinstance(found, dict) else None
@@ -345,8 +373,30 @@ async def _in_time(work: Awaitable[Result], expires_at: float) -> Result:
         return await work
 
 
-def _is_ended(chunk: Mapping[str, Any]) -> bool:
-    return any(isinstance(one, Mapping) and one.get("finish_reason") for one in chunk["choices"])
+def _noting_kept_connections() -> aiohttp.TraceConfig:
+    """Tells each request, in its own context, whether its connection was one that was kept."""
+
+    async def note(session: aiohttp.ClientSession, context: Any, parameters: Any) -> None:
+        context.trace_request_ctx["is_kept"] = True
+
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_reuseconn.append(note)
+    return tracing
+
+
+def _finite(text: str) -> float:
+    """A number of JSON; NaN and infinities are none, however they are written."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:20]} is no number of JSON")
+    return value
+
+
+def _says_something(choice: Mapping[str, Any]) -> bool:
+    """Whether a chunk's choice has a part of the answer, and not only a role or an end."""
+    delta = choice.get("delta")
+    if isinstance(delta, Mapping):
+        return any(value for name, value in delta.items() if name != "role")
+    return bool(choice.get("text"))
 
 
 def _message(found: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from rayrec.serve.events.intake import log_metrics
 from rayrec.serve.events.parquet_log import ParquetLog
 from rayrec.serve.events.request_log import is_of_share
 from rayrec.serve.language.config import ChatLogConfig
-from rayrec.serve.language.outcomes import Outcome
+from rayrec.serve.language.outcomes import Outcome, of_characters
 from rayrec.serve.language.served import Kind
 
 SCHEMA = pa.schema(
@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
         ("user_key", pa.string()),
         ("is_stream", pa.bool_()),
         ("status", pa.int64()),  # 200; 499: the caller went away
-        ("error", pa.string()),
+        ("error", pa.string()),  # a sentence, or its code unless texts are taken down: it may quote them
         ("finish_reasons", pa.list_(pa.string())),
         ("prompt_tokens", pa.int64()),
         ("answer_tokens", pa.int64()),
@@ -62,7 +62,8 @@ class ChatLog:
     ) -> None:
         """Take down what became of a request."""
         texts = self._config.texts
-        self.log.offer(
+        # One that cannot be written would not be taken down, and callers and other services say anything.
+        row = of_characters(
             {
                 "request_id": request_id,
                 "time": round(self._clock() * 1_000_000),
@@ -73,7 +74,7 @@ class ChatLog:
                 "user_key": user,
                 "is_stream": bool(body.get("stream")) and not is_shadow,
                 "status": outcome.status,
-                "error": outcome.error,
+                "error": outcome.error if texts else outcome.code,
                 "finish_reasons": [outcome.reasons[index] for index in sorted(outcome.reasons)],
                 "prompt_tokens": outcome.prompt_tokens,
                 "answer_tokens": outcome.answer_tokens,
@@ -83,6 +84,7 @@ class ChatLog:
                 "answers": outcome.answers if texts and kind != "embedding" else None,
             }
         )
+        self.log.offer(row)
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""

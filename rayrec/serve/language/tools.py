@@ -202,13 +202,13 @@ class CallReader:
     def _call(self, found: Any) -> dict[str, Any] | None:
         if not isinstance(found, Mapping):
             return None
-        arguments = found.get("arguments", found.get("parameters"))
-        if found.get("name") not in self._names or not isinstance(arguments, Mapping):
+        name, arguments = found.get("name"), found.get("arguments", found.get("parameters"))
+        if not isinstance(name, str) or name not in self._names or not isinstance(arguments, Mapping):
             return None
         return {
             "id": f"call_{uuid.uuid4().hex[:24]}",
             "type": "function",
-            "function": {"name": found["name"], "arguments": json.dumps(arguments, ensure_ascii=False)},
+            "function": {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)},
         }
 
     def _suspected(self) -> int:

@@ -127,8 +127,14 @@ async def _generated(models: LanguageModels, http: Request, name: str, is_stream
 
 
 def _texts(answer: Mapping[str, Any], count: int) -> list[str]:
-    """Texts of a completion's choices, in the order of its prompts."""
+    """Texts of a completion's choices, in the order of its prompts.
+
+    Raises:
+        RequestError: there is none for one of them.
+    """
     texts = {choice["index"]: choice["text"] for choice in answer["choices"]}
+    if missing := set(range(count)) - texts.keys():
+        raise RequestError(f"the answer has no text for prompt {min(missing)}", 502)
     return [texts[index] for index in range(count)]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -47,8 +47,8 @@ def serving_models(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
     """The service runs inside the block; the value is its base URL.
 
     Raises:
-        InputError: a folder, the memory, the port, the certificate or another service does not allow it;
-            nothing was started.
+        InputError: a folder, the memory, the port, the certificate or another service does not allow it, for
+            which nothing was started; or a cluster does not, and what was started there is removed.
         RuntimeError: the service does not answer.
     """
     if not config.single_process:
@@ -58,11 +58,11 @@ def serving_models(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
     check_port(config.host, config.port)
     if config.tls is not None:
         check_tls(config.tls)
-    with _with_folders(models) as whole, _deployed(whole) as whole:
+    with ExitStack() as stack:
+        whole = stack.enter_context(_with_folders(models))
         plan_memory(whole).check()
-        for model in whole.models:
-            if isinstance(model, RemoteModel):
-                asyncio.run(check_remote(model))
+        _check_remotes(whole.models)
+        whole = stack.enter_context(_deployed(whole))
         served = [served_model(model) for model in whole.models if not isinstance(model, RayLlmModel)]
         log = None if models.request_log is None else ChatLog(models.request_log)
         with answering_here(build_language_api(served, models.shared_names, log), config) as url:
@@ -77,20 +77,16 @@ def _serving_on_ray(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
     from rayrec.serve.on_ray.serving import serve_of_cluster
 
     starts = starts_cluster(config.cluster)
-    for model in models.embedded:
-        if model.run is not None and not starts:
-            raise InputError(
-                f"{model.name}: replicas in a cluster that is joined find no run exported by this command; "
-                "export it to a folder that all nodes have, and give that"
-            )
-    with _with_folders(models) as whole, _deployed(whole) as whole:
+    if not starts:
+        _check_that_nodes_find_all(models)
+    with ExitStack() as stack:
+        whole = stack.enter_context(_with_folders(models))
         # Of a cluster that is joined, other machines have the memory.
         plan = plan_memory(whole, by_replica=True)
         if starts:
             plan.check()
-        for model in whole.models:
-            if isinstance(model, RemoteModel):
-                asyncio.run(check_remote(model))
+        _check_remotes(whole.models)
+        whole = stack.enter_context(_deployed(whole))
         with serve_of_cluster(config, cpus_of(whole.embedded)) as there:
             for model in whole.embedded:
                 check_accelerators(
@@ -100,6 +96,36 @@ def _serving_on_ray(models: ModelsConfig, config: ServeConfig) -> Iterator[str]:
                     "choose another device, or fewer",
                 )
             yield there.run(build_language_application(whole, there.config))
+
+
+def _check_that_nodes_find_all(models: ModelsConfig) -> None:
+    """Check settings for what processes of a cluster that is joined do not have.
+
+    Raises:
+        InputError: a run, or a variable of the environment.
+    """
+    for model in models.models:
+        if isinstance(model, EmbeddedModel) and model.run is not None:
+            raise InputError(
+                f"{model.name}: replicas in a cluster that is joined find no run exported by this command; "
+                "export it to a folder that all nodes have, and give that"
+            )
+        if isinstance(model, RemoteModel) and model.token_variable is not None:
+            raise InputError(
+                f"{model.name}: the gateway in a cluster that is joined does not have this command's "
+                f"{model.token_variable}; give token_file, a file that all nodes have"
+            )
+
+
+def _check_remotes(models: Iterable[ServedConfig]) -> None:
+    """Check that other services answer, and have their models.
+
+    Raises:
+        InputError: one does not.
+    """
+    for model in models:
+        if isinstance(model, RemoteModel):
+            asyncio.run(check_remote(model))
 
 
 def served_model(model: EmbeddedModel | RemoteModel) -> ServedModel:
@@ -128,15 +154,14 @@ def _deployed(models: ModelsConfig) -> Iterator[ModelsConfig]:
         return
     from rayrec.serve.on_ray.declared import DeclaredApplications
 
-    plan_memory(models).check()
     cluster = DeclaredApplications(models.ray.dashboard, models.ray.serve)
     logger.info("deploying %d applications at %s", len(models.ray_llm), models.ray.dashboard)
     with cluster.deployed([application(model) for model in models.ray_llm], models.ray.start_timeout_s):
         url = cluster.serve_url()
-        there = [
-            remote_model(model, url) if isinstance(model, RayLlmModel) else model for model in models.models
-        ]
-        yield models.model_copy(update={"models": tuple(there)})
+        deployed = {model.name: remote_model(model, url) for model in models.ray_llm}
+        _check_remotes(deployed.values())
+        there = tuple(deployed.get(model.name, model) for model in models.models)
+        yield models.model_copy(update={"models": there})
 
 
 def plan_models(models: ModelsConfig) -> MemoryPlan:
@@ -152,8 +177,8 @@ def plan_models(models: ModelsConfig) -> MemoryPlan:
 @contextmanager
 def _with_folders(models: ModelsConfig) -> Iterator[ModelsConfig]:
     """The settings with a folder for each model; those of runs are written, and go with the block."""
-    for model in models.embedded:
-        folder_of(model)
+    for embedded in models.embedded:
+        folder_of(embedded)
     with ExitStack() as stack:
         whole: list[ServedConfig] = []
         for model in models.models:

@@ -24,6 +24,8 @@ from rayrec.serve.on_ray.serve_dashboard import Fetch, fetch_text
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
+REMOVE_S = 60.0
+"""In which a removal is tried again where the dashboard does not answer."""
 PUT_S = 60.0
 """In which the dashboard answers: the first application starts Ray Serve."""
 _PATH = "/api/serve/applications/"
@@ -91,7 +93,15 @@ class DeclaredApplications:
     def _wait(self, names: Sequence[str], timeout_s: float) -> None:
         ends_at = self._clock() + timeout_s
         while True:
-            found = self._details()["applications"]
+            try:
+                found = self._details()["applications"]
+            except InputError as error:
+                # One answer that is missing says nothing of applications that load for half an hour.
+                if self._clock() > ends_at:
+                    raise
+                logger.debug("asked again: %s", error)
+                self._sleep(POLL_S)
+                continue
             waiting = [name for name in names if found.get(name, {}).get("status") != "RUNNING"]
             if not waiting:
                 return
@@ -105,12 +115,18 @@ class DeclaredApplications:
             self._sleep(POLL_S)
 
     def _remove(self, names: Sequence[str]) -> None:
-        try:
-            details = self._details()
-            left = [one for one in _declared(details) if one["name"] not in names]
-            self._put(left, details)
-        except InputError as error:
-            logger.warning("applications are left in the cluster: %s", error)
+        ends_at = self._clock() + REMOVE_S
+        while True:
+            try:
+                details = self._details()
+                left = [one for one in _declared(details) if one["name"] not in names]
+                self._put(left, details)
+                return
+            except InputError as error:
+                if self._clock() > ends_at:
+                    logger.warning("applications are left in the cluster: %s", error)
+                    return
+                self._sleep(POLL_S)
 
     def _details(self) -> dict[str, Any]:
         text = self._asked("GET", None)
@@ -126,6 +142,9 @@ class DeclaredApplications:
         body: dict[str, Any] = {"applications": list(applications)}
         if details.get("proxy_location"):
             body["proxy_location"] = details["proxy_location"]
+        if details.get("target_capacity") is not None:
+            # What is not said is reset, and with it the replicas of everything in the cluster.
+            body["target_capacity"] = details["target_capacity"]
         options = {
             name: value
             for name, value in (details.get("http_options") or {}).items()

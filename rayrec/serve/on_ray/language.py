@@ -15,13 +15,13 @@ import os
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 
 from rayrec.platform.devices import ray_claim
 from rayrec.serve.admission.limits import RefusedError, ServiceLimitError
@@ -31,7 +31,7 @@ from rayrec.serve.language.api import build_language_api
 from rayrec.serve.language.config import EmbeddedModel, ModelsConfig, RemoteModel
 from rayrec.serve.language.forwarding import ForwardedCall
 from rayrec.serve.language.measures import EngineMeasures
-from rayrec.serve.language.remote import RemoteService
+from rayrec.serve.language.remote import CHECK_EVERY_S, RemoteService
 from rayrec.serve.language.request_log import ChatLog
 from rayrec.serve.language.served import Call, Kind, ServedModel, Values
 from rayrec.serve.on_ray.application import QUIET, SPARE_REQUESTS
@@ -141,6 +141,8 @@ class HandleService:
         self._values = handle.options(method_name="values", stream=True)
         self.measures = EngineMeasures()
         self._num_running = 0
+        self._checked_at = -float("inf")
+        self._unready: str | None = None
         self.measures.watch(lambda: 0.0, lambda: self._num_running, lambda: 0)
 
     @property
@@ -154,10 +156,19 @@ class HandleService:
         """And end so."""
 
     async def why_not(self) -> str | None:
+        # Who asks needs no token, and Ray's controller answers for the whole cluster.
+        if time.monotonic() - self._checked_at > CHECK_EVERY_S:
+            self._checked_at = time.monotonic()
+            self._unready = await self._asked_why_not()
+        return self._unready
+
+    async def _asked_why_not(self) -> str | None:
         status = await asyncio.to_thread(serve.status)
         for application in status.applications.values():
             found = application.deployments.get(deployment_name(self._settings))
-            if found is not None and not found.replica_states.get("RUNNING"):
+            if found is not None and not any(
+                count for state, count in found.replica_states.items() if state == "RUNNING"
+            ):
                 return f"no replica of {self._settings.name} runs now"
         return None
 
@@ -188,10 +199,19 @@ class HandleService:
     async def values(self, kind: Kind, body: Mapping[str, Any], expires_at: float) -> Values:
         last_at, is_first = time.monotonic(), True
         self._num_running += 1
-        response = self._values.remote(kind, body, expires_at - last_at)
+        # Of a handle that streams, as Ray's types do not say.
+        response = cast(
+            "DeploymentResponseGenerator[Any]", self._values.remote(kind, body, expires_at - last_at)
+        )
         is_ended = False
+        iterator = aiter(response)
         try:
-            async for value in response:
+            while True:
+                # Around each value: a request may wait for a replica, or a replica hang, at any of them.
+                async with asyncio.timeout(max(expires_at - time.monotonic(), 0) + CHECK_S):
+                    value = await anext(iterator, None)
+                if value is None:
+                    break
                 if isinstance(value, Refusal):
                     is_ended = True
                     raise value.raised()
@@ -204,7 +224,7 @@ class HandleService:
                     last_at, is_first = now, False
                 yield value
             is_ended = True
-        except (RayError, RayServeException) as error:
+        except (RayError, RayServeException, TimeoutError) as error:
             raise self._unanswered(error) from error
         finally:
             self._num_running -= 1
@@ -215,6 +235,8 @@ class HandleService:
     def _unanswered(self, error: BaseException) -> BaseException:
         if isinstance(error, TimeoutError):
             return DeadlineError(f"{self._settings.name} has not answered in time")
+        if isinstance(error, BackPressureError):
+            return ServiceLimitError(f"too many requests wait for a replica of {self._settings.name}", 1.0)
         if isinstance(error, (RayError, RayServeException)):
             return RequestError(f"a replica of {self._settings.name} went away while it answered", 503)
         return error
@@ -259,6 +281,8 @@ def build_language_application(models: ModelsConfig, config: ServeConfig) -> ser
         model.name: serve.deployment(
             name=deployment_name(model),
             max_ongoing_requests=model.concurrency + model.max_waiting + SPARE_REQUESTS,
+            # That wait for a replica: as many as one takes.
+            max_queued_requests=model.concurrency + model.max_waiting + SPARE_REQUESTS,
             ray_actor_options=replica_claim(model),
             health_check_period_s=CHECK_S,
             graceful_shutdown_wait_loop_s=0.1,

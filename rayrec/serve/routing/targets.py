@@ -89,4 +89,5 @@ class Routed(Generic[Request, Answer]):
 
 
 def _hash_of(text: str) -> int:
-    return xxhash.xxh3_64_intdigest(text.encode())
+    # A user may be named by any text of JSON, half a character among them.
+    return xxhash.xxh3_64_intdigest(text.encode(errors="replace"))

@@ -88,6 +88,39 @@ def test_a_folder_that_cannot_be_written_loses_nothing_and_is_told_once(tmp_path
     assert caplog.text.count("can be written again") == 1
 
 
+def test_rows_that_fit_no_column_are_left_out_and_counted(tmp_path, caplog):
+    log = ParquetLog(str(tmp_path), SCHEMA, roll_s=3600)
+    for unfit in ({"name": "\ud800"}, {"number": "x"}, {"number": 2**70}):
+        log.offer(unfit)
+    log.offer(row(1))
+    log.close()
+    assert numbers(tmp_path) == [1]
+    assert (log.status.rows, log.status.dropped, log.status.failures) == (1, 3, 0)
+    assert "3 rows do not fit" in caplog.text
+
+
+def test_a_log_of_unfit_rows_alone_makes_no_file(tmp_path):
+    log = ParquetLog(str(tmp_path), SCHEMA, roll_s=3600)
+    log.offer({"number": "x"})
+    log.close()
+    assert (log.status.files, log.status.dropped) == (0, 1)
+
+
+def test_texts_are_bounded_by_their_bytes_and_written_before_they_fill_the_memory(tmp_path):
+    folder = tmp_path / "log"
+    folder.write_text("a file where the folder should be")
+    log = ParquetLog(str(folder), SCHEMA, roll_s=3600, retry_s=0.01, max_bytes=100)
+    for number in range(5):
+        log.offer({"number": number, "name": "x" * 40})
+    assert log.status.dropped == 3
+    wait_until(lambda: log.status.failures > 0)
+    folder.unlink()
+    wait_until(lambda: log.status.rows == 2)
+    log.offer({"number": 7, "name": "x" * 40})
+    log.close()
+    assert numbers(folder) == [0, 1, 7]
+
+
 def test_what_cannot_be_written_at_the_end_is_counted(tmp_path):
     folder = tmp_path / "log"
     folder.write_text("a file where the folder should be")

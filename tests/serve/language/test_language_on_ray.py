@@ -1,13 +1,16 @@
 """Language models as deployments of Ray Serve: they answer as in one process, and come back."""
 
+import asyncio
 import json
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 pytest.importorskip("transformers", reason="the embedded engine is that of transformers")
 from ray import serve
+from ray.serve.exceptions import BackPressureError
 
 from rayrec.platform.errors import InputError
 from rayrec.serve.admission.limits import ServiceLimitError
@@ -16,7 +19,8 @@ from rayrec.serve.engine.batching import DeadlineError
 from rayrec.serve.language.config import ModelsConfig
 from rayrec.serve.language.memory import plan_memory
 from rayrec.serve.launch.language import serving_models
-from rayrec.serve.on_ray.language import Refusal, build_language_application, replica_claim
+from rayrec.serve.on_ray import language as on_ray
+from rayrec.serve.on_ray.language import HandleService, Refusal, build_language_application, replica_claim
 from rayrec.serve.on_ray.serving import APPLICATION
 from rayrec.serve.wire.errors import RequestError
 
@@ -90,6 +94,82 @@ def test_what_a_replica_refuses_is_told_as_it_was_meant():
         assert type(told) is type(error)
         assert str(told) == str(error)
     assert Refusal.of(RequestError("no", 404, "model", "x")).raised().code == "x"
+
+
+class Handle:
+    """Of replicas that say some values, and then nothing more."""
+
+    def __init__(self, values=(), error=None):
+        self.values_said, self.error, self.is_cancelled = list(values), error, False
+        self.values = self
+
+    def options(self, **options):
+        return self
+
+    def remote(self, *arguments):
+        return self
+
+    def __aiter__(self):
+        return self
+
+    async def __anext__(self):
+        if self.values_said:
+            return self.values_said.pop(0)
+        if self.error is not None:
+            raise self.error
+        await asyncio.Event().wait()
+
+    def cancel(self):
+        self.is_cancelled = True
+
+
+def service_of(handle, monkeypatch):
+    monkeypatch.setattr(on_ray, "CHECK_S", 0.01)
+    (model,) = ModelsConfig.parse({"models": [{"name": "tiny", "folder": "nowhere"}]}).models
+    return HandleService(model, handle)
+
+
+@pytest.mark.parametrize("values", [[], [{}, {"choices": [{"index": 0}]}]])
+def test_a_stream_that_stops_ends_with_its_time(values, monkeypatch):
+    handle = Handle(values)
+    service = service_of(handle, monkeypatch)
+
+    async def use():
+        call = service.read("chat", HELLO | {"stream": True})
+        return [value async for value in await call.stream(time.monotonic() + 0.05)]
+
+    with pytest.raises(DeadlineError, match="has not answered in time"):
+        asyncio.run(asyncio.wait_for(use(), 20))
+    assert handle.is_cancelled
+    assert service.measures.numbers()["running"] == 0
+
+
+def test_a_handle_whose_queue_is_full_has_no_room(monkeypatch):
+    error = BackPressureError(num_queued_requests=9, max_queued_requests=9)
+    service = service_of(Handle(error=error), monkeypatch)
+
+    async def use():
+        await service.read("chat", HELLO | {"stream": True}).stream(time.monotonic() + 20)
+
+    with pytest.raises(ServiceLimitError, match="wait for a replica"):
+        asyncio.run(use())
+
+
+def test_ray_is_asked_for_replicas_now_and_then_whoever_probes(monkeypatch):
+    service, asked = service_of(Handle(), monkeypatch), []
+
+    def status():
+        asked.append(1)
+        deployment = SimpleNamespace(replica_states={"STARTING": 1})
+        return SimpleNamespace(applications={"x": SimpleNamespace(deployments={"model.tiny": deployment})})
+
+    monkeypatch.setattr(on_ray.serve, "status", status)
+
+    async def use():
+        return [await service.why_not() for _ in range(3)]
+
+    assert asyncio.run(use()) == ["no replica of tiny runs now"] * 3
+    assert len(asked) == 1
 
 
 def test_replicas_are_scaled_by_ray_and_claim_their_device(folder):

@@ -44,11 +44,15 @@ class Dashboard:
 
     def __init__(self, states=("DEPLOYING", "RUNNING"), declared=(), programs=()):
         self.states, self.puts, self.polls = list(states), [], 0
+        self.num_failing, self.capacity = 0, None
         self.declared = list(declared)
         self.programs = {name: {"status": "RUNNING", "route_prefix": "/p"} for name in programs}
 
     def __call__(self, method, url, values):
         assert url == "http://head:8265/api/serve/applications/"
+        if self.num_failing and self.puts:
+            self.num_failing -= 1
+            raise ServeDownError(f"{url}: connection refused")
         if method == "PUT":
             self.puts.append(values)
             self.declared = values["applications"]
@@ -67,7 +71,12 @@ class Dashboard:
         }
         http = {"host": "0.0.0.0", "port": 8123}
         return json.dumps(
-            {"applications": found | self.programs, "http_options": http, "proxy_location": None}
+            {
+                "applications": found | self.programs,
+                "http_options": http,
+                "proxy_location": None,
+                "target_capacity": self.capacity,
+            }
         )
 
 
@@ -208,6 +217,61 @@ def test_what_does_not_start_is_said_and_removed(states, said):
     with pytest.raises(InputError, match=said), cluster(dashboard).deployed([application(model())], 9):
         raise AssertionError("it started")
     assert dashboard.puts[-1]["applications"] == []
+
+
+def test_a_dashboard_that_is_away_for_a_moment_is_asked_again():
+    dashboard = Dashboard()
+    dashboard.num_failing = 3
+    with cluster(dashboard).deployed([application(model())], 60):
+        dashboard.num_failing = 3
+    assert not dashboard.declared
+
+
+def test_what_cannot_be_removed_is_told(caplog):
+    dashboard = Dashboard()
+    with cluster(dashboard).deployed([application(model())], 60):
+        dashboard.num_failing = 10_000
+    assert "are left in the cluster" in caplog.text
+
+
+def test_the_capacity_that_a_cluster_is_held_to_stays():
+    dashboard = Dashboard()
+    dashboard.capacity = 50.0
+    with cluster(dashboard).deployed([application(model())], 60):
+        pass
+    assert [put["target_capacity"] for put in dashboard.puts] == [50.0, 50.0]
+
+
+@pytest.mark.parametrize("single_process", [True, False])
+def test_other_services_are_asked_before_anything_is_deployed(single_process, monkeypatch, free_port):
+    def deployed(*arguments):
+        raise AssertionError("it was deployed")
+
+    monkeypatch.setattr(DeclaredApplications, "deployed", deployed)
+    remote = {"name": "far", "engine": "remote", "url": "http://127.0.0.1:9/v1"}
+    ray_llm = {"name": "chat", "engine": "ray_llm", "folder": "/models/chat"}
+    config = ServeConfig.parse({"single_process": single_process, "port": free_port})
+    with (
+        pytest.raises(InputError, match=r"far: .*cannot be reached"),
+        serving_models(ModelsConfig.parse({"models": [ray_llm, remote]}), config),
+    ):
+        raise AssertionError("it started")
+
+
+def test_a_token_of_the_environment_is_not_for_a_cluster_that_is_joined(monkeypatch):
+    monkeypatch.setattr("rayrec.platform.cluster.starts_cluster", lambda config: False)
+    monkeypatch.setenv("FAR_TOKEN", "a-token")
+    remote = {
+        "name": "far",
+        "engine": "remote",
+        "url": "http://127.0.0.1:9/v1",
+        "token_variable": "FAR_TOKEN",
+    }
+    with (
+        pytest.raises(InputError, match="does not have this command's FAR_TOKEN"),
+        serving_models(ModelsConfig.parse({"models": [remote]}), ServeConfig()),
+    ):
+        raise AssertionError("it started")
 
 
 def test_a_name_that_is_taken_is_not_replaced():

@@ -167,6 +167,81 @@ def test_a_caller_that_leaves_ends_the_answer_there():
     assert run(None, use) == (1, 0)
 
 
+async def stream_two(service, upstream=None):
+    return await stream(service, body=HELLO | {"n": 2})
+
+
+async def whole_text(service, upstream=None):
+    return await whole(service, body={"model": "chat", "prompt": "x"}, kind="text")
+
+
+def test_a_stream_without_its_last_line_is_whole_when_all_its_choices_are():
+    def finished(index):
+        return chunk("One", "stop").replace(b'"index": 0', b'"index": %d' % index)
+
+    assert len(run(streamed(finished(0), finished(1)), stream_two)) == 2
+
+
+def test_half_a_character_is_replaced_and_a_whole_one_stays():
+    said = rb'{"choices": [{"index": 0, "\udc00": "a\ud800b \ud83d\ude00"}], "x": "\\ud800"}'
+    assert run(answered(said), whole) == {"choices": [{"index": 0, "?": "a?b \U0001f600"}], "x": "\\ud800"}
+    said = b'{"choices": [{"index": 0, "text": "\xed\xa0\x80"}]}'
+    assert json.dumps(run(answered(said), whole), ensure_ascii=False).encode()
+
+
+def test_a_choice_without_an_index_has_that_of_its_place():
+    said = {"choices": [{"text": "a"}, {"text": "b"}]}
+    assert [one["index"] for one in run(answered(said), whole_text)["choices"]] == [0, 1]
+
+
+def test_a_whole_answer_in_many_pieces_is_joined_once(monkeypatch):
+    pieces = [b'{"choices": [], "x": "', *[b"y" * 9] * 1000, b'"}', b""]
+    service = RemoteService(RemoteModel.parse({"name": "chat", "url": "http://host/v1", "engine": "remote"}))
+
+    class Piece(bytes):
+        def __radd__(self, other):
+            raise AssertionError("what was there is copied for each piece")
+
+    class Answer:
+        def close(self):
+            pass
+
+    async def begun(*arguments):
+        return Answer()
+
+    async def piece(answer, expires_at):
+        return Piece(pieces.pop(0))
+
+    monkeypatch.setattr(service, "_begun", begun)
+    monkeypatch.setattr(service, "_piece", piece)
+    assert len(asyncio.run(service._asked("POST", "/", {}, soon()))["x"]) == 9000
+
+
+def test_a_role_and_an_end_are_no_tokens():
+    role = b'data: {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}\n\n'
+
+    async def use(service, upstream):
+        await stream(service)
+        return service.measures.num_answer_tokens
+
+    pieces = role, chunk("One"), chunk(" two"), chunk("", "stop"), b"data: [DONE]\n\n"
+    assert run(streamed(*pieces), use) == 2
+
+
+@pytest.mark.parametrize(("is_kept", "times"), [(False, 1), (True, 3)])
+def test_only_what_went_over_a_kept_connection_is_asked_again(is_kept, times):
+    async def use(service, upstream):
+        upstream.answer = answered({"choices": []})
+        if is_kept:
+            await whole(service)
+        upstream.answer = hang_up
+        with pytest.raises(RequestError, match="ended the connection"):
+            await whole(service)
+        return len(upstream.asked)
+
+    assert run(None, use) == times
+
+
 async def silence(request):
     await asyncio.Event().wait()
 
@@ -192,12 +267,20 @@ GARBAGE = [
     (answered(b"", 503), whole, 503, "has no room now"),
     (answered(b"", 302), whole, 502, "status 302"),
     (answered({"error": {"message": "too long", "code": "c", "param": "p"}}, 400), whole, 400, "^too long$"),
+    (answered({"detail": "no \ud800 field"}, 422), stream, 422, r"^no \? field$"),
     (answered({"detail": "no such field"}, 422), stream, 422, "^no such field$"),
     (hang_up, whole, 502, "ended the connection"),
     (streamed(b"data: nonsense\n\n"), stream, 502, "no JSON"),
     (streamed(b'data: {"error": {"message": "out of memory"}}\n\n'), stream, 502, "fails: out of memory"),
     (streamed(b'data: {"a": 1}\n\n'), stream, 502, "no choices"),
     (streamed(chunk("One"), cut=True), stream, 502, "ended the connection"),
+    (streamed(chunk("One", "stop")), stream_two, 502, "before the answer was whole"),
+    (answered({"choices": [{"index": "a", "text": ""}]}), whole, 502, "index of a choice"),
+    (answered({"choices": ["x"]}), whole, 502, "a choice is no object"),
+    (answered({"choices": [{"index": 0}]}), whole_text, 502, "a choice has no text"),
+    (answered(b'{"choices": [], "x": NaN}'), whole, 502, "no JSON"),
+    (answered(b'{"choices": [], "x": 1e999}'), whole, 502, "no JSON"),
+    (streamed(b'data: {"choices": [{"index": -1}]}\n\n'), stream, 502, "index of a choice"),
     (streamed(b"data: " + b"x" * 5_000_000), stream, 502, "more than 4,194,304 bytes"),
 ]
 

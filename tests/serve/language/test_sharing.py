@@ -14,7 +14,9 @@ from rayrec.serve.events.request_log import is_of_share
 from rayrec.serve.language.answering import LanguageModels, events
 from rayrec.serve.language.api import build_language_api
 from rayrec.serve.language.config import ChatLogConfig, ModelsConfig, SharedNameConfig
+from rayrec.serve.language.outcomes import Outcome
 from rayrec.serve.language.request_log import ChatLog
+from rayrec.serve.wire.errors import RequestError
 from tests.serve.language.fake_model import FakeModel
 
 ROUTING = {"experiment": "x", "weights": {"a": 1}}
@@ -214,7 +216,7 @@ def test_requests_are_taken_down_with_texts_only_where_that_is_said(tmp_path, te
     assert [found[key]["is_shadow"] for key in found if key[1] == "b"] == [True, True]
     assert (two["is_stream"], one["is_stream"]) == (True, False)
     assert 0 <= two["first_ms"] <= two["latency_ms"]
-    assert (three["status"], three["error"]) == (502, "its disk is full")
+    assert (three["status"], three["error"]) == (502, "its disk is full" if texts else "RequestError")
     if texts:
         assert one["answers"] == two["answers"] == ["yes it is"]
         assert found["one", "b"]["answers"] == ["no"]
@@ -222,6 +224,25 @@ def test_requests_are_taken_down_with_texts_only_where_that_is_said(tmp_path, te
     else:
         assert not any(row["answers"] or row["request"] for row in found.values())
         assert not any(secret.encode() in file.read_bytes() for file in tmp_path.rglob("*.parquet"))
+
+
+def test_texts_of_half_characters_are_taken_down(tmp_path):
+    log = ChatLog(ChatLogConfig.parse({"folder": str(tmp_path), "share": 1.0, "texts": True}))
+
+    async def use(http):
+        await http.post(CHAT, content=json.dumps(body(user="\ud800")))
+
+    run(use, [FakeModel("a", "no \ud800", error=None), FakeModel("b")], shared(b=1.0), log=log)
+    (row,) = rows(tmp_path)
+    assert (row["user_key"], json.loads(row["request"])["user"]) == ("?", "?")
+
+
+def test_counts_that_are_none_are_not_taken_down():
+    outcome = Outcome()
+    outcome.add({"choices": [{"index": 0, "message": {"tool_calls": 3}}], "usage": {"prompt_tokens": "x"}})
+    outcome.add({"usage": {"completion_tokens": 2**70}})
+    outcome.end(RequestError("you said 4711", 400, code="you said 4711"))
+    assert (outcome.prompt_tokens, outcome.answer_tokens, outcome.code) == (None, None, "RequestError")
 
 
 def test_a_share_of_the_requests_is_taken_down_by_their_ids(tmp_path):
@@ -260,6 +281,41 @@ def test_limits_are_those_of_the_model_that_answers():
         return [*statuses, (await http.post(CHAT, json=body() | {"model": "b"})).status_code]
 
     assert run(use, [limited, FakeModel("b")], shared(a=1.0)) == [200, 503, 200]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_character_ends_no_answer(stream):
+    async def use(http):
+        content = json.dumps(body(stream=stream, user="\ud800"))
+        return (await http.post(CHAT, content=content)).text
+
+    text = "yes \ud800" if stream else "yes"
+    found = run(use, [FakeModel("a", text)], shared(a=1.0))
+
+    assert "yes" in found
+    assert ("[DONE]" in found) == stream
+
+
+def test_who_asks_whether_it_is_ready_gets_names_alone():
+    class Away(FakeModel):
+        async def why_not(self):
+            return "Cannot connect to host 10.0.0.9:8000"
+
+    async def use(http):
+        return (await http.get("/health/ready")).json()
+
+    found = run(use, [FakeModel("a"), Away("b")])
+    assert found == {"status": "ready", "models": ["a"], "unavailable": ["b"]}
+
+
+def test_an_answer_with_a_text_too_few_is_said_over_tensors():
+    async def use(http):
+        tensor = {"name": "text_input", "datatype": "BYTES", "shape": [2], "data": ["x", "y"]}
+        return await http.post("/v2/models/a/infer", json={"inputs": [tensor]})
+
+    answer = run(use, [FakeModel("a")])
+    assert answer.status_code == 502
+    assert "no text for prompt 1" in answer.text
 
 
 @pytest.mark.parametrize(

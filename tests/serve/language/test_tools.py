@@ -34,6 +34,7 @@ ANSWERS = [
     ("<tool_call>" + call("paint") + "</tool_call>", "<tool_call>" + call("paint") + "</tool_call>", []),
     ('<tool_call>{"name": "ti', '<tool_call>{"name": "ti', []),
     (call("paint"), call("paint"), []),
+    (call(["time"]), call(["time"]), []),
     ('{"a": 1}', '{"a": 1}', []),
     ("a < b, and <tool is no mark", "a < b, and <tool is no mark", []),
 ]
