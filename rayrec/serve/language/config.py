@@ -155,7 +155,8 @@ class RayLlmModel(ModelLimits):
     engine: Literal["ray_llm"]
     folder: str
     """Of the model, as the nodes of the cluster have it."""
-    accelerator: Literal["cpu", "gpu"] = "gpu"
+    accelerator: str = "gpu"
+    """`gpu`, or the kind of the host, where vLLM computes on processors."""
     accelerator_type: str | None = None
     """Ray's name of the device, such as `H100`; None: any."""
     tensor: int = Field(1, ge=1)
@@ -177,13 +178,20 @@ class RayLlmModel(ModelLimits):
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     """Ray's, of the application, such as `py_executable` or `env_vars`."""
 
+    @field_validator("accelerator")
+    @classmethod
+    def _accelerator_is_known(cls, value: str) -> str:
+        if value not in ("gpu", HOST.kind):
+            raise ValueError(f"accelerator: expected gpu or {HOST.kind}, got {value!r}")
+        return value
+
     @model_validator(mode="after")
     def _settings_are_said_once(self) -> Self:
         own = {"tensor_parallel_size", "pipeline_parallel_size", "max_model_len", "enable_prefix_caching"}
         if twice := sorted(own & self.engine_kwargs.keys()):
             raise ValueError(f"{self.name}: engine_kwargs.{twice[0]} has a setting of its own; use that")
-        if self.accelerator == "cpu" and self.accelerator_type is not None:
-            raise ValueError(f"{self.name}: accelerator_type is of devices, and accelerator is cpu")
+        if self.accelerator == HOST.kind and self.accelerator_type is not None:
+            raise ValueError(f"{self.name}: accelerator_type is of devices, and accelerator is {HOST.kind}")
         return self
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -83,7 +84,7 @@ class LanguageModelHere:
         return ItemTokens(trie, starts, info.code_sizes, self.engine.num_tokens, unsaid)
 
     @torch.inference_mode()
-    def embed(self, tokens: list[int]) -> list[float]:
+    def embed(self, tokens: Sequence[int]) -> list[float]:
         """The mean of the last hidden states of a text's tokens."""
         base = self.network.base_model
         implementation = self.network.config._attn_implementation

@@ -59,11 +59,11 @@ class Outcome:
         self.is_over = True
         self.seconds = time.monotonic() - self.began_at
         if error is not None:
-            is_known = isinstance(error, RequestError)
             # Whatever else ends a task was the caller, who has gone.
-            self.status = error.status if is_known else 500 if isinstance(error, Exception) else 499
-            self.error = str(error) if is_known else type(error).__name__
-            code = error.code if is_known else None
+            status, said, code = (500 if isinstance(error, Exception) else 499), type(error).__name__, None
+            if isinstance(error, RequestError):
+                status, said, code = error.status, str(error), error.code
+            self.status, self.error = status, said
             self.code = code if code and _CODE.fullmatch(code) else type(error).__name__
         for told in self.on_end:
             told(self)
