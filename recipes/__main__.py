@@ -1,6 +1,6 @@
 """Run a recipe from data to figures:  python -m recipes NAME [--small] [--out FOLDER]
 
-Data, runs and figures go into a folder of their own; what an earlier run left there is made anew. `--small`
+Data, runs and figures go into a folder of their own; what an earlier run left there is replaced. `--small`
 is a run of seconds, whose figures say nothing.
 """
 

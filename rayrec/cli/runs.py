@@ -119,18 +119,19 @@ def check_run(run: Path) -> None:
         RunFolder.open(run)
 
 
-def check_data(path: Path, of_impressions: bool = False) -> None:
+def check_data(path: Path, model_kind: str = "next_item") -> None:
     """Refuse a folder that holds no data set before torch is imported.
+
+    Args:
+        model_kind: of the model that is to read it, which decides what could make one.
 
     Raises:
         InputError: names the folder.
     """
-    from rayrec.samples.dataset.dataset_folder import kind_of
-    from rayrec.samples.dataset.manifest import Manifest
-    from rayrec.samples.impressions.manifest import ImpressionManifest
+    from rayrec.samples.dataset.dataset_folder import HISTORIES, IMPRESSIONS, TEXT, kind_of, manifest_values
 
     if kind_of(path) is None:
-        (ImpressionManifest if of_impressions else Manifest).read(path)
+        manifest_values(path, {"impressions": IMPRESSIONS, "language": TEXT}.get(model_kind, HISTORIES))
 
 
 def check_served(run: str) -> None:
@@ -179,7 +180,7 @@ def train_command(
     from rayrec.pipelines.config.run import RunConfig
 
     config = RunConfig.load(config_file, overrides or ())
-    check_data(Path(config.data.path), config.model.kind == "impressions")
+    check_data(Path(config.data.path), config.model.kind)
     # What is wrong with the arguments is said before these take seconds to import.
     from rayrec.pipelines.training.placements import in_process, on_ray
     from rayrec.pipelines.training.train import train

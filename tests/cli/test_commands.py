@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rayrec.cli import app
+from rayrec.platform.checkout import CHECKOUT
 from tests.cli.commands import answer, rayrec, refused
 from tests.helpers.data import random_events, write_source
 from tests.helpers.runs import make_run
@@ -268,3 +269,18 @@ def test_sigterm_ends_a_command_like_ctrl_c():
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
     assert stderr == "rayrec: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("config", "command"),
+    [
+        ("mine.yaml", "rayrec prepare"),
+        ("criteo-dlrm.yaml", "rayrec impressions"),
+        ("language-lora.yaml", "rayrec text prepare"),
+    ],
+)
+def test_a_run_without_data_names_the_command_that_makes_what_its_model_reads(tmp_path, config, command):
+    line = refused(
+        "train", CHECKOUT / "configs" / config, "--run", tmp_path / "run", "--set", f"data.path={tmp_path}/no"
+    )
+    assert f"no such data set; `{command} SOURCE " in line

@@ -90,7 +90,7 @@ class FolderManifest(Config, ABC):
                 manifest of a data set of another kind.
         """
         path = folder / cls.KIND.manifest_file
-        manifest = cls.parse(_values(folder, cls.KIND), source=str(path))
+        manifest = cls.parse(manifest_values(folder, cls.KIND), source=str(path))
         if manifest.expected_fingerprint() != manifest.fingerprint:
             raise InputError(f"{path}: its fingerprint does not fit its content; prepare the data set again")
         return manifest
@@ -221,7 +221,7 @@ def _date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def _values(folder: Path, kind: DatasetKind) -> dict[str, Any]:
+def manifest_values(folder: Path, kind: DatasetKind) -> dict[str, Any]:
     """The values of a folder's manifest, of the format that this version reads.
 
     Raises:

@@ -242,7 +242,7 @@ def answers_expected(
     """What a model says of each record if all is as it was learned, treated as `said` treats it.
 
     A template may write more into an answer than the record has, such as an empty block of thoughts, and a
-    tokenizer may change a text: what is generated is compared with what comes of the same way.
+    tokenizer may change a text, so that what is generated is compared with what went through both as well.
 
     Raises:
         InputError: the template refuses a conversation.

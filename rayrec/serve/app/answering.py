@@ -1,6 +1,6 @@
 """Answers to requests, of a run, a store of versions or a folder in this process, or of a service by HTTP.
 
-A request that cannot be answered is an answer, too: a `Failed` with its reason. Whoever compares counts it.
+For a request that cannot be answered, there is a `Failed` with the reason, which a comparison counts.
 """
 
 from __future__ import annotations

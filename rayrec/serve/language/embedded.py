@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -145,7 +146,7 @@ class EmbeddedService:
             raise DeadlineError(f"{self.model.name} has not begun an answer in time") from None
 
 
-class _GeneratedCall:
+class _GeneratedCall(ABC):
     """A request for answers of the engine."""
 
     def __init__(self, service: EmbeddedService, request: ChatRequest | TextRequest, count: int) -> None:
@@ -175,8 +176,9 @@ class _GeneratedCall:
         self._service.check_answers(len(prompts))
         return form.chunks(self._pieces(prompts), len(prompts))
 
+    @abstractmethod
     async def _prepared(self, expires_at: float) -> tuple[Sequence[Prompt], ChatForm | TextForm]:
-        raise NotImplementedError
+        """What the engine is asked, and the form of the answer."""
 
     async def _pieces(self, prompts: Sequence[Prompt]) -> Pieces:
         """Pieces of all choices as they come, with the number of the choice; closing the generator ends all
@@ -322,7 +324,7 @@ class _EmbeddingCall:
         return {"object": "list", "data": data, "model": model.name, "usage": usage}
 
     async def stream(self, expires_at: float) -> Values:
-        raise NotImplementedError("vectors are not streamed")
+        raise AssertionError("vectors are not streamed, as `is_stream` says")
 
 
 def checked(body: Mapping[str, Any], kind: type[Wanted]) -> Wanted:

@@ -16,7 +16,7 @@ MOST_CHOICES = 128
 
 
 class Forwards(Protocol):
-    """Asks whoever answers."""
+    """Sends a request to the service or replica that answers it."""
 
     async def whole(self, kind: Kind, body: Mapping[str, Any], expires_at: float) -> dict[str, Any]:
         """As `Call.whole`."""
@@ -51,7 +51,7 @@ class ForwardedCall:
         self.user = user if isinstance(user, str) else None
 
     def check_room(self) -> None:
-        """Whoever answers says whether there is room."""
+        """Nothing to check here: the other side says whether it has room."""
 
     async def whole(self, expires_at: float) -> dict[str, Any]:
         return await self._to.whole(self._kind, self._body, expires_at)
