@@ -128,7 +128,7 @@ def _bars(folder: Path, options: BenchOptions) -> list[Bar]:
         bars = [
             Bar.once("greedy answers equal to generate's", measured.equal(), "transformers' generate", 1.0),
             Bar.once(
-                f"answers to {NUM_SCHEMAS} schemas that hold",
+                f"answers to {min(options.rows or NUM_SCHEMAS, NUM_SCHEMAS)} schemas that hold",
                 measured.schemas(options.rows),
                 "the schemas",
                 1.0,
