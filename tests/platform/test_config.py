@@ -238,7 +238,7 @@ def test_a_list_is_not_too_short_for_want_of_a_member_that_is_refused():
         members: tuple[Member, ...] = Field(min_length=1)
 
     with pytest.raises(InputError) as refused:
-        Several.parse({"members": [{"sise": 1}]})
+        Several.parse({"members": [{"sized": 1}]})
     assert "did you mean 'size'?" in str(refused.value)
     assert "at least 1" not in str(refused.value)
     with pytest.raises(InputError, match="members: tuple should have at least 1 item"):
