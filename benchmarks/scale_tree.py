@@ -193,16 +193,12 @@ def _spawn(host: RayHost, trainers: int, group: int) -> Stages:
 
     servers = [server(shard) for shard in range(NUM_SERVERS)]
     callers = spawn_trainer_groups(host, spec, servers)
-    members = [
-        host.spawn(
-            LightTrainer,
-            "trainer",
-            rank,
-            ([callers[rank // group]] if callers else servers, "auto", group),
-            free,
-        )
-        for rank in range(trainers)
-    ]
+    members = []
+    for rank in range(trainers):
+        of_rank = ([callers[rank // group]] if callers else servers, "auto", group)
+        members.append(host.spawn(LightTrainer, "trainer", rank, of_rank, free))
+        if len(members) % GROUP == 0:  # more processes that start at once do not answer in Ray's time
+            ray.get([actor.handle.stats.remote() for actor in host.spawned])
     reader = host.spawn(LightReader, "sample_reader", 0, (), free)
     worker = host.spawn(LightFeatureWorker, "feature_worker", 0, (trainers, group, callers), free)
     ray.get([actor.handle.stats.remote() for actor in host.spawned])
