@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ Address = tuple[str, int]
 
 
 class _Link(Protocol):
-    def all_reduce(self, flat: torch.Tensor) -> None: ...
+    def begin_all_reduce(self, flat: torch.Tensor) -> Callable[[], object]: ...
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]: ...
 
@@ -77,13 +77,18 @@ class TrainerGroup:
             self._link = None
             link.close()
 
-    def all_reduce(self, flat: torch.Tensor) -> None:
-        """Replace a tensor by its sum over the trainers."""
+    def begin_all_reduce(self, flat: torch.Tensor) -> Callable[[], None]:
+        """Begin to replace a tensor by its sum over the trainers; returns what waits for it."""
         assert self._link is not None, "trainers meet before they train"
-        began = time.perf_counter()
-        self._link.all_reduce(flat)
-        flat.reshape(-1)[-1:].tolist()  # waits for the device, whose result is needed next anyway
-        self.waited_s += time.perf_counter() - began
+        pending = self._link.begin_all_reduce(flat)
+
+        def wait() -> None:
+            began = time.perf_counter()
+            pending()
+            flat.reshape(-1)[-1:].tolist()  # waits for the device, whose result is needed next anyway
+            self.waited_s += time.perf_counter() - began
+
+        return wait
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Send each trainer its part; returns the parts that all trainers have for this one, by rank."""
@@ -101,10 +106,12 @@ class _ProcessGroups:
         # A group of its own: rows lie in host memory, and are exchanged while gradients are summed.
         self._host_group: Any = torch.distributed.new_group(backend=HOST_COLLECTIVE_BACKEND)
 
-    def all_reduce(self, flat: torch.Tensor) -> None:
+    def begin_all_reduce(self, flat: torch.Tensor) -> Callable[[], object]:
         import torch
 
-        torch.distributed.all_reduce(flat)
+        work = torch.distributed.all_reduce(flat, async_op=True)
+        assert work is not None, "of the default group, in which every trainer is"
+        return work.wait  # type: ignore[no-any-return]
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         import torch
@@ -171,13 +178,18 @@ class _Seat:
         self._meeting = meeting
         self._rank = rank
 
-    def all_reduce(self, flat: torch.Tensor) -> None:
-        # In the order of ranks, so that all have the same bits.
-        first, *others = self._meeting.gradients.exchange(self._rank, flat.clone())
-        total = first.clone()
-        for other in others:
-            total += other
-        flat.copy_(total)
+    def begin_all_reduce(self, flat: torch.Tensor) -> Callable[[], None]:
+        """All of it is done where it is waited for: trainers of one process have no wire to hide."""
+
+        def meet() -> None:
+            # In the order of ranks, so that all have the same bits.
+            first, *others = self._meeting.gradients.exchange(self._rank, flat.clone())
+            total = first.clone()
+            for other in others:
+                total += other
+            flat.copy_(total)
+
+        return meet
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         return [brought[self._rank] for brought in self._meeting.rows.exchange(self._rank, list(parts))]
