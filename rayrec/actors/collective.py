@@ -48,10 +48,18 @@ class TrainerGroup:
         It keeps the port from here on: one that was only looked up might be taken before it is used.
         """
         import ray
+
+        return self.open_at(ray.util.get_node_ip_address())
+
+    def open_at(self, host: str, port: int = 0) -> Address:
+        """As `open`, at an address of this machine that is known.
+
+        Args:
+            port: 0: one that is free.
+        """
         from torch.distributed import TCPStore
 
-        host = ray.util.get_node_ip_address()
-        self._store = TCPStore(host, 0, self.num_trainers, is_master=True, wait_for_workers=False)
+        self._store = TCPStore(host, port, self.num_trainers, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
     def join(self, where: Address | Meeting, backend: str) -> None:
