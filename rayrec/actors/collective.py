@@ -119,7 +119,7 @@ class _ProcessGroups:
 
         work = torch.distributed.all_reduce(flat, async_op=True)
         assert work is not None, "of the default group, in which every trainer is"
-        return work.wait  # type: ignore[no-any-return]
+        return work.wait
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         import torch
