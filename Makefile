@@ -80,7 +80,7 @@ packages: ## Install Debian's redis-server, chromium and prometheus for the test
 # Three processes on two cores: those that wait for Ray's processes leave a core to the others.
 # What is compiled of the modules is kept, wherever the environment says to keep none: every process of xdist and every
 # process that a test starts imports the same ones.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p no:schemathesis --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Where the shell forbids bytecode, every process would compile all sources, and each of pytest's all tests, again.
 test test-all: export PYTHONDONTWRITEBYTECODE =

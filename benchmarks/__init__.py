@@ -53,6 +53,7 @@ BENCHES: dict[str, Bench] = {
     "nearline-quality": partial(_run, "long_history_quality", "bench"),
     "off-policy": partial(_run, "off_policy", "bench"),
     "online": partial(_run, "online", "bench"),
+    "parallel": partial(_run, "parallel", "bench"),
     "pipeline": partial(_run, "pipeline", "bench"),
     "rl": partial(_run, "rl", "bench"),
     "samples": partial(_run, "samples", "bench"),

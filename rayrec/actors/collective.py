@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ Address = tuple[str, int]
 
 
 class _Link(Protocol):
-    def all_reduce(self, flat: torch.Tensor) -> None: ...
+    def begin_all_reduce(self, flat: torch.Tensor) -> Callable[[], object]: ...
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]: ...
 
@@ -48,10 +48,18 @@ class TrainerGroup:
         It keeps the port from here on: one that was only looked up might be taken before it is used.
         """
         import ray
+
+        return self.open_at(ray.util.get_node_ip_address())
+
+    def open_at(self, host: str, port: int = 0) -> Address:
+        """As `open`, at an address of this machine that is known.
+
+        Args:
+            port: 0: one that is free.
+        """
         from torch.distributed import TCPStore
 
-        host = ray.util.get_node_ip_address()
-        self._store = TCPStore(host, 0, self.num_trainers, is_master=True, wait_for_workers=False)
+        self._store = TCPStore(host, port, self.num_trainers, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
     def join(self, where: Address | Meeting, backend: str) -> None:
@@ -77,13 +85,18 @@ class TrainerGroup:
             self._link = None
             link.close()
 
-    def all_reduce(self, flat: torch.Tensor) -> None:
-        """Replace a tensor by its sum over the trainers."""
+    def begin_all_reduce(self, flat: torch.Tensor) -> Callable[[], None]:
+        """Begin to replace a tensor by its sum over the trainers; returns what waits for it."""
         assert self._link is not None, "trainers meet before they train"
-        began = time.perf_counter()
-        self._link.all_reduce(flat)
-        flat.reshape(-1)[-1:].tolist()  # waits for the device, whose result is needed next anyway
-        self.waited_s += time.perf_counter() - began
+        pending = self._link.begin_all_reduce(flat)
+
+        def wait() -> None:
+            began = time.perf_counter()
+            pending()
+            flat.reshape(-1)[-1:].tolist()  # waits for the device, whose result is needed next anyway
+            self.waited_s += time.perf_counter() - began
+
+        return wait
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Send each trainer its part; returns the parts that all trainers have for this one, by rank."""
@@ -101,10 +114,12 @@ class _ProcessGroups:
         # A group of its own: rows lie in host memory, and are exchanged while gradients are summed.
         self._host_group: Any = torch.distributed.new_group(backend=HOST_COLLECTIVE_BACKEND)
 
-    def all_reduce(self, flat: torch.Tensor) -> None:
+    def begin_all_reduce(self, flat: torch.Tensor) -> Callable[[], object]:
         import torch
 
-        torch.distributed.all_reduce(flat)
+        work = torch.distributed.all_reduce(flat, async_op=True)
+        assert work is not None, "of the default group, in which every trainer is"
+        return work.wait
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         import torch
@@ -171,13 +186,18 @@ class _Seat:
         self._meeting = meeting
         self._rank = rank
 
-    def all_reduce(self, flat: torch.Tensor) -> None:
-        # In the order of ranks, so that all have the same bits.
-        first, *others = self._meeting.gradients.exchange(self._rank, flat.clone())
-        total = first.clone()
-        for other in others:
-            total += other
-        flat.copy_(total)
+    def begin_all_reduce(self, flat: torch.Tensor) -> Callable[[], None]:
+        """All of it is done where it is waited for: trainers of one process have no wire to hide."""
+
+        def meet() -> None:
+            # In the order of ranks, so that all have the same bits.
+            first, *others = self._meeting.gradients.exchange(self._rank, flat.clone())
+            total = first.clone()
+            for other in others:
+                total += other
+            flat.copy_(total)
+
+        return meet
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         return [brought[self._rank] for brought in self._meeting.rows.exchange(self._rank, list(parts))]

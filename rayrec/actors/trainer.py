@@ -154,7 +154,7 @@ class Trainer(StageActor[StageClock]):
                 self._device.torch,
                 spec.seed,
                 spec.compute,
-                sum_over_trainers=self._group.all_reduce if spec.num_trainers > 1 else None,
+                sum_over_trainers=self._group.begin_all_reduce if spec.num_trainers > 1 else None,
                 attention_file=spec.attention_file(role.member),
             )
         )

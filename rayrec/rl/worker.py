@@ -49,7 +49,7 @@ class RlWorker:
         if "learner" in roles or "rollouts" in roles:
             self._policy = Policy.load(config)
         if "learner" in roles:
-            sum_over_learners = None if self._group is None else self._group.all_reduce
+            sum_over_learners = None if self._group is None else self._group.begin_all_reduce
             self._learner = PolicyLearner.of(config, self._policy, sum_over_learners)
         if "reference" in roles:
             self._reference = Policy.load(config)

@@ -69,6 +69,7 @@ def test_a_run_agrees_with_its_folder_and_is_judged_by_what_would_be_right(run, 
     assert found["figures"]["accuracy B - A"] == {"value": 0.0, "low": 0.0, "high": 0.0}
 
 
+@pytest.mark.slow
 def test_a_run_agrees_with_its_service(run, folder, tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

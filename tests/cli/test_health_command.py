@@ -57,6 +57,7 @@ def test_what_does_not_go_together_is_refused_in_one_line(arguments, sentence):
     assert sentence in refused("health", *arguments)
 
 
+@pytest.mark.slow
 def test_a_runs_steps_are_computed_again(run):
     report = answer("health", "replay", run, "--step", 10, "--in-process")
 

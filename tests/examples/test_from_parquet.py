@@ -2,9 +2,12 @@
 
 import re
 
+import pytest
+
 from examples import from_parquet
 
 
+@pytest.mark.slow
 def test_the_example_learns_from_a_folder_that_it_draws(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["from_parquet.py", "--epochs", "2"])
 

@@ -13,6 +13,7 @@ pytest.importorskip(
 from examples import torchrec_model
 
 
+@pytest.mark.slow
 def test_the_example_learns_and_says_what_the_shards_hold(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["torchrec_model.py", "--steps", "120"])
 

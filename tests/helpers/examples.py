@@ -1,4 +1,4 @@
-"""How much of a test is in `make test`: a quarter of Hypothesis' examples, some cases of a wide matrix.
+"""How much of a test is in `make test`: a seventh of Hypothesis' examples, some cases of a wide matrix.
 
 All of them are in `make test-all`.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-PROFILES = {"repeatable": 100, "quick": 25}
+PROFILES = {"repeatable": 100, "quick": 15}
 """Examples of a test that says no number, by the profile's name (`--hypothesis-profile`)."""
 
 

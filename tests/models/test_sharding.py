@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
@@ -22,8 +20,8 @@ from tests.models.ctr.programs import RANKING, ranking_program
 from tests.models.keras import impressions
 from tests.models.networks import CPU, table_rows
 from tests.models.recipes import ROWS, features_of, model_of
+from tests.models.two_trainers import NUM_TRAINERS, begin_sum, in_processes
 
-NUM_TRAINERS = 2
 NAMES = (
     "sasrec",
     "prefix_decoder",
@@ -41,9 +39,7 @@ SPLIT = ComputeSettings(parallel="fsdp2")
 
 
 def program(name: str, compute: ComputeSettings = PLAIN) -> SequenceProgram:
-    made = SequenceProgram(
-        model_of(name), SETTINGS, CPU, 5, sum_over_trainers=torch.distributed.all_reduce, compute=compute
-    )
+    made = SequenceProgram(model_of(name), SETTINGS, CPU, 5, sum_over_trainers=begin_sum, compute=compute)
     if compute.is_split:
         made.join()
     return made
@@ -57,22 +53,6 @@ def train(trained: SequenceProgram, name: str, rank: int, steps: range, rows: An
         losses.append(trained.backward(mine, table_rows(mine)).loss_sum)
         trained.update()
     return losses
-
-
-def in_processes(check: Any, folder: Path) -> None:
-    mp.spawn(_joined, (check, str(folder)), nprocs=NUM_TRAINERS)
-
-
-def _joined(rank: int, check: Any, folder: str) -> None:
-    torch.set_num_threads(1)
-    # By a file: a port that is free now may be taken a moment later.
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", world_size=NUM_TRAINERS, rank=rank
-    )
-    check(rank, Path(folder))
-    torch.distributed.destroy_process_group()
-    # All is checked; what gloo's threads do while an interpreter is taken down may abort the process.
-    os._exit(0)
 
 
 def close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
@@ -108,9 +88,7 @@ def _shards_train_as_copies_do(rank: int, name: str) -> None:
 
 
 def _shards_of_ranking_models_train_as_copies_do(rank: int, name: str) -> None:
-    copies, shards = (
-        ranking_program(name, CPU, compute, torch.distributed.all_reduce) for compute in (PLAIN, SPLIT)
-    )
+    copies, shards = (ranking_program(name, CPU, compute, begin_sum) for compute in (PLAIN, SPLIT))
     shards.join()
     num_rows = 17  # not as many for one trainer as for the other
     mine = slice(0, 6) if rank == 0 else slice(6, num_rows)

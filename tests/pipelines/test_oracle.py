@@ -258,10 +258,10 @@ def test_two_sync_runs_with_one_seed_end_with_the_same_bits(run_pipeline: RunPip
 @pytest.mark.parametrize(
     ("num_trainers", "cache_rows", "group"),
     [
-        pytest.param(1, 0, 1, id="one", marks=pytest.mark.slow),
+        pytest.param(1, 0, 1, id="one"),
         pytest.param(2, 0, 1, id="two", marks=pytest.mark.slow),
         pytest.param(2, 12, 1, id="two with caches", marks=pytest.mark.slow),
-        pytest.param(2, 0, 2, id="two in a group"),
+        pytest.param(2, 0, 2, id="two in a group", marks=pytest.mark.slow),
     ],
 )
 def test_actors_on_ray_end_with_the_bits_of_actors_in_one_process(
@@ -320,6 +320,7 @@ def test_bounded_staleness_trains_with_rows_that_lack_the_last_update(run_pipeli
     assert stale.final_loss != exact.final_loss
 
 
+@pytest.mark.slow
 def test_two_trainers_end_where_one_does_up_to_rounding(run_pipeline: RunPipeline):
     two = run_pipeline(GENERATIVE, num_trainers=2, mode="exact_prefetch")
 

@@ -249,6 +249,7 @@ def test_a_collapsed_policy_stops_the_run_and_the_best_one_is_kept(supervised, t
     Recommender.load(path)
 
 
+@pytest.mark.slow
 def test_the_command_reports_what_became_better_and_worse(supervised, tmp_path):
     path = tmp_path / "rl.yaml"
     path.write_text(config_of(supervised, steps=2).to_yaml())

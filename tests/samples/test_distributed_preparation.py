@@ -143,6 +143,7 @@ def test_a_split_by_time(tmp_path, settings):
     same(tmp_path, in_parts(tmp_path / "log", columns_of(events)), split="time", **settings)
 
 
+@pytest.mark.slow
 def test_boundaries_lie_far_apart_or_within_a_microsecond(tmp_path):
     random = np.random.default_rng(0)
     for number, spread in enumerate([4 * 10**14, 10**11, 10**7, 20, 1]):
@@ -152,6 +153,7 @@ def test_boundaries_lie_far_apart_or_within_a_microsecond(tmp_path):
         same(tmp_path, source, split="time", time_unit="us", clean=True)
 
 
+@pytest.mark.slow
 def test_labels_are_numbered_by_the_events_that_are_kept(tmp_path):
     events = random_events(12, 12)
     names = ["view", "buy", "like", None, "zoom"]
@@ -238,6 +240,7 @@ def test_files_that_are_divided_already(tmp_path):
     assert manifest.split.kind == "given"
 
 
+@pytest.mark.slow
 def test_descriptions_and_titles(tmp_path):
     events = random_events(12, 12)
     titles = [
@@ -258,6 +261,7 @@ def test_descriptions_and_titles(tmp_path):
     same(tmp_path, write_source(tmp_path / "log3", events, users=users), clean=True, split="time")
 
 
+@pytest.mark.slow
 def test_ids_that_are_written_in_two_ways(tmp_path):
     events = [
         (f"{user[1:]}.0" if number % 9 == 0 else f"0{user[1:]}", item, time)

@@ -73,6 +73,7 @@ except InputError as error:
 """
 
 
+@pytest.mark.slow
 def test_packages_of_the_guides_add_a_layout_and_an_operation(tmp_path):
     site, log, data = tmp_path / "site", tmp_path / "log.jsonl", tmp_path / "data"
     installed(site, EXAMPLES / "importer")

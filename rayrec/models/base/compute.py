@@ -34,6 +34,10 @@ class ComputeSettings:
 
     weights: Weights = "float32"
     """`bfloat16_with_master`: see `rayrec.models.program.master_weights`."""
+    reduce_dtype: Precision = "float32"
+    """That dense gradients are sent and added up in, among trainers."""
+    reduce_bucket: int = 4 * 2**20
+    """Bytes of dense gradients that are added up at once; see `rayrec.models.program.bucketed_sum`."""
 
     @property
     def has_masters(self) -> bool:
@@ -52,6 +56,14 @@ class ComputeSettings:
     def autocast(self, device: torch.device) -> torch.autocast:
         """Around forward and loss; not around backward, which takes the types of forward."""
         return autocast(device, enabled=self.precision != "float32")
+
+    @property
+    def sum_dtype(self) -> torch.dtype:
+        """Of sums of dense gradients."""
+        import torch
+
+        dtype: torch.dtype = getattr(torch, self.reduce_dtype)
+        return dtype
 
     @property
     def matrix_dtype(self) -> torch.dtype:

@@ -24,8 +24,11 @@ Rows = Mapping[str, np.ndarray | Tensor]
 """Table name to [M, D] float32 rows, in the order of the batch's distinct ids; tensors where they are on the
 device already."""
 
-SumOverTrainers = Callable[[Tensor], None]
-"""Replaces a flat tensor by its sum over all trainers, in place."""
+PendingSum = Callable[[], None]
+"""Waits until a sum is there."""
+SumOverTrainers = Callable[[Tensor], PendingSum]
+"""Begins to replace a flat tensor by its sum over all trainers, in place. All trainers begin the same sums in
+the same order, and leave the tensors alone until they are there."""
 
 
 class DenseGradients(NamedTuple):

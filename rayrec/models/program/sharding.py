@@ -42,15 +42,25 @@ class SplitModel(Protocol):
 class ShardedModel:
     """What has to be known of a model whose weights are split among the processes of the default group."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, reduce_dtype: torch.dtype = torch.float32
+    ) -> None:
         """Split the weights in place; every process of the group does so at once, with equal weights.
+
+        Args:
+            reduce_dtype: that gradients are sent and added up in.
 
         Raises:
             ValueError: a weight that is a single number, which FSDP2 does not split.
         """
         # Here: torch.distributed takes long to import, and few need it.
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+        from torch.distributed.fsdp import (
+            FSDPModule,
+            MixedPrecisionPolicy,
+            fully_shard,
+            register_fsdp_forward_method,
+        )
 
         for name, parameter in model.named_parameters():
             if parameter.ndim == 0:
@@ -59,11 +69,12 @@ class ShardedModel:
                     "set training.parallel to 'replicated'"
                 )
         self._mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
+        precision = MixedPrecisionPolicy(reduce_dtype=reduce_dtype)
         for block in blocks_of(model):
-            fully_shard(block, mesh=self._mesh)
+            fully_shard(block, mesh=self._mesh, mp_policy=precision)
             for name in getattr(type(block), FURTHER_METHODS, ()):
                 register_fsdp_forward_method(block, name)
-        fully_shard(model, mesh=self._mesh)
+        fully_shard(model, mesh=self._mesh, mp_policy=precision)
         self._root = model
         self._units = [module for module in model.modules() if isinstance(module, FSDPModule)]
         for unit in self._units:

@@ -16,6 +16,7 @@ from torch.nn.utils import get_total_norm
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.program.bucketed_sum import BucketedSum, gradient_or_zeros
 from rayrec.models.program.compiled_parts import compile_parts, explained
 from rayrec.models.program.flops import ModelFlops
 from rayrec.models.program.frozen_base import FrozenBase
@@ -82,9 +83,8 @@ class TrainingBatch(Protocol):
 class TorchProgram(ABC):
     """A module on one device; several trainers hold identical copies, or after `join` a part each.
 
-    Identical copies are what DistributedDataParallel keeps, too. Here their gradients are summed in one
-    flat collective behind backward: the rows' gradients are on their way meanwhile, and the order of the sum
-    does not depend on when gradients become ready.
+    Identical copies are what DistributedDataParallel keeps, too. Their gradients are summed in buckets while
+    backward still computes others (`BucketedSum`), and rows' gradients are on their way meanwhile.
     """
 
     def __init__(
@@ -119,6 +119,15 @@ class TorchProgram(ABC):
             compile_parts(model)
         self._masters = MasterWeights(model) if compute.has_masters else None
         self._parameters, self._optimizer = self._parameters_and_optimizer()
+        self._bucketed_sum = self._sum_in_buckets()
+
+    def _sum_in_buckets(self) -> BucketedSum | None:
+        if self._sum_over_trainers is None or self._compute.is_split:
+            return None
+        reached = dict(self._module.named_parameters())
+        pairs = [(reached[name], holder) for name, holder in self._trained_parameters.items()]
+        compute = self._compute
+        return BucketedSum(pairs, self._sum_over_trainers, compute.reduce_bucket, compute.sum_dtype)
 
     @abstractmethod
     def _batch(self, features: Any, rows: Rows, training: bool) -> Any:
@@ -139,7 +148,7 @@ class TorchProgram(ABC):
         """Split the module among the trainers, as the settings say."""
         if self._compute.parallel == "tensor":
             raise ValueError("training.parallel: 'tensor' splits language models alone; take 'fsdp2'")
-        return ShardedModel(self._module, self._device)
+        return ShardedModel(self._module, self._device, self._compute.sum_dtype)
 
     def _parameters_and_optimizer(self) -> tuple[dict[str, Tensor], torch.optim.AdamW]:
         parameters: dict[str, Tensor] = dict(self._module.named_parameters())
@@ -167,15 +176,18 @@ class TorchProgram(ABC):
         self._optimizer.zero_grad()
         loss_sum = torch.zeros((), device=self._device)
         with explained() if self._compute.compile else contextlib.nullcontext():
-            for piece, counts in self._pieces(batch):
+            pieces = list(self._pieces(batch))
+            for place, (piece, counts) in enumerate(pieces):
                 with self._compute.autocast(self._device):
                     loss = self._trained.loss(piece).float() * counts
+                if self._bucketed_sum is not None and place == len(pieces) - 1:
+                    self._bucketed_sum.begin_last_backward()
                 # A batch of a folder that grows may have no target at all.
                 (loss / max(features.num_targets, 1)).backward()
                 loss_sum += loss.detach()
         for parameter in self._trained_parameters.values():
-            parameter.grad = _or_zeros(parameter)
-        row_grads = {name: _or_zeros(rows_MD) for name, rows_MD in batch.rows.items()}
+            parameter.grad = gradient_or_zeros(parameter)
+        row_grads = {name: gradient_or_zeros(rows_MD) for name, rows_MD in batch.rows.items()}
         self._batch_step = features.step
         self._check_finite(loss_sum.detach(), row_grads, features)
         return DenseGradients(
@@ -210,14 +222,13 @@ class TorchProgram(ABC):
                 yield batch.stand_in(), 0.0
 
     def update(self) -> None:
-        gradients = self._dense_gradients()
         if self._split_model is not None:
             # They are summed already; only their norm is everyone's business.
-            self._limit(gradients, self._norm_over_trainers())
+            self._limit(self._dense_gradients(), self._norm_over_trainers())
         else:
-            if self._sum_over_trainers is not None:
-                _sum_in_place(gradients, self._sum_over_trainers)
-                if not math.isfinite(get_total_norm(gradients).item()):
+            if self._bucketed_sum is not None:
+                self._bucketed_sum.finish()
+                if not math.isfinite(get_total_norm(self._dense_gradients()).item()):
                     raise self._diverged(self._what_is_not_finite())
             if self._settings.max_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(
@@ -234,11 +245,11 @@ class TorchProgram(ABC):
         """Of gradients of which every trainer has a part; what is not split, every trainer has whole."""
         assert self._sum_over_trainers is not None
         trained = self._trained_parameters.values()
-        parts = [local(_or_zeros(parameter)) for parameter in trained if is_split(parameter)]
-        rest = [local(_or_zeros(parameter)) for parameter in trained if not is_split(parameter)]
+        parts = [local(gradient_or_zeros(parameter)) for parameter in trained if is_split(parameter)]
+        rest = [local(gradient_or_zeros(parameter)) for parameter in trained if not is_split(parameter)]
         # In float64, where the square of a large float32 is finite.
         square = get_total_norm(parts).double().square().reshape(1)
-        self._sum_over_trainers(square)
+        self._sum_over_trainers(square)()
         if rest:
             square += get_total_norm(rest).double().square()
         return math.sqrt(square.item()) if math.isfinite(square.item()) else math.inf
@@ -292,7 +303,7 @@ class TorchProgram(ABC):
 
     def _dense_gradients(self) -> list[Tensor]:
         """What this trainer holds of each."""
-        return [local(_or_zeros(parameter)) for parameter in self._trained_parameters.values()]
+        return [local(gradient_or_zeros(parameter)) for parameter in self._trained_parameters.values()]
 
     def _begin_inference(self) -> None:
         """Before each time that the module is asked for anything but its loss."""
@@ -395,19 +406,5 @@ def _groups(
     return groups
 
 
-def _or_zeros(tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-
-
 def _copy(tensor: Tensor) -> np.ndarray:
     return whole(tensor.detach()).cpu().numpy().copy()
-
-
-def _sum_in_place(tensors: list[Tensor], sum_over_trainers: SumOverTrainers) -> None:
-    """One collective for all tensors: many small ones would pay its latency each."""
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    sum_over_trainers(flat)
-    offset = 0
-    for tensor in tensors:
-        tensor.copy_(flat[offset : offset + tensor.numel()].view_as(tensor))
-        offset += tensor.numel()

@@ -246,13 +246,27 @@ class TrainingConfig(Config):
     """`bfloat16_with_master`: matrices are computed with in bfloat16, and a float32 copy of each is what the
     optimizer changes and snapshots hold. Spares forward their rounding, and takes half as much memory again
     for weights. Needs `precision: bfloat16`."""
+    reduce_dtype: Precision = "float32"
+    """`bfloat16`: trainers send each other dense gradients in 16 bits, half the bytes, and add them up in
+    these; what is rounded then is at most the last of eight bits. Not of `parallel: tensor`."""
+    reduce_bucket: ByteSize = Field(ByteSize(4 * 2**20), ge=1)
+    """Dense gradients that trainers add up at once, such as `4 MiB`: buckets are sent while backward computes
+    the next ones. With more than two trainers, the last bits of a sum depend on it."""
     init_from: str | None = None
     """Folder of a run from whose best snapshot this one takes dense weights and embedding rows; optimizers,
     learning rates and the position in the data begin again. None: everything does."""
 
     @property
     def compute(self) -> ComputeSettings:
-        return ComputeSettings(self.precision, self.micro_batches, self.compile, self.parallel, self.weights)
+        return ComputeSettings(
+            self.precision,
+            self.micro_batches,
+            self.compile,
+            self.parallel,
+            self.weights,
+            self.reduce_dtype,
+            int(self.reduce_bucket),
+        )
 
     @model_validator(mode="after")
     def _masters_are_of_whole_weights_in_16_bits(self) -> TrainingConfig:
@@ -267,6 +281,15 @@ class TrainingConfig(Config):
             raise ValueError(
                 f"training.weights is {self.weights!r} and training.parallel {self.parallel!r}, whose parts "
                 "are float32; set weights to 'float32', or parallel to 'replicated'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_of_layers_are_added_as_computed(self) -> TrainingConfig:
+        if self.parallel == "tensor" and self.reduce_dtype != "float32":
+            raise ValueError(
+                f"training.reduce_dtype is {self.reduce_dtype!r} and training.parallel 'tensor', which adds "
+                "up activations within layers; set reduce_dtype to 'float32', or parallel to 'fsdp2'"
             )
         return self
 

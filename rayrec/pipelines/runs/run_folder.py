@@ -69,6 +69,7 @@ FREE_TO_CHANGE = (
     "training.micro_batches",
     "training.compile",
     "training.parallel",
+    "training.reduce_bucket",
     "model.attention",
     "data.path",
     "data.semantic_ids",

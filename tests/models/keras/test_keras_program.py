@@ -204,7 +204,7 @@ def test_dropout_hangs_on_the_step_and_is_off_when_scoring():
 def test_the_shares_of_two_trainers_add_up_to_the_whole_batch():
     def backward(rows: slice):
         sent: list[np.ndarray] = []
-        trained = program(sum_over_trainers=lambda flat: sent.append(flat.numpy().copy()))
+        trained = program(sum_over_trainers=lambda flat: lambda: sent.append(flat.numpy().copy()))
         features = batch(rows=rows)
         gradients = trained.backward(features, table_rows(features))
         trained.update()

@@ -103,7 +103,7 @@ def test_of_a_split_network_every_trainer_counts_its_own_rows():
             ProgramPlacement(
                 torch.device("cpu"),
                 0,
-                sum_over_trainers=lambda values: None,
+                sum_over_trainers=lambda values: lambda: None,
                 compute=ComputeSettings(parallel="tensor"),
             )
         )

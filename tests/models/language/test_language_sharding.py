@@ -21,7 +21,8 @@ from tests.models.language.texts import (
     optimizer,
     text,
 )
-from tests.models.test_sharding import close, in_processes
+from tests.models.test_sharding import close
+from tests.models.two_trainers import begin_sum, in_processes
 
 FSDP2, TENSOR = ComputeSettings(parallel="fsdp2"), ComputeSettings(parallel="tensor")
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4}  # inputs and outputs share a matrix
@@ -45,9 +46,7 @@ def program(name: str, compute: ComputeSettings = PLAIN) -> TextProgram:
         VOCABULARY,
         optimizer(learning_rate=1e-3, weight_decay=0.01, max_grad_norm=0.5),
     )
-    placement = ProgramPlacement(
-        torch.device("cpu"), 3, sum_over_trainers=torch.distributed.all_reduce, compute=compute
-    )
+    placement = ProgramPlacement(torch.device("cpu"), 3, sum_over_trainers=begin_sum, compute=compute)
     made = spec.build(placement)
     made.join()
     return made

@@ -22,6 +22,7 @@ from tests.helpers.impressions import ctr_config, impression_dataset
 from tests.pipelines.capacity.plans import CORES, COSTS, WORK, made_of_costs, variants
 
 
+@pytest.mark.slow
 def test_costs_are_found_again(calibration):
     other = replace(WORK, is_near=False).scaled(Scale(batch=2000, servers=4, mode="bounded_stale"))
 

@@ -21,6 +21,7 @@ from rayrec.serve.language.embedded import EmbeddedService  # noqa: E402
 from rayrec.serve.language.loading import load_model  # noqa: E402
 from rayrec.serve.language.remote import RemoteService  # noqa: E402
 from rayrec.serve.web.address import wait_until_ready  # noqa: E402
+from tests.helpers.examples import cases  # noqa: E402
 
 HELLO = [{"role": "user", "content": "What is the capital of France?"}]
 TOOLS = [
@@ -63,7 +64,7 @@ def embedded(settings):
         yield url, model
 
 
-@pytest.fixture(scope="module", params=["embedded", "remote"])
+@pytest.fixture(scope="module", params=cases(["embedded", "remote"], ["embedded"]))
 def service(request, embedded):
     """A service, and the model that answers at last: of its own process, or of another service."""
     url, model = embedded
