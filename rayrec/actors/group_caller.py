@@ -35,6 +35,8 @@ class GroupSpec:
     max_staleness: int = 0
     queue_depth: int = 4
     """Batches that the driver begins at once."""
+    unasked_bytes: int | None = None
+    """As of `ShardClient`."""
 
     @property
     def num_groups(self) -> int:
@@ -70,6 +72,7 @@ class GroupCallerActor(StageActor[MeterClock]):
             ShardMap(len(servers)),
             connect(servers, spec.transport),
             spec.wait_timeout_s,
+            spec.unasked_bytes,
         )
 
     def place(self) -> ServerPlace:

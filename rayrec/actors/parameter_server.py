@@ -18,6 +18,7 @@ from rayrec.actors.transport import Listening, ServerPlace
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.shard import EmbeddingShard, LookupRequest, ShardStats
+from rayrec.embeddings.shard.step_buffer import DEFAULT_STEP_BUFFER
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
 from rayrec.embeddings.transport.protocol import Empty, ReplyT, ShardCall
@@ -45,6 +46,8 @@ class ServerSpec:
     num_threads: int = 1
     """That one of its calls may use."""
     called_by: Literal["trainer", "group"] = "trainer"
+    step_buffer: int = DEFAULT_STEP_BUFFER
+    """Bytes for gradients that come before their turn in the sum of a step."""
 
     @property
     def held(self) -> tuple[TableConfig, ...]:
@@ -77,6 +80,7 @@ class ParameterServer(StageActor[MeterClock]):
             memory_limit=spec.memory_limit,
             num_threads=spec.num_threads,
             called_by=spec.called_by,
+            step_buffer=spec.step_buffer,
         )
         self._listening = Listening(role.actor_name, self.answer)
 
@@ -213,6 +217,8 @@ def table_figures(stats: ShardStats) -> dict[str, float]:
         "table_rows_evicted": sum(table.num_evicted for table in counts),
         "table_gradients_not_admitted": sum(table.num_not_admitted for table in counts),
         "table_ids_waiting": sum(table.num_waiting for table in counts),
+        "step_buffer_bytes": stats.step_buffer_bytes,
+        "step_parts_held_back": stats.num_held_back,
     }
 
 
@@ -233,6 +239,7 @@ def spawn_parameter_server(host: Host, spec: ServerSpec, shard: int, num_cpus: f
         shard,
         (replace(spec, shard=shard),),
         # Of every trainer, two reads (or heads of steps) and a question for evictions may wait for a
-        # step, whose update needs a thread to arrive on; a snapshot is written, and may be released.
+        # step, whose update, or the question for room before it, needs a thread to arrive on; a snapshot is
+        # written, and may be released.
         {"num_cpus": num_cpus, "max_concurrency": (4 + spec.max_staleness) * spec.num_trainers + 4},
     )

@@ -67,6 +67,8 @@ class TrainerSpec:
     num_threads: int
     group_size: int = 1
     """Trainers that reach the servers by one caller."""
+    unasked_bytes: int | None = None
+    """As of `ShardClient`."""
     compute: ComputeSettings = PLAIN
     catalog_ids_I: np.ndarray | None = None
     """Ids of all items, for programs that rank by their rows."""
@@ -177,6 +179,7 @@ class Trainer(StageActor[StageClock]):
                 self._role.member,
                 incarnation,
                 is_in_group=spec.group_size > 1,
+                unasked_bytes=spec.unasked_bytes,
                 newest_events=self._newest_events,
             ),
             self._group if spec.num_trainers > 1 else None,

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal
+from typing import Any, ClassVar, Generic, Literal
 
 from rayrec.actors.in_process import InProcessActor
 from rayrec.embeddings.transport.client import answered
@@ -83,6 +83,8 @@ class RayTransport(ShardTransport):
 
 class InProcessTransport(ShardTransport):
     """Parameter servers of this process, called at once."""
+
+    is_at_once: ClassVar[bool] = True
 
     def __init__(self, servers: Sequence[InProcessActor]) -> None:
         self._servers = servers

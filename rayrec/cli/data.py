@@ -180,11 +180,18 @@ def _prepared(
     spill: Path | None,
 ) -> PrepareReport:
     from rayrec.samples.dataset.dataset_folder import HISTORIES
-    from rayrec.samples.prepare.distributed.run import about_events, prepare_distributed
+    from rayrec.samples.prepare.distributed.run import (
+        about_events,
+        finished_preparation,
+        prepare_distributed,
+    )
     from rayrec.samples.prepare.prepare import prepare
     from rayrec.samples.prepare.writer import check_target
 
-    check_target(out, HISTORIES, config.overwrite)  # before Ray starts
+    # Before Ray starts.
+    if resume and (report := finished_preparation(source, out, config)) is not None:
+        return report
+    check_target(out, HISTORIES, config.overwrite)
     if use_ray is False:
         return prepare(source, out, config, progress=progress)
     num_events = about_events(source, config)

@@ -187,12 +187,15 @@ def _prepared(
 ) -> ImpressionsReport:
     from rayrec.platform.remote_files import located
     from rayrec.samples.dataset.dataset_folder import IMPRESSIONS
-    from rayrec.samples.impressions.distributed import prepare_impressions_distributed
+    from rayrec.samples.impressions.distributed import finished_impressions, prepare_impressions_distributed
     from rayrec.samples.impressions.layouts import load_impressions
     from rayrec.samples.impressions.prepare import prepare_impressions
     from rayrec.samples.prepare.writer import check_target
 
-    check_target(out, IMPRESSIONS, config.overwrite)  # before Ray starts
+    # Before Ray starts.
+    if resume and (report := finished_impressions(source, out, config)) is not None:
+        return report
+    check_target(out, IMPRESSIONS, config.overwrite)
     if use_ray is None:
         files = load_impressions(located(source), config).files
         is_large = len(files) > 1 and sum(file.stat().st_size for file in files) >= _MANY_BYTES

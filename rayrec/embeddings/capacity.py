@@ -26,13 +26,14 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from rayrec.embeddings.base.layout import record_words
 from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap
 from rayrec.embeddings.config import DiskConfig, TableConfig
+from rayrec.embeddings.shard.step_buffer import DEFAULT_STEP_BUFFER
 from rayrec.embeddings.snapshot.snapshot import PARTS_WAITING
 from rayrec.embeddings.storage.consistent_snapshot import max_buffer_bytes, most_listed
 from rayrec.embeddings.storage.copy_on_write import ENTRY_BYTES
@@ -312,6 +313,8 @@ def plan_shards(
     num_shards: int,
     num_trainers: int,
     max_staleness: int = 0,
+    step_buffer: int = DEFAULT_STEP_BUFFER,
+    step_ids: Mapping[str, int] | None = None,
 ) -> tuple[ShardPlan, ...]:
     """Every parameter server of a run.
 
@@ -320,44 +323,74 @@ def plan_shards(
             where they are known and `spread` where only their number is.
         batch_ids: most distinct ids of each table in one trainer's share of a batch.
         max_staleness: steps that trainers may be ahead; their updates wait here.
+        step_buffer: bytes that a server may keep of updates that wait for those of lower ranks.
+        step_ids: distinct ids of each table in the batch of all trainers, where that is known; None: as many
+            as all of them could read.
     """
     if not tables:
         return ()  # no server is started
     shard_maps = {config.name: ShardMap(num_shards).among(config.servers) for config in tables}
-    step_ids = {
+    read_ids = {
         config.name: num_trainers * max(spread(batch_ids[config.name], num_shards, config.servers))
         for config in tables
     }
     shards = []
     for shard in range(num_shards):
-        planned, step_bytes = [], 0
+        planned, steps = [], []
         for config in tables:
             num_buckets = len(shard_maps[config.name].buckets(shard))
             if not num_buckets:
                 continue
-            new_ids = step_ids[config.name]
+            new_ids = read_ids[config.name]
             num_ids = ids_by_shard[config.name][shard]
             most_rows = _most_rows(config, num_buckets, new_ids)
             planned.append(plan_table(config, num_ids, min(num_ids, most_rows)))
-            step_bytes += _step_bytes(config, new_ids, num_trainers, max_staleness)
+            of_step = (
+                new_ids
+                if step_ids is None
+                else max(spread(step_ids[config.name], num_shards, config.servers))
+            )
+            steps.append(_StepPlan.of(config, new_ids, min(num_ids, of_step)))
+        step_bytes = _step_bytes(steps, num_trainers, max_staleness, step_buffer)
         shards.append(ShardPlan(shard, tuple(planned), step_bytes))
     return tuple(shards)
 
 
-def _step_bytes(config: TableConfig, num_ids: int, num_trainers: int, max_staleness: int) -> int:
-    """What a server holds of one table's ids in the steps of all trainers."""
-    row = 4 * config.dim
+class _StepPlan(NamedTuple):
+    """Bytes of one table in a step of all trainers, on one server."""
+
+    rows: int
+    """That are read."""
+    updates: int
+    """Gradients and ids, as they come."""
+    total: int
+    """Their sum."""
+    growing: int
+    """Beside it, while it grows."""
+
+    @classmethod
+    def of(cls, config: TableConfig, num_ids: int, num_distinct: int) -> _StepPlan:
+        """Args:
+        num_ids: of all trainers' batches, each counted by itself.
+        num_distinct: ids that there are.
+        """
+        row, num_distinct = 4 * config.dim, min(num_ids, num_distinct)
+        total = num_distinct * (_ID + row) + index_bytes(num_distinct)
+        return cls(num_ids * row, num_ids * (row + _ID), total, num_distinct * row)
+
+
+def _step_bytes(tables: Sequence[_StepPlan], num_trainers: int, max_staleness: int, step_buffer: int) -> int:
+    """What a server holds in the steps of all trainers."""
+    rows, updates, total, growing = (sum(table[part] for table in tables) for part in range(4))
+    if num_trainers == 1:
+        return rows + (1 + max_staleness) * updates  # applied as they came
     # Of several trainers one may be a step ahead. A part is given back once it is in the sum, where the
-    # parts of all lower ranks have to be first: if the first rank is the last to come, all others wait.
-    # A single trainer's part is applied as it came.
-    num_waiting = 1 + max_staleness + (num_trainers > 1)
-    held = num_ids * (row + num_waiting * (row + _ID))
-    return held + sum_bytes(config, num_ids) if num_trainers > 1 else held
-
-
-def sum_bytes(config: TableConfig, num_ids: int) -> int:
-    """Most that the running sum of so many ids' gradients takes: rows twice while it grows, and an index."""
-    return num_ids * (_ID + 2 * 4 * config.dim) + index_bytes(num_ids)
+    # parts of all lower ranks have to be first: if the first rank is the last to come, all others wait,
+    num_steps = 2 + max_staleness
+    without_bound = num_steps * updates + total + growing
+    # as far as the buffer has room for them; beside it there are sums, and the parts whose turn it is.
+    bounded = step_buffer + num_steps * (updates // num_trainers + total) + growing
+    return rows + min(without_bound, bounded)
 
 
 def caller_bytes(

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -94,6 +95,12 @@ def unfinished_suffix() -> str:
     return f"{secrets.token_hex(6)}.unfinished"
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Delete what killed writers have left below a folder; only for who knows that nobody writes there."""
+    for left in folder.rglob(f".*.{'[0-9a-f]' * 12}.unfinished"):
+        left.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`; a crash leaves the old file or the new one."""
     with written_whole(path, on_disk=True) as unfinished:
@@ -125,13 +132,25 @@ def memory_file_system(folder: Path) -> str | None:
     return MEMORY_FILE_SYSTEMS.get(number & 0xFFFFFFFF)
 
 
-def check_on_disk(folder: Path) -> None:
-    """Refuse a folder that does not exist or that is kept in memory, with an InputError."""
+def check_on_disk(folder: Path, may_be_memory: bool = False) -> None:
+    """Refuse a folder that does not exist, takes no files, or is kept in memory, with an InputError.
+
+    Args:
+        may_be_memory: take one that is.
+    """
     if not folder.is_dir():
         raise InputError(
             f"{folder}: there is no such folder on this machine; make it, or name another (disk.folder)"
         )
-    if name := memory_file_system(folder):
+    try:
+        with tempfile.TemporaryFile(prefix="rayrec-", dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{folder}: no file can be made in this folder ({error.strerror}); let this user write there, or "
+            "name another (disk.folder)"
+        ) from error
+    if not may_be_memory and (name := memory_file_system(folder)):
         raise InputError(
             f"{folder} is in memory ({name}), so that rows written there take the memory that they should "
             "make room in: name a folder on a local disk (disk.folder)"

@@ -11,6 +11,7 @@ then delete the folder, and begin again.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -22,13 +23,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rayrec.platform.errors import InputError, NoRoomError
-from rayrec.platform.files import no_room, write_json, written_whole
+from rayrec.platform.files import no_room, remove_unfinished, write_json, written_whole
 from rayrec.platform.tasks import RunTasks, Task
 
 _PLAN = "plan.json"
+_MADE_BY = "preparation.json"
+"""In a result, what it was made of and how: a command that is repeated can tell that it is done."""
 _SPILLED = "spilled.txt"
 """Says where the tables between the passes are."""
 
@@ -102,6 +105,8 @@ class WorkFolder:
                     ) from None
                 if was_there:
                     folder._check(plan, resume)
+                    for one in (path, spilled):  # nobody else is at work: what is half written stays so
+                        remove_unfinished(one)
                 else:
                     (path / _SPILLED).write_text(str(spilled.absolute()))
                     write_json(path / _PLAN, plan)
@@ -160,6 +165,15 @@ class WorkFolder:
         for path in self.spill.glob(pattern):
             path.unlink(missing_ok=True)
 
+    def keep_plan(self, report: Any = None) -> None:
+        """Leave in the result what it was made of, for `finished_report`.
+
+        Args:
+            report: plain values of what a repeated command should say.
+        """
+        plan = json.loads((self.path / _PLAN).read_text())
+        write_json(self.data / _MADE_BY, {"plan": plan, "report": report})
+
     def delete(self) -> None:
         """Delete all of it."""
         shutil.rmtree(self.spill, ignore_errors=True)
@@ -179,28 +193,71 @@ class WorkFolder:
                 f"{self.path}: a {self._work.noun} that was interrupted has got this far; go on with it "
                 f"(--resume), or delete {' and '.join(self._folders())}"
             )
-        now = json.loads(json.dumps(plan))
-        was, are = (dict(map(tuple, one.pop("files"))) for one in (before, now))
-        for file in sorted(was.keys() | are.keys()):
-            if was.get(file) != are.get(file):
-                what = "is new" if file not in was else "is gone" if file not in are else "has changed"
-                raise InputError(
-                    f"{file}: the file {what} since the interrupted {self._work.noun} began; delete "
-                    f"{' and '.join(self._folders())}, and {self._work.again} again"
-                )
-        for name in sorted(before.keys() | now.keys()):
-            if before.get(name) != now.get(name):
-                raise InputError(
-                    f"{name} is {now.get(name)!r}, but the interrupted {self._work.noun} began with "
-                    f"{before.get(name)!r}; set it to that, or delete "
-                    f"{' and '.join(self._folders())}"
-                )
+        found = _difference(before, plan, f"the interrupted {self._work.noun} began")
+        if found is not None:
+            folders = " and ".join(self._folders())
+            raise InputError(
+                f"{found.what}; delete {folders}, and {self._work.again} again"
+                if found.remedy is None
+                else f"{found.what}; {found.remedy}, or delete {folders}"
+            )
 
     def _folders(self) -> list[str]:
         """What interrupted work has left, wherever it spilled."""
         note = self.path / _SPILLED
         spilled = Path(note.read_text()) if note.is_file() else self.path.absolute()
         return [str(self.path), *([] if spilled.is_relative_to(self.path.absolute()) else [str(spilled)])]
+
+
+def finished_report(out: Path, plan: Mapping[str, Any], work: Work = PREPARATION) -> Any:
+    """What `WorkFolder.keep_plan` was given, of a result that is whole.
+
+    Deletes what work that was killed at its very end has left beside it.
+
+    Raises:
+        InputError: the result is of another plan, or does not say of which.
+    """
+    remedy = "give a new folder, or set overwrite (--overwrite)"
+    try:
+        made_by = json.loads((out / _MADE_BY).read_text())
+    except FileNotFoundError:
+        raise InputError(
+            f"{out}: a data set is there already, and does not say what it was made of, as those do that "
+            f"--resume can go on with; {remedy}"
+        ) from None
+    found = _difference(made_by["plan"], plan, "the data set was made")
+    if found is not None:
+        raise InputError(f"{out}: {found.what}; {remedy}")
+    path = out.parent / f".{out.name}.{work.suffix}"
+    with contextlib.suppress(OSError), (path / "lock").open("r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        WorkFolder(path, Path((path / _SPILLED).read_text()), work).delete()
+    return made_by["report"]
+
+
+class _Difference(NamedTuple):
+    what: str
+    remedy: str | None
+    """None: it cannot be undone."""
+
+
+def _difference(before: Mapping[str, Any], plan: Mapping[str, Any], since: str) -> _Difference | None:
+    """The first difference between two plans.
+
+    Args:
+        since: when the earlier one was made, as the end of a sentence.
+    """
+    then, now = dict(before), json.loads(json.dumps(plan))
+    was, are = (dict(map(tuple, one.pop("files"))) for one in (then, now))
+    for file in sorted(was.keys() | are.keys()):
+        if was.get(file) != are.get(file):
+            what = "is new" if file not in was else "is gone" if file not in are else "has changed"
+            return _Difference(f"{file}: the file {what} since {since}", None)
+    for name in sorted(then.keys() | now.keys()):
+        if then.get(name) != now.get(name):
+            what = f"{name} is {now.get(name)!r}, but {since} with {then.get(name)!r}"
+            return _Difference(what, "set it to that")
+    return None
 
 
 def _check_owner(path: Path) -> None:

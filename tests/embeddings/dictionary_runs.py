@@ -187,11 +187,17 @@ MODES = {
 }
 
 
-def check_run(make_mode, run_: Run, num_shards, seed, drain_every, ahead, over_drains=False) -> None:
+def check_run(
+    make_mode, run_: Run, num_shards, seed, drain_every, ahead, over_drains=False, has_room=True
+) -> None:
+    """Args:
+    has_room: whether servers take gradients before their turn in the sum of a step.
+    """
     expected, expected_rows = trained_dictionaries(run_)
     num_trainers = len(run_.batches_by_source)
 
-    shards = make_shards(run_.tables, num_shards, num_trainers)
+    buffer = {} if has_room else {"step_buffer": 0}
+    shards = make_shards(run_.tables, num_shards, num_trainers, **buffer)
     transport = AdversarialTransport(shards, seed, repeated=0.3, lost=0.2)
     found = run(
         make_mode,
@@ -202,6 +208,7 @@ def check_run(make_mode, run_: Run, num_shards, seed, drain_every, ahead, over_d
         drain_every,
         ahead,
         over_drains,
+        None if has_room else 0,
     )
     transport.finish()
 

@@ -17,7 +17,9 @@ from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
 from rayrec.embeddings.lookup.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.shard.step_buffer import DEFAULT_STEP_BUFFER
 from rayrec.embeddings.transport.protocol import (
+    AdmitCall,
     ApplyCall,
     ApplyHeadCall,
     EvictedCall,
@@ -46,10 +48,21 @@ def alone(*values: int) -> dict[str, Ids]:
 
 
 def make_shards(
-    tables: Sequence[TableConfig], num_shards: int, num_trainers: int = 1, max_staleness: int = 0
+    tables: Sequence[TableConfig],
+    num_shards: int,
+    num_trainers: int = 1,
+    max_staleness: int = 0,
+    step_buffer: int = DEFAULT_STEP_BUFFER,
 ) -> list[EmbeddingShard]:
     return [
-        EmbeddingShard(tables, s, num_trainers, wait_timeout_s=WAIT_S, max_staleness=max_staleness)
+        EmbeddingShard(
+            tables,
+            s,
+            num_trainers,
+            wait_timeout_s=WAIT_S,
+            max_staleness=max_staleness,
+            step_buffer=step_buffer,
+        )
         for s in range(num_shards)
     ]
 
@@ -112,6 +125,8 @@ class AdversarialTransport(ShardTransport):
             case WriteBackCall():
                 is_ready, reads = self._is_at(shard, call.after_step), None
                 is_repeated = self._is_repeated()
+            case AdmitCall():
+                is_ready, reads, is_repeated = self._has_room(served, call), None, self._is_repeated()
             case ApplyCall():
                 is_ready, reads, is_repeated = (lambda: True), None, self._is_repeated()
             case ApplyHeadCall():
@@ -133,6 +148,9 @@ class AdversarialTransport(ShardTransport):
 
     def _is_at(self, shard, after_step) -> Callable[[], bool]:
         return lambda: after_step is None or self._shards[shard].committed_step >= after_step
+
+    def _has_room(self, served: EmbeddingShard, call: AdmitCall) -> Callable[[], bool]:
+        return lambda: served._failure is not None or served.ask_for_room(call.tag, call.num_bytes)
 
     def _is_repeated(self) -> bool:
         with self._changed:
@@ -270,6 +288,7 @@ def run(
     drain_every: int = 1000,
     ahead: Literal["never", "before rows", "behind rows"] = "before rows",
     announces_over_drains: bool = False,
+    unasked_bytes: int | None = None,
 ) -> list[tuple[Seen, Seen]]:
     """Train all trainers at once, each in a thread; a mode that takes an `exchange` gets one.
 
@@ -277,13 +296,14 @@ def run(
         drain_every: steps between two moments at which the servers have everything.
         ahead: whether and when the batch after is announced.
         announces_over_drains: also if the servers have everything in between.
+        unasked_bytes: of a part of a step, for which trainers do not ask for room.
     """
     num_trainers = len(batches_by_source)
     board, rows_board = Board(num_trainers), Board(num_trainers)  # as there are two process groups
 
     def train_source(rank: int) -> tuple[Seen, Seen]:
         try:
-            link = TrainerLink(tables, ShardMap(num_shards), transport, rank)
+            link = TrainerLink(tables, ShardMap(num_shards), transport, rank, unasked_bytes=unasked_bytes)
             mode = make_mode(link, ThreadExchange(rows_board, rank))
             return train(
                 mode, batches_by_source[rank], rank, board, drain_every, ahead, announces_over_drains

@@ -72,9 +72,12 @@ FAST = (
     seed=st.integers(0, 10_000),
     drain_every=st.sampled_from([2, 3, 1000]),
     ahead=st.sampled_from(["never", "before rows", "behind rows"]),
+    has_room=st.booleans(),
 )
-def test_every_mode_gives_the_rows_of_a_dictionary(mode, run_, num_shards, seed, drain_every, ahead):
-    check_run(MODES[mode], run_, num_shards, seed, drain_every, ahead)
+def test_every_mode_gives_the_rows_of_a_dictionary(
+    mode, run_, num_shards, seed, drain_every, ahead, has_room
+):
+    check_run(MODES[mode], run_, num_shards, seed, drain_every, ahead, has_room=has_room)
 
 
 @st.composite

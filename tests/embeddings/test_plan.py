@@ -300,14 +300,29 @@ def test_records_on_a_device_are_planned_there_and_the_rest_of_the_cache_on_the_
 def test_updates_that_wait_for_others_are_counted():
     config = TableConfig(name="items", dim=8)
 
-    def step_bytes(num_trainers, max_staleness):
-        (shard,) = plan_shards([config], {"items": [0]}, {"items": 100}, 1, num_trainers, max_staleness)
+    def step_bytes(num_trainers, max_staleness, num_ids=10_000, step_buffer=2**30, step_ids=None):
+        (shard,) = plan_shards(
+            [config],
+            {"items": [num_ids]},
+            {"items": 100},
+            1,
+            num_trainers,
+            max_staleness,
+            step_buffer,
+            step_ids,
+        )
         return shard.step_bytes
 
     assert step_bytes(1, 0) == 100 * (32 + 40)  # a reply and an update
     assert step_bytes(1, 2) == 100 * (32 + 3 * 40)
     growing = 200 * (8 + 2 * 32) + index_bytes(200)  # their sum
     assert step_bytes(2, 0) == 200 * (32 + 2 * 40) + growing  # two updates of each
+    distinct = 150 * (8 + 32) + index_bytes(150)  # as many as there are
+    assert step_bytes(2, 0, num_ids=150) == 200 * (32 + 2 * 40) + distinct + 150 * 32
+    assert step_bytes(2, 0, step_ids={"items": 150}) == step_bytes(2, 0, num_ids=150)
+    # Of two steps the sum and the update whose turn it is, one that grows, and what the buffer has room for.
+    bounded = 5000 * 32 + 2 * (100 * 40 + distinct) + 150 * 32 + 1000
+    assert step_bytes(50, 0, num_ids=150, step_buffer=1000) == bounded
 
 
 class Taken(ShardTransport):

@@ -138,6 +138,19 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(dataset, tmp_path):
     assert_same_bits(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.parametrize("trainers_per_group", cases([1, 2], [1]))
+def test_trainers_that_wait_for_room_on_the_servers_end_with_the_same_bits(
+    dataset, tmp_path, trainers_per_group
+):
+    config = settings(dataset, num_trainers=3, trainers_per_group=trainers_per_group)
+    narrow = config.sparse.model_copy(update={"step_buffer": 1})
+
+    train(config, tmp_path / "run", cluster=in_process)
+    train(config.model_copy(update={"sparse": narrow}), tmp_path / "narrow", cluster=in_process)
+
+    assert_same_bits(tmp_path / "run", tmp_path / "narrow")
+
+
 def test_split_weights_need_processes(dataset, tmp_path):
     config = settings(dataset, num_trainers=2)
     split = config.training.model_copy(update={"parallel": "fsdp2"})

@@ -15,6 +15,7 @@ from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training import memory_plan
 from rayrec.pipelines.training.memory_plan import plan_memory
+from rayrec.pipelines.training.train import train
 from rayrec.platform import files
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
@@ -235,13 +236,26 @@ def test_a_disk_that_is_memory_is_refused_before_the_run(
         plan.check()
 
 
-def test_a_disk_that_is_not_there_is_refused_before_the_run(dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_plan, "starts_cluster", lambda config: True)
-    disk = {"memory": "1 GiB", "folder": str(tmp_path / "missing")}
-    plan = plan_memory(assembly_of(dataset, sparse={"tables": {"user": {"disk": disk}}}))
+@pytest.mark.parametrize("may_be_memory", [False, True])
+@pytest.mark.parametrize(
+    ("folder", "expected"),
+    [
+        ("missing", r"table 'user': .*missing: there is no such folder"),
+        (
+            "/proc",
+            r"table 'user': /proc: no file can be made in this folder \(.*\); let this user write there",
+        ),
+    ],
+)
+def test_a_disk_that_takes_no_rows_is_refused_before_anything_starts(
+    dataset, tmp_path, folder, expected, may_be_memory
+):
+    disk = {"memory": "1 GiB", "folder": str(tmp_path / folder), "may_be_memory": may_be_memory}
+    assembly = assembly_of(dataset, sparse={"tables": {"user": {"disk": disk}}})
 
-    with pytest.raises(InputError, match=r"table 'user': .*missing: there is no such folder"):
-        plan.check()
+    with pytest.raises(InputError, match=expected):
+        train(assembly.config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_server_that_has_room_to_train_has_room_to_load_a_snapshot(dataset):

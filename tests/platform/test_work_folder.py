@@ -1,8 +1,9 @@
 import pytest
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import written_whole
 from rayrec.platform.tasks import run_tasks_locally
-from rayrec.platform.work_folder import WorkFolder
+from rayrec.platform.work_folder import WorkFolder, finished_report
 
 PLAN = {"files": [], "seed": 1}
 
@@ -37,6 +38,52 @@ def test_what_is_done_is_read_in_order_and_goes_with_the_work(tmp_path):
     interrupted(tmp_path / "out")
     assert resumed(tmp_path / "out") == [2, 4, 6]
     assert not list(tmp_path.iterdir())
+
+
+def killed_while_it_writes(out):
+    with WorkFolder.open(out, None, PLAN, resume=False) as work:
+        for folder in (work.data, work.spill):
+            with written_whole(folder / "part.parquet") as unfinished:
+                unfinished.touch()
+            unfinished.touch()  # as if it had been killed inside
+        raise KeyboardInterrupt
+
+
+def test_files_that_a_killed_process_has_begun_are_gone_when_its_work_goes_on(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        killed_while_it_writes(tmp_path / "out")
+
+    with WorkFolder.open(tmp_path / "out", None, PLAN, resume=True) as work:
+        for folder in (work.data, work.spill):
+            assert [path.name for path in folder.iterdir()] == ["part.parquet"]
+
+
+def killed_at_its_end(out, spill):
+    """When its result is in its place."""
+    with WorkFolder.open(out, spill, PLAN, resume=False) as work:
+        work.keep_plan(["said"])
+        work.data.rename(out)
+        raise KeyboardInterrupt
+
+
+def test_a_result_says_what_it_was_made_of_and_what_was_left_beside_it_goes(tmp_path):
+    (tmp_path / "disk").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        killed_at_its_end(tmp_path / "out", tmp_path / "disk")
+
+    with pytest.raises(
+        InputError, match=r"out: seed is 2, but the data set was made with 1; give a new folder"
+    ):
+        finished_report(tmp_path / "out", PLAN | {"seed": 2})
+    with pytest.raises(InputError, match=r"out: log.csv: the file is new since the data set was made; give"):
+        finished_report(tmp_path / "out", PLAN | {"files": [["log.csv", "5 bytes"]]})
+    assert finished_report(tmp_path / "out", PLAN) == ["said"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
+    assert not list((tmp_path / "disk").iterdir())
+
+    (tmp_path / "other").mkdir()
+    with pytest.raises(InputError, match="does not say what it was made of"):
+        finished_report(tmp_path / "other", PLAN)
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])

@@ -448,6 +448,30 @@ def test_another_log_or_other_settings_are_not_gone_on_with(tmp_path):
         again(config)
 
 
+def test_what_is_finished_is_not_prepared_again(tmp_path, caplog):
+    source, sizes, out = described_log(tmp_path / "log"), SIZES[1], tmp_path / "data"
+    config = PrepareConfig.parse({"clean": True})
+    first = prepare_distributed(source, out, config, sizes=sizes)
+    again = partial(prepare_distributed, source, out, run_tasks=killed_after(0), resume=True, sizes=sizes)
+
+    with caplog.at_level("INFO"):
+        assert again(config) == first
+    assert f"{out}: is finished already" in caplog.text
+    with pytest.raises(InputError, match="seed is 1, but the data set was made with 0; give a new folder"):
+        again(config.model_copy(update={"seed": 1}))
+    with pytest.raises(Killed):
+        again(config.model_copy(update={"overwrite": True}))
+    table = pq.read_table(source / "users.parquet")
+    pq.write_table(table.slice(1), source / "users.parquet")
+    with pytest.raises(InputError, match=r"users.parquet: the file has changed since the data set was made"):
+        again(config)
+    prepare(source, tmp_path / "one", config)
+    with pytest.raises(
+        InputError, match="one: a data set is there already, and does not say what it was made of"
+    ):
+        prepare_distributed(source, tmp_path / "one", config, resume=True)
+
+
 def test_a_file_that_changes_meanwhile_is_refused(tmp_path):
     source = described_log(tmp_path / "log")
     table = pq.read_table(source / "interactions.parquet")

@@ -1,5 +1,7 @@
 import json
 import random
+import subprocess
+import sys
 from datetime import timedelta
 
 import numpy as np
@@ -15,6 +17,7 @@ from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.prepare.partitions import run_partitions_locally
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.prepare.times import parse_times
+from rayrec.samples.prepare.writer import whole_folder
 from tests.helpers.data import random_events, real_data, small_dataset, write_source
 
 EVENTS = [(1, 10, 5), (1, 30, 7), (1, 20, 6), (1, 40, 8), (2, 20, 5), (2, 10, 9), (2, 40, 6)]
@@ -485,6 +488,29 @@ def test_an_interrupted_preparation_leaves_the_old_data_set(tmp_path):
     assert prepare(more, out, PrepareConfig(overwrite=True)).manifest.fingerprint != before
     assert Dataset.open(out).manifest.counts["events"] == 8
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "source"]
+
+
+def test_what_a_killed_preparation_has_left_is_deleted_by_the_next_of_the_same_data_set(tmp_path):
+    program = """
+import os, sys
+from pathlib import Path
+from rayrec.samples.prepare.writer import whole_folder
+with whole_folder(Path(sys.argv[1])) as folder:
+    (folder / "train.parquet").touch()
+    os._exit(1)
+"""
+    for name in ("data", "database"):
+        subprocess.run([sys.executable, "-c", program, tmp_path / name], check=False)
+    killed, others = sorted(tmp_path.iterdir())
+    assert (killed / "data" / "train.parquet").exists()
+
+    with whole_folder(tmp_path / "data") as alive:
+        assert not killed.exists()
+        with whole_folder(tmp_path / "data") as folder:
+            (folder / "dataset.json").touch()
+        assert alive.exists()
+    assert others.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [others.name, "data"]
 
 
 def test_a_data_set_that_is_not_whole_is_refused_by_file(tmp_path):

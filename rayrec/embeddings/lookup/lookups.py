@@ -60,11 +60,15 @@ class TrainerLink:
     clock: Callable[[], float] = time.perf_counter
     is_in_group: bool = False
     """Whether the calls go to a `GroupCaller`, as if that were the only shard."""
+    unasked_bytes: int | None = None
+    """Of a part of a step that shards take without being asked for room (`shard.step_buffer`); None: any."""
     newest_events: dict[int, int] = field(default_factory=dict)
     """UNIX seconds of the newest event of every step in flight, for tables whose rows live for some hours."""
 
     def client(self) -> ShardClient:
-        return ShardClient(self.tables, self.shard_map, self.transport)
+        # The caller of a group asks for room itself, for the sum of all.
+        unasked_bytes = None if self.is_in_group else self.unasked_bytes
+        return ShardClient(self.tables, self.shard_map, self.transport, unasked_bytes)
 
     def tag(self, step: int) -> UpdateTag:
         """Of the trainer's contribution to a step."""
@@ -192,11 +196,12 @@ class SyncLookups:
         return rows
 
     def update(self, step: int, lookups: Lookups, grads: Mapping[str, Float32Array]) -> None:
+        held_back_s = self._client.held_back_s
         sent = self._client.send(self._link.tag(step), ids_by_table(lookups), grads)
         started = self._clock()
         for reply in sent:
             reply.result()
-        self.stats.update_wait_s += self._clock() - started
+        self.stats.update_wait_s += self._clock() - started + self._client.held_back_s - held_back_s
 
     def drain(self) -> None:
         """Nothing: every update was waited for."""

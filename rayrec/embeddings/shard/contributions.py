@@ -84,13 +84,18 @@ class StepContributions:
         """Whether the second sum has a contribution that came whole, and all heads before it."""
         self._announced: dict[str, list[Int64Array]] = {}
         """With the heads: ids of what will follow, by table."""
+        self.waiting_bytes = 0
+        """Of the gradients that are in no sum yet, and of their ids."""
         self.is_begun = False
         """Whether the heads are in the rows already."""
         self.newest_event: int | None = None
         """Of the step, as tags have it."""
 
-    def add(self, tag: UpdateTag, contribution: Contribution) -> None:
+    def add(self, tag: UpdateTag, contribution: Contribution) -> list[tuple[int, Part]]:
         """Take one part of a trainer's contribution.
+
+        Returns:
+            Parts, with the ranks of their trainers, whose gradients have gone into a sum.
 
         Raises:
             ValueError: the trainer has sent the step in another way.
@@ -100,13 +105,14 @@ class StepContributions:
             raise ValueError(f"trainer {tag.rank} sent step {tag.step} whole and in parts")
         self._arrived.add((tag.rank, tag.part))
         self._waiting[tag.rank, tag.part] = contribution.update
+        self.waiting_bytes += bytes_of(contribution.update)
         if tag.part is not Part.HEAD and contribution.dirty:
             self._dirty[tag.rank] = contribution.dirty
         for name, ids_M in contribution.rest.items():
             self._announced.setdefault(name, []).append(ids_M)
         if tag.newest_event is not None:
             self.newest_event = max(tag.newest_event, self.newest_event or tag.newest_event)
-        self._sum_up()
+        return self._sum_up()
 
     def has(self, tag: UpdateTag) -> bool:
         return (tag.rank, tag.part) in self._arrived
@@ -157,29 +163,45 @@ class StepContributions:
             (rank, Part.HEAD) in self._arrived and (rank, Part.REST) in self._arrived
         )
 
-    def _sum_up(self) -> None:
-        """Add what has come to the sums, as far as all lower ranks are in them."""
-        is_alone = self._num_trainers == 1
-        while not self._has_whole and (self._num_heads, Part.HEAD) in self._waiting:
-            self._heads.add(self._waiting.pop((self._num_heads, Part.HEAD)), is_alone)
+    def is_next(self, rank: int, part: Part) -> bool:
+        """Whether a part, or what its trainer still sends with it, goes into a sum as soon as it comes."""
+        return rank == self._num_rest or (part is Part.HEAD and rank == self._num_heads)
+
+    def _sum_up(self) -> list[tuple[int, Part]]:
+        """Add what has come to the sums, as far as all lower ranks are in them; returns what it was."""
+        added: list[tuple[int, Part]] = []
+        while not self._has_whole and (head := (self._num_heads, Part.HEAD)) in self._waiting:
+            self._add_waiting(head, self._heads, added)
             self._num_heads += 1
         while self._is_complete(rank := self._num_rest):
-            if (rank, Part.WHOLE) in self._waiting:
+            if (whole := (rank, Part.WHOLE)) in self._waiting:
                 # Ids of heads are in no rest, so that all lower ranks are in the sum of both.
                 self._fold_heads()
                 self._has_whole = True
-                self._rest.add(self._waiting.pop((rank, Part.WHOLE)), is_alone)
+                self._add_waiting(whole, self._rest, added)
             else:
-                if (rank, Part.HEAD) in self._waiting:  # there is a lower rank that has sent the step whole
-                    self._rest.add(self._waiting.pop((rank, Part.HEAD)), is_alone)
-                self._rest.add(self._waiting.pop((rank, Part.REST)), is_alone)
+                if (head := (rank, Part.HEAD)) in self._waiting:  # a lower rank has sent the step whole
+                    self._add_waiting(head, self._rest, added)
+                self._add_waiting((rank, Part.REST), self._rest, added)
             self._num_rest += 1
+        return added
+
+    def _add_waiting(self, key: tuple[int, Part], total: _Sum, added: list[tuple[int, Part]]) -> None:
+        update = self._waiting.pop(key)
+        self.waiting_bytes -= bytes_of(update)
+        total.add(update, is_alone=self._num_trainers == 1)
+        added.append(key)
 
     def _fold_heads(self) -> None:
         """Heads that were not applied by themselves are a part of everything else."""
         for name, (ids_R, sums_RD) in self._heads.by_table().items():
             self._rest.add({name: (ids_R, sums_RD)}, is_alone=self._num_trainers == 1)
         self._heads = _Sum()
+
+
+def bytes_of(update: SparseUpdate) -> int:
+    """Of its arrays."""
+    return sum(ids_M.nbytes + grads_MD.nbytes for ids_M, grads_MD in update.values())
 
 
 class _Sum:

@@ -14,6 +14,9 @@ Sources may send the head of a step first (see `contributions`): when all heads 
 step, and `apply_head` answers with rows that the next batch reads. Until the rest has come too, all other
 calls wait, since the tables hold a part of a step.
 
+Of large parts, sources ask first whether there is room for them (`admit`, see `step_buffer`): what comes
+before its turn in the sum is held.
+
 All of it happens under one lock. While a large step is applied, the lock is lent now and then, between
 two rows, to reads of rows that need no later step (not where a table has rows on disk, or evicts): they
 get whole rows, some of them with the step's changes, some without. That is within the contract: a lookup
@@ -24,6 +27,7 @@ bound that holds for every row. All other calls find the tables as they are betw
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,11 +39,13 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import (
     Contribution,
     DirtyRows,
+    Part,
     SparseUpdate,
     StepContributions,
     UpdateTag,
 )
 from rayrec.embeddings.shard.disk_prefetch import DiskPrefetch
+from rayrec.embeddings.shard.step_buffer import DEFAULT_STEP_BUFFER, PartKey, StepBuffer
 from rayrec.embeddings.shard.step_checks import StepChecks, bytes_after, table_named
 from rayrec.embeddings.shard.step_lock import StepLock
 from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
@@ -56,6 +62,10 @@ FetchReply = dict[str, tuple[Int32Array, BoolArray]]
 
 _LENT_EVERY = 2**19
 """Gradient numbers that are applied before reads are let in: half a millisecond's work."""
+
+
+def _key(tag: UpdateTag) -> PartKey:
+    return PartKey(tag.step, tag.rank, tag.part)
 
 
 class StepTimeoutError(TimeoutError):
@@ -78,6 +88,10 @@ class ShardStats:
     """Size of the files that hold rows, of tables larger than their memory."""
     read_ahead_s: float = 0.0
     """Time spent bringing rows up from disk before they are needed, beside other calls."""
+    step_buffer_bytes: int = 0
+    """Most that gradients have taken that came before their turn in the sum of a step."""
+    num_held_back: int = 0
+    """Parts of steps that waited at their trainers until there was room for them, or it was their turn."""
 
     @property
     def busy_s(self) -> float:
@@ -101,6 +115,8 @@ class EmbeddingShard:
         memory_limit: most bytes that the tables may take; None for what the machine gives.
         num_threads: that one call may use; the rows do not depend on it.
         called_by: what a rank is the number of, for messages.
+        step_buffer: bytes for gradients that come before their turn in the sum of a step; what callers
+            send without asking counts on its being kept to.
     """
 
     def __init__(
@@ -114,6 +130,7 @@ class EmbeddingShard:
         memory_limit: int | None = None,
         num_threads: int = 1,
         called_by: str = "trainer",
+        step_buffer: int = DEFAULT_STEP_BUFFER,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         names = [config.name for config in tables]
@@ -135,6 +152,10 @@ class EmbeddingShard:
         self._incarnation = incarnation
         self._committed_step = -1
         self._pending: dict[int, StepContributions] = {}
+        self._buffer = StepBuffer(step_buffer)
+        self._held_back: dict[PartKey, threading.Condition] = {}
+        """Who waits for room, each woken alone: a step has as many parts as all of its trainers send."""
+        self._step_buffer_bytes = 0
         self._failure: BaseException | None = None
         self._snapshot: _ShardSnapshot | None = None
         self._is_restored = False
@@ -304,6 +325,32 @@ class EmbeddingShard:
         with self._lock.between_steps():
             self._take(tag, Contribution(head, {}, rest))
 
+    def admit(self, tag: UpdateTag, num_bytes: int) -> None:
+        """Wait until there is room for a part that is about to be sent, or it is its turn in the sum.
+
+        Args:
+            tag: of the part.
+            num_bytes: of its gradients and their ids.
+
+        Raises:
+            ValueError: another incarnation's tag, a step too far ahead, or an unknown trainer.
+            StepTimeoutError: parts of lower ranks, which are to come first, have not come in time.
+            RuntimeError: a new incarnation began meanwhile.
+        """
+        with self._lock.between_steps():
+            if not self._ask_for_room(tag, num_bytes):
+                key = _key(tag)
+                self._wait_for(
+                    f"room for its part of step {tag.step} from {self._called_by} {tag.rank}",
+                    lambda: self._buffer.is_granted(key) or self._is_duplicate(tag),
+                    self._held_back.setdefault(key, self._lock.condition()),
+                )
+
+    def ask_for_room(self, tag: UpdateTag, num_bytes: int) -> bool:
+        """`admit` without waiting: whether the part may be sent now; otherwise ask again later."""
+        with self._lock.between_steps():
+            return self._ask_for_room(tag, num_bytes)
+
     def begin(self, committed_step: int, incarnation: int) -> None:
         """Start an incarnation whose next step is `committed_step + 1`; lookups that wait are woken.
 
@@ -326,9 +373,8 @@ class EmbeddingShard:
                     table.begin_changes(committed_step)
             self._is_restored = False
             self._committed_step = committed_step
-            self._pending = {}
             self._failure = None
-            self._lock.changed.notify_all()
+            self._forget_steps()
 
     def export(self, table: str) -> TableRows:
         """A copy of one table's rows, ordered by virtual bucket, then by id as uint64.
@@ -471,8 +517,7 @@ class EmbeddingShard:
             if self._snapshot is not None:
                 self._end_snapshot("the rows go back to an earlier snapshot")
             self._failure = RuntimeError(f"shard {self._shard} is going back to step {step}")
-            self._pending = {}
-            self._lock.changed.notify_all()
+            self._forget_steps()
             parts = rows_of(known)
             for name, table in self._tables.items():
                 table.roll_back(known[name], parts[name])
@@ -489,9 +534,8 @@ class EmbeddingShard:
                 self._end_snapshot("other rows are restored")
             self._tables = tables
             # What is still on its way belongs to the rows that were here before.
-            self._pending = {}
             self._failure = RuntimeError(why_refused)
-            self._lock.changed.notify_all()
+            self._forget_steps()
 
     def stats(self) -> ShardStats:
         with self._lock.between_steps():
@@ -503,6 +547,8 @@ class EmbeddingShard:
                 counts={name: table.counts for name, table in self._tables.items()},
                 disk_bytes=sum(table.disk_bytes for table in self._tables.values()),
                 read_ahead_s=self._disk_prefetch.busy_s,
+                step_buffer_bytes=self._step_buffer_bytes,
+                num_held_back=self._buffer.num_held_back,
             )
 
     def _table(self, name: str) -> EmbeddingTable:
@@ -526,7 +572,7 @@ class EmbeddingShard:
     @contextmanager
     def _reading(self, step: int, is_there: Callable[[], bool]) -> Iterator[None]:
         """Hold the lock once what is needed of `step` is there; a later one may be half applied then."""
-        with self._lock.reading(is_there, lambda: self._wait_for(step, is_there)):
+        with self._lock.reading(is_there, lambda: self._wait_for(f"step {step}", is_there)):
             yield
 
     def has_heads(self, step: int) -> bool:
@@ -555,25 +601,62 @@ class EmbeddingShard:
         with self._lock.changed:
             if self._failure is None:
                 self._failure = error
-            self._lock.changed.notify_all()
+            self._wake_all()
+
+    def _forget_steps(self) -> None:
+        """Contributions that are here, and who waits for something of their steps."""
+        self._pending = {}
+        self._buffer.clear()
+        self._wake_all()
+
+    def _wake_all(self) -> None:
+        self._lock.changed.notify_all()
+        held_back, self._held_back = self._held_back, {}
+        for condition in held_back.values():
+            condition.notify_all()
+
+    def _ask_for_room(self, tag: UpdateTag, num_bytes: int) -> bool:
+        if self._is_duplicate(tag):
+            return True
+        if self._failure is not None:
+            raise self._failure
+        self._checks.order(tag, self._incarnation, self._committed_step, self._steps_ahead)
+        return self._buffer.ask(_key(tag), num_bytes, self._is_turn)
+
+    def _is_turn(self, key: PartKey) -> bool:
+        arrived = self._pending.get(key.step)
+        return key.rank == 0 if arrived is None else arrived.is_next(key.rank, key.part)
+
+    def _make_room_in_buffer(self, step: int, summed: Iterable[tuple[int, Part]]) -> None:
+        """Let parts be sent for which there is room since others have gone into the sum."""
+        self._buffer.release(PartKey(step, rank, part) for rank, part in summed)
+        for key in self._buffer.grant(self._is_turn):
+            if key in self._held_back:
+                self._held_back.pop(key).notify_all()
 
     def _wait_until_committed(self, step: int) -> None:
         """Wait until a step is committed and no later one is half applied."""
-        self._wait_for(step, lambda: self._committed_step >= step)
+        self._wait_for(f"step {step}", lambda: self._committed_step >= step)
         self._lock.wait_until_whole()
 
-    def _wait_for(self, step: int, is_there: Callable[[], bool]) -> None:
-        """Until what is needed of a step is there; a later one may be half applied then."""
+    def _wait_for(
+        self, what: str, is_there: Callable[[], bool], changed: threading.Condition | None = None
+    ) -> None:
+        """Until what is needed of a step is there; a later one may be half applied then.
+
+        Args:
+            changed: notified when it may be; None: with every change.
+        """
         incarnation = self._incarnation
         # The incarnation, too: a recovery may commit a step of the same number with other rows.
-        in_time = self._lock.changed.wait_for(
+        in_time = (changed or self._lock.changed).wait_for(
             lambda: is_there() or self._failure is not None or self._incarnation != incarnation,
             self._wait_timeout_s,
         )
         if self._incarnation != incarnation:
             raise RuntimeError(
-                f"shard {self._shard}: incarnation {self._incarnation} began while a lookup of "
-                f"incarnation {incarnation} waited for step {step}"
+                f"shard {self._shard}: incarnation {self._incarnation} began while a call of "
+                f"incarnation {incarnation} waited for {what}"
             )
         if is_there():
             return
@@ -583,7 +666,7 @@ class EmbeddingShard:
         next_step = self._committed_step + 1
         arrived = self._pending.get(next_step, StepContributions(self._num_trainers))
         raise StepTimeoutError(
-            f"shard {self._shard}: waited {self._wait_timeout_s:g} s for step {step}, but the last "
+            f"shard {self._shard}: waited {self._wait_timeout_s:g} s for {what}, but the last "
             f"committed step is {self._committed_step}; no complete update of step {next_step} "
             f"came from {self._called_by}s {arrived.missing()}"
         )
@@ -601,7 +684,11 @@ class EmbeddingShard:
             self._checks.contribution(self._tables, tag, contribution)
             if tag.step not in self._pending:
                 self._pending[tag.step] = StepContributions(self._num_trainers)
-            self._pending[tag.step].add(tag, contribution)
+            summed = self._pending[tag.step].add(tag, contribution)
+            self._step_buffer_bytes = max(
+                self._step_buffer_bytes, sum(arrived.waiting_bytes for arrived in self._pending.values())
+            )
+            self._make_room_in_buffer(tag.step, summed)
             self._go_on()
         except Exception as error:
             if self.has_heads(self._committed_step + 1):
@@ -612,6 +699,7 @@ class EmbeddingShard:
             # Kept for the calls that wait for this step, and for those that come: the step will never be
             # complete, and without the error they would wait until they time out.
             self._failure = error
+            self._wake_all()
             raise
         finally:
             # Time that a snapshot's writer held the step up is not time spent changing rows.

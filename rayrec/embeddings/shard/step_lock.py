@@ -25,7 +25,8 @@ class StepLock:
     """A condition whose owner may lend it; `changed` is for waiting, and for waking who waits."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
+        self._mutex = threading.RLock()
+        self.changed = threading.Condition(self._mutex)
         self._lent = False
         """Whether a step is half applied, and the lock is free for reads."""
         self._is_held_up = False
@@ -76,6 +77,10 @@ class StepLock:
                     self._dismiss(reader)
         finally:
             self._readers.discard(reader)  # also where it was interrupted before it had the lock
+
+    def condition(self) -> threading.Condition:
+        """Of the same lock: for who should not be woken by every change."""
+        return threading.Condition(self._mutex)
 
     def wait_until_whole(self) -> None:
         """With the lock held: wait until no step is half applied."""

@@ -5,9 +5,11 @@ Axes: M distinct ids of one table, D numbers of a row.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from numba import njit
@@ -16,10 +18,11 @@ from numpy.typing import NDArray
 from rayrec.embeddings.base.compiled import LANES, copy_lanes
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
-from rayrec.embeddings.shard.contributions import DirtyRows, Part, SparseUpdate, UpdateTag
+from rayrec.embeddings.shard.contributions import DirtyRows, Part, SparseUpdate, UpdateTag, bytes_of
 from rayrec.embeddings.shard.shard import EmbeddingShard, FetchReply, LookupReply, LookupRequest
 from rayrec.embeddings.table.row_operations import first_not_finite
 from rayrec.embeddings.transport.protocol import (
+    AdmitCall,
     ApplyCall,
     ApplyHeadCall,
     EvictedCall,
@@ -39,6 +42,8 @@ ResultT = TypeVar("ResultT")
 
 class LocalTransport(ShardTransport):
     """Shards in this process, called at once: for evaluation, serving and tests."""
+
+    is_at_once: ClassVar[bool] = True
 
     def __init__(self, shards: Sequence[EmbeddingShard]) -> None:
         self._shards = shards
@@ -124,6 +129,18 @@ def scatter_rows(rows_MD: Float32Array, positions_P: Int64Array, part_PD: Float3
             rows_MD[positions_P[p], d] = part_PD[p, d]
 
 
+@dataclass(frozen=True)
+class _Later:
+    """A call that is made when its answer is needed."""
+
+    transport: ShardTransport
+    shard: int
+    call: ShardCall[None]
+
+    def result(self) -> None:
+        self.transport.call(self.shard, self.call).result()
+
+
 class PendingRecords:
     """Whole records that were requested from the shards."""
 
@@ -138,13 +155,26 @@ class PendingRecords:
 
 
 class ShardClient:
-    """Reads and updates the tables wherever their shards are."""
+    """Reads and updates the tables wherever their shards are.
 
-    def __init__(self, tables: Sequence[TableConfig], shard_map: ShardMap, transport: ShardTransport) -> None:
+    Args:
+        unasked_bytes: of a part of a step that shards take without being asked for room; None: any.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableConfig],
+        shard_map: ShardMap,
+        transport: ShardTransport,
+        unasked_bytes: int | None = None,
+    ) -> None:
         self._dims = {table.name: table.dim for table in tables}
         self._num_shards = shard_map.num_shards
         self._shard_maps = {table.name: shard_map.among(table.servers) for table in tables}
         self._transport = transport
+        self._unasked_bytes = unasked_bytes
+        self.held_back_s = 0.0
+        """Time that parts of steps waited here for room on the shards."""
 
     def split_ids(self, ids: Mapping[str, Int64Array], positions: Mapping[str, Int64Array]) -> SplitIds:
         """The ids at the given positions of each table's ids, by the shard that holds them."""
@@ -215,19 +245,47 @@ class ShardClient:
     ) -> list[Reply[int]]:
         """Send one step's gradients, [M, D] by table; every shard is called, with nothing if need be.
 
+        Waits for shards that have no room for them yet.
+
         Args:
             dirty: records that leave a cache, by table.
 
         Raises:
             ValueError: gradients of an unknown table, or not one row of gradients per id.
+            Exception: as `EmbeddingShard.admit`, in whose place it is.
         """
         self.check_shapes(tag.step, ids, grads)
         updates = self._split({name: (ids[name], grads_MD) for name, grads_MD in grads.items()})
         dirty_by_shard = self._split(dirty) if dirty else [None] * len(updates)
+        room = self._ask_for_room(tag, [bytes_of(update) for update in updates])
+        replies = []
+        for shard, (update, records) in enumerate(zip(updates, dirty_by_shard, strict=True)):
+            self._wait_for_room(room[shard])
+            replies.append(self._transport.call(shard, ApplyCall(tag, update, records)))
+        return replies
+
+    def _ask_for_room(self, tag: UpdateTag, num_bytes: Sequence[int]) -> list[Reply[None] | None]:
+        """Of all shards together, for a part of so many bytes each; None where there is no need to ask."""
+        most = self._unasked_bytes
         return [
-            self._transport.call(shard, ApplyCall(tag, update, records))
-            for shard, (update, records) in enumerate(zip(updates, dirty_by_shard, strict=True))
+            None if most is None or size <= most else self._asked(shard, AdmitCall(tag, size))
+            for shard, size in enumerate(num_bytes)
         ]
+
+    def _asked(self, shard: int, call: AdmitCall) -> Reply[None]:
+        # Called at once, a shard would wait for the head of a lower rank, whose trainer may be waiting in a
+        # shard before it for the head that comes after this.
+        return (
+            _Later(self._transport, shard, call)
+            if self._transport.is_at_once
+            else self._transport.call(shard, call)
+        )
+
+    def _wait_for_room(self, asked: Reply[None] | None) -> None:
+        if asked is not None:
+            started = time.perf_counter()
+            asked.result()
+            self.held_back_s += time.perf_counter() - started
 
     def send_head(
         self,
@@ -244,23 +302,14 @@ class ShardClient:
             wanted: of the next batch's.
         """
         tag = tag._replace(part=Part.HEAD)
-        return PendingRows(
-            [
-                (
-                    self._transport.call(
-                        shard,
-                        ApplyHeadCall(
-                            tag,
-                            _gradients_of(first, grads),
-                            {name: ids_M for name, (ids_M, _) in then.items() if name in grads},
-                            _ids_of(next_),
-                        ),
-                    ),
-                    _positions_of(next_),
-                )
-                for shard, (first, then, next_) in enumerate(zip(head, rest, wanted, strict=True))
-            ]
-        )
+        room = self._ask_for_room(tag, [self._gradient_bytes(first, grads) for first in head])
+        pending = []
+        for shard, (first, then, next_) in enumerate(zip(head, rest, wanted, strict=True)):
+            self._wait_for_room(room[shard])
+            announced = {name: ids_M for name, (ids_M, _) in then.items() if name in grads}
+            call = ApplyHeadCall(tag, _gradients_of(first, grads), announced, _ids_of(next_))
+            pending.append((self._transport.call(shard, call), _positions_of(next_)))
+        return PendingRows(pending)
 
     def send_head_of(
         self, tag: UpdateTag, update: SparseUpdate, rest: LookupRequest, wanted: LookupRequest
@@ -270,19 +319,15 @@ class ShardClient:
             self.split_ids(ids, {name: np.arange(len(ids_M)) for name, ids_M in ids.items()})
             for ids in (rest, wanted)
         )
-        parts = zip(self._split(update), rest_by_shard, wanted_by_shard, strict=True)
-        return PendingRows(
-            [
-                (
-                    self._transport.call(
-                        shard,
-                        ApplyHeadCall(tag._replace(part=Part.HEAD), head, _ids_of(then), _ids_of(next_)),
-                    ),
-                    _positions_of(next_),
-                )
-                for shard, (head, then, next_) in enumerate(parts)
-            ]
-        )
+        tag = tag._replace(part=Part.HEAD)
+        heads = self._split(update)
+        room = self._ask_for_room(tag, [bytes_of(head) for head in heads])
+        pending = []
+        for shard, (head, then, next_) in enumerate(zip(heads, rest_by_shard, wanted_by_shard, strict=True)):
+            self._wait_for_room(room[shard])
+            call = ApplyHeadCall(tag, head, _ids_of(then), _ids_of(next_))
+            pending.append((self._transport.call(shard, call), _positions_of(next_)))
+        return PendingRows(pending)
 
     def send_split(
         self,
@@ -293,12 +338,24 @@ class ShardClient:
     ) -> list[Reply[int]]:
         """`send` of the gradients at some positions of the batch's ids; those elsewhere are not sent."""
         dirty_by_shard = self._split(dirty) if dirty else [None] * len(split)
+        room = self._ask_for_room(tag, [self._gradient_bytes(part, grads) for part in split])
         replies = []
         for shard, (part, records) in enumerate(zip(split, dirty_by_shard, strict=True)):
+            self._wait_for_room(room[shard])
             empty = self._transport.memory(shard, self._bytes_of(part, records))
             update = _gradients_of(part, grads, empty)
             replies.append(self._transport.call(shard, ApplyCall(tag, update, records)))
         return replies
+
+    def _gradient_bytes(
+        self, part: Mapping[str, tuple[Int64Array, Int64Array]], grads: Mapping[str, Float32Array]
+    ) -> int:
+        """Of the ids and gradients that a shard gets."""
+        return sum(
+            ids_M.nbytes + 4 * self._dim(name) * len(ids_M)
+            for name, (ids_M, _) in part.items()
+            if name in grads
+        )
 
     def _bytes_of(self, part: Mapping[str, tuple[Int64Array, Int64Array]], dirty: DirtyRows | None) -> int:
         """Of the arrays of an `apply`, each at the beginning of a cache line."""

@@ -90,6 +90,7 @@ class GroupCaller:
         members: ranks of its trainers, in order.
         transport: to the servers.
         wait_timeout_s: for the other trainers of the group.
+        unasked_bytes: as of `ShardClient`.
     """
 
     def __init__(
@@ -100,10 +101,11 @@ class GroupCaller:
         shard_map: ShardMap,
         transport: ShardTransport,
         wait_timeout_s: float = 120.0,
+        unasked_bytes: int | None = None,
     ) -> None:
         self._group = group
         self._members = members
-        self._client = ShardClient(tables, shard_map, transport)
+        self._client = ShardClient(tables, shard_map, transport, unasked_bytes)
         self._wait_timeout_s = wait_timeout_s
         self._changed = threading.Condition()
         self._meetings: dict[tuple[Any, ...], _Meeting] = {}

@@ -73,6 +73,17 @@ class FetchCall(ShardCall[FetchReply]):
 
 
 @dataclass(frozen=True)
+class AdmitCall(ShardCall[None]):
+    """Asks for room for a part of a step that is about to be sent."""
+
+    tag: UpdateTag
+    num_bytes: int
+
+    def carry_out(self, shard: EmbeddingShard, empty: Empty = np.empty) -> None:
+        shard.admit(self.tag, self.num_bytes)
+
+
+@dataclass(frozen=True)
 class ApplyCall(ShardCall[int]):
     tag: UpdateTag
     update: SparseUpdate
@@ -123,6 +134,9 @@ class EvictedCall(ShardCall[dict[str, Int64Array]]):
 
 class ShardTransport(ABC):
     """Reaches the shards."""
+
+    is_at_once: ClassVar[bool] = False
+    """Whether calls are carried out before `call` returns: one that waits holds up all that follow."""
 
     @abstractmethod
     def call(self, shard: int, call: ShardCall[ReplyT]) -> Reply[ReplyT]:

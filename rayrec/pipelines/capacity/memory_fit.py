@@ -111,6 +111,8 @@ def memory_fit(work: Workload, tables: Sequence[TableConfig], cluster: ClusterSp
             work.num_servers,
             work.num_callers,
             int(work.mode == "bounded_stale"),
+            work.step_buffer,
+            {table.table: round(table.ids) for table in work.step_tables},
         )
     fullest = sorted(shards, key=lambda shard: shard.peak_bytes, reverse=True)[: layout.servers_per_node]
     has_cards = cluster.trainers.card is not None

@@ -62,11 +62,13 @@ class SnapshotPlan:
     """When to write snapshots, and what failures take."""
 
     mtbf_s: float
-    """Of the cluster."""
+    """Of all nodes that the run has processes on."""
     write_s: float
     cost_s: float
     """Of steps lost to one snapshot."""
     load_s: float
+    restart_s: float
+    """From a failure until the next step, where a spare node is left."""
     interval_s: float
     """Young's."""
     daly_s: float
@@ -166,12 +168,7 @@ def check_room(work: Workload, cluster: ClusterSpec) -> None:
 def snapshot_plan(work: Workload, cluster: ClusterSpec, memory: MemoryFit) -> SnapshotPlan:
     """Of full snapshots: each server writes its rows, and trainers the dense weights."""
     failures, storage = cluster.failures, cluster.storage
-    layout = layout_of(work, cluster)
-    groups = [(float(layout.trainer_nodes), failures.trainer_node_mtbf.value)]
-    if cluster.servers is not None:
-        mtbf = failures.server_node_mtbf or failures.trainer_node_mtbf
-        groups.append((cluster.servers.count.value, mtbf.value))
-    mtbf_s = cluster_mtbf_s(groups)
+    mtbf_s = cluster_mtbf_s(list(failing_nodes(work, cluster).values()))
     rate = min(storage.write.value, SNAPSHOT_RATE * cluster.core_speed.value)
     rows, dense = server_row_bytes(memory), 12.0 * work.dense_parameters
     write_s = max(rows / rate, dense / storage.write.value)
@@ -185,10 +182,21 @@ def snapshot_plan(work: Workload, cluster: ClusterSpec, memory: MemoryFit) -> Sn
         write_s,
         cost_s,
         load_s,
+        restart_s,
         interval,
         daly_interval_s(cost_s, mtbf_s),
         expected_losses(interval, cost_s, mtbf_s, restart_s),
     )
+
+
+def failing_nodes(work: Workload, cluster: ClusterSpec) -> dict[str, tuple[int, float]]:
+    """By kind, (nodes that a run has processes on, mean time in seconds between failures of one of them)."""
+    failures, layout = cluster.failures, layout_of(work, cluster)
+    groups = {"trainers": (layout.trainer_nodes, failures.trainer_node_mtbf.value)}
+    if cluster.servers is not None:
+        mtbf = failures.server_node_mtbf or failures.trainer_node_mtbf
+        groups["servers"] = (layout.server_nodes, mtbf.value)
+    return groups
 
 
 _GROUPS: dict[str, tuple[str, ...]] = {

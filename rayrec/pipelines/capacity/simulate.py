@@ -23,9 +23,9 @@ import numpy as np
 import simpy
 
 from rayrec.pipelines.capacity.cluster_spec import ClusterSpec
-from rayrec.pipelines.capacity.planner import SNAPSHOT_COST, ClusterPlan
+from rayrec.pipelines.capacity.planner import SNAPSHOT_COST, ClusterPlan, failing_nodes
 from rayrec.pipelines.capacity.report import duration
-from rayrec.pipelines.capacity.step_model import StepPlan, layout_of
+from rayrec.pipelines.capacity.step_model import StepPlan
 from rayrec.pipelines.capacity.workload import Workload
 
 Process = Generator[simpy.Event, Any, None]
@@ -192,6 +192,8 @@ class SimulatedRun:
     steps_lost: float
     """Trained and lost to a failure."""
     failures: int
+    expected_failures: float
+    """Of the closed form, with a spare always left; what a seed gives differs by some square root of it."""
     snapshots: int
     down_s: float
     """From a failure until steps go on."""
@@ -209,7 +211,12 @@ class SimulatedRun:
         return [
             ("a step, with queues and stragglers", duration(self.step_s)),
             ("steps that count", f"{self.steps:,}, {self.useful_share:.1%} of an undisturbed run's"),
-            ("failures, snapshots", f"{self.failures:,}, {self.snapshots:,}"),
+            (
+                "failures",
+                f"{self.failures:,}; expected {self.expected_failures:,.1f}, give or take "
+                f"{math.sqrt(self.expected_failures):,.1f} from run to run",
+            ),
+            ("snapshots", f"{self.snapshots:,}"),
             ("steps trained again", f"{self.steps_lost:,.0f}"),
             (
                 "standing still",
@@ -238,14 +245,8 @@ class _Days:
         self._environment = environment = simpy.Environment()
         self._plan, self._step_s, self._seconds = plan, step_s, seconds
         self._random = np.random.default_rng([seed, 1])
-        failures = plan.cluster.failures
-        layout = layout_of(plan.work, plan.cluster)
-        groups = {"trainers": (layout.trainer_nodes, failures.trainer_node_mtbf.value)}
-        if plan.cluster.servers is not None:
-            mtbf = failures.server_node_mtbf or failures.trainer_node_mtbf
-            groups["servers"] = (int(plan.cluster.servers.count), mtbf.value)
-        self._groups = groups
-        spares = int(failures.spares)
+        self._groups = groups = failing_nodes(plan.work, plan.cluster)
+        spares = int(plan.cluster.failures.spares)
         # Kinds of nodes have spares of their own.
         self._spares = {
             name: simpy.Container(environment, init=spares) if spares else simpy.Container(environment)
@@ -268,6 +269,7 @@ class _Days:
             math.floor(self._progress),
             self._lost,
             self._failures,
+            self._seconds / (self._plan.snapshots.mtbf_s + self._plan.snapshots.restart_s),
             self._snapshots,
             self._down,
             self._waited,

@@ -63,6 +63,8 @@ class Layout:
     is_shared: bool
     """Whether servers are on the trainers' nodes."""
     trainer_nodes: int
+    server_nodes: int
+    """Of their own, that have servers; 0 where these are on the trainers' nodes."""
 
 
 class Parts(NamedTuple):
@@ -139,9 +141,10 @@ def layout_of(work: Workload, cluster: ClusterSpec) -> Layout:
     used = -(-work.num_trainers // max(trainers, 1))
     cores = cluster.trainers.cores.value
     if cluster.servers is None:
-        return Layout(trainers, -(-work.num_servers // nodes), cores, cores, True, used)
+        return Layout(trainers, -(-work.num_servers // nodes), cores, cores, True, used, 0)
     servers = -(-work.num_servers // max(int(cluster.servers.count), 1))
-    return Layout(trainers, servers, cores, cluster.servers.cores.value, False, used)
+    server_nodes = -(-work.num_servers // max(servers, 1))
+    return Layout(trainers, servers, cores, cluster.servers.cores.value, False, used, server_nodes)
 
 
 def imbalance(num_ids: float, num_servers: int) -> float:

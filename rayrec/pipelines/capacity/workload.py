@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rayrec.embeddings.config import TableConfig
+from rayrec.embeddings.shard.step_buffer import DEFAULT_STEP_BUFFER
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.tasks.assembly import Assembly
@@ -147,6 +148,8 @@ class Workload:
     group_size: int = 1
     """Trainers of a node that share one caller of the servers, which deduplicates and sums for them, and one
     submission by the driver; 1: every trainer for itself."""
+    step_buffer: int = DEFAULT_STEP_BUFFER
+    """Bytes that a server may keep of gradients whose turn in the sum of a step has not come."""
 
     @property
     def ids(self) -> float:
@@ -165,10 +168,18 @@ class Workload:
     @property
     def caller_tables(self) -> tuple[TableWork, ...]:
         """With the distinct ids of one caller's trainers together, by Heaps' law."""
-        if self.group_size == 1:
+        return self._read_by(self.group_size)
+
+    @property
+    def step_tables(self) -> tuple[TableWork, ...]:
+        """With the distinct ids of all trainers together, in the same way."""
+        return self._read_by(self.num_trainers)
+
+    def _read_by(self, num_trainers: int) -> tuple[TableWork, ...]:
+        if num_trainers == 1:
             return self.tables
         return tuple(
-            replace(table, ids=min(table.ids * self.group_size**table.heaps, table.rows))
+            replace(table, ids=min(table.ids * num_trainers**table.heaps, table.rows))
             for table in self.tables
         )
 
@@ -326,6 +337,7 @@ def workload_of(assembly: Assembly, num_batches: int = DEFAULT_BATCHES) -> Workl
         num_feature_workers=pipeline.num_feature_workers,
         mode=pipeline.mode,
         is_near=config.sparse.transport != "ray",
+        step_buffer=config.sparse.step_buffer,
         is_sharded=config.training.compute.is_sharded,
         weight_bytes=4,
     )

@@ -17,6 +17,7 @@ from rayrec.embeddings.config import (
     RowwiseAdagradConfig,
     TableConfig,
 )
+from rayrec.embeddings.shard.step_buffer import DEFAULT_STEP_BUFFER
 from rayrec.models.base.compute import ComputeSettings, Parallel, Precision, Weights
 from rayrec.models.base.config import DenseOptimizerConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
@@ -134,6 +135,9 @@ class SparseConfig(Config):
     server_memory: ByteSize | None = None
     """Most that one server may need, such as `8 GiB`; judged before the run, and kept to in it.
     None: what the machine has."""
+    step_buffer: ByteSize = Field(ByteSize(DEFAULT_STEP_BUFFER), ge=1)
+    """Most that one server keeps of gradients that came before those of lower ranks, in whose order they are
+    added up. What does not fit waits at its trainer; the numbers do not depend on it."""
     server_threads: int = Field(1, ge=1)
     """Threads that one lookup or update of a server may use; the numbers do not depend on it. Ray counts a
     server as `pipeline.cpus_per_actor` all the same."""

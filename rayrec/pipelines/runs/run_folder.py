@@ -55,6 +55,7 @@ FREE_TO_CHANGE = (
     "sparse.cache_rows",
     "sparse.server_memory",
     "sparse.server_threads",
+    "sparse.step_buffer",
     "sparse.expected_rows",
     "sparse.eviction.remember_steps",
     *(

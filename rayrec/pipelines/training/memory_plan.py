@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from rayrec.embeddings.capacity import (
@@ -27,6 +26,7 @@ from rayrec.embeddings.capacity import (
     plan_shards,
     spread,
 )
+from rayrec.embeddings.config import DiskConfig
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.tasks.task import GRAPH
@@ -142,8 +142,8 @@ class MemoryPlan:
     caller_bytes: int
     """What each of them holds of the steps of its trainers."""
     object_store_bytes: int
-    disk_folders: dict[str, Path]
-    """By table, where rows go that memory has no room for, if servers are here and it must be a disk."""
+    disks: dict[str, DiskConfig]
+    """By table, where rows go that memory has no room for, if servers are here."""
 
     @property
     def worker_bytes(self) -> int:
@@ -174,12 +174,12 @@ class MemoryPlan:
 
         Raises:
             InputError: a server, a trainer's accelerator, or all processes on this machine, need more than
-                there is; names what takes most of it and what to change. Or a table's folder on disk is in
-                memory itself.
+                there is; names what takes most of it and what to change. Or a table's folder on disk is not
+                there, takes no files, or is in memory itself.
         """
-        for name, folder in self.disk_folders.items():
+        for name, disk in self.disks.items():
             try:
-                check_on_disk(folder)
+                check_on_disk(disk.folder_path, disk.may_be_memory)
             except InputError as error:
                 raise InputError(f"table {name!r}: {error}") from None
         for shard in self.shards:
@@ -342,6 +342,7 @@ def plan_memory(assembly: Assembly, is_here: bool | None = None) -> MemoryPlan:
             sparse.num_servers,
             num_callers or pipeline.num_trainers,
             max_staleness,
+            sparse.step_buffer,
         ),
         trainer=TrainerPlan(
             dense=dense_size(assembly),
@@ -375,11 +376,7 @@ def plan_memory(assembly: Assembly, is_here: bool | None = None) -> MemoryPlan:
         else 0,
         worker_holds=assembly.task.worker_holds,
         object_store_bytes=config.cluster.object_store_bytes if is_here else 0,
-        disk_folders={
-            table.name: table.disk.folder_path
-            for table in assembly.tables
-            if is_here and table.disk is not None and not table.disk.may_be_memory
-        },
+        disks={table.name: table.disk for table in assembly.tables if is_here and table.disk is not None},
     )
 
 

@@ -16,6 +16,7 @@ from rayrec.actors.sample_reader import spawn_sample_readers
 from rayrec.actors.spawning import Calls, Host
 from rayrec.actors.trainer import TRAINER_STAGE, TrainerSpec, connect_trainers, spawn_trainers
 from rayrec.embeddings.lookup.modes import LookupSettings
+from rayrec.embeddings.shard.step_buffer import part_bytes_without_asking
 from rayrec.pipelines.metrics.stage_stats import StageStats
 from rayrec.pipelines.runs.snapshots import Snapshot
 from rayrec.pipelines.tasks.assembly import Assembly
@@ -146,6 +147,7 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
         sparse.wait_timeout_s,
         lookup_settings(assembly).max_staleness,
         pipeline.queue_depth,
+        unasked_bytes(assembly),
     )
     servers = spawn_parameter_servers(host, server_spec(assembly), pipeline.cpus_per_actor)
     readers = spawn_sample_readers(
@@ -183,7 +185,14 @@ def server_spec(assembly: Assembly) -> ServerSpec:
         memory_limit=sparse.server_memory,
         num_threads=sparse.server_threads,
         called_by="trainer" if group_size == 1 else "group",
+        step_buffer=sparse.step_buffer,
     )
+
+
+def unasked_bytes(assembly: Assembly) -> int | None:
+    """Of a part of a step that trainers, or the callers of their groups, send without asking for room."""
+    servers = server_spec(assembly)
+    return part_bytes_without_asking(servers.step_buffer, servers.num_trainers, servers.max_staleness)
 
 
 def lookup_settings(assembly: Assembly) -> LookupSettings:
@@ -210,6 +219,7 @@ def trainer_spec(assembly: Assembly, folder: Path | None) -> TrainerSpec:
         num_trainers=config.pipeline.num_trainers,
         num_threads=assembly.trainer_threads,
         group_size=config.pipeline.group_size,
+        unasked_bytes=unasked_bytes(assembly),
         compute=config.training.compute,
         run_folder=folder,
     )

@@ -12,7 +12,8 @@ manifest. A source of one file is read by one task.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,12 +27,13 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.files import no_room, written_whole
 from rayrec.platform.remote_files import located
 from rayrec.platform.tasks import RunTasks, run_tasks_locally
-from rayrec.platform.work_folder import WorkFolder
+from rayrec.platform.work_folder import WorkFolder, finished_report
 from rayrec.samples.dataset.dataset_folder import IMPRESSIONS, FileEntry
 from rayrec.samples.dataset.manifest import EVALUATION_FILES
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.division import Division, Progress, RowsSeen, division_of, rows_seen, rule_of
 from rayrec.samples.impressions.layouts import load_impressions
+from rayrec.samples.impressions.manifest import ImpressionManifest
 from rayrec.samples.impressions.prepare import (
     SplitCounts,
     Written,
@@ -50,7 +52,15 @@ from rayrec.samples.impressions.vocabulary import Vocabulary
 from rayrec.samples.prepare.distributed.log_pieces import FileVersion
 from rayrec.samples.prepare.distributed.spill import read_rows
 from rayrec.samples.prepare.splits import train_file
-from rayrec.samples.prepare.writer import RowGroupWriter, check_target, groups_per_file, put_in_place
+from rayrec.samples.prepare.writer import (
+    RowGroupWriter,
+    check_target,
+    groups_per_file,
+    holds_data_set,
+    put_in_place,
+)
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 """Of work folders: one of another version is not gone on with."""
@@ -71,7 +81,8 @@ def prepare_impressions_distributed(
 
     Args:
         run_tasks: where tasks run; all of them read the source and write beside `out`.
-        resume: go on with what an interrupted preparation of the same has done, if there is one.
+        resume: go on with what an interrupted preparation of the same has done, if there is one; if it is
+            finished, say so and do nothing.
         spill: folder for the rows between the passes; None: beside `out`.
 
     Raises:
@@ -79,23 +90,51 @@ def prepare_impressions_distributed(
         NoRoomError: a disk is full.
     """
     out = Path(out)
+    if resume and (report := finished_impressions(source, out, config)) is not None:
+        return report
     check_target(out, IMPRESSIONS, config.overwrite)
+    loaded, versions = _opened(source, config)
+    plan = _plan(source, config, versions)
+    with WorkFolder.open(out, spill, plan, resume) as work:
+        job = _Job(loaded, versions, config, spill=work.spill)
+        return _Preparation(job, str(source), out, run_tasks, progress, work).run()
+
+
+def finished_impressions(
+    source: str | Path, out: Path, config: ImpressionsConfig
+) -> ImpressionsReport | None:
+    """What was reported of a data set that the same preparation has written; None: there is none to keep.
+
+    Raises:
+        InputError: the data set there is of another source, of other settings, or does not say of which.
+    """
+    if config.overwrite or not holds_data_set(out, IMPRESSIONS):
+        return None
+    finished_report(out, _plan(source, config, _opened(source, config)[1]))
+    logger.info("%s: is finished already", out)
+    return ImpressionsReport(out, ImpressionManifest.read(out))
+
+
+def _opened(
+    source: str | Path, config: ImpressionsConfig
+) -> tuple[ImpressionSource, tuple[FileVersion, ...]]:
     loaded = load_impressions(located(source), config)
     if not loaded.files:
         raise InputError(
             f"{source}: rows of the layout {config.layout} are put together by one process; prepare them "
             "without Ray (--no-ray)"
         )
-    versions = tuple(map(FileVersion.of, loaded.files))
-    plan = {
+    return loaded, tuple(map(FileVersion.of, loaded.files))
+
+
+def _plan(source: str | Path, config: ImpressionsConfig, versions: Sequence[FileVersion]) -> dict[str, Any]:
+    """What tells whether an interrupted preparation was one of the same."""
+    return {
         "format": FORMAT,
         "source": str(source),
         **config.model_dump(mode="json", exclude={"overwrite"}, warnings=False),
         "files": [[str(one.path), f"{one.bytes} bytes, {one.version}"] for one in versions],
     }
-    with WorkFolder.open(out, spill, plan, resume) as work:
-        job = _Job(loaded, versions, config, spill=work.spill)
-        return _Preparation(job, str(source), out, run_tasks, progress, work).run()
 
 
 @dataclass(frozen=True)
@@ -326,6 +365,7 @@ class _Preparation:
         counts.check(source.name)
         written = Written(self._write(batches, counts), counts, vocabulary, num_rare)
         manifest = written.manifest(source, config, self._origin, division)
+        work.keep_plan()
         manifest.write(work.data)
         put_in_place(work.data, self._out)
         warn_of_what_was_written(self._out, manifest, source.schema, config, vocabulary)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -15,6 +18,15 @@ import pyarrow.parquet as pq
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import no_room
 from rayrec.samples.dataset.dataset_folder import DatasetKind, FileEntry, kind_of
+
+_UNFINISHED = "unfinished-"
+_LOCK = "lock"
+"""In an unfinished folder, beside what is written: held by the process that writes it."""
+
+
+def holds_data_set(out: Path, kind: DatasetKind) -> bool:
+    """Whether a folder is there with a data set of this kind."""
+    return out.is_dir() and kind_of(out) == kind
 
 
 def check_target(out: Path, kind: DatasetKind, overwrite: bool) -> None:
@@ -46,23 +58,40 @@ def check_target(out: Path, kind: DatasetKind, overwrite: bool) -> None:
 def whole_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out` to write into; it replaces `out` when the block ends without an error.
 
-    After an error it is gone, and `out` is as it was.
+    After an error it is gone, and `out` is as it was. What a killed process has left is deleted by the next
+    that writes `out`.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.unfinished-"))
+        _remove_abandoned(out)
+        begun = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.{_UNFINISHED}"))
     except OSError as error:
         if (full := no_room(error, out.parent)) is not None:
             raise full from error
         raise
     try:
-        yield draft
-        put_in_place(draft, out)
+        with (begun / _LOCK).open("w") as lock:
+            # Where a file system has no such locks, nobody deletes the folder but this process.
+            with contextlib.suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            draft = begun / out.name
+            draft.mkdir()
+            yield draft
+            put_in_place(draft, out)
     except BaseException as error:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(begun, ignore_errors=True)
         if (full := no_room(error, out.parent)) is not None:
             raise full from error
         raise
+    shutil.rmtree(begun, ignore_errors=True)
+
+
+def _remove_abandoned(out: Path) -> None:
+    """Delete what processes that have ended before `out` was whole have left beside it."""
+    for left in out.parent.glob(f".{glob.escape(out.name)}.{_UNFINISHED}*"):
+        with contextlib.suppress(OSError), (left / _LOCK).open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which the process had for as long as it lived
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def put_in_place(draft: Path, out: Path) -> None:

@@ -1,5 +1,7 @@
 """Simulated steps are the closed form where nothing queues, and a seed decides about a whole month."""
 
+import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -72,6 +74,23 @@ def test_losses_are_those_of_the_formula(calibration):
 
     assert run.failures == pytest.approx(200 * 6, rel=0.15)
     assert 1 - run.useful_share == pytest.approx(plan.snapshots.losses.total, rel=0.15)
+
+
+def test_failures_over_many_runs_are_as_many_as_nodes_rates_and_days_say(calibration):
+    cluster = cluster_with("failures.spares", "100 nodes, assumed")
+    plan = plan_cluster(large(servers=1), TABLES, cluster, calibration)
+    # Four nodes of trainers and the one of two that has the server; each fails once in 100 days.
+    cycle_s = 20 * DAY_S + plan.snapshots.restart_s
+    num_runs, expected = 60, 100 * DAY_S / cycle_s
+
+    runs = [simulate_run(plan, 100 * DAY_S, seed) for seed in range(num_runs)]
+
+    assert runs[0].expected_failures == pytest.approx(expected)
+    counts = [run.failures for run in runs]
+    # Three standard errors of a mean of Poisson counts, here for 60 runs: 17 %.
+    assert statistics.fmean(counts) == pytest.approx(expected, abs=3 * math.sqrt(expected / num_runs))
+    assert 0.5 < statistics.variance(counts) / expected < 1.6
+    assert min(counts) < 0.6 * expected  # a single run says little
 
 
 def test_without_spares_a_run_waits_for_repairs(calibration):

@@ -238,6 +238,17 @@ def test_a_killed_preparation_goes_on_where_it_was(tmp_path):
         (tmp_path / "many").rename(tmp_path / f"done-{count}")
 
 
+def test_what_is_finished_is_not_prepared_again(tmp_path):
+    source, out = in_files(tmp_path / "log"), tmp_path / "data"
+    first = prepare_impressions_distributed(source, out, settings())
+
+    assert prepare_impressions_distributed(source, out, settings(), resume=True) == first
+    with pytest.raises(
+        InputError, match=r"min_count is .*, but the data set was made with .*; give a new folder"
+    ):
+        prepare_impressions_distributed(source, out, settings(min_count=3), resume=True)
+
+
 def test_a_file_that_changes_between_two_passes_is_refused(tmp_path):
     source = in_files(tmp_path / "log")
 

@@ -69,11 +69,10 @@ class RecordLog:
             may_be_memory: take a folder that is in memory too.
 
         Raises:
-            OSError: no file can be made in `folder`; names it.
-            InputError: `folder` is not on a disk.
+            OSError: no file can be made in `folder` any more; names it.
+            InputError: `folder` does not exist, takes no files, or is not on a disk.
         """
-        if not may_be_memory:
-            check_on_disk(Path(folder))
+        check_on_disk(Path(folder), may_be_memory)
         self._words = words
         self._pages = Pages.of(words + 1)  # the checksum is one more
         self._segment_pages = max(2, _SEGMENT_BYTES // self._pages.num_bytes)

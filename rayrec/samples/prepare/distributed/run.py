@@ -13,6 +13,7 @@ nothing of them is left after a kill. This process merges counters and writes th
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -27,7 +28,7 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Label
 from rayrec.platform.tasks import RunTasks, run_tasks_locally
-from rayrec.platform.work_folder import WorkFolder
+from rayrec.platform.work_folder import WorkFolder, finished_report
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset_folder import HISTORIES, FileEntry
 from rayrec.samples.dataset.manifest import Entity, IdKind, Manifest, SplitInfo, TiesInfo, fingerprint_of
@@ -74,7 +75,7 @@ from rayrec.samples.prepare.ids import (
 )
 from rayrec.samples.prepare.key_comparison import KeysCompared
 from rayrec.samples.prepare.prepare import Progress, silent, split_rule
-from rayrec.samples.prepare.report import PrepareReport, uses_of
+from rayrec.samples.prepare.report import PrepareReport, Use, uses_of
 from rayrec.samples.prepare.sequences import SequenceBuilder
 from rayrec.samples.prepare.time_split import boundary_ranks, check_boundaries
 from rayrec.samples.prepare.times import TextForm, TextForms, TimesSeen
@@ -97,7 +98,9 @@ from rayrec.samples.prepare.validation import (
     trimmed_ids,
     with_comparison,
 )
-from rayrec.samples.prepare.writer import check_target, put_in_place
+from rayrec.samples.prepare.writer import check_target, holds_data_set, put_in_place
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 """Of work folders: one of another version is not gone on with."""
@@ -135,7 +138,8 @@ def prepare_distributed(
 
     Args:
         run_tasks: where tasks run; all of them read the source and write beside `out`.
-        resume: go on with what an interrupted preparation of the same has done, if there is one.
+        resume: go on with what an interrupted preparation of the same has done, if there is one; if it is
+            finished, say so and do nothing.
         spill: folder for the tables between the passes; None: beside `out`.
 
     Raises:
@@ -143,10 +147,28 @@ def prepare_distributed(
         NoRoomError: a disk is full.
     """
     config, out, sizes = config or PrepareConfig(), Path(out), sizes or TaskSizes()
+    if resume and (report := finished_preparation(source, out, config, sizes)) is not None:
+        return report
     check_target(out, HISTORIES, config.overwrite)
     opened = _Opened.open(source, config, sizes)
     with WorkFolder.open(out, spill, opened.plan(config, sizes), resume) as work:
         return _Preparation(opened, out, config, run_tasks, progress, work, sizes).run()
+
+
+def finished_preparation(
+    source: str | Path, out: Path, config: PrepareConfig, sizes: TaskSizes | None = None
+) -> PrepareReport | None:
+    """What was reported of a data set that the same preparation has written; None: there is none to keep.
+
+    Raises:
+        InputError: the data set there is of another source, of other settings, or does not say of which.
+    """
+    if config.overwrite or not holds_data_set(out, HISTORIES):
+        return None
+    sizes = sizes or TaskSizes()
+    uses = finished_report(out, _Opened.open(source, config, sizes).plan(config, sizes))
+    logger.info("%s: is finished already", out)
+    return PrepareReport(out, Manifest.read(out), tuple(Use(**use) for use in uses))
 
 
 def about_events(source: str | Path, config: PrepareConfig) -> int | None:
@@ -336,10 +358,12 @@ class _Preparation:
             files=files,
             fingerprint=fingerprint_of(files, behaviors, scenarios),
         )
+        raw = replace(tables, interactions=raw_log, items=items, users=users, titles_of_log=titles_of_log)
+        uses = uses_of(raw, textual)
+        self._work.keep_plan([asdict(use) for use in uses])
         manifest.write(self._work.data)
         put_in_place(self._work.data, self._out)
-        raw = replace(tables, interactions=raw_log, items=items, users=users, titles_of_log=titles_of_log)
-        return PrepareReport(self._out, manifest, uses_of(raw, textual))
+        return PrepareReport(self._out, manifest, uses)
 
     # What all rows decide, before they are read
 
