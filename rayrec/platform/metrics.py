@@ -6,12 +6,14 @@ import importlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 PUBLISH_EVERY_BATCHES = 20
+NO_TAGS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -117,37 +119,43 @@ class RayMetrics:
     In a process that is not connected to Ray it does nothing. Thread-safe: a server's calls publish.
     """
 
-    def __init__(self, tags: dict[str, str]) -> None:
-        self._tags = tags
+    def __init__(self, tags: dict[str, str], more_keys: Sequence[str] = ()) -> None:
+        """
+        Args:
+            more_keys: of tags that are named with the metrics.
+        """
+        self._tags, self._keys = tags, (*tags, *more_keys)
         self._gauges: dict[str, Any] = {}
         self._counters: dict[str, Any] = {}
-        self._counted: dict[str, float] = {}
+        self._counted: dict[tuple[str, ...], float] = {}
         self._lock = threading.Lock()
 
-    def publish(self, metrics: Mapping[str, float]) -> None:
+    def publish(self, metrics: Mapping[str, float], more_tags: Mapping[str, str] = NO_TAGS) -> None:
         ray = sys.modules.get("ray")
         if ray is None or not ray.is_initialized():
             return
+        tags = {**self._tags, **more_tags}
         with self._lock:  # two gauges of one name would both be exported, and one count be added twice
             for name, value in metrics.items():
                 if name.endswith("_total"):
-                    self._count(name.removesuffix("_total"), value)
+                    self._count(name.removesuffix("_total"), value, tags)
                     continue
                 if name not in self._gauges:
                     gauge = importlib.import_module("ray.util.metrics").Gauge
-                    self._gauges[name] = gauge(f"rayrec_{name}", name.replace("_", " "), tuple(self._tags))
-                self._gauges[name].set(value, self._tags)
+                    self._gauges[name] = gauge(f"rayrec_{name}", name.replace("_", " "), self._keys)
+                self._gauges[name].set(value, tags)
 
-    def _count(self, name: str, value: float) -> None:
+    def _count(self, name: str, value: float, tags: dict[str, str]) -> None:
         """Ray's counters are told what has come, and it adds `_total` to their names."""
         if name not in self._counters:
             counter = importlib.import_module("ray.util.metrics").Counter
-            self._counters[name] = counter(f"rayrec_{name}", name.replace("_", " "), tuple(self._tags))
-        before = self._counted.get(name, 0.0)
+            self._counters[name] = counter(f"rayrec_{name}", name.replace("_", " "), self._keys)
+        series = (name, *(tags[key] for key in self._keys))
+        before = self._counted.get(series, 0.0)
         # What counts may have begun again, as a prefix cache does with a new version.
         if (more := value - before if value >= before else value) > 0:
-            self._counters[name].inc(more, self._tags)
-        self._counted[name] = value
+            self._counters[name].inc(more, tags)
+        self._counted[series] = value
 
 
 class RayStageMetrics:

@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
@@ -384,6 +385,22 @@ def test_a_head_that_is_gone_or_talks_nonsense_is_down(free_port):
         fetch_text("GET", "/api/serve/applications/")
     with pytest.raises(ServeDownError, match="no JSON"):
         ServeDashboard(lambda: "http://head", lambda *_: "<html>").deployments("rayrec")
+
+
+def test_a_cluster_that_wants_its_token_says_how_to_give_it():
+    class Refuses(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_error(401, "Unauthorized")
+
+        def log_message(self, *arguments):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Refuses) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(ServeDownError, match="set RAY_AUTH_MODE=token"):
+            fetch_text("GET", f"http://127.0.0.1:{server.server_port}/api/serve/applications/")
+        thread.join()
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ if they had been checked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rayrec.platform.errors import InputError
@@ -61,11 +62,13 @@ _HELD = frozenset(
 _TYPES = frozenset(["null", "boolean", "integer", "number", "string", "array", "object"])
 _ALONE = ("enum", "const", "$ref", "anyOf", "oneOf", "allOf")
 """What is said beside one of these does not hold."""
+_LEAST, _MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _OF_TYPE = {
     **dict.fromkeys(["minLength", "maxLength", "pattern", "format"], ("string",)),
-    **dict.fromkeys(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"], ("integer", "number")),
+    **dict.fromkeys([*_LEAST, *_MOST], ("integer", "number")),
 }
 """Keywords that hold only beside their type."""
+_COUNTS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _FORMATS = frozenset(["date", "time", "date-time", "email", "ipv4", "ipv6", "uuid", "hostname", "uri"])
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP_YEAR = "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"  # no year 0
@@ -83,12 +86,44 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _ESCAPED = '"\n\r\t\f\v\0'
 
 
-def check_schema(schema: Any, where: str = "schema", depth: int = 0) -> None:
+def check_schema(schema: Any) -> None:
     """Check that a grammar holds all that a schema says.
 
     Raises:
-        InputError: a keyword is not held, or a part is no schema; names it.
+        InputError: a keyword is not held, or a part is no schema, or nothing satisfies it; names its path.
     """
+    _check_part(schema, "schema", 0)
+    for where, part in _parts(schema, "schema"):
+        if "$ref" in part:
+            _check_reference(part["$ref"], schema, f"{where}.$ref")
+
+
+def patterns(schema: Any) -> Iterator[tuple[str, str]]:
+    """The regular expressions of a checked schema, and their paths."""
+    for where, part in _parts(schema, "schema"):
+        if "pattern" in part:
+            yield f"{where}.pattern", part["pattern"]
+        for key in part.get("patternProperties", ()):
+            yield f"{where}.patternProperties", key
+
+
+def _parts(schema: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All schemas of a checked one that are objects, itself included, and their paths."""
+    if not isinstance(schema, Mapping):
+        return
+    yield where, schema
+    for name, value in schema.items():
+        if name in _SCHEMAS:
+            yield from _parts(value, f"{where}.{name}")
+        elif name in _LISTS:
+            for number, part in enumerate(value):
+                yield from _parts(part, f"{where}.{name}.{number}")
+        elif name in _MAPS:
+            for key, part in value.items():
+                yield from _parts(part, f"{where}.{name}.{key}")
+
+
+def _check_part(schema: Any, where: str, depth: int) -> None:
     if depth > MOST_DEPTH:
         raise InputError(f"{where}: is nested more than {MOST_DEPTH} deep")
     if isinstance(schema, bool):
@@ -103,7 +138,7 @@ def check_schema(schema: Any, where: str = "schema", depth: int = 0) -> None:
                 f"{where}.{name}: answers are not held to this keyword; leave it out, and check it yourself"
             )
         if name in _SCHEMAS:
-            check_schema(value, f"{where}.{name}", depth + 1)
+            _check_part(value, f"{where}.{name}", depth + 1)
         elif name in _LISTS:
             _check_list(name, value, where, depth)
         elif name in _MAPS:
@@ -112,20 +147,61 @@ def check_schema(schema: Any, where: str = "schema", depth: int = 0) -> None:
             for key, part in value.items():
                 if name == "patternProperties":
                     _check_pattern(key, f"{where}.{name}")
-                check_schema(part, f"{where}.{name}.{key}", depth + 1)
+                _check_part(part, f"{where}.{name}.{key}", depth + 1)
     _check_combination(schema, where)
     if "pattern" in schema:
         _check_pattern(schema["pattern"], f"{where}.pattern")
     if (given := schema.get("format")) is not None and given not in _FORMATS:
         raise InputError(f"{where}.format: {given!r} is none of {', '.join(sorted(_FORMATS))}")
-    for least, most in (
-        ("minLength", "maxLength"),
-        ("minItems", "maxItems"),
-        ("minProperties", "maxProperties"),
-    ):
-        low, high = schema.get(least, 0), schema.get(most)
-        if isinstance(low, int) and isinstance(high, int) and low > high:
-            raise InputError(f"{where}: {least} is {low} and {most} {high}, so that nothing satisfies both")
+    _check_counts(schema, where)
+    _check_bounds(schema, where)
+
+
+def _check_counts(schema: Mapping[str, Any], where: str) -> None:
+    """Check lengths and numbers of items and properties."""
+    for least, most in _COUNTS:
+        for name in (least, most):
+            value = schema.get(name, 0)
+            if type(value) is not int or value < 0:
+                raise InputError(f"{where}.{name}: expected a whole number from 0, got {value!r}")
+        if most in schema and schema.get(least, 0) > schema[most]:
+            raise InputError(
+                f"{where}: {least} is {schema[least]} and {most} {schema[most]}, so that nothing satisfies "
+                "both"
+            )
+
+
+def _check_bounds(schema: Mapping[str, Any], where: str) -> None:
+    """Check that a number lies between those that are named."""
+    for name in (*_LEAST, *_MOST):
+        value = schema.get(name, 0)
+        if type(value) not in (int, float) or not math.isfinite(value):
+            raise InputError(f"{where}.{name}: expected a number, got {value!r}")
+        if schema.get("type") == "integer" and value != int(value):
+            raise InputError(f"{where}.{name}: expected a whole number beside type integer, got {value!r}")
+    for least in _LEAST:
+        for most in _MOST:
+            if least not in schema or most not in schema:
+                continue
+            low, high = schema[least], schema[most]
+            if low > high or (low == high and (least, most) != ("minimum", "maximum")):
+                raise InputError(
+                    f"{where}: {least} is {low} and {most} {high}, so that nothing satisfies both"
+                )
+
+
+def _check_reference(reference: Any, root: Any, where: str) -> None:
+    """Check that a reference is to a schema of the same document, as a grammar finds it: key by key."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        raise InputError(
+            f"{where}: expected a schema of this one, such as #/$defs/NAME, got {reference!r}; nothing is "
+            "fetched"
+        )
+    found = root
+    for key in reference.split("/")[1:]:
+        if not isinstance(found, Mapping) or key not in found:
+            raise InputError(f"{where}: {reference!r} is nowhere in the schema")
+        found = found[key]
 
 
 def with_patterns(schema: Any) -> Any:
@@ -169,10 +245,10 @@ def _check_combination(schema: Mapping[str, Any], where: str) -> None:
             continue
         values = schema["enum"] if name == "enum" else [schema[name]]
         beside = [other for other in said if other != name]
-        if name in ("enum", "const") and beside == ["type"] and types is not None:
-            if all(_type_of(value) & set(types) for value in values):
-                continue
-            raise InputError(f"{where}.{name}: has a value that is not of the type beside it")
+        if name in ("enum", "const") and types is not None:
+            if not all(_type_of(value) & set(types) for value in values):
+                raise InputError(f"{where}.{name}: has a value that is not of the type beside it")
+            beside.remove("type")
         if beside:
             raise InputError(f"{where}: {beside[0]} does not hold beside {name}; say one of them")
     for name, wanted in _OF_TYPE.items():
@@ -209,7 +285,7 @@ def _check_list(name: str, value: Any, where: str, depth: int) -> None:
     if not isinstance(value, list) or not value:
         raise InputError(f"{where}.{name}: expected a list of schemas")
     for number, part in enumerate(value):
-        check_schema(part, f"{where}.{name}.{number}", depth + 1)
+        _check_part(part, f"{where}.{name}.{number}", depth + 1)
     if name == "allOf" and len(value) > 1:
         raise InputError(f"{where}.allOf: is held for one schema, and there are {len(value)}; merge them")
     if name == "oneOf" and not _are_apart(value):

@@ -28,7 +28,7 @@ import torch
 from rayrec.models.generation.bnf import UnknownNotationError, read_grammar
 from rayrec.models.generation.deterministic import unambiguous
 from rayrec.models.generation.endings import Chart, ShortestWays
-from rayrec.models.generation.json_schema import check_schema, with_patterns
+from rayrec.models.generation.json_schema import check_schema, patterns, with_patterns
 from rayrec.models.generation.token_bytes import TokenBytes
 from rayrec.platform.arrays import BoolArray
 from rayrec.platform.errors import InputError
@@ -233,6 +233,8 @@ class GrammarCompiler:
     def _compile(self, kind: Kind, source: Any, written: str) -> CompiledGrammar:
         if kind == "json_schema":
             check_schema(source)
+            for where, pattern in patterns(source):
+                self._check_pattern(where, pattern)
             source = with_patterns(source)
             written = json.dumps(source)
         try:
@@ -259,6 +261,17 @@ class GrammarCompiler:
         return self._xgrammar.Grammar.from_json_schema(
             written, any_whitespace=False, separators=(_ITEM, _KEY)
         )
+
+    def _check_pattern(self, where: str, pattern: str) -> None:
+        """Check an expression by itself: of a whole schema, the package does not say which one it was.
+
+        Raises:
+            InputError: it does not compile.
+        """
+        try:
+            self._regex_notation(pattern)
+        except RuntimeError as error:
+            raise InputError(f"{where}: {pattern!r} does not compile: {_clause(error)}") from error
 
     def _regex_notation(self, pattern: str) -> str:
         return str(self._xgrammar.Grammar.from_regex(pattern))

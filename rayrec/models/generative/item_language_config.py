@@ -36,7 +36,7 @@ class AlignmentTask(Config):
     completion: str
     """What is to be said: text with the slots {title}, {category} and {codes}."""
     weight: float = Field(1.0, gt=0.0)
-    """Such prompts for each training row, on average."""
+    """Such prompts for each training row, on average: relative to 1 for the row's own, not a share."""
 
     @model_validator(mode="after")
     def _something_is_asked(self) -> Self:

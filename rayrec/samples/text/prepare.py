@@ -105,7 +105,8 @@ def prepare_text(
     if not rows["train"]:
         raise InputError(
             f"{', '.join(map(str, inputs))}: there is no record to train on, {rows['valid']:,} validate and "
-            f"{rows['test']:,} are tested, of {read.num_rows:,} rows read; give more, or leave out less"
+            f"{rows['test']:,} are tested, of {read.num_rows:,} rows read"
+            f"{_left_out(read.bad + cleaned.removed)}; give more, or leave out less"
         )
     kinds = Counter(record.kind for record, _ in cleaned.records)
     by_rule = rule == "random"
@@ -135,6 +136,12 @@ def prepare_text(
         )
         manifest.write(folder)
     return TextReport(out, manifest)
+
+
+def _left_out(counts: Counter[str]) -> str:
+    """By reason, the most frequent first; a part of a sentence."""
+    reasons = [f"{reason} {count:,}" for reason, count in counts.most_common()]
+    return f", {counts.total():,} left out ({', '.join(reasons)})" if reasons else ""
 
 
 class _Read:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from rayrec.serve.language.served import Call, Kind, ServedModel, Values
 from rayrec.serve.language.sharing import SharedName
 from rayrec.serve.routing.targets import TARGET
 from rayrec.serve.wire.errors import RequestError, error_response
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 _CALLER = CallersConfig().header
@@ -201,17 +204,31 @@ async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:
     Raises:
         RequestError: the caller has gone.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(http))
+    current = asyncio.current_task()
+    assert current is not None
+    cancelling, is_gone, is_over = current.cancelling(), False, False
+
+    def end(watched: asyncio.Future[None]) -> None:
+        nonlocal is_gone
+        if not watched.cancelled() and (error := watched.exception()) is not None:
+            logger.debug("a connection cannot be read any more", exc_info=error)
+        if not is_over:
+            is_gone = True
+            current.cancel()
+
+    # The work is done here and only watched from another task: that is fewer steps of the loop than to wait
+    # for both, and each is one that an engine's thread may delay. Cancelled as `asyncio.timeout` does.
+    watching = asyncio.ensure_future(_gone(http))
+    watching.add_done_callback(end)
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise RequestError("the caller has gone", 499)
+        return await work
+    except asyncio.CancelledError:
+        if is_gone and current.uncancel() <= cancelling:
+            raise RequestError("the caller has gone", 499) from None
+        raise
     finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        is_over = True
+        watching.cancel()
 
 
 async def _gone(http: Request) -> None:

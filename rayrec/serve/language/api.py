@@ -49,7 +49,8 @@ def build_language_api(
     served = LanguageModels(models, shared, log)
     meter = PrometheusMeter()
     if log is not None:
-        meter.watch(log.metrics)
+        for each in (meter, *meters):
+            each.watch(log.metrics)
 
     @asynccontextmanager
     async def lifespan(api: FastAPI) -> AsyncIterator[None]:
@@ -70,6 +71,7 @@ def build_language_api(
     api = FastAPIOffline(
         title="RayRec", version=__version__, summary="Language models as a service.", lifespan=lifespan
     )
+    api.state.shared = served.shared  # for metrics elsewhere than at its own page
     api.add_middleware(HeadAsGet)
     api.add_middleware(RequestGuard, max_body_bytes=MAX_BODY_BYTES)
     api.add_middleware(RequestMeter, meters=[meter, *meters])

@@ -16,7 +16,7 @@ import asyncio
 import base64
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -44,6 +44,7 @@ from rayrec.serve.language.requests import (
 )
 from rayrec.serve.language.served import Call, Kind, Values
 from rayrec.serve.language.tools import call_format, is_held, messages_of, wanted_tools
+from rayrec.serve.language.writing import Piece
 from rayrec.serve.wire.errors import RequestError, explain
 
 PREPARE_THREADS = 2
@@ -183,37 +184,53 @@ class _GeneratedCall(ABC):
     async def _pieces(self, prompts: Sequence[Prompt]) -> Pieces:
         """Pieces of all choices as they come, with the number of the choice; closing the generator ends all
         of them."""
-        engine = self._service.model.engine
-        found: asyncio.Queue[Any] = asyncio.Queue()
-
-        async def one(index: int, prompt: Prompt) -> None:
-            try:
-                async with aclosing(engine.submit(prompt)) as pieces:
-                    async for piece in pieces:
-                        found.put_nowait((index, piece))
-                found.put_nowait(None)
-            except Exception as error:
-                found.put_nowait(error)
-
-        tasks = [asyncio.create_task(one(index, prompt)) for index, prompt in enumerate(prompts)]
+        streams = [self._service.model.engine.submit(prompt) for prompt in prompts]
+        # One alone needs no tasks: each step of the loop is one that the engine's thread may delay.
+        pieces = _numbered(streams[0]) if len(streams) == 1 else _merged(streams)
         try:
-            left = len(tasks)
-            while left:
-                each = await found.get()
-                if isinstance(each, EngineStoppedError):
-                    raise RequestError(str(each), 503) from each
-                if isinstance(each, TooAmbiguousError):
-                    raise _refused(each) from each
-                if isinstance(each, Exception):
-                    raise each
-                if each is None:
-                    left -= 1
-                else:
+            async with aclosing(pieces):
+                async for each in pieces:
                     yield each
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        except EngineStoppedError as error:
+            raise RequestError(str(error), 503) from error
+        except TooAmbiguousError as error:
+            raise _refused(error) from error
+
+
+async def _numbered(stream: AsyncGenerator[Piece, None]) -> Pieces:
+    async with aclosing(stream):
+        async for piece in stream:
+            yield 0, piece
+
+
+async def _merged(streams: Sequence[AsyncGenerator[Piece, None]]) -> Pieces:
+    """Pieces of several answers as they come, with the number of the answer."""
+    found: asyncio.Queue[tuple[int, Piece] | Exception | None] = asyncio.Queue()
+
+    async def one(index: int, stream: AsyncGenerator[Piece, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for piece in stream:
+                    found.put_nowait((index, piece))
+            found.put_nowait(None)
+        except Exception as error:
+            found.put_nowait(error)
+
+    tasks = [asyncio.create_task(one(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        left = len(tasks)
+        while left:
+            each = await found.get()
+            if isinstance(each, Exception):
+                raise each
+            if each is None:
+                left -= 1
+            else:
+                yield each
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _ChatCall(_GeneratedCall):

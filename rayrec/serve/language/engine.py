@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
-from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager, OutputRouter
 from transformers.generation.continuous_batching.model_runner import ModelRunner
 
 from rayrec.models.generation.sampler import Chosen, Sampling, TokenSampler
@@ -337,6 +337,7 @@ class _Manager(ContinuousBatchingManager):
     ) -> None:
         self._sample_tokens, self._count_prefix, self._on_end = sample, count_prefix, on_end
         super().__init__(network, GenerationConfig(do_sample=False, eos_token_id=-1), config)
+        self.output_router = _NoOutputs()
 
     def _run_generation_loop(self) -> None:
         try:
@@ -364,6 +365,17 @@ class _Manager(ContinuousBatchingManager):
 
         processor.cache.search_prefix_match = counted  # type: ignore[method-assign]
         return processor
+
+
+class _NoOutputs(OutputRouter):
+    """Keeps no answer that has ended; the package's own keeps each until somebody takes it, which nobody
+    does here."""
+
+    def deliver(self, output: Any) -> None:
+        pass
+
+    def deliver_batch(self, outputs: Any) -> None:
+        pass
 
 
 class _Runner(ModelRunner):

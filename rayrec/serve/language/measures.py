@@ -17,7 +17,7 @@ rayrec_language_shadow_total            name, outcome   requests to its shadow: 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 from prometheus_client import Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -25,6 +25,9 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 FIRST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 NEXT_SECONDS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+TellTokenTime = Callable[[Literal["first", "next"], float], None]
+"""Told whether a token is the first of its answer, and the seconds that it took."""
 
 
 class EngineMeasures:
@@ -38,6 +41,11 @@ class EngineMeasures:
         self._pages_used: Callable[[], float] = lambda: 0.0
         self._running: Callable[[], int] = lambda: 0
         self._waiting: Callable[[], int] = lambda: 0
+        self._told: TellTokenTime | None = None
+
+    def tell(self, told: TellTokenTime) -> None:
+        """From now on, tell this of the time to each token as well."""
+        self._told = told
 
     def watch(
         self, pages_used: Callable[[], float], running: Callable[[], int], waiting: Callable[[], int]
@@ -47,6 +55,8 @@ class EngineMeasures:
 
     def count_first(self, seconds: float, num_prompt_tokens: int) -> None:
         self._first_s.observe(seconds)
+        if self._told is not None:
+            self._told("first", seconds)
         self.num_prompt_tokens += num_prompt_tokens
         self.num_answer_tokens += 1
 
@@ -63,6 +73,8 @@ class EngineMeasures:
 
     def count_next(self, seconds: float) -> None:
         self._next_s.observe(seconds)
+        if self._told is not None:
+            self._told("next", seconds)
         self.num_answer_tokens += 1
 
     def count_prefix(self, num_tokens: int) -> None:

@@ -35,6 +35,7 @@ from rayrec.serve.language.remote import CHECK_EVERY_S, RemoteService
 from rayrec.serve.language.request_log import ChatLog
 from rayrec.serve.language.served import Call, Kind, ServedModel, Values
 from rayrec.serve.on_ray.application import QUIET, SPARE_REQUESTS
+from rayrec.serve.on_ray.language_metrics import RayLanguageMetrics
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.browsers import keep_pages_out
 from rayrec.serve.web.guards import WithoutRequestId
@@ -87,10 +88,7 @@ class ModelReplica:
 
         self._service = EmbeddedService(load_model(settings))
         self._service.model.engine.start()
-        meter = RayMeter(settings.name)
-        meter.watch(
-            lambda: {f"language_{name}": value for name, value in self._service.measures.numbers().items()}
-        )
+        RayLanguageMetrics({settings.name: self._service.measures}, {})
 
     async def whole(self, kind: Kind, body: Mapping[str, Any], left_s: float) -> dict[str, Any] | Refusal:
         """`Call.whole`, with the seconds that are left."""
@@ -261,6 +259,8 @@ class LanguageGatewayReplica:
                 served.append(RemoteService(model))
         log = None if models.request_log is None else ChatLog(models.request_log)
         self._api = build_language_api(served, models.shared_names, log, [RayMeter("language")])
+        others = [model for model in served if isinstance(model, RemoteService)]
+        RayLanguageMetrics({other.settings.name: other.measures for other in others}, self._api.state.shared)
         require_token(self._api, config.token_sha256)
         keep_pages_out(self._api, config)
         self._api.add_middleware(WithoutRequestId)

@@ -6,7 +6,7 @@
     nodes       GET  /metrics                     requests in flight by replica, price of a device second
 
 The process may be one that is connected to Ray or not; where the cluster has a token, it has to have it, too,
-as Ray's own commands do (RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token).
+as Ray's own commands do (RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token).
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def fetch_text(
             return str(answer.read().decode(errors="replace"))
     except urllib.error.HTTPError as error:
         said = error.read(500).decode(errors="replace").strip()
-        raise ServeDownError(f"{url}: status {error.code}, {said or error.reason}") from error
+        hint = "; set RAY_AUTH_MODE=token, as the cluster wants its token" if error.code == 401 else ""
+        raise ServeDownError(f"{url}: status {error.code}, {said or error.reason}{hint}") from error
     except OSError as error:
         raise ServeDownError(f"{url}: {error}") from error
     except ValueError as error:

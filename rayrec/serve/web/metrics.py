@@ -161,7 +161,7 @@ class RayMeter:
             "rayrec_batch_seconds", "Time to compute a batch", list(REQUEST_SECONDS), ("run",)
         )
         self._gauges = RayMetrics(self._tags)
-        self._watched: list[ReadMetrics] = []
+        self._publishing = Publishing()
 
     def request(self, route: str, status: int, seconds: float) -> None:
         self._requests.inc(1, self._tags | {"route": route, "status": str(status)})
@@ -172,16 +172,26 @@ class RayMeter:
         self._batch_s.observe(seconds, self._tags)
 
     def watch(self, metrics: ReadMetrics) -> None:
-        """They are published every so often, as long as the process lives, whether requests come or not."""
-        self._watched.append(metrics)
-        if len(self._watched) == 1:
-            threading.Thread(target=self._publish, name="metrics", daemon=True).start()
+        self._publishing.add(lambda: self._gauges.publish(metrics()))
 
-    def _publish(self) -> None:
+
+class Publishing:
+    """Has metrics published every so often, as long as the process lives, whether requests come or not."""
+
+    def __init__(self) -> None:
+        self._publishers: list[Callable[[], None]] = []
+
+    def add(self, publish: Callable[[], None]) -> None:
+        """From now on, call this as well."""
+        self._publishers.append(publish)
+        if len(self._publishers) == 1:
+            threading.Thread(target=self._run, name="metrics", daemon=True).start()
+
+    def _run(self) -> None:
         while True:
-            for metrics in list(self._watched):
+            for publish in list(self._publishers):
                 try:
-                    self._gauges.publish(metrics())
+                    publish()
                 except Exception:  # of a part that ends; the others are shown all the same
                     logger.debug("metrics are not shown", exc_info=True)
             time.sleep(PUBLISH_EVERY_S)

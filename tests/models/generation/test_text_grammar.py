@@ -102,7 +102,35 @@ def test_blanks_and_control_characters_do_not_come(compilers, tokenizer):
     [
         ({"not": {"type": "string"}}, r"schema\.not: answers are not held"),
         ({"type": "object", "properties": {"a": {"multipleOf": 2}}}, r"properties\.a\.multipleOf"),
-        ({"type": "integer", "minimum": 5, "maximum": 2}, "does not compile"),
+        (
+            {"type": "integer", "minimum": 5, "maximum": 2},
+            "schema: minimum is 5 and maximum 2, so that nothing",
+        ),
+        (
+            {"type": "array", "items": {"type": "number", "exclusiveMinimum": 5, "maximum": 5}},
+            r"schema\.items: exclusiveMinimum is 5 and maximum 5",
+        ),
+        ({"type": "number", "maximum": "a"}, r"schema\.maximum: expected a number"),
+        (
+            {"type": "integer", "minimum": 1.5},
+            r"schema\.minimum: expected a whole number beside type integer",
+        ),
+        ({"type": "string", "minLength": -2}, r"schema\.minLength: expected a whole number from 0"),
+        ({"type": "array", "minItems": 3, "maxItems": 2}, "minItems is 3 and maxItems 2"),
+        (
+            {"type": "object", "properties": {"a": {"$ref": "#/$defs/X"}}},
+            r"properties\.a\.\$ref: .* is nowhere",
+        ),
+        ({"$ref": "other.json"}, r"schema\.\$ref: expected a schema of this one.*nothing is fetched"),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"type": "null"}}}, "is nowhere in the schema"),
+        (
+            {"type": "array", "items": {"type": "string", "pattern": "("}},
+            r"schema\.items\.pattern: '\(' does not",
+        ),
+        (
+            {"type": "object", "patternProperties": {"[a": {}}},
+            r"schema\.patternProperties: '\[a' does not compile",
+        ),
         ({"type": "string", "minLength": 5, "maxLength": 2}, "nothing satisfies both"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "anyOf"),
         ({"type": "string", "pattern": 'a"b'}, "escape"),
@@ -114,6 +142,7 @@ def test_blanks_and_control_characters_do_not_come(compilers, tokenizer):
         ({"minimum": 3}, r"schema\.minimum: holds only beside one type"),
         ({"type": "string", "pattern": "a+", "maxLength": 3}, "one holds"),
         ({"enum": [1, "a"], "type": "string"}, "not of the type beside it"),
+        ({"type": "string", "enum": ["a"], "minLength": 2}, "minLength does not hold beside enum"),
         ({"const": 5, "maximum": 3}, "maximum does not hold beside const"),
         ({"$defs": {"A": {"type": "integer"}}, "$ref": "#/$defs/A", "minimum": 5}, "does not hold beside"),
         ({"anyOf": [{"type": "object"}], "required": ["a"]}, "does not hold beside anyOf"),

@@ -184,6 +184,14 @@ def test_inputs_that_are_not_there_or_empty_are_refused(tmp_path):
         prepared([write(tmp_path / "test.jsonl", RECORDS)], tmp_path / "out")
 
 
+def test_why_no_record_is_left_is_said(tmp_path):
+    short = [{"text": word} for word in ("tea", "tea", "sea")]
+    file = write(tmp_path / "train.jsonl", [*short, {"text": "a sentence. " * 9}, {"text": ""}])
+    rules = {"min_characters": 10, "max_characters": 50}
+    with pytest.raises(InputError, match=r"of 5 rows read, 5 left out \(too short 3, .* 1, .* 1\); give"):
+        prepared([file], tmp_path / "out", on_bad_rows="drop", cleaning={"rules": rules})
+
+
 def test_a_file_at_a_url_and_a_packed_one_are_read(tmp_path):
     import gzip
 

@@ -48,6 +48,12 @@ def test_greedy_answers_are_those_of_generate(model, answers):
         assert [one.token for one in chosen] == expected
 
 
+def test_answers_that_have_ended_are_kept_nowhere(model, answers):
+    answers(*map(prompt, PROMPTS))
+
+    assert model.engine._manager.output_router.output_queue.empty()
+
+
 def test_log_probabilities_are_those_of_the_network(model, answers):
     (_, chosen, _), *_ = answers(prompt(PROMPTS[0], 5, Sampling(temperature=0, num_top=3)))
     tokens = [*PROMPTS[0], *(one.token for one in chosen)]

@@ -41,6 +41,37 @@ def deployments():
     return serve.status().applications[APPLICATION].deployments
 
 
+def check_metrics_of_ray():
+    """Check that Ray shows what the dashboard asks for, with its labels."""
+    import ray
+
+    (node,) = [node for node in ray.nodes() if node["Alive"]]
+    url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    expected = {
+        ("first_token_seconds_bucket", 'model="tiny"'),
+        ("next_token_seconds_bucket", 'model="tiny"'),
+        ("answer_tokens_total", 'model="tiny"'),
+        ("prompt_tokens_total", 'model="tiny"'),
+        ("pages_used", 'model="tiny"'),
+        ("running", 'model="tiny"'),
+        ("waiting", 'model="tiny"'),
+        ("routed_total", 'name="answers"'),
+    }
+    missing = expected
+    for _ in range(120):  # Ray's agent is told every few seconds
+        page = httpx.get(url, trust_env=False).text.splitlines()
+        lines = [line.removeprefix("ray_rayrec_language_") for line in page if "ray_rayrec_language_" in line]
+        missing = {
+            (name, label)
+            for name, label in expected
+            if not any(line.startswith(f"{name}{{") and label in line for line in lines)
+        }
+        if not missing:
+            return
+        time.sleep(0.5)
+    raise AssertionError(missing)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_cluster")
 def test_replicas_answer_as_one_process_does_and_start_again_when_they_die(folder, free_port):
@@ -57,6 +88,7 @@ def test_replicas_answer_as_one_process_does_and_start_again_when_they_die(folde
         chunks = [json.loads(line) for line in lines]
         refused = http.post("/v1/chat/completions", json=HELLO | {"temperature": 9})
         triton = http.post("/v2/models/tiny/generate", json={"text_input": "You", "parameters": {"seed": 2}})
+        check_metrics_of_ray()
 
         (name,) = [
             found["name"]

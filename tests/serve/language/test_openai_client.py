@@ -1,8 +1,15 @@
-"""The client that OpenAI ships, against a tiny model: chat, streams, tools, schemas, log-probabilities,
-errors. The model is embedded, or that of another service, which is to make no difference."""
+"""The client that OpenAI ships: chat, streams, tools, schemas, log-probabilities, errors.
+
+A tiny model is embedded, or that of another service, which is to make no difference. With
+RAYREC_VLLM_DASHBOARD, the URL of a Ray cluster with vLLM, and RAYREC_VLLM_MODEL, the folder of an instruct
+model, the same is asked of vLLM behind our gateway (`-m slow -k vllm`); what only our engine holds is not.
+RAYREC_VLLM_SERVE says where the cluster's Ray Serve is to listen.
+"""
 
 import asyncio
+import itertools
 import json
+import os
 import threading
 from contextlib import contextmanager
 
@@ -15,13 +22,16 @@ pytest.importorskip("xgrammar", reason="grammars are xgrammar's")
 import httpx  # noqa: E402
 import uvicorn  # noqa: E402
 
+from rayrec.serve.config.serve import ServeConfig  # noqa: E402
 from rayrec.serve.language.api import build_language_api  # noqa: E402
-from rayrec.serve.language.config import RemoteModel  # noqa: E402
+from rayrec.serve.language.config import EmbeddedModel, ModelsConfig, RemoteModel  # noqa: E402
 from rayrec.serve.language.embedded import EmbeddedService  # noqa: E402
 from rayrec.serve.language.loading import load_model  # noqa: E402
 from rayrec.serve.language.remote import RemoteService  # noqa: E402
+from rayrec.serve.launch.language import serving_models  # noqa: E402
 from rayrec.serve.web.address import wait_until_ready  # noqa: E402
 from tests.helpers.examples import cases  # noqa: E402
+from tests.helpers.http import free_port  # noqa: E402
 
 HELLO = [{"role": "user", "content": "What is the capital of France?"}]
 TOOLS = [
@@ -40,6 +50,22 @@ TOOLS = [
     }
     for name in ("weather", "time")
 ]
+
+
+VLLM = pytest.param(
+    "vllm",
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.timeout(1800),
+        pytest.mark.skipif(
+            not {"RAYREC_VLLM_DASHBOARD", "RAYREC_VLLM_MODEL"} <= set(os.environ),
+            reason="RAYREC_VLLM_DASHBOARD and RAYREC_VLLM_MODEL name no cluster with vLLM and no model",
+        ),
+    ],
+)
+OUR_SERVICES = cases(["embedded", "remote"], ["embedded"])
+OURS = pytest.mark.parametrize("service", OUR_SERVICES, indirect=True)
+"""What is promised of our engine alone."""
 
 
 @contextmanager
@@ -64,9 +90,37 @@ def embedded(settings):
         yield url, model
 
 
-@pytest.fixture(scope="module", params=cases(["embedded", "remote"], ["embedded"]))
-def service(request, embedded):
+@contextmanager
+def vllm_behind_the_gateway():
+    """The URL, and the same weights here, to compare with."""
+    folder = os.environ["RAYREC_VLLM_MODEL"]
+    engine = {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 4}
+    engine |= {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}
+    model = {
+        "name": "tiny",
+        "engine": "ray_llm",
+        "folder": folder,
+        "accelerator": "cpu",
+        "context_length": 1024,
+        "engine_kwargs": engine,
+        "timeout_s": 600,
+    }
+    ray = {name: os.environ.get(f"RAYREC_VLLM_{name.upper()}") for name in ("dashboard", "serve")}
+    with serving_models(
+        ModelsConfig.parse({"models": [model], "ray": ray}),
+        ServeConfig.parse({"single_process": True, "port": free_port()}),
+    ) as url:
+        yield url, load_model(EmbeddedModel.parse({"name": "here", "folder": folder, "context_length": 1024}))
+
+
+@pytest.fixture(scope="module", params=[*OUR_SERVICES, VLLM])
+def service(request):
     """A service, and the model that answers at last: of its own process, or of another service."""
+    if request.param == "vllm":
+        with vllm_behind_the_gateway() as found:
+            yield found
+        return
+    embedded = request.getfixturevalue("embedded")
     url, model = embedded
     if request.param == "embedded":
         yield embedded
@@ -83,7 +137,7 @@ def url(service):
 
 @pytest.fixture
 def client(url):
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=300) as made:
         yield made
 
 
@@ -101,18 +155,19 @@ def test_a_chat_is_what_generate_says_of_its_template(client, service):
     torch = pytest.importorskip("torch")
     model = service[1]
     found = ask(client)
-    text = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-    tokens = model.text.encode(text)
+    tokens = model.text.encode(model.template.opened(HELLO))
     with torch.inference_mode():
         expected = model.network.generate(
             torch.tensor([tokens]), do_sample=False, max_new_tokens=24, pad_token_id=0
         )[0, len(tokens) :]
-    said = [token for token in expected.tolist() if token not in model.text.info.ends]
+    ends = model.text.info.ends
+    said = list(itertools.takewhile(lambda token: token not in ends, expected.tolist()))
     silent = {0, 1, 2}
 
     assert found.choices[0].message.content == model.text.decode([one for one in said if one not in silent])
     assert found.usage.prompt_tokens == len(tokens)
-    assert found.usage.completion_tokens == len(said)
+    # vLLM counts the end of an answer as one of its tokens.
+    assert found.usage.completion_tokens - len(said) in (0, 1)
 
 
 def test_a_stream_says_the_same_in_pieces_and_its_usage(client):
@@ -149,6 +204,7 @@ def test_log_probabilities_come_with_the_best_alternatives(client):
     assert all(one.top_logprobs[0].logprob == pytest.approx(one.logprob, abs=1e-4) for one in content)
 
 
+@OURS
 @pytest.mark.parametrize("limit", [17, 40])
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_schema_is_held_within_any_limit(client, limit, stream):
@@ -169,6 +225,15 @@ def test_a_schema_is_held_within_any_limit(client, limit, stream):
     assert set(json.loads(text)) == {"a", "b"}
 
 
+def test_a_schema_is_held_where_there_is_room(client):
+    schema = {"type": "object", "properties": {"tool": {"enum": ["order", "refund"]}}, "required": ["tool"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "tool", "schema": schema}}
+    found = ask(client, response_format=wanted, max_tokens=200)
+
+    assert json.loads(found.choices[0].message.content)["tool"] in ("order", "refund")
+
+
+@OURS
 def test_json_objects_and_expressions_are_held(client):
     found = ask(client, response_format={"type": "json_object"}, temperature=1)
     assert isinstance(json.loads(found.choices[0].message.content), dict)
@@ -177,6 +242,7 @@ def test_json_objects_and_expressions_are_held(client):
     assert found.choices[0].message.content in ("yes!", "no!")
 
 
+@OURS
 @pytest.mark.parametrize("temperature", [0, 1.5])
 def test_a_text_is_divided_into_labeled_segments_that_rebuild_it(client, temperature):
     text = 'Rosenweg 7, "Bern" 東京'
@@ -209,6 +275,7 @@ def test_a_tool_that_has_to_be_called_is(client, choice, names, stream):
     assert reason == "tool_calls"
 
 
+@OURS
 def test_schemas_of_tools_refer_to_their_own_definitions(client):
     def tool(name, values):
         refers = {"type": "object", "properties": {"kind": {"$ref": "#/$defs/Kind"}}, "required": ["kind"]}
@@ -223,6 +290,7 @@ def test_schemas_of_tools_refer_to_their_own_definitions(client):
         assert json.loads(call.function.arguments)["kind"] in allowed
 
 
+@OURS
 def test_more_prompts_than_are_ever_taken_are_refused_before_anything_is_made_of_them(client):
     with pytest.raises(
         openai.BadRequestError, match=r"160,000 answers in one request; tiny takes \d+ at most"
@@ -234,6 +302,7 @@ def test_more_prompts_than_are_ever_taken_are_refused_before_anything_is_made_of
         client.embeddings.create(model="tiny", input=["a"] * 3000)
 
 
+@OURS
 def test_arguments_nested_beyond_measure_are_refused(client):
     calls = [{"id": "1", "type": "function", "function": {"name": "time", "arguments": "[" * 100_000}}]
     messages = [*HELLO, {"role": "assistant", "content": None, "tool_calls": calls}]
@@ -241,6 +310,7 @@ def test_arguments_nested_beyond_measure_are_refused(client):
         ask(client, messages=messages, tools=TOOLS)
 
 
+@OURS
 def test_a_tool_may_be_called_and_need_not(client):
     called = '{"name": "weather", "arguments": {"city": "Paris"}}'
     function = {"name": "weather", "arguments": '{"city": "Paris"}'}
@@ -267,6 +337,7 @@ def test_completions_go_on_texts_and_tokens(client, service):
     assert "".join(chunk.choices[0].text for chunk in stream) == alone.choices[0].text
 
 
+@OURS
 def test_an_embedding_is_the_mean_of_the_last_hidden_states(client, service):
     torch = pytest.importorskip("torch")
     model = service[1]
@@ -281,6 +352,7 @@ def test_an_embedding_is_the_mean_of_the_last_hidden_states(client, service):
     assert len(found.data) == 2
 
 
+@OURS
 @pytest.mark.parametrize(
     ("more", "kind", "said"),
     [
@@ -307,6 +379,23 @@ def test_what_cannot_be_answered_is_refused_in_openais_form(client, more, kind, 
     assert refused.value.body["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({"model": "other"}, openai.NotFoundError),
+        ({"max_tokens": 5000}, openai.BadRequestError),
+        ({"temperature": -1}, openai.BadRequestError),
+        ({"n": 0}, openai.BadRequestError),
+        ({"tool_choice": "required"}, openai.BadRequestError),
+    ],
+)
+def test_whoever_answers_refuses_with_the_same_status(client, more, kind):
+    with pytest.raises(kind) as refused:
+        ask(client, **more)
+    assert refused.value.body["message"]
+
+
+@OURS
 def test_a_caller_that_leaves_a_stream_frees_its_slot(url, service):
     engine = service[1].engine
 
@@ -346,6 +435,7 @@ def test_tensors_and_generate_say_what_completions_say(client, url):
     assert "".join(pieces) == text
 
 
+@OURS
 def test_metrics_say_what_tokens_take(url):
     page = httpx.get(f"{url}/metrics").text
 
