@@ -1,11 +1,14 @@
 """`rayrec prepare`: what can be said on the command line, and errors that name what can be typed."""
 
+import contextlib
 import json
 
 import pytest
 from typer.testing import CliRunner
 
-from rayrec.cli import app
+from rayrec.cli import app, data
+from rayrec.platform import ray_tasks
+from rayrec.platform.tasks import run_tasks_locally
 from tests.helpers.data import write_source
 
 DAY = 86_400
@@ -32,6 +35,25 @@ def refused(*arguments):
 @pytest.fixture
 def source(tmp_path):
     return write_source(tmp_path / "source", EVENTS)
+
+
+def test_a_finished_data_set_is_not_prepared_again_and_the_command_succeeds(
+    source, tmp_path, monkeypatch, caplog
+):
+    out = tmp_path / "data"
+    monkeypatch.setattr(data, "preparing_cluster", contextlib.nullcontext)
+    monkeypatch.setattr(ray_tasks, "run_tasks_on_ray", run_tasks_locally)
+    first, again = (
+        CliRunner().invoke(app, ["prepare", str(source), str(out), option, "--json"])
+        for option in ("--ray", "--resume")
+    )
+    assert (first.exit_code, again.exit_code) == (0, 0), again.stderr
+    assert again.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
+    assert f"{out}: is finished already" in caplog.text
+
+    other = CliRunner().invoke(app, ["prepare", str(source), str(out), "--resume", "--seed", "1"])
+    assert other.exit_code == 2
+    assert "seed is 1, but the data set was made with 0" in other.stderr
 
 
 def test_a_split_by_time_takes_dates(source, tmp_path):

@@ -117,7 +117,7 @@ class Watched(SharedRowWriteBack):
 def test_rows_that_are_held_are_those_of_a_dictionary():
     """As above, where much is held."""
 
-    @examples(120)
+    @examples(200)
     @given(
         run_=runs_that_share(),
         num_shards=st.integers(1, 3),
