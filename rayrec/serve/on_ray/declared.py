@@ -30,6 +30,7 @@ PUT_S = 60.0
 """In which the dashboard answers: the first application starts Ray Serve."""
 _PATH = "/api/serve/applications/"
 _FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
+_LEAVING = "DELETING"
 
 
 class DeclaredApplications:
@@ -61,7 +62,7 @@ class DeclaredApplications:
                 removed.
         """
         names = [str(one["name"]) for one in applications]
-        details = self._details()
+        details = self._details_behind_removal(names)
         for one in applications:
             taken = {name: each.get("route_prefix") for name, each in details["applications"].items()}
             if one["name"] in taken:
@@ -77,6 +78,19 @@ class DeclaredApplications:
             yield
         finally:
             self._remove(names)
+
+    def _details_behind_removal(self, names: Sequence[str]) -> dict[str, Any]:
+        """What there is once applications of these names are gone that are being removed.
+
+        Who starts a service again at once finds the last one's: Ray Serve removes behind its answer.
+        """
+        ends_at = self._clock() + REMOVE_S
+        while True:
+            details = self._details()
+            found = [details["applications"].get(name, {}) for name in names]
+            if all(one.get("status") != _LEAVING for one in found) or self._clock() > ends_at:
+                return details
+            self._sleep(POLL_S)
 
     def serve_url(self) -> str:
         """Where Ray Serve answers: at the dashboard's host, unless it was said.

@@ -201,7 +201,8 @@ def test_vllm_answers_behind_the_gateway_and_is_gone_behind_it(free_port):
     assert held["model"] == "chat"
     assert refused.status_code == 400
     details = DeclaredApplications(os.environ["RAYREC_VLLM_DASHBOARD"])._details()
-    assert "rayrec-chat" not in details["applications"]
+    # Ray Serve removes behind its answer.
+    assert details["applications"].get("rayrec-chat", {"status": "DELETING"})["status"] == "DELETING"
 
 
 def test_applications_of_others_stay_when_ours_come_and_go():
@@ -288,6 +289,31 @@ def test_a_name_that_is_taken_is_not_replaced():
     ):
         raise AssertionError("it started")
     assert not dashboard.puts
+
+
+def test_one_that_is_being_removed_is_waited_for():
+    left = {"status": "DELETING", "route_prefix": "/rayrec-chat"}
+    dashboard = Dashboard()
+    dashboard.programs["rayrec-chat"] = left
+    waits = []
+
+    def sleep(seconds):
+        waits.append(seconds)
+        if len(waits) == 3:
+            del dashboard.programs["rayrec-chat"]
+
+    times = iter(range(1000))
+    starting = DeclaredApplications(
+        "http://head:8265", fetch=dashboard, sleep=sleep, clock=lambda: next(times)
+    )
+    with starting.deployed([application(model())], 60):
+        assert len(waits) >= 3
+    dashboard.programs["rayrec-chat"] = left
+    with (
+        pytest.raises(InputError, match="'rayrec-chat' already"),
+        cluster(dashboard).deployed([application(model())], 60),
+    ):
+        raise AssertionError("it started beside one that never goes")
 
 
 @pytest.mark.parametrize("answer", ["<html>", "[]", None])
