@@ -84,7 +84,11 @@ def quantize_command(
     check_run(run)
     from rayrec.models.quantization.network import QuantizationPlan
     from rayrec.pipelines.quantization.quantize import QuantizationRequest, quantize_run
+    from rayrec.pipelines.quantization.quantize_language import quantize_language_run
+    from rayrec.pipelines.runs.run_folder import RunFolder
 
+    is_language = RunFolder.open(run).config.model.kind == "language"
+    quantized = quantize_language_run if is_language else quantize_run
     plan = QuantizationPlan(
         scheme.value,
         None if group_size is None else int(group_size.value),  # type: ignore[arg-type]
@@ -94,7 +98,7 @@ def quantize_command(
     )
     request = QuantizationRequest(plan, calibrate, split.value, max_users, most_loss=most_loss)
     with progress_bar("quantize") as progress:
-        report = quantize_run(
+        report = quantized(
             run, to, request, snapshot, device, data, lambda stage, done, total: progress(done, total, stage)
         )
     _print(report, to)
@@ -102,16 +106,17 @@ def quantize_command(
 
 
 def _print(report: QuantizationReport, to: Path) -> None:
-    comparison = report.comparison
+    found = report.to_json()
+    unit = "users" if "num_users" in found else "records"
     table = Table("", "before", "after", "after - before (95 %)", title_justify="left")
-    table.title = f"{comparison.num_users:,} users, {comparison.split} split: {to}"
-    for name, pair in comparison.metrics.items():
+    table.title = f"{found[f'num_{unit}']:,} {unit}, {found['split']} split: {to}"
+    for name, pair in report.comparison.metrics.items():
         change = pair.difference
         table.add_row(
             name,
             f"{pair.before.value:.4f}",
             f"{pair.after.value:.4f}",
-            f"{change.value:+.4f} ({change.low:+.4f} to {change.high:+.4f}), {-pair.loss:+.2%}",
+            f"{change.value:+.4f} ({change.low:+.4f} to {change.high:+.4f}), {pair.ratio.value - 1:+.2%}",
         )
     for name, sizes in (
         ("bytes of quantized layers", report.layer_bytes),
@@ -119,16 +124,15 @@ def _print(report: QuantizationReport, to: Path) -> None:
     ):
         share = f"{sizes['after'] / sizes['before']:.3f} of it"
         table.add_row(name, human_size(sizes["before"]), human_size(sizes["after"]), share)
-    ms = comparison.ms_per_batch
+    ms = found["ms_per_batch"]
     table.add_row(
-        f"ms per batch of {comparison.batch_size}",
+        f"ms per batch of {found['batch_size']}",
         f"{ms['before']:.1f}",
         f"{ms['after']:.1f}",
         f"{ms['before'] / ms['after']:.2f} times as fast",
     )
     out.print(table)
-    kl = "" if comparison.kl is None else f", KL of first codes {comparison.kl.value:.2e}"
-    out.print(
-        f"overlap@10 {comparison.overlap.value:.4f}, first item moved for {comparison.top_moved.value:.2%} "
-        f"of users{kl}; {report.kernels_said}"
-    )
+    for name in ("overlap@10", "top_1_moved", "kl_of_first_codes", "kl_of_next_tokens"):
+        if (estimate := found.get(name)) is not None:
+            out.print(f"{name.replace('_', ' ')}: {estimate['value']:.4g}")
+    out.print(", ".join(f"{count} layers by {name}" for name, count in sorted(report.kernels.items())))

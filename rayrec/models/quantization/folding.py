@@ -48,7 +48,7 @@ class Readers:
             if getattr(norm, "bias", None) is not None:
                 norm.bias.div_(scale_K)
             for name in self.layers:
-                model.get_submodule(name).weight.mul_(scale_K)  # type: ignore[operator, union-attr]
+                model.get_submodule(name).weight.mul_(scale_K)  # type: ignore[operator]
 
 
 def readers_of(model: nn.Module) -> Iterator[Readers]:

@@ -36,6 +36,7 @@ class Pair:
     """After minus before; its interval is over paired users."""
     ratio: Estimate
     """After by before, likewise."""
+    more_is_better: bool = True
 
     @classmethod
     def of(cls, before_U: np.ndarray, after_U: np.ndarray) -> Pair:
@@ -43,11 +44,14 @@ class Pair:
 
     @property
     def loss(self) -> float:
-        """Share of the figure that is gone; 0 where there was nothing to lose."""
-        return 1.0 - self.ratio.value if self.before.value > 0 else 0.0
+        """Share of the figure that is gone, or that a loss grew by; 0 where there was nothing to lose."""
+        if not self.before.value > 0:
+            return 0.0
+        return 1.0 - self.ratio.value if self.more_is_better else self.ratio.value - 1.0
 
     def to_json(self) -> dict[str, Any]:
-        return {name: estimate._asdict() for name, estimate in vars(self).items()}
+        names = ("before", "after", "difference", "ratio")
+        return {name: getattr(self, name)._asdict() for name in names}
 
 
 @dataclass(frozen=True)

@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+from torch import nn
 
 from rayrec.models.base.config import QuantizationConfig
 from rayrec.models.program.frozen_base import FrozenBase
 from rayrec.models.quantization.linear import quantized_layers
 from rayrec.models.quantization.network import QuantizationPlan, quantize
 from rayrec.models.quantization.observers import InputObserver, observed
-from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH
-from rayrec.pipelines.quantization.comparison import Comparison, compare, user_batches
+from rayrec.pipelines.quantization.comparison import Pair, compare, user_batches
 from rayrec.pipelines.quantization.quantized_run import write_quantized_run
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
@@ -54,6 +54,15 @@ class QuantizationRequest:
     """Share of the run's metric that may be lost; what loses more is not written. None: anything."""
 
 
+class Compared(Protocol):
+    """What `comparison.Comparison` says of users, or `quantize_language.TextComparison` of records."""
+
+    @property
+    def metrics(self) -> dict[str, Pair]: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
 @dataclass(frozen=True)
 class QuantizationReport:
     """What came of it."""
@@ -66,16 +75,11 @@ class QuantizationReport:
     num_calibrated: int
     metric: str
     """That `most_loss` is about."""
-    comparison: Comparison
+    comparison: Compared
     layer_bytes: Mapping[str, int]
     """`before`, `after`: of the layers that are quantized."""
     weight_bytes: Mapping[str, int]
     """Of all dense weights."""
-
-    @property
-    def kernels_said(self) -> str:
-        """Who computes on this machine."""
-        return ", ".join(f"{count} layers by {name}" for name, count in sorted(self.kernels.items()))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -83,7 +87,7 @@ class QuantizationReport:
             "snapshot_step": self.snapshot_step,
             "quantization": self.settings.model_dump(mode="json"),
             "kernels": dict(self.kernels),
-            "calibrated_users": self.num_calibrated,
+            "calibrated": self.num_calibrated,
             "metric": self.metric,
             **self.comparison.to_json(),
             "bytes": {"quantized_layers": dict(self.layer_bytes), "dense_weights": dict(self.weight_bytes)},
@@ -146,7 +150,7 @@ def quantize_run(
         run=source.name,
         snapshot_step=model.state.committed_step + 1,
         settings=settings,
-        kernels=_kernels(ranker),
+        kernels=kernels_of(ranker.model),
         num_calibrated=num_calibrated,
         metric=model.assembly.task.metric,
         comparison=comparison,
@@ -154,9 +158,9 @@ def quantize_run(
             "before": _bytes_of(model.weights, settings.modules),
             "after": _bytes_of(weights, settings.modules),
         },
-        weight_bytes={"before": _num_bytes(model.weights), "after": _num_bytes(weights)},
+        weight_bytes={"before": num_bytes(model.weights), "after": num_bytes(weights)},
     )
-    _check_loss(report, request.most_loss, out)
+    check_loss(report, request.most_loss, out)
     write_quantized_run(
         out,
         source,
@@ -181,9 +185,9 @@ def check_can_be_quantized(source: RunFolder) -> None:
             f"{source.path}: is quantized already ({model.quantization.scheme}); quantize the run that it "
             f"was made of, {source.state.get('quantized_from', 'whose weights are float32')}"
         )
-    if model.kind != "next_item":
+    if model.kind == "impressions":
         raise InputError(
-            f"{source.path}: {model.name!r} recommends no items; recommenders and language models can be "
+            f"{source.path}: {model.name!r} ranks what is shown; recommenders and language models can be "
             "quantized"
         )
 
@@ -220,22 +224,24 @@ def _with_weights(
     return replace(model, assembly=assembly, weights=weights)
 
 
-def _kernels(program: SequenceProgram) -> dict[str, int]:
+def kernels_of(model: nn.Module) -> dict[str, int]:
+    """Names of the kernels that compute a network's layers, with how many each."""
     found: dict[str, int] = {}
-    for _, layer in quantized_layers(program.model):
+    for _, layer in quantized_layers(model):
         found[layer.kernel] = found.get(layer.kernel, 0) + 1
     return found
 
 
 def _bytes_of(weights: Mapping[str, np.ndarray], layers: tuple[str, ...]) -> int:
-    return _num_bytes({name: each for name, each in weights.items() if name.rpartition(".")[0] in layers})
+    return num_bytes({name: each for name, each in weights.items() if name.rpartition(".")[0] in layers})
 
 
-def _num_bytes(weights: Mapping[str, np.ndarray]) -> int:
+def num_bytes(weights: Mapping[str, Any]) -> int:
+    """Of arrays or tensors."""
     return sum(each.nbytes for each in weights.values())
 
 
-def _check_loss(report: QuantizationReport, most_loss: float | None, out: Path) -> None:
+def check_loss(report: QuantizationReport, most_loss: float | None, out: Path) -> None:
     """Refuse what loses more of the run's metric than is allowed.
 
     Raises:
@@ -245,7 +251,7 @@ def _check_loss(report: QuantizationReport, most_loss: float | None, out: Path) 
     if most_loss is None or pair is None or pair.loss <= most_loss:
         return
     raise InputError(
-        f"{out}: not written: {report.metric} falls from {pair.before.value:.4f} to {pair.after.value:.4f}, "
+        f"{out}: not written: {report.metric} goes from {pair.before.value:.4f} to {pair.after.value:.4f}, "
         f"a loss of {pair.loss:.2%}, and --most-loss allows {most_loss:.2%}; take more bits, smaller groups, "
         "or more users to calibrate on"
     )
