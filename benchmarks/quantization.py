@@ -12,8 +12,8 @@ One thread, and measurements in turns. Bars:
 * `DATA-recall-SCHEME`, `DATA-overlap-SCHEME`: recall@10 by that of the run that was quantized; overlap@10.
 
 The last three are of the run in RAYREC_BENCH_RUN, trained on real data: `configs/movielens-generative.yaml`,
-say. Without it, a network that nobody has trained is quantized on a synthetic data set, which says whether all
-of it works and nothing of quality: its bars have no target. `python -m benchmarks.quantization RUN FILE`
+say. Without it, a network that nobody has trained is quantized on a synthetic data set, which says whether
+all of it works and nothing of quality: its bars have no target. `python -m benchmarks.quantization RUN FILE`
 writes the dated record of a run.
 """
 
@@ -175,8 +175,9 @@ def quantized_runs(run: Path, folder: Path, max_users: int | None) -> dict[str, 
         found[name] = quantize_run(run, folder / f"of-{name.replace(' ', '-')}", request, which)
         comparison = found[name].to_json()
         log.print(
-            f"{name}: recall@10 times {found[name].comparison.metrics['recall@10'].ratio.value:.4f}, overlap@10 "
-            f"{comparison['overlap@10']['value']:.4f}, KL {comparison['kl_of_first_codes']['value']:.2e}"
+            f"{name}: recall@10 times {found[name].comparison.metrics['recall@10'].ratio.value:.4f}, "
+            f"overlap@10 {comparison['overlap@10']['value']:.4f}, "
+            f"KL {comparison['kl_of_first_codes']['value']:.2e}"
         )
     return found
 
