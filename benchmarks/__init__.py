@@ -55,6 +55,7 @@ BENCHES: dict[str, Bench] = {
     "online": partial(_run, "online", "bench"),
     "parallel": partial(_run, "parallel", "bench"),
     "pipeline": partial(_run, "pipeline", "bench"),
+    "quantization": partial(_run, "quantization", "bench"),
     "rl": partial(_run, "rl", "bench"),
     "samples": partial(_run, "samples", "bench"),
     "scale-prepare": partial(_run, "scale_prepare", "bench"),

@@ -52,6 +52,8 @@ class Device:
     """Backends of `rayrec.models.attention` with kernels for it, in order of preference."""
     attention_without_backward: tuple[str, ...] = ()
     """Those without a backward pass."""
+    quantized_kernels: tuple[str, ...] = ("float32", "reference")
+    """Kernels of `rayrec.models.quantization` for it, in order of preference."""
     autocast_type: str = "bfloat16"
     """Name of the 16-bit type of autocast. All devices have bfloat16, and it needs no loss scaling."""
     profiler: str = "torch.profiler"
@@ -83,6 +85,7 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
             has_own_memory=False,
             attention_backends=("bucketed", "grouped", "sdpa", "flex", "reference"),
             attention_without_backward=("flex",),
+            quantized_kernels=("fbgemm", "float32", "int4_weights", "reference"),
         ),
         _cpu_is_there,
     ),
@@ -95,6 +98,7 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
             fused_optimizer=True,
             has_own_memory=True,
             attention_backends=("triton", "sdpa", "flex", "reference"),
+            quantized_kernels=("cuda_int8", "cuda_fp8", "float32", "reference"),
             profiler_activity="CUDA",
             has_mps=True,
         ),
@@ -109,6 +113,7 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
             fused_optimizer=False,
             has_own_memory=True,
             attention_backends=("ascend", "sdpa", "reference"),
+            quantized_kernels=("npu_int8", "float32", "reference"),
             profiler="torch_npu.profiler",
             profiler_activity="NPU",
         ),
@@ -235,6 +240,26 @@ def ascend_fusion_attention() -> Callable[..., Any]:
     """The fused attention kernel of Ascend NPUs, from torch's extension for them."""
     kernel: Callable[..., Any] = importlib.import_module("torch_npu").npu_fusion_attention
     return kernel
+
+
+def ascend_quantized_product() -> Callable[..., Any]:
+    """The product of int8 matrices of Ascend NPUs, from torch's extension for them."""
+    kernel: Callable[..., Any] = importlib.import_module("torch_npu").npu_quant_matmul
+    return kernel
+
+
+def has_wide_int8_products(device: torch.device) -> bool:
+    """Whether the host's CPU adds products of int8 in 32 bits (VNNI of AVX-512); without, some overflow."""
+    import torch
+
+    return device.type == HOST.kind and bool(torch.cpu._is_vnni_supported())
+
+
+def has_float8_products(device: torch.device) -> bool:
+    """Whether an NVIDIA GPU multiplies matrices of float8: from Ada and Hopper on."""
+    import torch
+
+    return bool(torch.get_device_module(device).get_device_capability(device) >= (8, 9))
 
 
 def get_device(kind: str) -> Device:

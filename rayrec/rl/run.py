@@ -20,6 +20,7 @@ import numpy as np
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.training.placements import Placement, on_ray
+from rayrec.platform.errors import InputError
 from rayrec.platform.metrics import RayMetrics
 from rayrec.rl.config import RlConfig
 from rayrec.rl.controller import COLOCATED_STAGE, LEARNER_STAGE, SingleController
@@ -80,6 +81,11 @@ def train_policy(
     """
     config, path = config.with_absolute_paths(), Path(run)
     supervised = RunFolder.open(Path(config.init_from)).config
+    if supervised.model.quantization is not None:
+        raise InputError(
+            f"init_from: {config.init_from} is quantized, and a policy cannot be trained from it; name the "
+            "run that it was made of"
+        )
     if config.device is not None:
         supervised = supervised.model_copy(update={"device": config.device})
     # The driver computes nothing, and its machine may lack the accelerator.

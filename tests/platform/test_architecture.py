@@ -36,10 +36,10 @@ ORDER = {
     "samples": "base > dataset importers > prepare > stores text > graph > operations"
     " > reading features impressions",
     "embeddings": "base > optim > config > storage > table > shard snapshot > transport capacity > lookup",
-    "models": "base decoding tokenizers > attention generation > program > language > sequence > generative"
-    " ctr > keras > registry > compiled_ranking",
+    "models": "base decoding tokenizers > attention generation quantization > program > language"
+    " > sequence > generative ctr > keras > registry > compiled_ranking",
     "pipelines": "config metrics > runs > tasks cluster > inference semantic_ids > versions evaluation"
-    " > training nearline > health capacity",
+    " > training nearline quantization > health capacity",
     "serve": "config > wire > events > engine > admission routing > protocols > web > app language > on_ray"
     " > launch",
 }

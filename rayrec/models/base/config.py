@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayrec.models.base.dense_optimizer import Decayed
 from rayrec.platform.config import Config
@@ -18,6 +18,50 @@ the bit. `measured` times the backends in each trainer, once for each class of s
 into the run's folder, from which a resumed run reads it. A name demands one backend; see
 `rayrec.models.attention`."""
 
+Scheme = Literal["w8a8", "w8a8_static", "w8a16", "w4a16", "fp8"]
+"""`w8a8`: weights int8 by output channel, activations int8 by row, scaled when they are computed.
+`w8a8_static`: one scale for all activations of a layer, from calibration. `w8a16`, `w4a16`: weights int8
+by output channel, or int4 by groups of inputs; activations stay as they are. `fp8`: both float8 (e4m3),
+weights by output channel, activations by row."""
+GroupSize = Literal[32, 64, 128]
+KernelName = Literal[
+    "auto", "reference", "float32", "fbgemm", "int4_weights", "cuda_int8", "cuda_fp8", "npu_int8"
+]
+"""What computes the products. `auto`: the first that the device has for the scheme. A name demands one, and
+is refused where it cannot compute."""
+
+
+class QuantizationConfig(Config):
+    """How linear layers of a network are quantized. `rayrec quantize` writes it; nothing trains with it."""
+
+    scheme: Scheme
+    group_size: GroupSize | None = None
+    """Inputs that share a scale, of `w4a16`."""
+    weight_bits: Literal[7, 8] = 8
+    """Of `w8a8` and `w8a8_static`: 7 uses half of the range of int8, which CPUs without VNNI can multiply
+    without overflow; see `rayrec.models.quantization.kernels`."""
+    modules: tuple[str, ...] = Field(min_length=1)
+    """Names of the linear layers that are quantized; all others stay as they were trained."""
+    kernel: KernelName = "auto"
+
+    @model_validator(mode="after")
+    def _groups_are_of_int4(self) -> Self:
+        if (self.group_size is not None) != (self.scheme == "w4a16"):
+            raise ValueError(
+                f"model.quantization.group_size is {self.group_size} and the scheme {self.scheme!r}: "
+                "w4a16 has groups of 32, 64 or 128 inputs, and no other scheme has any"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _half_ranges_are_of_int8_products(self) -> Self:
+        if self.weight_bits == 7 and self.scheme not in ("w8a8", "w8a8_static"):
+            raise ValueError(
+                f"model.quantization.weight_bits is 7 and the scheme {self.scheme!r}: it is about products "
+                "of int8, which w8a8 and w8a8_static have"
+            )
+        return self
+
 
 class ModelConfig(Config):
     """Settings of a model, a run's section `model`, and what the pipeline asks about the model.
@@ -28,6 +72,8 @@ class ModelConfig(Config):
 
     name: str
     """Overridden as `name: Literal["..."]`; by this name a run's settings choose the model."""
+    quantization: QuantizationConfig | None = None
+    """How its linear layers are quantized: of a run that `rayrec quantize` wrote. None: they are not."""
 
     not_compiled_because: ClassVar[str | None] = None
     """Why `training.compile` would have no effect; None where it has one."""

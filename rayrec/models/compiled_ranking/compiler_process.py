@@ -78,6 +78,9 @@ def compile_package(job: Job, package: Path) -> None:
         get_cpp_compiler()
     except Exception as error:
         raise NeverCompiledError("there is no C++ compiler; install g++, or name one by CXX") from error
+    if job.model.config.quantization is not None:
+        # A program takes weights as they are saved; kernels take them packed.
+        raise NeverCompiledError("the run is quantized: its kernels are faster than what could be compiled")
     started = time.monotonic()
     device = torch.device(job.device)
     model = network(job).to(device).eval()

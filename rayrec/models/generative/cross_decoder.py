@@ -89,6 +89,11 @@ class CrossDecoderLayer(nn.Module):
 
     compiled_methods = ("queries", "after_looking", "heads", "after_attention")
     sharded_methods = ("context_keys", "begin", "step")
+    norm_readers = (
+        ("cross_norm", ("cross_query",)),
+        ("self_norm", ("qkv",)),
+        ("feedforward_norm", ("up",)),
+    )
 
     def __init__(
         self,

@@ -25,6 +25,8 @@ from rayrec.models.sequence.tensor_batch import TensorBatch
 class CodeDecoder(nn.Module):
     """Logits of one level's codes from a context and the codes chosen before it."""
 
+    norm_readers = (("norms", ("up",)), ("output_norms", ("heads",)))
+
     def __init__(
         self, dim: int, level_sizes: tuple[int, ...], feedforward_dim: int, dropout: float, dropout_index: int
     ) -> None:

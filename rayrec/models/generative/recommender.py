@@ -173,6 +173,13 @@ class GenerativeRecommender(SequenceModel):
     def item_log_probs(self, batch: TensorBatch, items_BW: Tensor) -> Tensor:
         return item_log_probs(self.distribution(self._context(batch)), items_BW)
 
+    def first_log_probs(self, batch: TensorBatch) -> Tensor:
+        context = self._context(batch)
+        step, _ = self._start(context)
+        no_codes = torch.zeros(len(context), 1, 0, dtype=torch.int64, device=self.codes_IL.device)
+        logits_BK = step(0, no_codes, None)[:, 0, self.trie.child_codes[0]]
+        return logits_BK.log_softmax(1)
+
     def _context(self, batch: TensorBatch) -> Context:
         # Rows of tables change beside the weights, and what is kept would not know; nor would it know of
         # what is before these events.

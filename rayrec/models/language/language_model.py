@@ -13,7 +13,7 @@ Axes: as in `text_tensors`; K targets, V tokens of the vocabulary, T tokens of t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -106,6 +106,16 @@ class LanguageModel(nn.Module):
             log_K = self._log_probability(self._padded_logits(batch, before_K), targets_K)
         sums_B = log_K.new_zeros(batch.layout.num_rows)
         return sums_B.index_add(0, batch.layout.row_N[before_K], log_K)
+
+    def target_log_probs(self, batch: TextTensors) -> Iterator[Tensor]:
+        """[P, V] log-probabilities of all tokens in the place of each target, in parts of the K targets."""
+        before_K, targets_K = targets_of(batch)
+        if not self.packed:
+            yield self._padded_logits(batch, before_K).float().log_softmax(1)
+            return
+        hidden_KD = self.hidden(batch)[before_K]
+        for part in _parts(len(targets_K), self._num_tokens):
+            yield self._logits(hidden_KD[part]).float().log_softmax(1)
 
     def generate(
         self,

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.generation.forms import Begin
@@ -97,18 +98,30 @@ class TextProgram(TorchProgram):
     def log_likelihoods(self, features: TextRows, rows: Rows) -> np.ndarray:
         """[B] sum over each row's targets of the logarithm of their probability."""
         self._begin_inference()
+        found: list[np.ndarray] = []
+        with self._compute.autocast(self._device):
+            for part in self._bounded(features, rows):
+                found.append(self.model.log_likelihoods(part).float().cpu().numpy())
+        return np.concatenate(found)
+
+    @torch.inference_mode()
+    def target_log_probs(self, features: TextRows, rows: Rows) -> Iterator[Tensor]:
+        """[P, V] as `LanguageModel.target_log_probs`, of all rows."""
+        self._begin_inference()
+        for part in self._bounded(features, rows):
+            if part.layout.num_tokens and bool(part.is_target_N.any()):
+                yield from self.model.target_log_probs(part)
+
+    def _bounded(self, features: TextRows, rows: Rows) -> Iterator[TextTensors]:
+        """A batch in parts: records may be long, and have many options, so what is computed at once is
+        bounded by tokens."""
         batch = self._batch(features, rows, training=False)
-        # Records may be long, and have many options: what is computed at once is bounded by tokens.
         lengths_B = (
             batch.lengths_B if self.model.packed else np.full_like(batch.lengths_B, batch.layout.longest)
         )
         bounds = balanced_bounds(lengths_B, max(1, -(-int(lengths_B.sum()) // TOKENS_AT_ONCE)))
-        found: list[np.ndarray] = []
-        with self._compute.autocast(self._device):
-            for start, stop in pairwise(bounds):
-                log_B = self.model.log_likelihoods(batch.some_rows(slice(start, stop)))
-                found.append(log_B.float().cpu().numpy())
-        return np.concatenate(found)
+        for start, stop in pairwise(bounds):
+            yield batch.some_rows(slice(start, stop))
 
     @torch.inference_mode()
     def generate(self, features: AskedRows, rows: Rows, max_new_tokens: int) -> list[np.ndarray]:

@@ -34,6 +34,9 @@ from rayrec.models.program.sharding import (
 from rayrec.platform.devices import HOST
 from rayrec.platform.shares import balanced_bounds
 
+AFTER_LOAD = "after_load"
+"""Method of a module that holds weights in another form, too; called with its name when they are loaded."""
+
 
 def check_shapes(shapes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Tensor]) -> None:
     """Check that saved weights are those of a network.
@@ -344,6 +347,9 @@ class TorchProgram(ABC):
         check_shapes({name: saved.shape for name, saved in weights.items()}, kept)
         for name, parameter in kept.items():
             self._take(parameter, weights[name])
+        for name, module in self._module.named_modules():
+            if (after_load := getattr(module, AFTER_LOAD, None)) is not None:
+                after_load(name)
         if self._masters is not None:
             self._masters.widen()
         if optimizer_state is None:

@@ -57,8 +57,15 @@ class NextItemModel(SequenceModel):
         beams_B: Sequence[int] | None = None,
         allowed: ItemSets | None = None,
     ) -> TopItems:
+        return top_items(self._scores(batch), k, excluded_BE, allowed)
+
+    def first_log_probs(self, batch: TensorBatch) -> Tensor:
+        return self._scores(batch).log_softmax(1)
+
+    def _scores(self, batch: TensorBatch) -> Tensor:
+        """[B, I] of every item."""
         context_BD = self._over_temperature(last_contexts(self.backbone, self._events(batch), batch))
-        return top_items(context_BD @ self.catalog().T, k, excluded_BE, allowed)
+        return context_BD @ self.catalog().T
 
     def targets(self, batch: TensorBatch) -> Tensor:
         """[N, D] what the items that follow are scored by."""

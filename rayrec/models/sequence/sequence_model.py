@@ -74,6 +74,11 @@ class SequenceModel(nn.Module, ABC):
         """
         return None
 
+    def first_log_probs(self, batch: TensorBatch) -> Tensor | None:
+        """[B, K] log-probability of each choice that the model makes first: a code, or an item where it
+        scores every item; None of a model that does not say."""
+        return None
+
     def use_prefix_cache(self, max_bytes: int) -> CacheMetrics | None:
         """Let `recommend` cache what it reads of histories; None where a model cannot continue a prefix."""
         return None

@@ -13,11 +13,13 @@ import numpy as np
 import torch
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
+from rayrec.models.base.config import QuantizationConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.program.flops import ModelFlops
 from rayrec.models.program.program import AllowedItems, ProgramPlacement, RankedItems, Rows, SumOverTrainers
 from rayrec.models.program.torch_program import TorchProgram
+from rayrec.models.quantization.linear import with_quantized_layers
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_model import ReadRows, SequenceModel
 from rayrec.models.sequence.tensor_batch import Features, TensorBatch
@@ -27,6 +29,10 @@ from rayrec.platform.errors import InputError
 
 class SequenceModelSettings(Protocol):
     """What this needs of a `SequenceModelConfig`."""
+
+    @property
+    def quantization(self) -> QuantizationConfig | None:
+        """How linear layers are quantized; None: they are not."""
 
     def build(self, catalog: Catalog, attention_file: Path | None = None) -> SequenceModel:
         """The network, with initial weights from torch's default generator."""
@@ -45,7 +51,10 @@ def build_model(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return settings.build(catalog, attention_file)
+        model = settings.build(catalog, attention_file)
+    if settings.quantization is not None:
+        with_quantized_layers(model, settings.quantization)
+    return model
 
 
 class CompiledRanker(Protocol):
@@ -149,6 +158,14 @@ class SequenceProgram(TorchProgram):
         log_probs_BW = found.float().cpu().numpy()
         log_probs_BW[np.diff(features.offsets_B1) == 0] = -np.inf
         return log_probs_BW
+
+    @torch.inference_mode()
+    def first_log_probs(self, features: Features, rows: Rows) -> np.ndarray | None:
+        """As `SequenceModel.first_log_probs`."""
+        batch = self._batch(features, rows, training=False)
+        self._begin_inference()
+        found = self.model.first_log_probs(batch)
+        return None if found is None else found.float().cpu().numpy()
 
     @torch.inference_mode()
     def summarize(self, features: Features) -> np.ndarray:

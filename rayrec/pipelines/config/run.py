@@ -447,6 +447,15 @@ class RunConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _what_is_quantized_recommends(self) -> RunConfig:
+        if self.model.quantization is not None and self.model.kind != "next_item":
+            raise ValueError(
+                f"model.quantization is of runs that recommend, and {self.model.name!r} does not: leave it "
+                "out"
+            )
+        return self
+
     @field_validator("device")
     @classmethod
     def _device_is_known(cls, value: str) -> str:

@@ -16,7 +16,7 @@ from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
 from rayrec.models.program.program import AllowedItems, RankedItems, Rows
 from rayrec.models.sequence.config import LongHistoryConfig
-from rayrec.models.sequence.sequence_model import CacheMetrics
+from rayrec.models.sequence.sequence_model import CacheMetrics, SequenceModel
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalog, item_ranker_of, use_prefix_cache
@@ -24,7 +24,7 @@ from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.summaries import Summaries, with_known, within_budget
 from rayrec.pipelines.tasks.instructions import instruction_of
 from rayrec.pipelines.tasks.next_item import NextItemTask
-from rayrec.platform.arrays import BoolArray, Float64Array, Int64Array
+from rayrec.platform.arrays import BoolArray, Float32Array, Float64Array, Int64Array
 from rayrec.platform.devices import get_device
 from rayrec.platform.event_labels import UNKNOWN, Label, Part
 from rayrec.samples.base.batches import FeatureBatch, SampleBatch
@@ -219,6 +219,12 @@ class Recommender:
     def device(self) -> torch.device:
         return get_device(self._task.config.device).torch
 
+    @property
+    def network(self) -> SequenceModel:
+        """What computes; of a recommender whose network is in this process."""
+        assert isinstance(self._ranker, SequenceProgram), "asked where the network is"
+        return self._ranker.model
+
     def use_prefix_cache(self, max_bytes: int) -> None:
         """Keep what the network reads of histories, at most so much of it, for users who return.
 
@@ -352,6 +358,13 @@ class Recommender:
                 features, self._rows_of(features), items_BW[places]
             )
         return log_probs_BW
+
+    def first_log_probs(self, samples: SampleBatch) -> Float32Array | None:
+        """[B, K] log-probability of each choice that the model makes first for each row, see
+        `SequenceModel.first_log_probs`; None of a model that does not say."""
+        assert isinstance(self._ranker, SequenceProgram), "asked where the network is"
+        features = self._features.ranking(samples)
+        return self._ranker.first_log_probs(features, self._rows_of(features))
 
     def _features_of(self, queries: Sequence[Query]) -> Iterator[tuple[list[int], FeatureBatch]]:
         """(Places of queries, their features with all summaries that are known), for whole histories:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from rayrec.models.base.config import QuantizationConfig
 from rayrec.models.language.adapters import merge_adapters
 from rayrec.models.language.text_program import TextProgram
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.program import ProgramPlacement
+from rayrec.models.quantization.compressed_tensors import quantization_section, state_of
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.tasks.language import LanguageTask, TextQuestion, TextValidation
@@ -112,8 +114,16 @@ class TextWriter:
         Args:
             folder: made here.
         """
+        task, is_adapted = self.task, self.task.model.lora is not None
+        write_network(
+            folder, self.program.model.network, task.tokenizer, task.vocabulary, is_adapted, self.made
+        )
+
+    @property
+    def made(self) -> dict[str, Any]:
+        """Where a folder of its network comes from."""
         task = self.task
-        made = {
+        return {
             "run": self.run,
             "step": self.committed_step + 1,
             "dataset_fingerprint": task.fingerprint,
@@ -121,8 +131,6 @@ class TextWriter:
             "template": task.model.template,
             "max_length": task.model.max_length,
         }
-        is_adapted = task.model.lora is not None
-        write_network(folder, self.program.model.network, task.tokenizer, task.vocabulary, is_adapted, made)
 
 
 def write_network(
@@ -132,6 +140,7 @@ def write_network(
     vocabulary: Vocabulary,
     is_adapted: bool,
     made: Mapping[str, Any],
+    quantization: QuantizationConfig | None = None,
 ) -> None:
     """Write a network of transformers and its tokenizer as a folder that transformers loads.
 
@@ -139,12 +148,18 @@ def write_network(
         folder: made here.
         network: used up where it is adapted: its adapters are merged.
         made: where it comes from, for `rayrec.json`.
+        quantization: of its layers, which are written in the layout of compressed-tensors.
     """
     if is_adapted:
         merge_adapters(network)
+    state = None
+    if quantization is not None:
+        network.config.quantization_config = quantization_section(network, quantization)
+        state = state_of(network)
     network.config.eos_token_id = network.generation_config.eos_token_id = list(vocabulary.ends)
     network.config.pad_token_id = network.generation_config.pad_token_id = vocabulary.pad
     with whole_folder(folder) as draft:
         tokenizer.save(draft)
-        network.save_pretrained(draft, safe_serialization=True)  # its ends of texts, not the base's
+        # With its ends of texts, not the base's.
+        network.save_pretrained(draft, state_dict=state, safe_serialization=True)
         (draft / "rayrec.json").write_text(json.dumps(made, indent=2) + "\n")

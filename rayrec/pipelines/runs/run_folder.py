@@ -183,6 +183,12 @@ class RunFolder:
             InputError: there is no run, or its settings differ in what the results depend on.
         """
         folder = cls.open(path)
+        if folder.config.model.quantization is not None:
+            made_of = folder.state.get("quantized_from", "the run that it was made of")
+            raise InputError(
+                f"{path}: holds a quantized run, which cannot be trained; resume {made_of}, and quantize "
+                "that again"
+            )
         free: tuple[str, ...] = FREE_TO_CHANGE
         if config.training.schedule.decay == "none":  # otherwise the rates of steps already taken hang on it
             free += ("training.epochs",)

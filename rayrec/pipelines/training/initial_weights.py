@@ -57,6 +57,11 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
         return None
     folder = RunFolder.open(Path(config.training.init_from))
     theirs = folder.config.model
+    if theirs.quantization is not None:
+        raise InputError(
+            f"training.init_from: {folder.path} is quantized, and no training begins with its weights; name "
+            f"the run that it was made of ({folder.state.get('quantized_from', 'whose weights are float32')})"
+        )
     free = FREE + OF_LANGUAGE if config.model.kind == "language" else FREE
     otherwise = (
         "or write it by `rayrec export` and name the folder as model.base"

@@ -68,6 +68,11 @@ def train(
             shows when it has been joined; `run.json` says so.
         Exception: a stage's own error, after every actor has been stopped.
     """
+    if config.model.quantization is not None:
+        raise InputError(
+            "model.quantization is set: quantized weights cannot be trained; train without it, and then "
+            "rayrec quantize"
+        )
     if resume:
         config = RunFolder.as_begun(Path(run), config)
     config = with_sizes(config.with_absolute_paths())

@@ -36,6 +36,7 @@ class HstuLayer(nn.Module):
     """
 
     compiled_methods = ("heads", "after_attention")
+    norm_readers = (("input_norm", ("uvqk",)), ("attended_norm", ("out",)))
 
     def __init__(
         self,

@@ -21,6 +21,7 @@ class Block(nn.Module):
     """Pre-norm attention and feed-forward, each added to its input (Xiong et al., ICML 2020)."""
 
     compiled_methods = ("heads", "after_attention")
+    norm_readers = (("attention_norm", ("qkv",)), ("feedforward_norm", ("up",)))
 
     def __init__(
         self,
