@@ -96,7 +96,7 @@ def quantize_language_run(
     model = TrainedModel.load(run, which, device, data)
     before, after = TextWriter(model), TextWriter(model)
     for split in ("valid", request.split):
-        before.task.check_split(split)  # type: ignore[arg-type]
+        before.task.check_split(split)
     network = after.program.model.network
     if after.task.model.lora is not None:
         merge_adapters(network)

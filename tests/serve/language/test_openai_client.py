@@ -261,18 +261,27 @@ def test_a_text_is_divided_into_labeled_segments_that_rebuild_it(client, tempera
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_tool_that_has_to_be_called_is(client, choice, names, stream, request):
+    if "vllm" in request.node.callspec.id:
+        mark = pytest.mark.xfail(
+            reason="vLLM 0.32 does not hold arguments to a schema, and ends a call by name with stop"
+        )
+        request.applymarker(mark)
     found = ask(client, tools=TOOLS, tool_choice=choice, max_tokens=60, temperature=1, seed=2, stream=stream)
     if stream:
         chunks = list(found)
-        (call,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+        pieces = [call.function for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+        name, arguments = (
+            "".join(filter(None, parts))
+            for parts in zip(*[(f.name, f.arguments) for f in pieces], strict=True)
+        )
         reason = chunks[-1].choices[0].finish_reason
     else:
         (call,), reason = found.choices[0].message.tool_calls, found.choices[0].finish_reason
+        name, arguments = call.function.name, call.function.arguments
         assert not found.choices[0].message.content
 
-    assert call.function.name in names
-    if "vllm" not in request.node.callspec.id:  # which does not hold arguments to their schema
-        assert set(json.loads(call.function.arguments)) == {"city"}
+    assert name in names
+    assert set(json.loads(arguments)) == {"city"}
     assert reason == "tool_calls"
 
 
