@@ -8,6 +8,7 @@ The same over HTTP (`open_inference_routes`, `tensor_codec`) and over gRPC (`ser
     history_length  INT32, INT64  [B]            items of each row, instead of filling up with ""
     user_id         BYTES, INT64  [B] or [B, 1]  "" is nobody
     timestamps      INT64         [B, T]         UNIX seconds, as filled up as the history
+    candidates      BYTES, INT64  [B, C]         item ids to score, and no others; "" fills rows up
 
     item_id         BYTES         [B, K]         best first, then ""
     score           FP32          [B, K]         as in `/v1/recommend`, then the lowest finite number
@@ -18,14 +19,15 @@ The same over HTTP (`open_inference_routes`, `tensor_codec`) and over gRPC (`ser
 Either `history` or `user_id` is needed; all other inputs may be left out, and mean what they mean in
 `/v1/recommend`: a history replaces the stored one, even where it is empty. Ids may be integers of 32 or 64
 bits, too: 12 is the id "12", and rows of different lengths need `history_length`. Parameters of a request
-are `k`, `exclude_seen`, `rank` and `filter` from there; K is `k`, however few items there are. Of Triton's
-parameters, `timeout` (microseconds) is as the header `X-Request-Timeout-Ms`, and `priority` orders what waits
-for the model: 1 comes first, 0 and none are as 2. Among equals, the earliest deadline goes first. What waits
-is not made late by others: they are refused instead, as everywhere.
+are `k`, `exclude_seen`, `rank`, `filter`, `quotas` and `diversity` from there; K is `k`, however few items
+there are. Of Triton's parameters, `timeout` (microseconds) is as the header `X-Request-Timeout-Ms`, and
+`priority` orders what waits for the model: 1 comes first, 0 and none are as 2. Among equals, the earliest
+deadline goes first. What waits is not made late by others: they are refused instead, as everywhere.
 
 Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
 of the message says what, of all its rows together: names of `/v1/recommend` with commas between them. Where
-there was a filter, `allowed_items` and `unknown_filter_items` are parameters as well.
+there was a filter, `allowed_items` and `unknown_filter_items` are parameters as well, and where there were
+quotas, diversity or candidates, `control` is a JSON array of what the rows have there.
 
 Positions without an item have the lowest finite score, not an infinite one or NaN: JSON can write neither.
 
@@ -41,6 +43,7 @@ neither named in the server's metadata nor there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,8 +62,8 @@ from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.protocols.rows import answers_of_all
 from rayrec.serve.protocols.tensor_codec import DTYPES, InferenceCall, NamedTensor
 from rayrec.serve.wire.errors import RequestError, explain
-from rayrec.serve.wire.request_body import LARGE_ITEMS, json_object
-from rayrec.serve.wire.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest
+from rayrec.serve.wire.request_body import LARGE_ITEMS, json_object, strict_json
+from rayrec.serve.wire.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest, fields_of
 
 IDS = ("BYTES", "INT64", "INT32", "UINT64", "UINT32")
 INPUTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -68,6 +71,7 @@ INPUTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "history_length": (("INT32", "INT64"), (-1,)),
     "user_id": (IDS, (-1,)),
     "timestamps": (("INT64",), (-1, -1)),
+    "candidates": (IDS, (-1, -1)),
 }
 """Datatypes, the first of which the metadata name, and shape; -1 is any size."""
 OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -77,8 +81,9 @@ OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "source": ("BYTES", (-1,)),
     "item_source": ("BYTES", (-1, -1)),
 }
-PARAMETERS = ("k", "exclude_seen", "rank", "filter")
-"""Parameters are texts, numbers and truth values: a filter is the JSON of one of `/v1/recommend`."""
+PARAMETERS = ("k", "exclude_seen", "rank", "filter", "quotas", "diversity")
+"""Parameters are texts, numbers and truth values: a filter and quotas are the JSON of those of
+`/v1/recommend`."""
 
 MESSAGE_PARAMETERS = ("timeout", "priority")
 """Of the message and not of its rows; see above."""
@@ -199,6 +204,8 @@ def _said_of(answers: Sequence[RecommendAnswer]) -> dict[str, str | int]:
         assert first.unknown_filter_items is not None, "they come together"
         said["allowed_items"] = first.allowed_items
         said["unknown_filter_items"] = first.unknown_filter_items
+    if first.control is not None:
+        said["control"] = json.dumps([each.control and each.control.model_dump() for each in answers])
     return said
 
 
@@ -307,11 +314,12 @@ def rows_of(call: InferenceCall, max_rows: int) -> list[RecommendRequest]:
             known = ", ".join((*PARAMETERS, *MESSAGE_PARAMETERS))
             raise RequestError(f"parameters: {name!r} is not known; known are {known}")
     parameters = {name: value for name, value in call.parameters.items() if name in PARAMETERS}
-    if isinstance(given := parameters.get("filter"), str):
-        try:
-            parameters["filter"] = json_object(given.encode())
-        except RequestError as error:
-            raise RequestError(f"parameters: filter: {error}") from error
+    for name, parse in (("filter", json_object), ("quotas", strict_json)):
+        if isinstance(given := parameters.get(name), str):
+            try:
+                parameters[name] = parse(given.encode())
+            except RequestError as error:
+                raise RequestError(f"parameters: {name}: {error}") from error
     return [_row(row, inputs, parameters) for row in range(num_rows)]
 
 
@@ -404,6 +412,9 @@ def _row(row: int, inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, 
             fields["history"] = [item.decode() for item in history_T[:length]]
             if "timestamps" in inputs:
                 fields["timestamps"] = inputs["timestamps"][row, :length].tolist()
+        if "candidates" in inputs:
+            candidates_C = inputs["candidates"][row]
+            fields["candidates"] = [item.decode() for item in candidates_C if item]
         if "user_id" in inputs and inputs["user_id"][row]:
             fields["user_id"] = inputs["user_id"][row].decode()
         return RecommendRequest(**fields)
@@ -412,7 +423,7 @@ def _row(row: int, inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, 
     except RequestError as error:
         raise _of_row(row, str(error)) from error
     except ValidationError as error:
-        raise _of_row(row, explain(error.errors(), RecommendRequest.model_fields)) from error
+        raise _of_row(row, explain(error.errors(), fields_of(error.errors()))) from error
 
 
 def _length(history_T: NDArray[Any], given: Any) -> int:

@@ -43,6 +43,8 @@ _BODY = {
                             "exclude_seen": {"type": "boolean"},
                             "rank": {"type": "boolean"},
                             "filter": {"type": "string", "description": "JSON of a filter."},
+                            "quotas": {"type": "string", "description": "JSON of an array of quotas."},
+                            "diversity": {"type": "number", "minimum": 0, "maximum": 1},
                             "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds."},
                             "priority": {"type": "integer", "minimum": 0},
                             "binary_data_output": {"type": "boolean"},
