@@ -29,6 +29,7 @@ async def answering_calls(service: RpcService, config: ServeConfig) -> AsyncIter
     """
     assert config.grpc_port is not None, "asked before"
     server = grpc.aio.server(
+        maximum_concurrent_rpcs=config.connections.most,
         options=[
             ("grpc.max_receive_message_length", MAX_BODY_BYTES + _SPARE_BYTES),
             # A second service at the same port would get some of the calls.
