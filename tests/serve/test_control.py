@@ -93,6 +93,9 @@ def test_diversity_is_reranking(client, best):
     assert answer["control"]["diversity"] == "reranked"
     assert numbers_of(answer)[0] == best[0]
     assert len(set(numbers_of(answer))) == 4
+    everything = asked(client, k=MAX_K, diversity=0.7, exclude_seen=False)
+    assert len(set(numbers_of(everything))) == MAX_K
+    assert everything["control"]["diversity"] == "exact", "all of the catalog was chosen among"
 
 
 def test_without_a_history_popular_items_keep_to_quotas(client):

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rayrec.platform.arrays import BoolArray, Float64Array, Int64Array
 
@@ -83,7 +84,7 @@ def controlled(
     find: Find,
     queries: Sequence[Query],
     wanted: Sequence[Wanted],
-    codes_IL: Int64Array | None = None,
+    codes_IL: NDArray[np.integer] | None = None,
     reranks: bool = False,
 ) -> list[Answer]:
     """Answers with what control asks for; all searches of a round are one call.
@@ -110,7 +111,9 @@ def controlled(
 class _List:
     """One answer, and what is searched for it."""
 
-    def __init__(self, query: Query, wanted: Wanted, codes_IL: Int64Array | None, reranks: bool) -> None:
+    def __init__(
+        self, query: Query, wanted: Wanted, codes_IL: NDArray[np.integer] | None, reranks: bool
+    ) -> None:
         self._query, self._wanted, self._codes_IL, self._reranks = query, wanted, codes_IL, reranks
         control = self._control = wanted.control or Control()
         assert not control.diversity or codes_IL is not None, "asked before"
@@ -249,7 +252,9 @@ class _Room:
         return True
 
 
-def _diverse(scores_N: Float64Array, codes_NL: Int64Array, diversity: float, room: _Room) -> list[int]:
+def _diverse(
+    scores_N: Float64Array, codes_NL: NDArray[np.integer], diversity: float, room: _Room
+) -> list[int]:
     """Places of a pool in the order of maximal marginal relevance."""
     spread = float(scores_N.max() - scores_N.min())
     relevance_N = (scores_N - scores_N.min()) / spread if spread else np.ones(len(scores_N))

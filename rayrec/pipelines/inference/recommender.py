@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
@@ -293,7 +294,7 @@ class Recommender:
         """
         return controlled(self._answer_each, queries, wanted, self.codes_for(wanted))
 
-    def codes_for(self, wanted: Sequence[Wanted]) -> Int64Array | None:
+    def codes_for(self, wanted: Sequence[Wanted]) -> NDArray[np.integer] | None:
         """[I, L] semantic IDs, by which items are alike, where diversity is wanted.
 
         Raises:

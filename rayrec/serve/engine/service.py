@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.pipelines.inference.control import ControlReport, controlled
@@ -26,7 +27,6 @@ from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Answer, Query, Recommendation, Recommender, Wanted
 from rayrec.pipelines.versions.gate import check_answers, overlap, probe
 from rayrec.pipelines.versions.manifest import Probe
-from rayrec.platform.arrays import Int64Array
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.compilation import CompileService
@@ -362,7 +362,7 @@ class RecommendationService:
             answers.append(self._answer(one.asked, found, degraded=one.degraded))
         return answers
 
-    def _codes_for(self, wanted: Sequence[Wanted]) -> Int64Array | None:
+    def _codes_for(self, wanted: Sequence[Wanted]) -> NDArray[np.integer] | None:
         """As `Recommender.codes_for`."""
         has_control = any(each.control is not None for each in wanted)
         return self._recommender.codes_for(wanted) if has_control else None

@@ -35,7 +35,7 @@ async def answering_calls(service: RpcService, config: ServeConfig) -> AsyncIter
             # A second service at the same port would get some of the calls.
             ("grpc.so_reuseport", 0),
             ("grpc.max_concurrent_streams", config.connections.of_one_address),
-        ]
+        ],
     )
     server.add_generic_rpc_handlers((answering(service),))
     address = target_of(config.host, config.grpc_port)
