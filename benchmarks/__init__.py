@@ -38,6 +38,7 @@ BENCHES: dict[str, Bench] = {
     "ctr": partial(_run, "ctr", "bench"),
     "decode": partial(_run, "decode", "bench"),
     "dense-optimizer": partial(_run, "dense_optimizer", "bench"),
+    "grpc": partial(_run, "serve_grpc", "bench"),
     "graph": partial(_run, "graph", "bench"),
     "graph-fresh": partial(_run, "graph_fresh", "bench"),
     "graph-growth": partial(_run, "graph", "bench_growth"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.markup import escape
@@ -16,8 +16,11 @@ from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays quick
     from rayrec.pipelines.config.ranking import RankingConfig
+    from rayrec.pipelines.inference.control import Control
+    from rayrec.pipelines.inference.item_filter import FilterMasks
     from rayrec.pipelines.inference.neighbors import NeighborRecommender
-    from rayrec.pipelines.inference.recommender import Recommender
+    from rayrec.pipelines.inference.ranking_stage import RankingStage
+    from rayrec.pipelines.inference.recommender import Recommendation, Recommender
     from rayrec.platform.event_labels import Part
     from rayrec.samples.dataset.manifest import Split
 
@@ -450,6 +453,20 @@ def recommend_command(
         list[str] | None,
         typer.Option(help="COLUMN=VALUE that items of the catalog have; one of several values of a column."),
     ] = None,
+    among: Annotated[
+        list[str] | None, typer.Option(help="Item to score, each exactly, and no others; several times.")
+    ] = None,
+    quota: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="COLUMN=VALUE:LEAST-MOST items of a category in the list, either of the two may be left "
+            "out; several times."
+        ),
+    ] = None,
+    diversity: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="How much an item counts for being unlike those before it."),
+    ] = 0.0,
     snapshot: WhichOption = "best",
     data: DataOption = None,
     ranker: RankerOption = None,
@@ -477,6 +494,10 @@ def recommend_command(
         assert neighbors is not None
         if ranking is not None or any(parts.values()):
             raise InputError("--neighbors answers without a model: it takes no ranker and no instruction")
+        if among or quota or diversity:
+            raise InputError(
+                "--neighbors answers without a model: it takes no --among, --quota and --diversity"
+            )
         from rayrec.pipelines.inference.neighbors import NeighborRecommender
         from rayrec.samples.dataset.dataset import Dataset
         from rayrec.samples.graph import graph_of_dataset
@@ -494,30 +515,39 @@ def recommend_command(
         stage = None if ranking is None else RankingStage.load(recommender, ranking)
         wanted = recommender.instruction_of(parts)
     from rayrec.pipelines.inference.item_filter import FilterMasks, ItemFilter
+    from rayrec.pipelines.inference.recommender import Wanted
 
     query = recommender.query_of_user(user)
     if query is None:
         raise InputError(f"--user {user}: there is no such user in {dataset.root}; use an id of its source")
     allowed_I = None
-    if allow or deny or where:
+    masks = FilterMasks(dataset)
+    if allow or deny or where or among:
         values: dict[str, list[str]] = {}
         for each in where or []:
             column, sign, value = each.partition("=")
             if not sign:
                 raise InputError(f"--where {each}: expected COLUMN=VALUE")
             values.setdefault(column, []).append(value)
-        for option, keys in (("--allow", allow or []), ("--deny", deny or [])):
+        for option, keys in (("--allow", allow or []), ("--deny", deny or []), ("--among", among or [])):
             if unknown := [key for key in keys if dataset.position_by_key(key) is None]:
                 raise InputError(
                     f"{option} {unknown[0]}: there is no such item in {dataset.root}; use an id of its source"
                 )
         kept = ItemFilter(tuple(allow) if allow else None, tuple(deny or ()), where=values)
-        allowed = FilterMasks(dataset).allowed(kept)
+        allowed = masks.allowed(kept)
         if allowed.unknown_value is not None:
             raise InputError(allowed.unknown_value)
         allowed_I = allowed.allowed_I
+        if among:
+            allowed_I = allowed_I & masks.allowed(ItemFilter(allow=tuple(among))).allowed_I
     asked = replace(query, instruction=wanted, allowed_I=allowed_I)
-    (answer,) = (stage or recommender).answer([asked], k)
+    control = control_of(masks, among, quota or [], diversity, k)
+    if control is None:
+        (answer,) = (stage or recommender).answer([asked], k)
+    else:
+        source = cast("Recommender | RankingStage", stage or recommender)
+        (answer,) = source.answer_each([asked], [Wanted(k, control=control)])
     recommendations = answer.items
     history_ids = query.history_ids
     watched = [
@@ -536,5 +566,61 @@ def recommend_command(
     out.print(table)
     if allowed_I is not None and len(recommendations) < k:
         num_left = int(allowed_I.sum())
-        log.print(f"{len(recommendations)} of {k} items: --allow, --deny and --where leave {num_left:,}")
-    return {"user": user, "items": [asdict(item) for item in recommendations]}
+        log.print(
+            f"{len(recommendations)} of {k} items: --allow, --deny, --where and --among leave {num_left:,}"
+        )
+    if answer.control is not None:
+        for place in answer.control.unmet_quotas:
+            log.print(f"--quota {(quota or [])[place]}: there are too few such items for the list")
+    told: Answer = {"user": user, "items": [_told(item) for item in recommendations]}
+    return told if answer.control is None else {**told, "control": asdict(answer.control)}
+
+
+def control_of(
+    masks: FilterMasks, among: list[str] | None, quotas: list[str], diversity: float, k: int
+) -> Control | None:
+    """What the options ask of a list besides good items; None: nothing.
+
+    Raises:
+        InputError: a quota that is none, or several that need more items than the list has.
+    """
+    from rayrec.pipelines.inference.control import Control, Quota
+    from rayrec.pipelines.inference.item_filter import ItemFilter
+
+    if not (among or quotas or diversity):
+        return None
+    wanted = []
+    for each in quotas:
+        category, at_least, at_most = quota_of(each)
+        found = masks.allowed(ItemFilter(where=category))
+        if found.unknown_value is not None:
+            raise InputError(f"--quota {each}: {found.unknown_value}")
+        wanted.append(Quota(found.allowed_I, at_least, at_most))
+    if (needed := sum(each.at_least for each in wanted)) > k:
+        raise InputError(f"--quota: at least {needed} items in all are more than the {k} of the list (-k)")
+    return Control(tuple(wanted), diversity, len(among) if among else None)
+
+
+def _told(item: Recommendation) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    # A position is of one catalog, and an id of all.
+    return {name: value for name, value in asdict(item).items() if name != "position"}
+
+
+def quota_of(said: str) -> tuple[dict[str, list[str]], int, int | None]:
+    """(Columns and values of the category, least items, most items) of a text as COLUMN=VALUE:LEAST-MOST.
+
+    Raises:
+        InputError: it is another text.
+    """
+    category, _, counts = said.rpartition(":")
+    column, sign, value = category.partition("=")
+    least, dash, most = counts.partition("-")
+    numbers = [each for each in (least, most) if each]
+    if not (sign and dash and numbers and all(each.isdecimal() for each in numbers)):
+        raise InputError(f"--quota {said}: expected COLUMN=VALUE:LEAST-MOST, such as genre=Drama:1-3")
+    at_least, at_most = int(least or 0), int(most) if most else None
+    if at_most is not None and at_least > at_most:
+        raise InputError(f"--quota {said}: {at_least} items at least are more than {at_most} at most")
+    return {column: [value]}, at_least, at_most

@@ -58,6 +58,10 @@ def serve_command(
         typer.Argument(help="Folder that `rayrec train` wrote, or a store of published versions to follow."),
     ],
     port: Annotated[int, typer.Option(min=1, max=65_535, help="Port of the HTTP service.")] = 8000,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65_535, help="Port of the Open Inference Protocol over gRPC \\[HTTP alone]."),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     replicas: Annotated[int, typer.Option(min=1, help="Processes that each hold the whole model.")] = 1,
     min_replicas: Annotated[
@@ -197,6 +201,7 @@ def serve_config(given: Mapping[str, Any]) -> ServeConfig:
     values = {
         "host": given["host"],
         "port": given["port"],
+        "grpc_port": given["grpc_port"],
         "tls": None if certificate is None else {"certificate": str(certificate), "key": str(key)},
         "token_sha256": token_digest(file("token_file")),
         "num_replicas": given["replicas"],

@@ -37,6 +37,8 @@ from rayrec.platform.errors import InputError
 Manifest = dict[str, Any]
 
 KUEUE, KUBERAY = "kueue.x-k8s.io/v1beta2", "ray.io/v1"
+GRPC_SERVICER = "rayrec.serve.rpc.handlers.add_to_serve"
+"""Tells Ray Serve's servers which calls there are."""
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 NODE_LABEL = "rayrec.io/kueue-queue"
 """That nodes of Ray carry which these manifests make: the queue of Kueue that has admitted them. Kueue's own
@@ -165,10 +167,16 @@ def service_manifests(job: Job, arguments: Mapping[str, Any], settings: Kubernet
         "route_prefix": "/",
         "args": dict(arguments),
     }
-    http = {"host": "0.0.0.0", "port": arguments.get("port", 8000)}
+    config: Manifest = {"http_options": {"host": "0.0.0.0", "port": arguments.get("port", 8000)}}
+    if (grpc_port := arguments.get("grpc_port")) is not None:
+        config["grpc_options"] = {
+            "port": grpc_port,
+            "grpc_servicer_functions": [GRPC_SERVICER],
+            "enable_reflection": False,
+        }
     spec: Manifest = {
         "suspend": True,
-        "serveConfigV2": yaml.safe_dump({"http_options": http, "applications": [application]}),
+        "serveConfigV2": yaml.safe_dump({**config, "applications": [application]}),
         "rayClusterConfig": _cluster(job, settings),
     }
     service = _object(KUBERAY, "RayService", job_name(job.id), spec, settings.namespace)

@@ -167,6 +167,18 @@ def test_recommending_what_may_be_shown_says_how_much_is_left(run, capsys):
     found = answer("recommend", run, "--user", "u3", "--where", "title=Title of i6")
     assert {item["item_key"] for item in found["items"]} <= {"i6"}
     assert "expected COLUMN=VALUE" in refused("recommend", run, "--user", "u3", "--where", "title")
+    found = answer("recommend", run, "--user", "u3", "-k", 2, "--quota", "title=Title of i6:1-")
+    assert "i6" in [item["item_key"] for item in found["items"]]
+    assert found["control"]["quotas"] == "exact"
+    found = answer("recommend", run, "--user", "u3", "--among", "i4", "--among", "i5")
+    assert {item["item_key"] for item in found["items"]} <= {"i4", "i5"}
+    assert found["control"]["candidates"] == "exact"
+    for said in ("title=x", "title=x:-", "title:1-", "title=x:a-2"):
+        line = refused("recommend", run, "--user", "u3", "--quota", said)
+        assert f"--quota {said}: expected COLUMN=VALUE:LEAST-MOST" in line
+    assert "3 items at least are more than 1 at most" in refused(
+        "recommend", run, "--user", "u3", "--quota", "title=x:3-1"
+    )
 
 
 def test_data_that_was_moved_can_be_pointed_at(tmp_path):

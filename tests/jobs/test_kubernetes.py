@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.serve.config import gRPCOptions
 
 from rayrec.jobs.job import Job, Size
 from rayrec.jobs.kubernetes import (
@@ -26,6 +27,7 @@ from rayrec.jobs.queues import QueuesConfig
 from rayrec.pipelines.cluster.placement import ActorGroup, Node
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.on_ray.rpc import grpc_options
 from tests.cli.commands import answer, refused
 
 CRDS = os.environ.get("RAYREC_CRD_FOLDER")
@@ -205,6 +207,15 @@ def test_a_service_is_the_application_with_its_settings():
     assert application["args"] == arguments
     module, name = application["import_path"].split(":")
     assert callable(getattr(__import__(module, fromlist=[name]), name))
+    assert "grpc_options" not in serve
+
+
+def test_a_service_over_grpc_tells_serve_its_calls():
+    arguments = {"run": "/shared/r", "grpc_port": 9001}
+    _, service = service_manifests(SERVICE, arguments, SETTINGS)
+    options = gRPCOptions(**yaml.safe_load(service["spec"]["serveConfigV2"])["grpc_options"])
+    ours = grpc_options(ServeConfig(grpc_port=9001))
+    assert options == ours
 
 
 # A small check of what is used, which needs no schemas. Those are 2.5 MB.

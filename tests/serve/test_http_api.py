@@ -40,6 +40,7 @@ def test_answer_is_what_the_page_promises(client):
         "model": {"run": "films", "step": 100, "version": None},
         "allowed_items": None,
         "unknown_filter_items": None,
+        "control": None,
         "ranker": None,
         "degraded": [],
     }
@@ -68,7 +69,7 @@ def test_health_says_which_model_is_ready(client):
         (
             {"histroy": []},
             "histroy: unknown field; known are user_id, history, timestamps, row, instruction, k, "
-            "exclude_seen, filter, rank",
+            "exclude_seen, filter, candidates, quotas, diversity, rank",
         ),
         (
             {"instruction": {"mood": "x"}},

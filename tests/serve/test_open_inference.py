@@ -84,7 +84,11 @@ def test_health_and_metadata_are_what_clients_ask_for(triton):
     assert triton.is_model_ready("recommend")
     assert triton.is_model_ready("recommend", "100")
     assert not triton.is_model_ready("other")
-    assert triton.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    assert triton.get_server_metadata()["extensions"] == [
+        "binary_tensor_data",
+        "model_configuration",
+        "statistics",
+    ]
     model = triton.get_model_metadata("recommend", "100")
     assert (model["name"], model["versions"]) == ("recommend", ["100"])
     assert [each["name"] for each in model["inputs"]] == [
@@ -92,6 +96,7 @@ def test_health_and_metadata_are_what_clients_ask_for(triton):
         "history_length",
         "user_id",
         "timestamps",
+        "candidates",
     ]
     assert model["outputs"][0] == {"name": "item_id", "datatype": "BYTES", "shape": [-1, -1]}
 

@@ -15,8 +15,11 @@ import urllib.request
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
 
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.serve.on_ray import serving
@@ -88,6 +91,22 @@ def ask(url: str, certificate: Path, token: str | None = None) -> tuple[int, dic
         return error.code, json.load(error)
 
 
+def call(port: int, certificate: Path, token: str | None = None) -> str:
+    """Status of recommendations by gRPC over TLS that is checked; three of them, if there are any."""
+    given = InferInput("user_id", [1], "BYTES")
+    given.set_data_from_numpy(np.array(["u3"], dtype=object))
+    headers = {"authorization": f"Bearer {token}"} if token else {}
+    with InferenceServerClient(f"127.0.0.1:{port}", ssl=True, root_certificates=str(certificate)) as client:
+        try:
+            answer = client.infer(
+                "recommend", [given], parameters={"k": 3}, headers=headers, client_timeout=30
+            )
+        except InferenceServerException as error:
+            return error.status().removeprefix("StatusCode.")
+    assert answer.as_numpy("num_items").tolist() == [3]
+    return "OK"
+
+
 @LINUX
 @pytest.mark.ray
 @pytest.mark.slow
@@ -99,6 +118,8 @@ def test_it_serves_with_tls_and_token_on_loopback_alone_and_stops_clean(run, tmp
     command = [sys.executable, "-m", "rayrec", "serve", str(run), "--port", str(port)]
     command += ["--tls-cert", str(certificate), "--tls-key", str(key)]
     command += ["--single-process"] if way == "single process" else []
+    calls = free_port() if way in ("haproxy", "single process") else None
+    command += [] if calls is None else ["--grpc-port", str(calls)]
     command += services_in(tmp_path) if way == "services" else []
     with subprocess.Popen(
         command,
@@ -121,6 +142,9 @@ def test_it_serves_with_tls_and_token_on_loopback_alone_and_stops_clean(run, tmp
                 401,
                 401,
             ]
+            if calls is not None:
+                statuses = [call(calls, certificate, token) for token in (TOKEN, None, "x")]
+                assert statuses == ["OK", "UNAUTHENTICATED", "UNAUTHENTICATED"]
             asked_by = {
                 "haproxy": "HAProxy in front",
                 "services": "HAProxy in front",

@@ -1,8 +1,11 @@
 import os
 import socket
 
+import numpy as np
 import pytest
 from ray import serve
+from tritonclient.grpc import InferenceServerClient, InferInput
+from tritonclient.utils import InferenceServerException
 
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.inference.ranking_stage import RankingStage
@@ -12,6 +15,7 @@ from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving
 from rayrec.serve.on_ray.ray_ingress import RunningServe, of_session, sticky_routing
 from rayrec.serve.on_ray.serving import joined
+from tests.helpers import http
 from tests.helpers.http import fetch
 from tests.helpers.ranking import prepared_clicks, ranker_run
 from tests.helpers.runs import make_run
@@ -76,8 +80,16 @@ def test_the_service_answers_like_the_model_and_leaves_nothing_behind(run, free_
     query = Query(dataset.history_of("u3"), dataset.user_by_key("u3"))
     (expected,) = recommender.recommend([query], 3)
 
-    with serving(run, ServeConfig(port=free_port)) as url:
+    grpc_port = http.free_port()
+    with serving(run, ServeConfig(port=free_port, grpc_port=grpc_port)) as url:
         assert url == f"http://127.0.0.1:{free_port}"
+        with InferenceServerClient(f"127.0.0.1:{grpc_port}") as calls:
+            given = InferInput("user_id", [1], "BYTES")
+            given.set_data_from_numpy(np.array(["u3"], dtype=object))
+            called = calls.infer("recommend", [given], request_id="7", parameters={"k": 3})
+            with pytest.raises(InferenceServerException, match="there is no model 'other'") as no_model:
+                calls.infer("other", [given])
+            assert calls.get_inference_statistics().model_stats[0].inference_count >= 1
         ready, health = fetch(f"{url}/health/ready")
         status, answer = fetch(f"{url}/v1/recommend", {"user_id": "u3", "k": 3})
         refused, error = fetch(f"{url}/v1/recommend", {"k": 0})
@@ -90,12 +102,28 @@ def test_the_service_answers_like_the_model_and_leaves_nothing_behind(run, free_
         {"run": "run", "step": 3, "version": None},
     )
     assert (status, answer["source"]) == (200, "model")
+    assert called.as_numpy("item_id").tolist() == [[item.item_key.encode() for item in expected]]
+    assert called.get_response().id == "7"
+    assert no_model.value.status() == "StatusCode.NOT_FOUND"
     assert [item["item_id"] for item in answer["items"]] == [item.item_key for item in expected]
     assert [item["title"] for item in answer["items"]] == [item.title for item in expected]
     assert [item["score"] for item in answer["items"]] == pytest.approx([item.score for item in expected])
     assert (refused, error) == (422, {"error": "k: input should be greater than or equal to 1"})
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", free_port)) != 0
+
+
+def test_a_serve_that_runs_has_no_calls_set_up():
+    running = RunningServe("127.0.0.1", 8000, False, {})
+    with pytest.raises(InputError, match="what it answers over gRPC is set when it starts"):
+        joined(ServeConfig(grpc_port=8001), running)
+
+
+def test_calls_need_a_port_of_their_own_and_messages_of_their_own():
+    with pytest.raises(InputError, match="gRPC needs one of its own"):
+        ServeConfig.parse({"port": 8000, "grpc_port": 8000})
+    with pytest.raises(InputError, match="the gateway of --services forwards messages of HTTP"):
+        ServeConfig.parse({"grpc_port": 8001, "services": {}})
 
 
 @pytest.mark.ray

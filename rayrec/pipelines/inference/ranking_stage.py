@@ -19,6 +19,7 @@ import pandas as pd
 
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.inference.control import controlled
 from rayrec.pipelines.inference.merged_candidates import MergedCandidates
 from rayrec.pipelines.inference.recommender import (
     FULL_BUDGET,
@@ -151,6 +152,16 @@ class RankingStage:
 
     def answer_each(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
         """As `Recommender.answer_each`, with items as in `answer`."""
+        codes_IL = self._model.codes_for(wanted)
+        return controlled(self._answer_each, queries, wanted, codes_IL, reranks=True)
+
+    @property
+    def _model(self) -> Recommender:
+        of = self.recommender
+        return of.recommender if isinstance(of, MergedCandidates) else of
+
+    def _answer_each(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
+        """Without control."""
         candidates = [replace(each, k=self._num_candidates(each.k, each.budget)) for each in wanted]
         answers = [
             _filled_up(answer, query, self.config.candidates)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import xxhash
+from numpy.typing import NDArray
 
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
@@ -19,6 +20,7 @@ from rayrec.models.sequence.config import LongHistoryConfig
 from rayrec.models.sequence.sequence_model import CacheMetrics, SequenceModel
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.pipelines.inference.control import Control, ControlReport, controlled
 from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalog, item_ranker_of, use_prefix_cache
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.summaries import Summaries, with_known, within_budget
@@ -26,6 +28,7 @@ from rayrec.pipelines.tasks.instructions import instruction_of
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.arrays import BoolArray, Float32Array, Float64Array, Int64Array
 from rayrec.platform.devices import get_device
+from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import UNKNOWN, Label, Part
 from rayrec.samples.base.batches import FeatureBatch, SampleBatch
 from rayrec.samples.base.jagged import offsets_from_lengths
@@ -62,6 +65,8 @@ class Recommendation:
     """Of a ranking stage, where there is one."""
     source: Source = "model"
     """What named it."""
+    position: int = field(default=-1, compare=False)
+    """In the catalog; -1 is not known."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,8 @@ class Wanted:
     exclude_seen: bool = True
     """Leave out items of the history."""
     budget: Budget = FULL_BUDGET
+    control: Control | None = None
+    """What the list has to be besides good; None: nothing else."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,8 @@ class Answer:
     """Known events that it did not read: older ones than it reads, or such as operations leave out."""
     lacks_long_history: bool = False
     """Chunks of old events are among those: the budget allowed no more to be summarized."""
+    control: ControlReport | None = None
+    """How the list came to be what was asked for besides."""
 
 
 class Recommender:
@@ -284,7 +293,30 @@ class Recommender:
         return self.answer_each(queries, [Wanted(k, exclude_seen, budget)] * len(queries))
 
     def answer_each(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
-        """As `answer`, each query as is wanted of it, all together: an answer is the same as alone."""
+        """As `answer`, each query as is wanted of it, all together: an answer is the same as alone.
+
+        Raises:
+            InputError: diversity is wanted of a model that knows no semantic IDs.
+        """
+        return controlled(self._answer_each, queries, wanted, self.codes_for(wanted))
+
+    def codes_for(self, wanted: Sequence[Wanted]) -> NDArray[np.integer] | None:
+        """[I, L] semantic IDs, by which items are alike, where diversity is wanted.
+
+        Raises:
+            InputError: the model knows none.
+        """
+        if not any(each.control is not None and each.control.diversity for each in wanted):
+            return None
+        registry = self.semantic_ids
+        if registry is None:
+            raise InputError(
+                "diversity: this run's model has no semantic IDs, which say how alike items are; leave it out"
+            )
+        return registry.codes_IL[:, : registry.num_codebooks]
+
+    def _answer_each(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
+        """Without control."""
         answers: dict[int, Answer] = {}
         # Neighbors of about as many beams are found by one search.
         beams = [self.num_beams(each.k, each.budget) for each in wanted]
@@ -567,7 +599,7 @@ class Recommender:
 def described(items: Items, position: int, score: float, source: Source = "model") -> Recommendation:
     """An item of the catalog, as people know it."""
     key, title = items.keys[position].as_py(), items.titles[position].as_py()
-    return Recommendation(key, title, score, source=source)
+    return Recommendation(key, title, score, source=source, position=position)
 
 
 def _denied_by(sets: Sequence[BoolArray]) -> dict[int, Int64Array]:

@@ -101,6 +101,8 @@ class AdmissionControl:
         self._request_log, self._allocator = request_log, allocator
         self._config, self._service, self._batcher, self._timeout_s = config, service, batcher, timeout_s
         self._clock = clock
+        self.statistics = batcher.statistics
+        """Of all requests that were admitted, in any protocol."""
         self._num_coming = 0
         """Messages that were found to have room by their headers, and are not here yet."""
         self._admissions = Admissions(config.service, config.callers, clock)
@@ -200,6 +202,11 @@ class AdmissionControl:
         info.num_rows = len(requests)
         pinned = self._service.pinned if pinned is None else pinned
         entries, all_answered = self._begun(requests, info, pinned, request_id)
+        counted = partial(self._count, began)
+        for entry, answered in zip(entries, all_answered, strict=True):
+            if entry.kept is not None:
+                self.statistics.outcome("cache_hit", 0.0)
+            answered.add_done_callback(counted)
         log = self._request_log
         if log is not None and request_id is not None and log.wants(request_id):
             for row, (entry, request, answered) in enumerate(
@@ -209,6 +216,10 @@ class AdmissionControl:
                 note = partial(log.answered, request_id, row, request, began, decided=decided)
                 answered.add_done_callback(note)
         return all_answered
+
+    def _count(self, began: float, answered: asyncio.Future[RecommendAnswer]) -> None:
+        is_success = not answered.cancelled() and answered.exception() is None
+        self.statistics.outcome("success" if is_success else "fail", time.perf_counter() - began)
 
     def _begun(
         self,

@@ -40,6 +40,7 @@ from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.request_log import RequestLog
 from rayrec.serve.events.user_state import UserState
+from rayrec.serve.rpc.messages import SERVICE
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.web.metrics import Meter
 from rayrec.serve.web.pages import RecentActivity
@@ -120,7 +121,8 @@ def load_api(
     if compilation is not None:
         first.compile(compilation)
     costs = first.measured_costs(config.max_batch, config.timeout_s / 2)
-    meters = [meter, RecentActivity(ANSWERING_ROUTES)] if config.shows_page else [meter]
+    routes = (*ANSWERING_ROUTES, f"/{SERVICE}/ModelInfer")
+    meters = [meter, RecentActivity(routes)] if config.shows_page else [meter]
 
     def on_batch(num_requests: int, seconds: float) -> None:
         for each in meters:

@@ -31,6 +31,8 @@ class ServeConfig(Config):
     host: str = "127.0.0.1"
     """Address to listen on; by default nothing outside this machine reaches the service."""
     port: int = Field(8000, ge=1, le=65_535)
+    grpc_port: int | None = Field(None, ge=1, le=65_535)
+    """Where the Open Inference Protocol is spoken over gRPC, on the same host; None: over HTTP alone."""
     num_replicas: int = Field(1, ge=1)
     """Processes that answer, each with the whole model; to begin with."""
     min_replicas: int | None = Field(None, ge=1)
@@ -155,6 +157,19 @@ class ServeConfig(Config):
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:  # a name
             return self.host == "localhost"
+
+    @model_validator(mode="after")
+    def _protocols_have_ports_of_their_own(self) -> Self:
+        if self.grpc_port == self.port:
+            raise ValueError(
+                f"grpc_port: {self.port} is the port of HTTP; gRPC needs one of its own (--grpc-port)"
+            )
+        if self.grpc_port is not None and self.services is not None:
+            raise ValueError(
+                "grpc_port: the gateway of --services forwards messages of HTTP; leave out --grpc-port, or "
+                "--services"
+            )
+        return self
 
     @model_validator(mode="after")
     def _bounds_of_replicas_are_in_order(self) -> Self:

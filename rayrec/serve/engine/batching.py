@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rayrec.serve.engine.batch_costs import BatchCosts, CostsByWidth
+from rayrec.serve.engine.inference_statistics import StatisticsCounter
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class _Waiting(Generic[Request, Answer]):
     priority: int
     deadline: float
     number: int
+    came_at: float = field(compare=False)
     request: Request = field(compare=False)
     group: Hashable = field(compare=False)
     width: int = field(compare=False)
@@ -84,6 +86,7 @@ class Batcher(Generic[Request, Answer]):
         """
         self.costs = CostsByWidth(costs)
         self.max_waiting = max_waiting
+        self.statistics = StatisticsCounter()
         self._compute = compute
         self._clock = clock
         self._on_batch = on_batch
@@ -157,7 +160,7 @@ class Batcher(Generic[Request, Answer]):
             compute = compute or self._compute
             width = self.costs.measured_width if width is None else width
             deadline, number = now + timeout_s, self._num_submitted
-            new = _Waiting(priority, deadline, number, request, group, width, compute, future)
+            new = _Waiting(priority, deadline, number, now, request, group, width, compute, future)
             self._check_room(new, now)
             insort(self._waiting, new)
             self._changed.notify()
@@ -187,7 +190,7 @@ class Batcher(Generic[Request, Answer]):
                 group, width, compute = last.group, last.width, last.compute
             deadline, number, future = now + timeout_s, self._num_submitted + 1, Future[Answer]()
             new: _Waiting[Any, Answer] = _Waiting(
-                DEFAULT_PRIORITY, deadline, number, None, group, width, compute, future
+                DEFAULT_PRIORITY, deadline, number, now, None, group, width, compute, future
             )
             self._check_room(new, now)
 
@@ -227,6 +230,7 @@ class Batcher(Generic[Request, Answer]):
                 self._free_at = self._clock() + self._cautious_s(batch)
         for each in late:
             each.future.set_exception(DeadlineError("the time in which the answer was wanted is over"))
+        began = self._clock()
         answers, seconds = self._computed(batch)
         with self._changed:
             self._num_computing = 0
@@ -238,7 +242,7 @@ class Batcher(Generic[Request, Answer]):
             else:
                 each.future.set_result(answer)
         if seconds is not None:
-            self._count(batch, seconds)
+            self._count(batch, began, seconds)
         return True
 
     def _next_batch(self) -> tuple[list[_Waiting[Request, Answer]], list[_Waiting[Request, Answer]]]:
@@ -310,8 +314,10 @@ class Batcher(Generic[Request, Answer]):
             return [error] * len(batch), None
         return answers, self._clock() - began
 
-    def _count(self, batch: list[_Waiting[Request, Answer]], seconds: float) -> None:
+    def _count(self, batch: list[_Waiting[Request, Answer]], began: float, seconds: float) -> None:
         try:
+            waited_s = [max(began - each.came_at, 0.0) for each in batch]
+            self.statistics.batch(waited_s, seconds, time.time())
             self.costs.observe_batch([each.width for each in batch], seconds)
             self._on_batch(len(batch), seconds)
         except Exception:  # a metric that fails must not end the thread

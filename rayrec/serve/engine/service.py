@@ -18,11 +18,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 
 from rayrec.models.sequence.sequence_model import CacheMetrics
+from rayrec.pipelines.inference.control import ControlReport, controlled
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import Query, Recommendation, Recommender, Wanted
+from rayrec.pipelines.inference.recommender import Answer, Query, Recommendation, Recommender, Wanted
 from rayrec.pipelines.versions.gate import check_answers, overlap, probe
 from rayrec.pipelines.versions.manifest import Probe
 from rayrec.samples.dataset.dataset import Dataset
@@ -36,6 +38,7 @@ from rayrec.serve.events.user_state import UserState
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.schemas import (
     AnswerSource,
+    ControlAnswer,
     Degraded,
     ItemRanking,
     ModelInfo,
@@ -231,14 +234,14 @@ class RecommendationService:
 
     def _items_to_find(self, request: RecommendRequest) -> int:
         """The items that it wants, up to the next power of two, and a few at least."""
-        wanted = max(min(self._understanding.wanted(request).k, self.max_k), FEW_ITEMS)
+        wanted = max(min(self._understanding.num_searched(request), self.max_k), FEW_ITEMS)
         return 1 << (wanted - 1).bit_length()
 
     def _num_beams(self, request: RecommendRequest) -> int:
         if not level_of(request).asks_model:
             return 0
         source, wanted = self._stage_for(request) or self._recommender, self._understanding.wanted(request)
-        return source.num_beams(min(wanted.k, self.max_k), wanted.budget)
+        return source.num_beams(min(self._understanding.num_searched(request), self.max_k), wanted.budget)
 
     def _stage_for(self, request: RecommendRequest) -> RankingStage | None:
         return self._stage if level_of(request).ranks and request.rank is not False else None
@@ -292,7 +295,7 @@ class RecommendationService:
                     degraded.append("no_ranking")
                 if answer.items:
                     ranker = None if stage is None else self.ranker
-                    answers.append(self._answer(each, answer.items, answer.num_unread, ranker, degraded))
+                    answers.append(self._answer(each, answer, ranker, degraded))
                 else:
                     unnamed.append(_Unnamed(place, each, answer.num_unread, answer.num_read > 0, degraded))
                     answers.append(None)
@@ -324,7 +327,8 @@ class RecommendationService:
                 budget = replace(wanted.budget, max_new_chunks=reader.config.max_new_chunks)
                 wanted = replace(wanted, budget=budget)
             stage = self._stage_for(request)
-            if level.takes_cached and not query.instruction:  # which candidates know nothing of
+            # What was computed before knows nothing of instructions and control.
+            if level.takes_cached and not query.instruction and wanted.control is None:
                 near = reader.answer(recommender, query, wanted, found[user], stage is not None)
             elif stage is not None:
                 query = replace(query, candidates=reader.candidates(recommender, query, found[user]))
@@ -337,7 +341,8 @@ class RecommendationService:
             degraded.append("earlier_history")
         if self._stage is not None and request.rank is not False and not near.is_ranked:
             degraded.append("no_ranking")
-        answer = self._answer(asked, near.items, 0, self.ranker if near.is_ranked else None, degraded)
+        found = Answer(near.items, 0, 0)
+        answer = self._answer(asked, found, self.ranker if near.is_ranked else None, degraded)
         return answer.model_copy(update={"source": "nearline"}) if near.items else answer
 
     def _without_model(self, unnamed: Sequence[_Unnamed]) -> list[RecommendAnswer]:
@@ -346,17 +351,28 @@ class RecommendationService:
         near = self._near({place: (query, unnamed[place].asked.wanted) for place, query in queries.items()})
         answers = []
         for place, one in enumerate(unnamed):
-            items: list[Recommendation] = near.get(place, [])
-            if not items:
+            found = near.get(place)
+            if found is None or not found.items:
                 query, wanted = queries.get(place, one.asked.query), one.asked.wanted
-                seen = query.history_ids if wanted.exclude_seen else None
-                if query.allowed_I is None:
-                    items = self._recommender.popular(wanted.k, seen)
-                else:
-                    items = self._recommender.popular(wanted.k, seen, query.allowed_I)
-            if one.names_nothing and items:  # else there is nothing that the user has not seen
+                codes_IL = self._codes_for([wanted])
+                (found,) = controlled(self._popular, [query], [wanted], codes_IL)
+            if one.names_nothing and found.items:  # else there is nothing that the user has not seen
                 self._note_lack(one.asked)
-            answers.append(self._answer(one.asked, items, one.num_unread, degraded=one.degraded))
+            found = replace(found, num_unread=one.num_unread)
+            answers.append(self._answer(one.asked, found, degraded=one.degraded))
+        return answers
+
+    def _codes_for(self, wanted: Sequence[Wanted]) -> NDArray[np.integer] | None:
+        """As `Recommender.codes_for`."""
+        has_control = any(each.control is not None for each in wanted)
+        return self._recommender.codes_for(wanted) if has_control else None
+
+    def _popular(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
+        answers = []
+        for query, each in zip(queries, wanted, strict=True):
+            seen = query.history_ids if each.exclude_seen else None
+            allowed = () if query.allowed_I is None else (query.allowed_I,)
+            answers.append(Answer(self._recommender.popular(each.k, seen, *allowed), 0, 0))
         return answers
 
     def _queries_for_neighbors(self, unnamed: Sequence[_Unnamed]) -> dict[int, Query]:
@@ -382,15 +398,22 @@ class RecommendationService:
                 queries[place] = replace(unnamed[place].asked.query, history_ids=history_ids)
         return queries
 
-    def _near(self, asked: Mapping[int, tuple[Query, Wanted]]) -> dict[int, list[Recommendation]]:
+    def _near(self, asked: Mapping[int, tuple[Query, Wanted]]) -> dict[int, Answer]:
         """Neighbors by place."""
         if self._neighbors is None or not asked:
             return {}
         queries, wanted = zip(*asked.values(), strict=True)
+        codes_IL = self._codes_for(wanted)
+        return dict(zip(asked, controlled(self._neighbors_of, queries, wanted, codes_IL), strict=True))
+
+    def _neighbors_of(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
+        assert self._neighbors is not None, "the caller looks"
         excludes_B = np.array([each.exclude_seen for each in wanted])
         answers = self._neighbors.answer(queries, max(each.k for each in wanted), exclude_seen=excludes_B)
-        found = zip(asked, answers, wanted, strict=True)
-        return {place: answer.items[: each.k] for place, answer, each in found}
+        return [
+            replace(answer, items=answer.items[: each.k])
+            for answer, each in zip(answers, wanted, strict=True)
+        ]
 
     def _note_lack(self, asked: Asked) -> None:
         """The model names no item for a history that it reads: counted, and said once a minute."""
@@ -527,23 +550,33 @@ class RecommendationService:
     def _answer(
         self,
         asked: Asked,
-        found: Sequence[Recommendation],
-        num_unread: int,
+        found: Answer,
         ranker: RankerInfo | None = None,
         degraded: Sequence[Degraded] = (),
     ) -> RecommendAnswer:
         allowed_I = asked.query.allowed_I
         return RecommendAnswer(
-            items=[_item(item) for item in found],
-            source=_source_of(found),
+            items=[_item(item) for item in found.items],
+            source=_source_of(found.items),
             ignored_items=asked.ignored,
-            unread_events=num_unread,
+            unread_events=found.num_unread,
             model=self.model,
             allowed_items=None if allowed_I is None else int(np.count_nonzero(allowed_I)),
             unknown_filter_items=None if allowed_I is None else asked.num_unknown,
+            control=None if asked.wanted.control is None else _control_of(found),
             ranker=ranker,
             degraded=[*degraded, *(["no_recent_events"] if asked.lacks_events else [])],
         ).of(asked.query)
+
+
+def _control_of(found: Answer) -> ControlAnswer:
+    report = found.control or ControlReport()
+    return ControlAnswer(
+        candidates=report.candidates,
+        quotas=report.quotas,
+        diversity=report.diversity,
+        unmet_quotas=list(report.unmet_quotas),
+    )
 
 
 def _degraded(asked: Asked, source: Recommender | RankingStage) -> list[Degraded]:

@@ -6,11 +6,13 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
+from rayrec.pipelines.inference import control
+from rayrec.pipelines.inference.control import Control
 from rayrec.pipelines.inference.item_filter import AllowedByFilter, FilterMasks, ItemFilter, NamedList
 from rayrec.pipelines.inference.recommender import Query, Recommender, Wanted
 from rayrec.pipelines.inference.user_histories import with_events
@@ -23,7 +25,7 @@ from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.engine.products import NearAnswer
 from rayrec.serve.events.intake import ids_of as event_ids_of
 from rayrec.serve.events.user_state import UserState
-from rayrec.serve.wire.schemas import Filter, Key, RecommendRequest
+from rayrec.serve.wire.schemas import Filter, Key, RecommendRequest, Where
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +127,9 @@ class Understanding:
                 raise RefusedRequestError("rank: this service has no ranking stage; leave it out")
             instruction = self._instruction_of(request)
             allowed = None if request.filter is None else self._allowed(request.filter)
+            if request.candidates is not None:
+                allowed = self._among(request.candidates, allowed)
+            controls = self._control_of(request)
             if request.row is not None:
                 query, ignored = self._of_row(request)
             elif request.history is not None:
@@ -143,7 +148,8 @@ class Understanding:
             query = replace(query, allowed_I=allowed.allowed_I)
         num_unknown = 0 if allowed is None else allowed.num_unknown
         query = replace(query, instruction=instruction)
-        asked = Asked(query, self.wanted(request), ignored, has_something, lacks_events, num_unknown)
+        wanted = replace(self.wanted(request), control=controls)
+        asked = Asked(query, wanted, ignored, has_something, lacks_events, num_unknown)
         if not self._has_neighbors or len(query.history_ids):
             return asked
         if is_of_user(request):
@@ -168,11 +174,54 @@ class Understanding:
                     tuple(map(str, wanted.deny)),
                     self._lists(wanted.allow_lists),
                     self._lists(wanted.deny_lists),
-                    {name: each if isinstance(each, list) else [each] for name, each in wanted.where.items()},
+                    _values_of(wanted.where),
                 )
             )
         except InputError as error:
             raise RefusedRequestError(f"filter: {error}") from error
+
+    def _among(self, candidates: Sequence[Key], allowed: AllowedByFilter | None) -> AllowedByFilter:
+        """Given candidates, as far as the filter lets them through."""
+        if len(candidates) > self._max_k:
+            raise RefusedRequestError(
+                f"candidates: {len(candidates)} items are more than the {self._max_k} of one answer"
+            )
+        positions = self.item_keys.get_indexer([str(key) for key in candidates])
+        mask_I = np.zeros(len(self.item_keys), dtype=np.bool_)
+        mask_I[positions[positions >= 0]] = True
+        num_unknown = int(np.count_nonzero(positions < 0))
+        if allowed is None:
+            return AllowedByFilter(mask_I, num_unknown)
+        return AllowedByFilter(mask_I & allowed.allowed_I, num_unknown + allowed.num_unknown)
+
+    def _control_of(self, request: RecommendRequest) -> Control | None:
+        """What the list has to be besides good."""
+        if not has_control(request):
+            return None
+        if request.diversity and self._recommender.semantic_ids is None:
+            raise RefusedRequestError(
+                "diversity: this service's model has no semantic IDs, which say how alike items are; leave "
+                "it out"
+            )
+        if (needed := sum(quota.at_least for quota in request.quotas)) > request.k:
+            raise RefusedRequestError(
+                f"quotas: at least {needed} items in all are more than the k = {request.k} of the list"
+            )
+        quotas = []
+        for place, quota in enumerate(request.quotas):
+            try:
+                mask_I = self._masks.allowed(ItemFilter(where=_values_of(quota.where))).allowed_I
+            except InputError as error:
+                raise RefusedRequestError(f"quotas.{place}: {error}") from error
+            quotas.append(control.Quota(mask_I, quota.at_least, quota.at_most))
+        num_candidates = None if request.candidates is None else len(request.candidates)
+        return Control(tuple(quotas), float(request.diversity), num_candidates)
+
+    def num_searched(self, request: RecommendRequest) -> int:
+        """Items that are looked for, at most those of the catalog."""
+        num_candidates = None if request.candidates is None else len(request.candidates)
+        searched = control.num_searched(request.k, float(request.diversity), num_candidates)
+        return min(searched, len(self.item_keys))
 
     def _lists(self, names: Sequence[str]) -> tuple[NamedList, ...]:
         found = []
@@ -246,6 +295,15 @@ class Understanding:
 
     def wanted(self, request: RecommendRequest) -> Wanted:
         return Wanted(min(request.k, len(self.item_keys)), request.exclude_seen, level_of(request).budget)
+
+
+def has_control(request: RecommendRequest) -> bool:
+    """Whether the list has to be something besides good."""
+    return request.candidates is not None or bool(request.quotas) or request.diversity > 0
+
+
+def _values_of(where: Where) -> dict[str, list[Any]]:
+    return {name: each if isinstance(each, list) else [each] for name, each in where.items()}
 
 
 def is_of_user(request: RecommendRequest) -> bool:

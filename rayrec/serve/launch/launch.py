@@ -33,6 +33,8 @@ def serve_run(run: str | Path, config: ServeConfig) -> None:
             _protection(config),
         )
         logger.info("answering at %s/v1/recommend, described at %s/docs; Ctrl-C stops", url, url)
+        if config.grpc_port is not None:
+            logger.info("answering over gRPC at %s:%d", config.host, config.grpc_port)
         stopped.wait()
         logger.info("stopping")
 

@@ -5,9 +5,10 @@ One process answers, with one model; nothing starts it again when it dies.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -17,6 +18,8 @@ from rayrec.platform.errors import InputError
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import check_tls
+from rayrec.serve.rpc.server import answering_calls
+from rayrec.serve.rpc.service import RpcService
 from rayrec.serve.web.address import check_port, url_of, wait_until_ready
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.browsers import keep_pages_out
@@ -26,6 +29,21 @@ from rayrec.serve.web.metrics import PrometheusMeter
 KEEP_ALIVE_S = 5
 STOP_TIMEOUT_S = 5
 """In which requests in flight are answered when the service stops."""
+
+
+class _Server(uvicorn.Server):
+    """Answers calls over gRPC as well, on the same event loop."""
+
+    def __init__(self, settings: ServeConfig, api: FastAPI, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._settings, self._api = settings, api
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        async with AsyncExitStack() as stack:
+            if self._settings.grpc_port is not None:
+                calls = RpcService.of(self._api, self._settings)
+                await stack.enter_async_context(answering_calls(calls, self._settings))
+            await super().serve(sockets)
 
 
 @contextmanager
@@ -42,6 +60,8 @@ def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
             f"{config.num_replicas} replicas are several processes; leave out --single-process, or --replicas"
         )
     check_port(config.host, config.port)
+    if config.grpc_port is not None:
+        check_port(config.host, config.grpc_port, "--grpc-port")
     if config.tls is not None:
         check_tls(config.tls)
     with answering_here(load_api(run, config, PrometheusMeter()), config) as url:
@@ -59,7 +79,9 @@ def answering_here(api: FastAPI, config: ServeConfig) -> Iterator[str]:
     require_token(api, config.token_sha256)
     keep_pages_out(api, config)
     connections = Connections(allowed_by_files(config.connections))
-    server = uvicorn.Server(
+    server = _Server(
+        config,
+        api,
         uvicorn.Config(
             api,
             host=config.host,
@@ -71,7 +93,7 @@ def answering_here(api: FastAPI, config: ServeConfig) -> Iterator[str]:
             timeout_graceful_shutdown=STOP_TIMEOUT_S,
             timeout_keep_alive=config.connections.keep_alive_s or KEEP_ALIVE_S,
             http=connections.protocol,  # type: ignore[arg-type]  # called as a class is
-        )
+        ),
     )
     # Of a thread: signals are the caller's, on the main one.
     thread = threading.Thread(target=server.run, name="http", daemon=True)

@@ -16,6 +16,8 @@ from rayrec.platform.remote_files import absolute
 from rayrec.serve.app.loading import device_of, load_api
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.on_ray.ray_ingress import sticky_routing
+from rayrec.serve.on_ray.rpc import RpcMethods
+from rayrec.serve.rpc.service import RpcService
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.browsers import keep_pages_out
 from rayrec.serve.web.guards import WithoutRequestId
@@ -27,13 +29,14 @@ SPARE_REQUESTS = 32
 """Requests beyond `max_waiting` that reach a replica: health checks, and those it refuses at once."""
 
 
-class RecommendReplica:
+class RecommendReplica(RpcMethods):
     """A thin shell around `load_api`."""
 
     def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
         # The run's config may name its data relative to where the command was started.
         os.chdir(working_directory)
         self._api = load_api(run, config, RayMeter(Path(run).name))
+        self.rpc = RpcService.of(self._api, config)
         require_token(self._api, config.token_sha256)
         keep_pages_out(self._api, config)
         self._api.add_middleware(WithoutRequestId)

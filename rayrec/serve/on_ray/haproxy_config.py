@@ -19,6 +19,7 @@ Serve writes HAProxy's configuration from a template that has no settings for an
 * `/-/routes` tells every client which applications there are; here it does not where callers need a token
   (`/-/healthz`, which says whether there are replicas, is a probe of health and stays open);
 * a replica does not know how long a request has waited for it; here HAProxy says when it came;
+* calls over gRPC come without their deadline, which the replicas' servers do not tell; here it is a header;
 * a user's requests, where they are to go to one replica, would all move when a replica comes or goes; here
   the hash is consistent, and none gets much more than the others.
 
@@ -49,12 +50,18 @@ else:
     from rayrec.serve.on_ray import haproxy_stand_in as stand_in
 
 METRICS, REQUESTS, STATISTICS = "frontend prometheus", "frontend http_frontend", "listen stats"
-"""Sections that listen."""
+CALLS = "frontend grpc_frontend"
+"""Sections that listen; the last one where gRPC is spoken."""
 
 _SECTION = re.compile(r"(global|defaults|frontend|backend|listen|userlist|peers|resolvers|cache|program)\b")
 _UNKNOWN = "backend default_backend"
 """The section that says 404 to all: reached while no application is known, since ours has all routes."""
-_BIND = re.compile(r"(?P<indent>\s+)bind\s+(?P<address>\S*):(?P<port>\d+)\s*")
+_WITHOUT_REPLICAS = ("default_backend", "default_grpc_backend", "grpc_fallback_backend")
+_BIND = re.compile(r"(?P<indent>\s+)bind\s+(?P<address>\S*):(?P<port>\d+)(?P<http2> proto h2)?\s*")
+_NO_CALLS = "backend default_grpc_backend"
+"""As `_UNKNOWN`, of gRPC."""
+_KNOWN = re.compile(r"^\s*use_backend (?!grpc_fallback_backend\b)", re.MULTILINE)
+"""In a configuration that knows an application."""
 _DIE_WITH_PARENT = 1
 """`PR_SET_PDEATHSIG` of prctl(2)."""
 
@@ -65,6 +72,8 @@ class Listen(TypedDict):
     host: str
     """An IP address."""
     port: int
+    grpc_port: NotRequired[int | None]
+    """Where it answers calls over gRPC; None: nowhere."""
     certificate: str | None
     """File of a certificate chain, with the key in a file next to it that ends with `.key`; None: no TLS."""
 
@@ -99,6 +108,7 @@ _SENTENCE = "no replica has room for the request; try again in a second"
 NO_REPLICA = {"error": _SENTENCE}
 NO_REPLICA_OPENAI = {"error": {"message": _SENTENCE, "type": "server_error", "param": None, "code": None}}
 """In the form of that protocol, as `errors.py` has it."""
+NO_APPLICATIONS = "this service needs a token, and does not tell its applications"
 NO_ROUTES = {"error": "this service needs a token, and does not tell its routes"}
 
 
@@ -141,11 +151,15 @@ def rewritten(
     lines: list[str] = []
     seen: list[str] = []
     section = ""
+    expected = [METRICS, REQUESTS, STATISTICS, *([CALLS] if listen.get("grpc_port") is not None else [])]
     for line in config.splitlines():
         if _SECTION.match(line):
             section = line.strip()
         words = line.split()
         if section == "global" and words[:1] == ["log"]:
+            continue
+        if section == _NO_CALLS and words[:3] == ["http-request", "return", "status"]:
+            lines.append(f"    {_refused_call(UNAVAILABLE, _SENTENCE)}")
             continue
         if section == _UNKNOWN and words[:4] == ["http-request", "return", "status", "404"]:
             lines.append(
@@ -169,19 +183,24 @@ def rewritten(
                 # A replica that comes or goes moves its share of users alone; one that has a quarter more to
                 # do than the others hands on what is too much.
                 lines += ["    hash-type consistent", "    hash-balance-factor 125"]
-            if words[:1] == ["backend"] and words[1:] != ["default_backend"]:
+            if words[:1] == ["backend"] and words[1].startswith("grpc-"):
+                lines += [f"    {text}" for text in _refusals_of_calls(most)]
+            elif words[:1] == ["backend"] and words[1] not in _WITHOUT_REPLICAS:
                 lines += [f"    {text}" for text in _refusals(most, rest_ms)]
             continue
         found = _BIND.fullmatch(line)
-        if found is None or section not in (METRICS, REQUESTS, STATISTICS):
+        if found is None or section not in expected or bool(found["http2"]) != (section == CALLS):
             raise ValueError(f"{section!r} listens in a way that is not known: {line.strip()!r}")
         seen.append(section)
-        if section == REQUESTS:
+        if section == CALLS:
+            bind, *rules = _calls(listen, has_token, of_one_address)
+            lines += [found["indent"] + text for text in ([bind, *rules] if listens else rules)]
+        elif section == REQUESTS:
             bind, *rules = _requests(listen, has_token, of_one_address)
             lines += [found["indent"] + text for text in ([bind, *rules] if listens else rules)]
         else:
             lines.append(f"{found['indent']}bind 127.0.0.1:{found['port']}")
-    if sorted(seen) != sorted((METRICS, REQUESTS, STATISTICS)):
+    if sorted(seen) != sorted(expected):
         raise ValueError(f"expected one address of each section, found those of {', '.join(seen) or 'none'}")
     return "\n".join(lines) + "\n"
 
@@ -195,16 +214,9 @@ def _requests(listen: Listen, has_token: bool, of_one_address: int | None) -> li
     no_routes = "http-request return status 403 content-type application/json string"
     of_routes = "if { path,url_dec -m reg -i ^/+-/+routes/*$ }"
     of_openai = "if { path /v1/completions } or { path_beg /v1/models } or { path_beg /v1/chat }"
-    bounds = []
-    if of_one_address is not None:
-        bounds = [
-            "stick-table type ipv6 size 100k expire 1m store conn_cur",
-            "tcp-request connection track-sc1 src",
-            f"tcp-request connection reject if {{ sc1_conn_cur gt {of_one_address} }}",
-        ]
     return [
         bind,
-        *bounds,
+        *_bounds(of_one_address),
         # Else a client that sends its headers byte by byte keeps its connection. Bodies: `web/guards.py`.
         f"timeout http-request {HEADERS_S}s",
         "http-request set-header X-Forwarded-For %[src]",
@@ -217,6 +229,74 @@ def _requests(listen: Listen, has_token: bool, of_one_address: int | None) -> li
         "http-after-response set-status 503 if { status 502 504 }",
         # In front of the rule that would tell them; replicas decode `%2D`, and would tell them as well.
         *([f"{no_routes} '{json.dumps(NO_ROUTES)}' {of_routes}"] if has_token else []),
+    ]
+
+
+def _bounds(of_one_address: int | None) -> list[str]:
+    if of_one_address is None:
+        return []
+    return [
+        "stick-table type ipv6 size 100k expire 1m store conn_cur",
+        "tcp-request connection track-sc1 src",
+        f"tcp-request connection reject if {{ sc1_conn_cur gt {of_one_address} }}",
+    ]
+
+
+def _calls(listen: Listen, has_token: bool, of_one_address: int | None) -> list[str]:
+    """As `_requests`, of the section that speaks gRPC."""
+    family = f"ipv{ipaddress.ip_address(listen['host']).version}"
+    bind = f"bind {family}@{listen['host']}:{listen.get('grpc_port')}"
+    if listen["certificate"] is None:
+        bind += " proto h2"
+    else:
+        bind += f" ssl crt '{listen['certificate']}' ssl-min-ver TLSv1.2 alpn h2"
+    said, timeout = "req.hdr(X-Request-Timeout-Ms)", "http-request set-header X-Request-Timeout-Ms"
+    asks = "if { path /ray.serve.RayServeAPIService/ListApplications }"
+    return [
+        bind,
+        *_bounds(of_one_address),
+        f"timeout http-request {HEADERS_S}s",
+        "http-request set-header X-Forwarded-For %[src]",
+        "http-request set-header X-Request-Start %[date(0,ms)]",
+        # The deadline, which gRPC writes as a number of hours to nanoseconds.
+        *(
+            f"{timeout} %[req.hdr(grpc-timeout),regsub({unit}$,){to_ms}] "
+            f"if !{{ {said} -m found }} {{ req.hdr(grpc-timeout) -m reg ^[0-9]{{1,8}}{unit}$ }}"
+            for unit, to_ms in _UNITS.items()
+        ),
+        *([f"{_refused_call(PERMISSION_DENIED, NO_APPLICATIONS)} {asks}"] if has_token else []),
+    ]
+
+
+_UNITS = {
+    "H": ",mul(3600000)",
+    "M": ",mul(60000)",
+    "S": ",mul(1000)",
+    "m": "",
+    # At least 1: a timeout of 0 is none.
+    "u": ",div(1000),add(1)",
+    "n": ",div(1000000),add(1)",
+}
+PERMISSION_DENIED, UNAVAILABLE = 7, 14
+"""Statuses of gRPC."""
+
+
+def _refused_call(status: int, sentence: str) -> str:
+    """A rule that answers a call without a message."""
+    return (
+        f"http-request return status 200 hdr content-type application/grpc hdr grpc-status {status} "
+        f"hdr grpc-message '{sentence}'"
+    )
+
+
+def _refusals_of_calls(most: int) -> list[str]:
+    """As `_refusals`: calls that find as many of them in flight as there may be."""
+    full = "if rayrec_computes { var(txn.rayrec_room) -m int lt 0 }"
+    return [
+        "acl rayrec_computes path /inference.GRPCInferenceService/ModelInfer",
+        f"http-request set-var(txn.rayrec_most) nbsrv,mul({most})",
+        "http-request set-var(txn.rayrec_room) be_conn,neg,add(txn.rayrec_most)",
+        f"{_refused_call(UNAVAILABLE, _SENTENCE)} hdr grpc-retry-pushback-ms 1000 {full}",
     ]
 
 
@@ -266,7 +346,7 @@ def main(arguments: list[str]) -> NoReturn:
             rest_ms, has_token = plan.get("rest_ms", REST_MS), plan.get("has_token", False)
             written = file.read_text()
             # Serve begins with one that knows no application: what stands in for the one before knows it.
-            is_known = re.search(r"^\s*use_backend ", written, re.MULTILINE) is not None
+            is_known = _KNOWN.search(written) is not None
             listens = is_known or launcher is None or not stand_in.answers(plan_file.parent)
             config = rewritten(
                 *(written, plan["listen"], plan["most"], rest_ms, has_token, listens),

@@ -261,6 +261,7 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
         "listen": {
             "host": ip_of(config.host),
             "port": config.port,
+            "grpc_port": config.grpc_port,
             "certificate": None if certificate is None else str(certificate),
         },
         "most": config.max_in_flight,

@@ -30,11 +30,13 @@ from rayrec.serve.on_ray.application import DEPLOYMENT, QUIET, build_application
 from rayrec.serve.on_ray.deployments import build_services, replicas_of, resources_of, targets_of
 from rayrec.serve.on_ray.ray_ingress import (
     Ingress,
+    Kind,
     RunningServe,
     ingress_of_joined_cluster,
     ingress_of_own_cluster,
     running_serve,
 )
+from rayrec.serve.on_ray.rpc import grpc_options
 from rayrec.serve.on_ray.scaling import (
     Bounds,
     DeploymentMetrics,
@@ -94,6 +96,7 @@ class ServeOfCluster:
             serve.start(
                 proxy_location=ProxyLocation.HeadOnly,
                 http_options=dict(self.ingress.http_options),
+                grpc_options=grpc_options(self.config),
                 logging_config=QUIET,
             )
         try:
@@ -132,19 +135,31 @@ def serve_of_cluster(config: ServeConfig, cpus: float) -> Iterator[ServeOfCluste
         # Around the cluster, whose processes read their environment when they start.
         own = None
         if starts_cluster(config.cluster):
-            check_port(config.host, config.port)
+            _check_ports(config)
             own = stack.enter_context(ingress_of_own_cluster(config))
         stack.enter_context(ray_cluster(config.cluster, cpus))
         running = running_serve()
         if running is not None:
             config = joined(config, running)
         elif own is None:
-            check_port(config.host, config.port)
-        there = ServeOfCluster(config, own or ingress_of_joined_cluster(config), running)
+            _check_ports(config)
+        ingress = own or ingress_of_joined_cluster(config)
+        if config.grpc_port is not None and config.tls is not None and ingress.kind is not Kind.HAPROXY:
+            raise InputError(
+                "grpc_port: Ray Serve's own proxy speaks gRPC without TLS, and there is no HAProxy here "
+                f"({ingress.reason}); leave out --grpc-port, or --tls-cert and --tls-key"
+            )
+        there = ServeOfCluster(config, ingress, running)
         try:
             yield there
         finally:
             there.end()
+
+
+def _check_ports(config: ServeConfig) -> None:
+    check_port(config.host, config.port)
+    if config.grpc_port is not None:
+        check_port(config.host, config.grpc_port, "--grpc-port")
 
 
 def from_arguments(arguments: dict[str, Any]) -> serve.Application:
@@ -260,8 +275,13 @@ def joined(config: ServeConfig, running: RunningServe) -> ServeConfig:
     """The settings at the address of a Serve that runs; what of them is not in force is said.
 
     Raises:
-        InputError: TLS is wanted and that Serve has none, or our routes or our name are taken.
+        InputError: TLS or gRPC is wanted and that Serve has none, or our routes or our name are taken.
     """
+    if config.grpc_port is not None:
+        raise InputError(
+            "Ray Serve runs in the cluster, and what it answers over gRPC is set when it starts; leave out "
+            "--grpc-port, or use another cluster"
+        )
     if APPLICATION in running.routes:
         raise InputError(
             f"the Ray cluster serves an application {APPLICATION!r} already; stop it, or use another cluster"

@@ -1,11 +1,14 @@
-"""The Open Inference Protocol (KServe's V2, Triton's HTTP) beside `/v1/recommend`: lists as tensors.
+"""The Open Inference Protocol (KServe's V2, Triton's) beside `/v1/recommend`: lists as tensors.
 
-    message ─► `tensor_codec` ─► inputs ─► a `RecommendRequest` per row ─► the batcher ─► outputs ─► message
+    message ─► a codec ─► `InferenceCall` ─► a `RecommendRequest` per row ─► the batcher ─► outputs ─► message
+
+The same over HTTP (`open_inference_routes`, `tensor_codec`) and over gRPC (`serve.rpc`).
 
     history         BYTES, INT64  [B, T]         item ids, oldest first; "" fills rows up, on the right
     history_length  INT32, INT64  [B]            items of each row, instead of filling up with ""
     user_id         BYTES, INT64  [B] or [B, 1]  "" is nobody
     timestamps      INT64         [B, T]         UNIX seconds, as filled up as the history
+    candidates      BYTES, INT64  [B, C]         item ids to score, and no others; "" fills rows up
 
     item_id         BYTES         [B, K]         best first, then ""
     score           FP32          [B, K]         as in `/v1/recommend`, then the lowest finite number
@@ -16,59 +19,51 @@
 Either `history` or `user_id` is needed; all other inputs may be left out, and mean what they mean in
 `/v1/recommend`: a history replaces the stored one, even where it is empty. Ids may be integers of 32 or 64
 bits, too: 12 is the id "12", and rows of different lengths need `history_length`. Parameters of a request
-are `k`, `exclude_seen`, `rank` and `filter` from there; K is `k`, however few items there are. Of Triton's
-parameters, `timeout` (microseconds) is as the header `X-Request-Timeout-Ms`, and `priority` orders what waits
-for the model: 1 comes first, 0 and none are as 2. Among equals, the earliest deadline goes first. What waits
-is not made late by others: they are refused instead, as everywhere.
+are `k`, `exclude_seen`, `rank`, `filter`, `quotas` and `diversity` from there; K is `k`, however few items
+there are. Of Triton's parameters, `timeout` (microseconds) is as the header `X-Request-Timeout-Ms`, and
+`priority` orders what waits for the model: 1 comes first, 0 and none are as 2. Among equals, the earliest
+deadline goes first. What waits is not made late by others: they are refused instead, as everywhere.
 
 Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
 of the message says what, of all its rows together: names of `/v1/recommend` with commas between them. Where
-there was a filter, `allowed_items` and `unknown_filter_items` are parameters as well.
+there was a filter, `allowed_items` and `unknown_filter_items` are parameters as well, and where there were
+quotas, diversity or candidates, `control` is a JSON array of what the rows have there.
 
 Positions without an item have the lowest finite score, not an infinite one or NaN: JSON can write neither.
 
 Axes: B rows (users) of a request, T events of the longest history, K items asked for.
 
-Sources: github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md; the extension
-`binary_tensor_data` of Triton. Its other extensions (model configuration, repository, statistics, shared
-memory) are neither named in the server's metadata nor there.
+The configuration of a model and its statistics are those of Triton's extensions of these names: each row
+counts as a request, and what was refused before it was admitted is in the metrics alone.
+
+Sources: github.com/kserve/open-inference-protocol, specification/protocol; Triton's extensions
+`binary_tensor_data`, `model_configuration` and `statistics`. Its other ones (repository, shared memory) are
+neither named in the server's metadata nor there.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from rayrec import __version__
 from rayrec.serve.admission.control import AdmissionControl
-from rayrec.serve.admission.request_info import info_of
+from rayrec.serve.admission.request_info import RequestInfo
 from rayrec.serve.engine.batching import DEFAULT_PRIORITY
 from rayrec.serve.engine.current import Service
+from rayrec.serve.engine.inference_statistics import Lasted, Statistics
 from rayrec.serve.engine.service import RecommendationService
-from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.protocols.rows import answers_of_all
-from rayrec.serve.protocols.tensor_codec import (
-    DTYPES,
-    HEADER_LENGTH,
-    InferenceCall,
-    NamedTensor,
-    read_call,
-    write_answer,
-)
+from rayrec.serve.protocols.tensor_codec import DTYPES, InferenceCall, NamedTensor
 from rayrec.serve.wire.errors import RequestError, explain
-from rayrec.serve.wire.request_body import (
-    LARGE_BYTES,
-    LARGE_ITEMS,
-    beside_the_loop,
-    json_object,
-    unpacked_body,
-)
-from rayrec.serve.wire.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest
+from rayrec.serve.wire.request_body import LARGE_ITEMS, json_object, strict_json
+from rayrec.serve.wire.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest, fields_of
 
 IDS = ("BYTES", "INT64", "INT32", "UINT64", "UINT32")
 INPUTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -76,6 +71,7 @@ INPUTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
     "history_length": (("INT32", "INT64"), (-1,)),
     "user_id": (IDS, (-1,)),
     "timestamps": (("INT64",), (-1, -1)),
+    "candidates": (IDS, (-1, -1)),
 }
 """Datatypes, the first of which the metadata name, and shape; -1 is any size."""
 OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -85,163 +81,198 @@ OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "source": ("BYTES", (-1,)),
     "item_source": ("BYTES", (-1, -1)),
 }
-PARAMETERS = ("k", "exclude_seen", "rank", "filter")
-"""Parameters are texts, numbers and truth values: a filter is the JSON of one of `/v1/recommend`."""
+PARAMETERS = ("k", "exclude_seen", "rank", "filter", "quotas", "diversity")
+"""Parameters are texts, numbers and truth values: a filter and quotas are the JSON of those of
+`/v1/recommend`."""
 
 MESSAGE_PARAMETERS = ("timeout", "priority")
 """Of the message and not of its rows; see above."""
 NO_SCORE = float(np.finfo(np.float32).min)
 """Score of a position without an item."""
 
-
-_TENSOR = {
-    "type": "object",
-    "required": ["name", "datatype", "shape", "data"],
-    "properties": {
-        "name": {"enum": list(INPUTS)},
-        "datatype": {
-            "enum": sorted({datatype for datatypes, _ in INPUTS.values() for datatype in datatypes})
-        },
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1, "maxItems": 2},
-        "data": {"type": "array", "description": "Elements in row-major order, nested or not."},
-        "parameters": {"type": "object"},
-    },
-    "additionalProperties": False,
-}
-_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {
-            "schema": {
-                "type": "object",
-                "required": ["inputs"],
-                "properties": {
-                    "id": {"type": "string"},
-                    "parameters": {
-                        "type": "object",
-                        "properties": {
-                            "k": {"type": "integer", "minimum": 1},
-                            "exclude_seen": {"type": "boolean"},
-                            "rank": {"type": "boolean"},
-                            "filter": {"type": "string", "description": "JSON of a filter."},
-                            "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds."},
-                            "priority": {"type": "integer", "minimum": 0},
-                            "binary_data_output": {"type": "boolean"},
-                        },
-                        "additionalProperties": False,
-                    },
-                    "inputs": {"type": "array", "items": _TENSOR, "minItems": 1},
-                    "outputs": {
-                        "type": "array",
-                        "items": {
-                            "type": "object",
-                            "required": ["name"],
-                            "properties": {
-                                "name": {"enum": list(OUTPUTS)},
-                                "parameters": {
-                                    "type": "object",
-                                    "properties": {"binary_data": {"type": "boolean"}},
-                                },
-                            },
-                            "additionalProperties": False,
-                        },
-                    },
-                },
-                "additionalProperties": False,
-            }
-        }
-    },
-}
-"""Of what is all JSON; tensors may be binary instead, see `tensor_codec`."""
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "statistics")
 
 
-def open_inference_router(service: Service, admission: AdmissionControl) -> APIRouter:
-    """Routes below `/v2`; errors are `{"error": sentence}`, with 400 for everything wrong in a request."""
-    router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
+@dataclass(frozen=True)
+class Asked:
+    """A call that was understood."""
 
-    def check_model(name: str, asked_version: str | None = None) -> RecommendationService:
-        """The model that is asked."""
-        pinned = service.pinned
+    call: InferenceCall
+    is_binary: dict[str, bool]
+    """By wanted output, in the order of the answer."""
+    requests: list[RecommendRequest]
+    """Of its rows."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What comes of a call."""
+
+    version: str
+    parameters: dict[str, str | int]
+    answers: list[RecommendAnswer]
+    k: int
+
+    @property
+    def is_large(self) -> bool:
+        """Whether to write it takes so long that others should not wait for it: positions without an item
+        are written, too."""
+        return len(self.answers) * self.k > LARGE_ITEMS
+
+    def outputs(self, names: Sequence[str]) -> list[NamedTensor]:
+        found = outputs_of(self.answers, self.k)
+        return [found[name] for name in names]
+
+
+class OpenInference:
+    """Answers calls, whichever way they come; on the event loop of the admission control."""
+
+    def __init__(self, service: Service, admission: AdmissionControl) -> None:
+        self._service, self._admission = service, admission
+
+    def server(self) -> dict[str, Any]:
+        """The server's name and extensions."""
+        return {"name": "rayrec", "version": __version__, "extensions": list(EXTENSIONS)}
+
+    def asked(self, name: str, version: str | None = None) -> RecommendationService:
+        """The model that is asked.
+
+        Raises:
+            RequestError: there is no such model or version (404).
+        """
+        pinned = self._service.pinned
         if name != MODEL_NAME:
             raise RequestError(f"there is no model {name!r}; the one here is {MODEL_NAME!r}", 404)
-        if asked_version not in (None, own := pinned.model.label):
-            raise RequestError(
-                f"there is no version {asked_version!r} of {name!r}; the one here is {own!r}", 404
-            )
+        if version not in (None, own := pinned.model.label):
+            raise RequestError(f"there is no version {version!r} of {name!r}; the one here is {own!r}", 404)
         return pinned
 
-    @router.get("")
-    async def server() -> dict[str, Any]:
-        """The server's name and extensions."""
-        return {"name": "rayrec", "version": __version__, "extensions": ["binary_tensor_data"]}
+    def metadata(self, name: str, version: str | None = None) -> dict[str, Any]:
+        """Names, datatypes and shapes of inputs and outputs; raises as `asked`."""
+        return model_metadata(self.asked(name, version).model.label)
 
-    @router.get("/health/live")
-    async def live() -> dict[str, bool]:
-        """Answers while the process runs."""
-        return {"live": True}
+    def config(self, name: str, version: str | None = None) -> dict[str, Any]:
+        """What Triton calls the configuration of a model; raises as `asked`."""
+        self.asked(name, version)
+        return model_config(self._admission.most_at_once)
 
-    @router.get("/health/ready")
-    async def ready() -> dict[str, bool]:
-        """Answers once the model is loaded."""
-        return {"ready": True}
+    def statistics(self, name: str = "", version: str | None = None) -> dict[str, Any]:
+        """What was computed since the service began, by whatever version; raises as `asked`.
 
-    @router.get("/models/{name}")
-    @router.get("/models/{name}/versions/{version}")
-    async def model(name: str, version: str | None = None) -> dict[str, Any]:
-        """Names, datatypes and shapes of inputs and outputs."""
-        return model_metadata(check_model(name, version).model.label)
+        Args:
+            name: of the model; empty: of all.
+        """
+        label = self.asked(name or MODEL_NAME, version).model.label
+        return {"model_stats": [model_statistics(label, self._admission.statistics.read())]}
 
-    @router.get("/models/{name}/ready")
-    @router.get("/models/{name}/versions/{version}/ready")
-    async def model_ready(name: str, version: str | None = None) -> dict[str, Any]:
-        """Answers once the model is loaded."""
-        check_model(name, version)
-        return {"name": name, "ready": True}
+    def understood(self, call: InferenceCall) -> Asked:
+        """What a call asks; its size says for how long this takes.
 
-    @router.post("/models/{name}/infer", openapi_extra={"requestBody": _BODY})
-    @router.post("/models/{name}/versions/{version}/infer", openapi_extra={"requestBody": _BODY})
-    async def infer(name: str, request: Request, version: str | None = None) -> Response:
-        """Recommends to all rows; either all are answered or none."""
-        pinned = check_model(name, version)
-        body = await unpacked_body(request)
-        header_length = request.headers.get(HEADER_LENGTH)
+        Raises:
+            RequestError: an input, output or parameter is none of the model's, or a row is no request.
+        """
+        return Asked(call, _wanted_outputs(call), rows_of(call, self._admission.most_at_once))
 
-        def read() -> tuple[InferenceCall, dict[str, bool], list[RecommendRequest]]:
-            call = read_call(body, header_length)
-            return call, _wanted_outputs(call), rows_of(call, admission.most_at_once)
+    async def answered(
+        self, pinned: RecommendationService, asked: Asked, info: RequestInfo, request_id: str
+    ) -> Answered:
+        """Recommend to all rows; either all are answered or none.
 
-        call, is_binary, requests = await beside_the_loop(len(body) > LARGE_BYTES, read)
-        info = info_of(request)
-        if (timeout_s := timeout_in(call.parameters)) is not None:
+        Args:
+            pinned: of `asked`.
+            info: of the message; its parameters are added to it.
+
+        Raises:
+            RequestError: a row is refused.
+            CallerLimitError, ServiceLimitError, TooManyWaitingError, DeadlineError: as `answers_of_all`.
+        """
+        parameters, requests = asked.call.parameters, asked.requests
+        if (timeout_s := timeout_in(parameters)) is not None:
             info.expires_at = min(info.expires_at, info.began_at + timeout_s)
-        info.priority = call.parameters.get("priority") or DEFAULT_PRIORITY
-        request_id = request_id_of(request.headers.get(REQUEST_ID))
-        answers = await answers_of_all(admission, pinned, requests, info, _of_row, request_id)
+        info.priority = parameters.get("priority") or DEFAULT_PRIORITY
+        answers = await answers_of_all(self._admission, pinned, requests, info, _of_row, request_id)
+        return Answered(pinned.model.label, _said_of(answers), answers, requests[0].k)
 
-        def written() -> tuple[bytes, int | None]:
-            found = outputs_of(answers, requests[0].k)
-            return write_answer(head, [found[output] for output in is_binary], is_binary)
 
-        head: dict[str, Any] = {"model_name": MODEL_NAME, "model_version": pinned.model.label}
-        if call.call_id is not None:
-            head["id"] = call.call_id
-        said: dict[str, Any] = {}
-        if degraded := dict.fromkeys(name for answer in answers for name in answer.degraded):
-            said["degraded"] = ",".join(degraded)
-        if answers[0].allowed_items is not None:  # of the filter, which is that of all rows
-            said["allowed_items"] = answers[0].allowed_items
-            said["unknown_filter_items"] = answers[0].unknown_filter_items
-        if said:
-            head["parameters"] = said
-        # Positions without an item are written, too.
-        content, length = await beside_the_loop(len(answers) * requests[0].k > LARGE_ITEMS, written)
-        headers = {REQUEST_ID: request_id}
-        if length is None:
-            return Response(content, headers=headers, media_type="application/json")
-        headers[HEADER_LENGTH] = str(length)
-        return Response(content, headers=headers, media_type="application/octet-stream")
+def _said_of(answers: Sequence[RecommendAnswer]) -> dict[str, str | int]:
+    """Parameters of an answer."""
+    said: dict[str, str | int] = {}
+    if degraded := dict.fromkeys(name for answer in answers for name in answer.degraded):
+        said["degraded"] = ",".join(degraded)
+    first = answers[0]
+    if first.allowed_items is not None:  # of the filter, which is that of all rows
+        assert first.unknown_filter_items is not None, "they come together"
+        said["allowed_items"] = first.allowed_items
+        said["unknown_filter_items"] = first.unknown_filter_items
+    if first.control is not None:
+        said["control"] = json.dumps([each.control and each.control.model_dump() for each in answers])
+    return said
 
-    return router
+
+def model_config(max_rows: int) -> dict[str, Any]:
+    """What Triton calls the configuration of a model: dimensions are those of one row, and an input with one
+    value per row has none.
+
+    Args:
+        max_rows: of a message.
+    """
+    return {
+        "name": MODEL_NAME,
+        "platform": "rayrec",
+        "backend": "rayrec",
+        "max_batch_size": max_rows,
+        "input": [
+            {
+                "name": name,
+                "data_type": _config_type(datatypes[0]),
+                "dims": list(shape[1:]),
+                "optional": True,
+            }
+            for name, (datatypes, shape) in INPUTS.items()
+        ],
+        "output": [
+            {"name": name, "data_type": _config_type(datatype), "dims": list(shape[1:])}
+            for name, (datatype, shape) in OUTPUTS.items()
+        ],
+        "dynamic_batching": {"default_priority_level": DEFAULT_PRIORITY},
+    }
+
+
+def _config_type(datatype: str) -> str:
+    return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
+
+
+def model_statistics(version: str, counted: Statistics) -> dict[str, Any]:
+    """As Triton's extension writes them."""
+    outcomes = {name: counted.outcomes.get(name, Lasted()) for name in ("success", "fail", "cache_hit")}
+    parts = outcomes | {
+        "queue": counted.waited,
+        "compute_input": Lasted(),
+        "compute_infer": counted.computed,
+        "compute_output": Lasted(),
+        "cache_miss": Lasted(),
+    }
+    return {
+        "name": MODEL_NAME,
+        "version": version,
+        "last_inference": int(counted.last_at * 1e3),
+        "inference_count": counted.computed.count,
+        "execution_count": counted.num_batches,
+        "inference_stats": {name: _lasted(each) for name, each in parts.items()},
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": _lasted(Lasted()),
+                "compute_infer": _lasted(each),
+                "compute_output": _lasted(Lasted()),
+            }
+            for size, each in counted.batches.items()
+        ],
+    }
+
+
+def _lasted(each: Lasted) -> dict[str, int]:
+    return {"count": each.count, "ns": int(each.seconds * 1e9)}
 
 
 def model_metadata(version: str) -> dict[str, Any]:
@@ -283,11 +314,12 @@ def rows_of(call: InferenceCall, max_rows: int) -> list[RecommendRequest]:
             known = ", ".join((*PARAMETERS, *MESSAGE_PARAMETERS))
             raise RequestError(f"parameters: {name!r} is not known; known are {known}")
     parameters = {name: value for name, value in call.parameters.items() if name in PARAMETERS}
-    if isinstance(given := parameters.get("filter"), str):
-        try:
-            parameters["filter"] = json_object(given.encode())
-        except RequestError as error:
-            raise RequestError(f"parameters: filter: {error}") from error
+    for name, parse in (("filter", json_object), ("quotas", strict_json)):
+        if isinstance(given := parameters.get(name), str):
+            try:
+                parameters[name] = parse(given.encode())
+            except RequestError as error:
+                raise RequestError(f"parameters: {name}: {error}") from error
     return [_row(row, inputs, parameters) for row in range(num_rows)]
 
 
@@ -380,6 +412,9 @@ def _row(row: int, inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, 
             fields["history"] = [item.decode() for item in history_T[:length]]
             if "timestamps" in inputs:
                 fields["timestamps"] = inputs["timestamps"][row, :length].tolist()
+        if "candidates" in inputs:
+            candidates_C = inputs["candidates"][row]
+            fields["candidates"] = [item.decode() for item in candidates_C if item]
         if "user_id" in inputs and inputs["user_id"][row]:
             fields["user_id"] = inputs["user_id"][row].decode()
         return RecommendRequest(**fields)
@@ -388,7 +423,7 @@ def _row(row: int, inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, 
     except RequestError as error:
         raise _of_row(row, str(error)) from error
     except ValidationError as error:
-        raise _of_row(row, explain(error.errors(), RecommendRequest.model_fields)) from error
+        raise _of_row(row, explain(error.errors(), fields_of(error.errors()))) from error
 
 
 def _length(history_T: NDArray[Any], given: Any) -> int:

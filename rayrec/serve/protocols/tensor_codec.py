@@ -231,7 +231,7 @@ def _read_input(described: Any, where: str, tail: _Tail) -> NamedTensor:
         raise RequestError(
             f"{name}: there is no datatype {_shown(datatype)} here; known are {', '.join(DTYPES)}"
         )
-    shape = _checked_shape(described["shape"], name)
+    shape = checked_shape(described["shape"], name)
     parameters = _mapping(described.get("parameters"), f"{name}.parameters")
     _check_keys(parameters, f"{name}.parameters", optional=("binary_data_size",))
     try:
@@ -264,7 +264,12 @@ def _requested_outputs(outputs: list[Any], binary_by_default: bool) -> dict[str,
     return is_binary
 
 
-def _checked_shape(shape: Any, name: str) -> tuple[int, ...]:
+def checked_shape(shape: Any, name: str) -> tuple[int, ...]:
+    """A shape that a request can have.
+
+    Raises:
+        RequestError: it is another one.
+    """
     sizes = _list(shape, f"{name}.shape")
     if len(sizes) > MAX_DIMENSIONS or not all(
         _is_int(size) and 0 <= size <= _MAX_DIMENSION for size in sizes

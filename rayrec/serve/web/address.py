@@ -15,8 +15,11 @@ READY_TIMEOUT_S = 60.0
 """Between a model being loaded and answers at its address; usually a fraction of a second."""
 
 
-def check_port(host: str, port: int) -> None:
+def check_port(host: str, port: int, option: str = "--port") -> None:
     """Check that the service can listen at an address.
+
+    Args:
+        option: that chooses the port, for messages.
 
     Raises:
         InputError: something listens there already, or this machine has no such address.
@@ -29,9 +32,10 @@ def check_port(host: str, port: int) -> None:
             probe.bind(address)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise InputError(f"port {port} on {host} is in use; choose another with --port") from error
+            raise InputError(f"port {port} on {host} is in use; choose another with {option}") from error
         raise InputError(
-            f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --host and --port"
+            f"cannot listen on port {port} of {host}: {error.strerror}; choose others with --host and "
+            f"{option}"
         ) from error
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -32,7 +33,8 @@ from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.request_log import REQUEST_ID, RequestLog, request_id_of
 from rayrec.serve.protocols.completions import completions_router
-from rayrec.serve.protocols.open_inference import open_inference_router
+from rayrec.serve.protocols.open_inference import OpenInference
+from rayrec.serve.protocols.open_inference_routes import open_inference_router
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.events import events_router
 from rayrec.serve.web.guards import HeadAsGet, LoadShedding, RequestGuard
@@ -66,6 +68,15 @@ ANSWERING_ROUTES = (
 """That compute something."""
 PACKED_BYTES = 1024
 """Smaller answers are not compressed for those that take compressed ones."""
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What answers behind the routes, for other protocols: in `api.state.answering`."""
+
+    inference: OpenInference
+    admission: AdmissionControl
+    meters: Sequence[Meter]
 
 
 def build_api(
@@ -163,7 +174,9 @@ def build_api(
             api.include_router(metrics_router(meter))
         elif isinstance(meter, RecentActivity):
             api.include_router(page_router(service, admission, meter, version_metrics))
-    api.include_router(open_inference_router(service, admission))
+    inference = OpenInference(service, admission)
+    api.state.answering = Answering(inference, admission, meters)
+    api.include_router(open_inference_router(inference))
     api.include_router(completions_router(service, admission))
     api.include_router(events_router(intake, admit))
     api.include_router(lists_router(item_lists))

@@ -29,6 +29,7 @@ from rayrec.serve.wire.errors import error_response
 
 logger = logging.getLogger(__name__)
 
+NO_TOKEN = "this service needs its token, sent with the header 'Authorization: Bearer TOKEN'"
 OPEN_PATHS = frozenset({"/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"})
 
 
@@ -48,7 +49,7 @@ class BearerToken:
 
     def __init__(self, app: ASGIApp, digest: str) -> None:
         self._app = app
-        self._digest = bytes.fromhex(digest)
+        self._digest = digest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and self._admits(scope)):
@@ -56,8 +57,7 @@ class BearerToken:
         elif scope["type"] == "http":
             presented = "authorization" in Headers(scope=scope)
             challenge = 'Bearer realm="rayrec"' + (', error="invalid_token"' if presented else "")
-            sentence = "this service needs its token, sent with the header 'Authorization: Bearer TOKEN'"
-            answer = error_response(scope["path"], 401, sentence, headers={"WWW-Authenticate": challenge})
+            answer = error_response(scope["path"], 401, NO_TOKEN, headers={"WWW-Authenticate": challenge})
             await answer(scope, receive, send)
         else:
             await send({"type": "websocket.close", "code": 1008})
@@ -65,9 +65,19 @@ class BearerToken:
     def _admits(self, scope: Scope) -> bool:
         if scope["path"] in OPEN_PATHS:
             return True
-        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer":
-            return False
-        # Of digests, in constant time: neither says how much of a wrong token is right, nor its length.
-        found = hashlib.sha256(token.strip().encode("latin-1")).digest()
-        return hmac.compare_digest(found, self._digest)
+        return has_token(Headers(scope=scope).get("authorization", ""), self._digest)
+
+
+def has_token(authorization: str, digest: str) -> bool:
+    """Whether a header has the token.
+
+    Args:
+        authorization: the header, whose characters are bytes; empty where there is none.
+        digest: SHA-256 of the token, in hexadecimal digits.
+    """
+    scheme, _, token = authorization.partition(" ")
+    if scheme.lower() != "bearer":
+        return False
+    # Of digests, in constant time: neither says how much of a wrong token is right, nor its length.
+    found = hashlib.sha256(token.strip().encode("latin-1")).digest()
+    return hmac.compare_digest(found, bytes.fromhex(digest))

@@ -14,7 +14,7 @@ from rayrec.serve.engine.understanding import RefusedRequestError
 from rayrec.serve.web.guards import OVERLOAD_ERRORS, overload_answer
 from rayrec.serve.wire.deadlines import HeaderError
 from rayrec.serve.wire.errors import RequestError, error_response, explain, status_of_bad_request
-from rayrec.serve.wire.schemas import Instruction, RecommendRequest
+from rayrec.serve.wire.schemas import fields_of
 
 
 def add_error_handlers(api: Starlette) -> None:
@@ -49,8 +49,7 @@ async def _invalid_request(request: Request, error: Exception) -> JSONResponse:
         return error_response(request.url.path, 400, "the body is not valid JSON")
     for problem in problems:
         problem["loc"] = problem["loc"][1:]  # without the leading "body"
-    fields = RecommendRequest.model_fields if len(problems[0]["loc"]) == 1 else Instruction.model_fields
-    return error_response(request.url.path, 422, explain(problems, fields))
+    return error_response(request.url.path, 422, explain(problems, fields_of(problems)))
 
 
 async def _refused_request(request: Request, error: Exception) -> JSONResponse:

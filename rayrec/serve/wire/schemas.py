@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,6 +18,7 @@ from pydantic import (
     model_validator,
 )
 
+from rayrec.pipelines.inference.control import Mode
 from rayrec.pipelines.inference.recommender import Query
 from rayrec.serve.config.admission import StepName
 
@@ -81,6 +83,7 @@ class Instruction(Asked):
 
 ListName = Annotated[StrictStr, Field(max_length=100)]
 Value = StrictStr | StrictBool | StrictInt | StrictFloat | None
+Where = dict[StrictStr, Value | Annotated[list[Value], Field(max_length=1000)]]
 
 
 class Filter(Asked):
@@ -94,8 +97,27 @@ class Filter(Asked):
     """Names of lists that are kept here (`PUT /v1/lists/NAME`): nothing but what is in every one of them."""
     deny_lists: list[ListName] = Field([], max_length=32)
     """Nothing that is in any of these."""
-    where: dict[StrictStr, Value | Annotated[list[Value], Field(max_length=1000)]] = Field({}, max_length=32)
+    where: Where = Field({}, max_length=32)
     """Column of the catalog, and its value, or several of which one will do."""
+
+
+class Quota(Asked):
+    """How many items of a category a list has."""
+
+    where: Where = Field(min_length=1, max_length=32)
+    """The category: columns of the catalog and their values, as those of a filter."""
+    at_least: StrictInt = Field(0, ge=0)
+    """So many items, as far as there are; they take the places of better ones."""
+    at_most: StrictInt | None = Field(None, ge=0)
+    """No more items than these."""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Quota:
+        if not self.at_least and self.at_most is None:
+            raise ValueError("says neither at_least nor at_most; give one, or leave the quota out")
+        if self.at_most is not None and self.at_least > self.at_most:
+            raise ValueError(f"at_least {self.at_least} items are more than at_most {self.at_most}")
+        return self
 
 
 class RecommendRequest(Asked):
@@ -122,6 +144,14 @@ class RecommendRequest(Asked):
     """Whether items of the history are left out."""
     filter: Filter | None = None
     """What may be recommended; everything, if it is not said."""
+    candidates: list[Key] | None = Field(None, max_length=MAX_FILTER, fail_fast=True)
+    """Items to score: nothing else is recommended, and each of them has the model's exact score. At most as
+    many as an answer may have."""
+    quotas: list[Quota] = Field([], max_length=8)
+    """How many items of categories the list has."""
+    diversity: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1, allow_inf_nan=False)] = 0
+    """How much an item counts for being unlike those before it, from 0 (by score alone) to 1, for models with
+    semantic IDs: maximal marginal relevance among five times as many items as are asked for."""
     rank: StrictBool | None = None
     """Whether the ranking stage orders the items: if not said, it does where there is one. True is refused
     where there is none; false gives what the model alone would."""
@@ -135,6 +165,27 @@ class ItemRanking(_Schema):
     model's own score where the service blends them."""
     probabilities: dict[str, float]
     """That the user would do this if the item were shown, by label of the ranking model."""
+
+
+class ControlAnswer(_Schema):
+    """How the list came to be what was asked for: `exact`, as far as the model's search is, or `reranked`
+    among the items that were found. Null of what was not asked for."""
+
+    candidates: Mode | None = None
+    quotas: Mode | None = None
+    diversity: Mode | None = None
+    unmet_quotas: list[int] = []
+    """Those, from 0, of which the list has fewer items than it was to have: too few may be recommended."""
+
+
+_INNER: dict[str, type[BaseModel]] = {"instruction": Instruction, "filter": Filter, "quotas": Quota}
+
+
+def fields_of(problems: Sequence[Any]) -> list[str]:
+    """Fields of the object that the first of pydantic's problems with a request is in."""
+    location = problems[0]["loc"]
+    inner = _INNER.get(str(location[0])) if len(location) > 1 else None
+    return list((inner or RecommendRequest).model_fields)
 
 
 ItemSource = Literal["model", "neighbors", "popular"]
@@ -205,11 +256,13 @@ class RecommendAnswer(_Schema):
     reads, or such as the run's operations leave out."""
     model: ModelInfo
     allowed_items: int | None = None
-    """Items of the catalog that the request's filter lets through; fewer come back than are asked for, or
-    none, where it is as few. Null without a filter."""
+    """Items of the catalog that the request's filter and candidates let through; fewer come back than are
+    asked for, or none, where it is as few. Null without either."""
     unknown_filter_items: int | None = None
-    """Ids of the request's filter and of each list that it names, and values of its columns, that are not in
-    the catalog: they allow and deny nothing. Null without a filter."""
+    """Ids of the request's candidates, of its filter and of each list that it names, and values of its
+    columns, that are not in the catalog: they allow and deny nothing. Null without either."""
+    control: ControlAnswer | None = None
+    """What became of candidates, quotas and diversity; null where none were asked for."""
     ranker: RankerInfo | None = None
     """What ordered the items; null where the ranking stage did not."""
     degraded: list[Degraded] = []

@@ -1,0 +1,195 @@
+"""Candidates, quotas and diversity as requests ask for them, over HTTP and gRPC, of a generative model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import grpc
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from tritonclient.grpc import service_pb2
+
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.serve.app.loading import load_api
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.rpc.calls import Call
+from rayrec.serve.rpc.service import RpcService
+from rayrec.serve.web.metrics import PrometheusMeter
+from tests.helpers.runs import make_run
+
+MAX_K = 20
+
+
+def category(*numbers: int) -> dict[str, list[str]]:
+    """Items by their titles, which are a column of the catalog."""
+    return {"title": [f"Title of i{number}" for number in numbers]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return make_run(tmp_path_factory.mktemp("run"), "generative", beam_width=4)
+
+
+@pytest.fixture(scope="module")
+def client(run):
+    with TestClient(load_api(run, ServeConfig(page=False, max_k=MAX_K), PrometheusMeter())) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def best(client):
+    """The user's best items, by their numbers, as far as an answer goes."""
+    answer = client.post("/v1/recommend", json={"user_id": "u3", "k": MAX_K}).json()
+    assert answer["control"] is None
+    return [int(item["item_id"][1:]) for item in answer["items"]]
+
+
+def asked(client, status=200, **fields):
+    answer = client.post("/v1/recommend", json={"user_id": "u3", **fields})
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def numbers_of(answer):
+    return [int(item["item_id"][1:]) for item in answer["items"]]
+
+
+def test_candidates_are_scored_exactly_and_ranked(client, run):
+    recommender = Recommender.load(run)
+    candidates = [f"i{number}" for number in range(12)]
+    answer = asked(client, candidates=[*candidates, "nobody"], k=12, exclude_seen=False)
+    assert answer["control"] == {
+        "candidates": "exact",
+        "quotas": None,
+        "diversity": None,
+        "unmet_quotas": [],
+    }
+    assert (answer["allowed_items"], answer["unknown_filter_items"]) == (12, 1)
+    positions = np.array([recommender.dataset.position_by_key(key) for key in candidates])
+    exact = recommender.item_log_probs([recommender.query_of_user("u3")], positions[None])[0]
+    order = np.argsort(-exact, kind="stable")
+    assert [item["item_id"] for item in answer["items"]] == [candidates[place] for place in order]
+    assert [item["score"] for item in answer["items"]] == pytest.approx(exact[order].tolist(), abs=1e-4)
+
+
+def test_quotas_change_what_has_to_change(client, best):
+    first, second, last = best[0], best[1], best[-1]
+    answer = asked(
+        client,
+        k=3,
+        quotas=[
+            {"where": category(first, second), "at_most": 1},
+            {"where": category(last), "at_least": 1},
+        ],
+    )
+    assert numbers_of(answer) == [first, best[2], last]
+    assert answer["control"]["quotas"] == "exact"
+
+
+def test_diversity_is_reranking(client, best):
+    answer = asked(client, k=4, diversity=0.7)
+    assert answer["control"]["diversity"] == "reranked"
+    assert numbers_of(answer)[0] == best[0]
+    assert len(set(numbers_of(answer))) == 4
+    everything = asked(client, k=MAX_K, diversity=0.7, exclude_seen=False)
+    assert len(set(numbers_of(everything))) == MAX_K
+    assert everything["control"]["diversity"] == "exact", "all of the catalog was chosen among"
+
+
+def test_without_a_history_popular_items_keep_to_quotas(client):
+    popular = client.post("/v1/recommend", json={"k": 3}).json()
+    first = numbers_of(popular)[0]
+    answer = client.post(
+        "/v1/recommend", json={"k": 3, "quotas": [{"where": category(first), "at_most": 0}]}
+    ).json()
+    assert answer["source"] == "popular"
+    assert first not in numbers_of(answer)
+    assert answer["control"]["quotas"] == "exact"
+
+
+def test_what_leaves_nothing_is_an_empty_list_that_says_so(client):
+    answer = asked(client, candidates=["nobody"])
+    assert (answer["items"], answer["source"]) == ([], "none")
+    assert (answer["allowed_items"], answer["unknown_filter_items"]) == (0, 1)
+    answer = asked(client, filter={"allow": []}, quotas=[{"where": category(1), "at_least": 1}])
+    assert (answer["items"], answer["allowed_items"]) == ([], 0)
+    assert answer["control"]["unmet_quotas"] == [0]
+
+
+BAD = [
+    ({"quotas": [{"where": category(1)}]}, "quotas.0: says neither at_least nor at_most"),
+    (
+        {"quotas": [{"where": category(1), "at_least": 3, "at_most": 1}]},
+        "quotas.0: at_least 3 items are more than at_most 1",
+    ),
+    ({"quotas": [{"at_most": 1}]}, "quotas.0.where: field required"),
+    ({"quotas": [{"where": {}, "at_most": 1}]}, "quotas.0.where: "),
+    (
+        {"quotas": [{"where": category(1), "most": 1}]},
+        "quotas.0.most: unknown field; known are where, at_least, at_most",
+    ),
+    (
+        {"k": 2, "quotas": [{"where": category(1), "at_least": 3}]},
+        "quotas: at least 3 items in all are more than the k = 2 of the list",
+    ),
+    ({"quotas": [{"where": {"color": "red"}, "at_most": 1}]}, "quotas.0: where: the catalog has no column"),
+    (
+        {"candidates": [f"i{number}" for number in range(MAX_K + 1)]},
+        f"candidates: {MAX_K + 1} items are more than the {MAX_K} of one answer",
+    ),
+    ({"diversity": 1.5}, "diversity: "),
+]
+
+
+@pytest.mark.parametrize(("fields", "sentence"), BAD)
+def test_bad_control_gets_one_sentence(client, fields, sentence):
+    assert sentence in asked(client, status=422, **fields)["error"]
+
+
+def test_diversity_without_semantic_ids_is_refused(tmp_path):
+    with TestClient(load_api(make_run(tmp_path), ServeConfig(page=False), PrometheusMeter())) as client:
+        sentence = asked(client, status=422, diversity=0.5)["error"]
+    assert sentence.startswith("diversity: this service's model has no semantic IDs")
+
+
+class TestTensors:
+    def infer(self, client, candidates=None, **parameters):
+        message = service_pb2.ModelInferRequest(model_name="recommend")
+        message.inputs.add(name="user_id", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"u3")
+        if candidates is not None:
+            given = message.inputs.add(name="candidates", datatype="BYTES", shape=[1, len(candidates)])
+            given.contents.bytes_contents.extend(candidates)
+        for name, value in parameters.items():
+            field = {int: "int64_param", float: "double_param", str: "string_param"}[type(value)]
+            setattr(message.parameters[name], field, value)
+        service = RpcService.of(client.app, ServeConfig(grpc_port=1))
+        call = service.answer("ModelInfer", message.SerializeToString(), Call({}, "127.0.0.1"))
+        reply = asyncio.run(call)
+        if reply.code is not grpc.StatusCode.OK:
+            return reply.details
+        answer = service_pb2.ModelInferResponse.FromString(reply.content)
+        outputs = {each.name: each.contents for each in answer.outputs}
+        items = [item.decode() for item in outputs["item_id"].bytes_contents]
+        return items, json.loads(answer.parameters["control"].string_param)
+
+    def test_candidates_are_an_input(self, client):
+        items, (control,) = self.infer(client, [b"i1", b"i2", b"i5", b""], k=3)
+        by_http = asked(client, candidates=["i1", "i2", "i5"], k=3)
+        assert items[: len(by_http["items"])] == [item["item_id"] for item in by_http["items"]]
+        assert control == by_http["control"]
+
+    def test_quotas_and_diversity_are_parameters(self, client, best):
+        quotas = [{"where": category(best[0]), "at_most": 0}]
+        items, (control,) = self.infer(client, k=2, quotas=json.dumps(quotas))
+        assert items == [f"i{best[1]}", f"i{best[2]}"]
+        assert control["quotas"] == "exact"
+        _, (control,) = self.infer(client, k=2, diversity=0.5)
+        assert control["diversity"] == "reranked"
+
+    def test_quotas_that_are_none_are_refused(self, client):
+        assert self.infer(client, quotas="[{") == "parameters: quotas: the body is not valid JSON"
+        assert "row 0: quotas.0: says neither" in self.infer(
+            client, quotas=json.dumps([{"where": {"title": "x"}}])
+        )
