@@ -5,6 +5,7 @@ go through the same variants in turns. Bars:
 
 * `parallel-hidden`: share of the time in which sums of dense gradients are waited for, that buckets sent
   while backward goes on take away from one bucket sent when it has ended; the same losses to the bit.
+* `parallel-step`: steps per second with these buckets over those with one.
 * `parallel-dense-bytes`: 0.51 over the bytes that the kernel has sent with `training.reduce_dtype: bfloat16`,
   of those with float32.
 * `parallel-dense-step`: steps per second with bfloat16 over those with float32; nothing is claimed of it.
@@ -35,7 +36,12 @@ HIDDEN, BYTES = 0.5, 0.51
 def bench(options: BenchOptions) -> list[Bar]:
     if (reason := why_not()) is not None:
         log.print(f"not measured: {reason}")
-        names = {"parallel-hidden": HIDDEN, "parallel-dense-bytes": 1.0, "parallel-dense-step": 0.0}
+        names = {
+            "parallel-hidden": HIDDEN,
+            "parallel-step": 1.0,
+            "parallel-dense-bytes": 1.0,
+            "parallel-dense-step": 0.0,
+        }
         return [Bar(name, None, None, reason, target, None) for name, target in names.items()]
     found = windows(options.pairs, options.steps)
     assert found["late"][0]["losses"] == found["buckets"][0]["losses"], "buckets change no bit"
@@ -56,6 +62,12 @@ def bench(options: BenchOptions) -> list[Bar]:
             ratios(lambda ours, late: 1 - ours["waited_s"] / late["waited_s"], "buckets", "late"),
             "waiting with one bucket after backward",
             HIDDEN,
+        ),
+        Bar.of(
+            "parallel-step",
+            ratios(lambda ours, late: late["wall_s"] / ours["wall_s"], "buckets", "late"),
+            "one bucket after backward",
+            1.0,
         ),
         Bar.of(
             "parallel-dense-bytes",

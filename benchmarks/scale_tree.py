@@ -65,7 +65,10 @@ class Cost:
     trainers: int
     group: int
     driver_ms: float
-    """Processor's milliseconds."""
+    """Processor's milliseconds, without `waiting_ms`."""
+    waiting_ms: float
+    """Of the driver, too: what it takes in as much time while it waits for a stage and no step is made. Work
+    that Ray's threads do by the clock, for processes that are there, is in this."""
     server_ms: float
     """Of one server."""
     caller_ms: float
@@ -116,7 +119,7 @@ def measure(trainers: int, group: int, steps: int) -> Cost:
         group,
         **{
             name: statistics.median(getattr(cost, name) for cost in costs)
-            for name in ("driver_ms", "server_ms", "caller_ms", "calls", "kilobytes", "step_ms")
+            for name in ("driver_ms", "waiting_ms", "server_ms", "caller_ms", "calls", "kilobytes", "step_ms")
         },
     )
 
@@ -132,21 +135,23 @@ class _Running:
     next_step: int = 0
 
     def train(self, steps: int) -> Cost:
-        idle = self._waiting_share()
+        idle_before = self._waiting_share()
         before = self._counters()
         driver, started = time.process_time(), time.perf_counter()
         for _ in self.pipeline.run(self.next_step, self.next_step + steps):
             pass
         self.next_step += steps
         took_s = time.perf_counter() - started
-        driver_s = time.process_time() - driver - idle * took_s
+        driver_s = time.process_time() - driver
         calls, num_bytes, server_s, caller_s = (
             (after - first) / steps for after, first in zip(self._counters(), before, strict=True)
         )
+        waiting_s = took_s * (idle_before + self._waiting_share()) / 2
         return Cost(
             self.trainers,
             self.group,
-            1e3 * driver_s / steps,
+            1e3 * (driver_s - waiting_s) / steps,
+            1e3 * waiting_s / steps,
             1e3 * server_s,
             1e3 * caller_s,
             calls,
@@ -209,7 +214,8 @@ def _spawn(host: RayHost, trainers: int, group: int) -> Stages:
 
 def _line(cost: Cost) -> str:
     return (
-        f"{cost.trainers} trainers in groups of {cost.group}: driver {cost.driver_ms:.1f} ms, a server "
+        f"{cost.trainers} trainers in groups of {cost.group}: driver {cost.driver_ms:.1f} ms (and "
+        f"{cost.waiting_ms:.1f} ms of waiting), a server "
         f"{cost.server_ms:.1f} ms for {cost.calls:.1f} calls and {cost.kilobytes:.0f} kB, a group's process "
         f"{cost.caller_ms:.1f} ms of processor a step"
     )

@@ -39,7 +39,11 @@ def why_not() -> str | None:
         return f"{' and '.join(missing)} missing (package iproute2)"
     if os.geteuid() != 0:
         return "network namespaces need root"
-    return None
+    try:
+        with shaped_link(1_000):
+            return None
+    except subprocess.CalledProcessError as error:
+        return f"no shaped link: {error.stderr.decode().strip()}"
 
 
 @contextmanager

@@ -113,13 +113,23 @@ class _ProcessGroups:
         torch.distributed.init_process_group(backend, store=store, world_size=num_trainers, rank=rank)
         # A group of its own: rows lie in host memory, and are exchanged while gradients are summed.
         self._host_group: Any = torch.distributed.new_group(backend=HOST_COLLECTIVE_BACKEND)
+        self._works: dict[int, Any] = {}
+        self._num_begun = 0
 
     def begin_all_reduce(self, flat: torch.Tensor) -> Callable[[], object]:
         import torch
 
-        work = torch.distributed.all_reduce(flat, async_op=True)
-        assert work is not None, "of the default group, in which every trainer is"
-        return work.wait
+        # Held here alone: a work keeps the connections of a group that was left, and those that wait for this
+        # process would hear nothing.
+        self._num_begun += 1
+        number = self._num_begun
+        self._works[number] = torch.distributed.all_reduce(flat, async_op=True)
+
+        def wait() -> None:
+            self._works[number].wait()
+            del self._works[number]
+
+        return wait
 
     def all_to_all(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         import torch
@@ -143,6 +153,7 @@ class _ProcessGroups:
         import torch
 
         self._host_group = None
+        self._works.clear()
         # The connection ends, so processes that wait for this one in a sum get an error.
         torch.distributed.destroy_process_group()
 

@@ -7,7 +7,7 @@ if they had been checked.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rayrec.platform.errors import InputError
@@ -93,9 +93,10 @@ def check_schema(schema: Any) -> None:
         InputError: a keyword is not held, or a part is no schema, or nothing satisfies it; names its path.
     """
     _check_part(schema, "schema", 0)
-    for where, part in _parts(schema, "schema"):
+    parts = list(_parts(schema, "schema"))
+    for where, part in parts:
         if "$ref" in part:
-            _check_reference(part["$ref"], schema, f"{where}.$ref")
+            _check_reference(part["$ref"], schema, [each for _, each in parts], f"{where}.$ref")
 
 
 def patterns(schema: Any) -> Iterator[tuple[str, str]]:
@@ -175,23 +176,31 @@ def _check_bounds(schema: Mapping[str, Any], where: str) -> None:
     """Check that a number lies between those that are named."""
     for name in (*_LEAST, *_MOST):
         value = schema.get(name, 0)
-        if type(value) not in (int, float) or not math.isfinite(value):
+        if type(value) is not int and (type(value) is not float or not math.isfinite(value)):
             raise InputError(f"{where}.{name}: expected a number, got {value!r}")
         if schema.get("type") == "integer" and value != int(value):
             raise InputError(f"{where}.{name}: expected a whole number beside type integer, got {value!r}")
+    is_whole = schema.get("type") == "integer"
     for least in _LEAST:
         for most in _MOST:
             if least not in schema or most not in schema:
                 continue
             low, high = schema[least], schema[most]
-            if low > high or (low == high and (least, most) != ("minimum", "maximum")):
+            # Between 3 and 4, both left out, there is no whole number.
+            first = low + (is_whole and least != "minimum")
+            last = high - (is_whole and most != "maximum")
+            if first > last or (first == last and not is_whole and (least, most) != ("minimum", "maximum")):
                 raise InputError(
                     f"{where}: {least} is {low} and {most} {high}, so that nothing satisfies both"
                 )
 
 
-def _check_reference(reference: Any, root: Any, where: str) -> None:
-    """Check that a reference is to a schema of the same document, as a grammar finds it: key by key."""
+def _check_reference(reference: Any, root: Any, parts: Sequence[Mapping[str, Any]], where: str) -> None:
+    """Check that a reference is to a schema of the same document, as a grammar finds it: key by key.
+
+    Args:
+        parts: the schemas that were checked; what lies elsewhere, such as in a default, was not.
+    """
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise InputError(
             f"{where}: expected a schema of this one, such as #/$defs/NAME, got {reference!r}; nothing is "
@@ -202,6 +211,8 @@ def _check_reference(reference: Any, root: Any, where: str) -> None:
         if not isinstance(found, Mapping) or key not in found:
             raise InputError(f"{where}: {reference!r} is nowhere in the schema")
         found = found[key]
+    if not isinstance(found, bool) and all(found is not part for part in parts):
+        raise InputError(f"{where}: {reference!r} is no schema")
 
 
 def with_patterns(schema: Any) -> Any:

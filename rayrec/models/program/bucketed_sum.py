@@ -60,6 +60,11 @@ class BucketedSum:
         self._missing = [set(ids) for ids in self._sources]
         self._is_last_backward = True
 
+    def abandon(self) -> None:
+        """Forget the sums of a step that was given up: its gradients are of no use, nor is what was begun."""
+        self._is_last_backward = False
+        self._begun = []
+
     def _arrived(self, bucket: int, parameter: Tensor) -> None:
         if not self._is_last_backward:
             return

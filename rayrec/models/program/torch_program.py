@@ -170,6 +170,8 @@ class TorchProgram(ABC):
         return parameters, optimizer
 
     def backward(self, features: Any, rows: Rows) -> DenseGradients:
+        if self._bucketed_sum is not None:
+            self._bucketed_sum.abandon()  # of a step that failed behind its backward
         batch: TrainingBatch = self._batch(features, rows, training=True)
         if self._split_model is not None:
             self._split_model.scatter()

@@ -221,11 +221,17 @@ async def unless_gone(http: Request, work: Awaitable[Result]) -> Result:
     watching = asyncio.ensure_future(_gone(http))
     watching.add_done_callback(end)
     try:
-        return await work
-    except asyncio.CancelledError:
+        result = await work
+    except (asyncio.CancelledError, Exception) as error:
+        # Whatever the work ended with; a cancellation from elsewhere at the same time goes on.
         if is_gone and current.uncancel() <= cancelling:
-            raise RequestError("the caller has gone", 499) from None
+            raise RequestError("the caller has gone", 499) from error
         raise
+    else:
+        if is_gone:  # the work let the cancellation pass
+            current.uncancel()
+            raise RequestError("the caller has gone", 499)
+        return result
     finally:
         is_over = True
         watching.cancel()

@@ -80,3 +80,24 @@ def test_whoever_cancels_the_request_is_obeyed():
         return work.was_cancelled
 
     assert run(use)
+
+
+@pytest.mark.parametrize("ends_with", ["an error", "a value"])
+def test_work_that_does_not_end_by_its_cancellation_leaves_none_behind(ends_with):
+    async def work():
+        try:
+            await asyncio.sleep(20)
+        except asyncio.CancelledError:
+            if ends_with == "an error":
+                raise ValueError("while it was cleaned up") from None
+        return "a value"
+
+    async def use():
+        connection = Connection()
+        asyncio.get_running_loop().call_later(0.01, connection.left.set)
+        with pytest.raises(RequestError) as refused:
+            await unless_gone(connection, work())
+        await asyncio.sleep(0)
+        return refused.value.status, asyncio.current_task().cancelling()
+
+    assert run(use) == (499, 0)
