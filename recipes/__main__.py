@@ -25,7 +25,7 @@ RECIPES = ("addresses", "routing", "tags", "nearline")
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m recipes", description=__doc__.partition("\n")[0])
     parser.add_argument("name", choices=RECIPES)
-    parser.add_argument("--small", action="store_true", help="a run of seconds, to see that it works")
+    parser.add_argument("--small", action="store_true", help="a run of a minute, to see that it works")
     parser.add_argument("--out", type=Path, help="folder to write; default: runs/recipes/NAME")
     given = parser.parse_args(arguments)
     folder = given.out or Path("runs") / "recipes" / given.name

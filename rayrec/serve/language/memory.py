@@ -134,6 +134,12 @@ def plan_model(model: EmbeddedModel) -> ModelPlan:
     """
     source = folder_of(model)
     shape = _text_config(source, model)
+    known = getattr(shape, "max_position_embeddings", None)
+    if known is not None and known < model.context_length:
+        raise InputError(
+            f"{model.name}: context_length is {model.context_length} and the network knows {known} "
+            f"positions; set it to {known} at most"
+        )
     size = _BYTES[model.dtype]
     weights = _num_parameters(source, model) * size
     heads = shape.num_attention_heads

@@ -45,6 +45,13 @@ def test_a_plan_counts_weights_and_keys_and_values(folder, tmp_path):
     assert plan.pages == (page_plan(model).num_pages + 2) * model.page_tokens * plan.token
 
 
+def test_a_context_longer_than_the_network_knows_is_refused_before_weights_are_read(folder, tmp_path):
+    (model,) = ModelsConfig.read(write(tmp_path / "models.yaml", folder)).models
+    known = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    with pytest.raises(InputError, match=rf"context_length is {known + 1} and .* {known} positions"):
+        plan_model(model.model_copy(update={"context_length": known + 1}))
+
+
 def test_what_the_engine_takes_is_what_was_planned(model):
     manager = model.engine._manager
     while manager.batch_processor is None:  # made by its thread
