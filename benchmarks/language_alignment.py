@@ -38,7 +38,8 @@ import pyarrow.parquet as pq
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.quality_page import RECORDS
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, target_places, user_scores
 from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
 from rayrec.pipelines.training.placements import in_process

@@ -25,7 +25,8 @@ import torch
 from benchmarks.data_sets import beauty_sized
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.untrained import untrained_run
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.console import log
 
 MANY, NEWEST = 5_000, 256

@@ -33,8 +33,9 @@ from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.past import KeysAndValues, Past
 from rayrec.models.generative.prefix_cache import PrefixCache
 from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.nearline.config import KindName, NearlineConfig
 from rayrec.pipelines.nearline.kinds import kinds_of
 from rayrec.pipelines.nearline.product_store import ProductStore

@@ -28,7 +28,7 @@ import torch
 
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.serve import BEAMS, THREADS, bodies_of, trained_run
-from rayrec.pipelines.inference.recommender import Budget
+from rayrec.pipelines.inference.answers import Budget
 from rayrec.platform.console import log
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.app.loading import load_service

@@ -26,7 +26,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from rayrec.pipelines.config.run import RunConfig as RunConfig
     from rayrec.pipelines.evaluation.evaluate import evaluate as evaluate
-    from rayrec.pipelines.inference.recommender import Query as Query
+    from rayrec.pipelines.inference.answers import Query as Query
     from rayrec.pipelines.inference.recommender import Recommender as Recommender
     from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig as TokenizeConfig
     from rayrec.pipelines.semantic_ids.tokenization import tokenize as tokenize

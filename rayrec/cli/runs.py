@@ -16,11 +16,11 @@ from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays quick
     from rayrec.pipelines.config.ranking import RankingConfig
-    from rayrec.pipelines.inference.control import Control
+    from rayrec.pipelines.inference.answers import Control, Recommendation
     from rayrec.pipelines.inference.item_filter import FilterMasks
     from rayrec.pipelines.inference.neighbors import NeighborRecommender
     from rayrec.pipelines.inference.ranking_stage import RankingStage
-    from rayrec.pipelines.inference.recommender import Recommendation, Recommender
+    from rayrec.pipelines.inference.recommender import Recommender
     from rayrec.platform.event_labels import Part
     from rayrec.samples.dataset.manifest import Split
 
@@ -514,8 +514,8 @@ def recommend_command(
         dataset = recommender.dataset
         stage = None if ranking is None else RankingStage.load(recommender, ranking)
         wanted = recommender.instruction_of(parts)
+    from rayrec.pipelines.inference.answers import Wanted
     from rayrec.pipelines.inference.item_filter import FilterMasks, ItemFilter
-    from rayrec.pipelines.inference.recommender import Wanted
 
     query = recommender.query_of_user(user)
     if query is None:
@@ -584,7 +584,7 @@ def control_of(
     Raises:
         InputError: a quota that is none, or several that need more items than the list has.
     """
-    from rayrec.pipelines.inference.control import Control, Quota
+    from rayrec.pipelines.inference.answers import Control, Quota
     from rayrec.pipelines.inference.item_filter import ItemFilter
 
     if not (among or quotas or diversity):

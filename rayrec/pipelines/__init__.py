@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rayrec.pipelines.evaluation.evaluate import evaluate as evaluate
     from rayrec.pipelines.evaluation.evaluate_recommender import MODEL as MODEL
     from rayrec.pipelines.evaluation.evaluate_recommender import POPULARITY as POPULARITY
-    from rayrec.pipelines.inference.recommender import Query as Query
+    from rayrec.pipelines.inference.answers import Query as Query
     from rayrec.pipelines.inference.recommender import Recommender as Recommender
     from rayrec.pipelines.inference.scorer import Scorer as Scorer
     from rayrec.pipelines.metrics.estimate import Estimate as Estimate

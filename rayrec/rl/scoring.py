@@ -18,8 +18,9 @@ import pandas as pd
 import torch
 
 from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.arrays import Int64Array
 from rayrec.rl.list_metrics import EvaluatedLists, SampledLists
 from rayrec.rl.losses.terms import has_spread

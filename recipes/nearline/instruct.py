@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rayrec.pipelines.inference.recommender import Query
+from rayrec.pipelines.inference.answers import Query
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
 from recipes.nearline.data import SCHEMA, SEPARATOR

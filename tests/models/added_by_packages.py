@@ -15,7 +15,8 @@ import pytest
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, extend, tokenize
 from rayrec.platform.errors import InputError

@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.pipelines.inference.control import Control, ControlReport, Quota, controlled, num_searched
-from rayrec.pipelines.inference.recommender import Answer, Query, Recommendation, Recommender, Wanted
+from rayrec.pipelines.inference.answers import (
+    Answer,
+    Control,
+    ControlReport,
+    Query,
+    Quota,
+    Recommendation,
+    Wanted,
+)
+from rayrec.pipelines.inference.control import controlled, num_searched
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError
 from tests.helpers.examples import examples
 from tests.helpers.runs import make_run

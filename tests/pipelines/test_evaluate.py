@@ -16,7 +16,8 @@ from rayrec.pipelines.evaluation.evaluate_recommender import (
     Popularity,
     evaluate_recommender,
 )
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, target_places, user_scores
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.platform.errors import InputError

@@ -11,7 +11,8 @@ from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.tasks.assembly import assemble, open_task
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.pipelines.training.initial_weights import initial_snapshot

@@ -17,7 +17,8 @@ from rayrec.models.program.torch_program import TorchProgram
 from rayrec.pipelines.cluster.placement import actor_groups
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble

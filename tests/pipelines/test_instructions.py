@@ -16,8 +16,9 @@ import pytest
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.config.run import EvaluationConfig, RunConfig, WantedConfig
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_recommender
+from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.loading import TrainedModel
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly, assemble

@@ -14,10 +14,11 @@ from fastapi.testclient import TestClient
 from rayrec.models.generative.item_language import ItemLanguageRecommender
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.answers import Budget, Query
 from rayrec.pipelines.inference.export import export_run
 from rayrec.pipelines.inference.item_ranker import UnloadedRanker, item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel, local_tables
-from rayrec.pipelines.inference.recommender import Budget, Query, Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble

@@ -14,8 +14,8 @@ from rayrec.pipelines.evaluation.evaluate_recommender import (
     SWING_UNMASKED,
     evaluate_neighbors,
 )
+from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
-from rayrec.pipelines.inference.recommender import Query
 from rayrec.samples.base.event_times import TIMES
 from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.answers import FULL_BUDGET, Answer, Budget, Query, Wanted
 from rayrec.pipelines.inference.ranking_stage import RankingObjective, RankingStage
-from rayrec.pipelines.inference.recommender import FULL_BUDGET, Answer, Budget, Query, Recommender, Wanted
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch

@@ -8,7 +8,8 @@ import pytest
 
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.inference.recommender import Budget, Query, Recommender, Wanted
+from rayrec.pipelines.inference.answers import Budget, Query, Wanted
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.platform.errors import InputError

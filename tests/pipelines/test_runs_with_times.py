@@ -16,7 +16,8 @@ from rayrec.embeddings.config import EvictionConfig
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.features import features_of
 from rayrec.pipelines.training.placements import in_process

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rayrec.pipelines.inference.recommender import Budget, Query, Recommender, Wanted
+from rayrec.pipelines.inference.answers import Budget, Query, Wanted
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.summaries import Summaries
 from rayrec.platform.errors import InputError
 from tests.helpers.runs import BACKBONE, NUM_ITEMS, make_run

@@ -10,8 +10,9 @@ import pytest
 from pyarrow import fs
 
 from rayrec.pipelines.config.run import PublishConfig, RunConfig
+from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.loading import TrainedModel
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.training.placements import in_process

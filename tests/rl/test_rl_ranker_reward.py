@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError
 from rayrec.rl.config import PromptsConfig, RlConfig
 from rayrec.rl.policy import Policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-from rayrec.pipelines.inference.recommender import FULL_BUDGET, Ranking
+from rayrec.pipelines.inference.answers import FULL_BUDGET, Ranking
 from rayrec.platform.errors import UnavailableError
 
 

@@ -15,14 +15,7 @@ import pyarrow as pa
 import uvicorn
 from fastapi import FastAPI
 
-from rayrec.pipelines.inference.recommender import (
-    FULL_BUDGET,
-    Answer,
-    Budget,
-    Query,
-    Recommendation,
-    Wanted,
-)
+from rayrec.pipelines.inference.answers import FULL_BUDGET, Answer, Budget, Query, Recommendation, Wanted
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.engine.batch_costs import BatchCosts

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.pipelines.inference.recommender import Budget
+from rayrec.pipelines.inference.answers import Budget
 from rayrec.platform.errors import InputError
 from rayrec.serve.app.allocator import shares_by, values_of
 from rayrec.serve.config.allocation import AllocateConfig

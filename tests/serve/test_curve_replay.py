@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.pipelines.inference.recommender import Budget, Query, Recommender
+from rayrec.pipelines.inference.answers import Budget, Query
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.versions.publisher import Publisher

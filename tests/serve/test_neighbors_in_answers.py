@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 from numba.core.event import install_recorder
 
+from rayrec.pipelines.inference.answers import Answer, Query, Wanted
 from rayrec.pipelines.inference.merged_candidates import MergedCandidates
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import Answer, Query, Recommender, Wanted
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError
 from rayrec.samples.graph import GraphConfig, TemporalGraph
 from rayrec.samples.prepare.ids import ids_of_kind

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from rayrec.pipelines.inference.recommender import Budget
+from rayrec.pipelines.inference.answers import Budget
 from rayrec.serve.engine.degradation import NOT_DEGRADED
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.engine.understanding import DegradedRequest, RefusedRequestError

@@ -8,8 +8,9 @@ from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
 from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.launch.launch import serving

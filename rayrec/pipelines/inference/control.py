@@ -23,55 +23,28 @@ Source: Carbonell & Goldstein, The use of MMR, SIGIR 1998.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.pipelines.inference.answers import (
+    Answer,
+    Control,
+    ControlReport,
+    Mode,
+    Query,
+    Quota,
+    Recommendation,
+    Wanted,
+)
 from rayrec.platform.arrays import BoolArray, Float64Array, Int64Array
 
-if TYPE_CHECKING:
-    from rayrec.pipelines.inference.recommender import Answer, Query, Recommendation, Wanted
-
-Mode = Literal["exact", "reranked"]
-Find = Callable[[Sequence["Query"], Sequence["Wanted"]], "list[Answer]"]
+Find = Callable[[Sequence[Query], Sequence[Wanted]], list[Answer]]
 """Answers to queries without control."""
 
 POOL_TIMES, MOST_POOL = 5, 500
 """Items that diversity chooses among, of each that is given; and at most, or as many as are given."""
-
-
-@dataclass(frozen=True, eq=False)
-class Quota:
-    """How many items of a category a list has."""
-
-    mask_I: BoolArray
-    """[I] whether an item is of the category."""
-    at_least: int = 0
-    at_most: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Control:
-    """What a list has to be besides good."""
-
-    quotas: tuple[Quota, ...] = ()
-    diversity: float = 0.0
-    """0: by score alone; 1: by difference alone."""
-    num_candidates: int | None = None
-    """The query allows so many given items and no others; None: none were given."""
-
-
-@dataclass(frozen=True)
-class ControlReport:
-    """How a list came to be what was asked for; None of what was not asked for."""
-
-    candidates: Mode | None = None
-    quotas: Mode | None = None
-    diversity: Mode | None = None
-    unmet_quotas: tuple[int, ...] = ()
-    """Those, from 0, of which too few items may be recommended."""
 
 
 def num_searched(k: int, diversity: float, num_candidates: int | None) -> int:

@@ -17,16 +17,9 @@ import numpy as np
 import pandas as pd
 
 from rayrec.models.program.program import RankedItems
+from rayrec.pipelines.inference.answers import FULL_BUDGET, Answer, Budget, Query, Wanted
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
-from rayrec.pipelines.inference.recommender import (
-    FULL_BUDGET,
-    Answer,
-    Budget,
-    Query,
-    Recommender,
-    Wanted,
-    described,
-)
+from rayrec.pipelines.inference.recommender import Recommender, described
 from rayrec.platform.arrays import Int64Array
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.dataset import Dataset

@@ -16,7 +16,8 @@ from typing import Literal
 import numpy as np
 
 from rayrec.models.program.program import RankedItems
-from rayrec.pipelines.inference.recommender import Answer, Query, described
+from rayrec.pipelines.inference.answers import Answer, Query
+from rayrec.pipelines.inference.recommender import described
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.base.jagged import offsets_from_lengths

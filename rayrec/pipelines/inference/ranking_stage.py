@@ -19,17 +19,10 @@ import pandas as pd
 
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.inference.answers import FULL_BUDGET, Answer, Budget, Query, Ranking, Wanted
 from rayrec.pipelines.inference.control import controlled
 from rayrec.pipelines.inference.merged_candidates import MergedCandidates
-from rayrec.pipelines.inference.recommender import (
-    FULL_BUDGET,
-    Answer,
-    Budget,
-    Query,
-    Ranking,
-    Recommender,
-    Wanted,
-)
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,16 @@ from rayrec.models.sequence.config import LongHistoryConfig
 from rayrec.models.sequence.sequence_model import CacheMetrics, SequenceModel
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.inference.control import Control, ControlReport, controlled
+from rayrec.pipelines.inference.answers import (
+    FULL_BUDGET,
+    Answer,
+    Budget,
+    Query,
+    Recommendation,
+    Source,
+    Wanted,
+)
+from rayrec.pipelines.inference.control import controlled
 from rayrec.pipelines.inference.item_ranker import ItemRanker, give_catalog, item_ranker_of, use_prefix_cache
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.summaries import Summaries, with_known, within_budget
@@ -36,111 +45,9 @@ from rayrec.samples.dataset.dataset import Dataset, Items
 from rayrec.samples.features.neighbors import NO_TIME
 from rayrec.samples.features.row_features import RowFeatures
 
-Source = Literal["model", "neighbors", "popular"]
 MOST_DENIED = 256
 """Items that a set lacks at most where they are left out one by one."""
 _NOTHING: Int64Array = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """What a ranking stage thinks of an item."""
-
-    score: float
-    """What items are ordered by."""
-    probabilities: dict[str, float]
-    """That the label is 1 if the item is shown, by label."""
-
-
-@dataclass(frozen=True)
-class Recommendation:
-    """One recommended item."""
-
-    item_key: str
-    """The id as the source of the data writes it."""
-    title: str | None
-    score: float
-    """Generative models: the log-probability of the item; others: an inner product."""
-    ranking: Ranking | None = None
-    """Of a ranking stage, where there is one."""
-    source: Source = "model"
-    """What named it."""
-    position: int = field(default=-1, compare=False)
-    """In the catalog; -1 is not known."""
-
-
-@dataclass(frozen=True)
-class Query:
-    """Whom to recommend to."""
-
-    history_ids: Int64Array
-    """Item ids, oldest first; ids that are not in the catalog are skipped."""
-    user_id: int | None = None
-    """Id of a user of the data set; None is nobody of it, whose row no training has touched."""
-    times: Int64Array | None = None
-    """UNIX seconds of the events of the history, for models and operations that need them. None: nothing is
-    known of them, and all are taken to have happened at once, which leaves such a model the order alone."""
-    labels: Mapping[Label, Int64Array] = field(default_factory=dict)
-    """Codes of the events of the history, for models and operations that need them; of a label that is
-    missing, nothing is known."""
-    instruction: Mapping[Part, int] = field(default_factory=dict)
-    """What is wanted, as `Recommender.instruction_of` has it."""
-    allowed_I: BoolArray | None = None
-    """What may be recommended, by catalog position; None: everything. Queries that share an array are
-    answered with one."""
-    is_prepared: bool = False
-    """The operations of the run made this history; they do not run on it again."""
-    summaries: Summaries | None = None
-    """Of its old chunks, of this model, as far as they were computed before."""
-    candidates: Sequence[Recommendation] = ()
-    """Best first, that were found before; a ranking stage takes them where it is given too few."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """How much is computed of an answer; None is as much as the run's config says."""
-
-    max_beams: int | None = None
-    """Beams of a generative model, as far as the items asked for allow; and the candidates of a ranking
-    stage behind it, for a beam search finds no more items than it has beams."""
-    max_events: int | None = None
-    """Newest events of a history that the recommender reads. It still leaves out items of older ones."""
-    max_new_chunks: int | None = None
-    """Chunks of old events, without summaries in the query, that are summarized for the answer, the newest;
-    others are left out (`Answer.lacks_long_history`)."""
-
-
-FULL_BUDGET = Budget()
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """How a query is to be answered."""
-
-    k: int
-    """Items at most."""
-    exclude_seen: bool = True
-    """Leave out items of the history."""
-    budget: Budget = FULL_BUDGET
-    control: Control | None = None
-    """What the list has to be besides good; None: nothing else."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What comes of one query."""
-
-    items: list[Recommendation]
-    """Best first."""
-    num_read: int
-    """Events that the model read, a trigger and those of summarized chunks among them. Without any, there
-    are no items."""
-    num_unread: int
-    """Known events that it did not read: older ones than it reads, or such as operations leave out."""
-    lacks_long_history: bool = False
-    """Chunks of old events are among those: the budget allowed no more to be summarized."""
-    control: ControlReport | None = None
-    """How the list came to be what was asked for besides."""
 
 
 class Recommender:

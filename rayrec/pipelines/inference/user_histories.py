@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import UNKNOWN
 from rayrec.samples.stores.recent import UserEvents

@@ -13,9 +13,10 @@ import numpy as np
 import xxhash
 
 from rayrec.models.program.program import RankedItems
+from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.summaries import Summaries
 from rayrec.pipelines.nearline.config import NearlineConfig
 from rayrec.pipelines.nearline.products import Product

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
 
 _HEADER = struct.Struct("<4sH16sqQQdI")
 _MAGIC, _FORMAT = b"RRnp", 1

@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.user_histories import with_events
 from rayrec.pipelines.nearline.config import MOST_EVENTS
 from rayrec.platform.arrays import Int64Array

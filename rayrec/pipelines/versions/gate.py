@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayrec.embeddings.table.table_rows import TableRows
-from rayrec.pipelines.inference.recommender import Answer, Recommender
+from rayrec.pipelines.inference.answers import Answer
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.versions.manifest import Probe
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.manifest import ITEMS_FILE

@@ -20,7 +20,7 @@ from rayrec.platform.arrays import BoolArray, Float64Array, Int64Array
 from rayrec.platform.config import Config
 
 if TYPE_CHECKING:
-    from rayrec.pipelines.inference.recommender import Query
+    from rayrec.pipelines.inference.answers import Query
 
 RewardArray = Float64Array
 Normalize = Literal["none", "standard"]

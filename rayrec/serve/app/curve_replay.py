@@ -23,8 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
+from rayrec.pipelines.inference.answers import Budget, Query, Wanted
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import Budget, Query, Recommender, Wanted
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.arrays import Float64Array, Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import remote_folder

@@ -39,7 +39,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from rayrec.pipelines.inference.recommender import Budget
+from rayrec.pipelines.inference.answers import Budget
 from rayrec.platform.hashing import combine64
 from rayrec.serve.config.actions import ActionConfig
 from rayrec.serve.config.allocation import AllocateConfig

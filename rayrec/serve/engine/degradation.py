@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from rayrec.pipelines.inference.recommender import FULL_BUDGET, Budget
+from rayrec.pipelines.inference.answers import FULL_BUDGET, Budget
 from rayrec.serve.config.admission import StepConfig, StepName
 
 

@@ -20,16 +20,9 @@ from typing import cast
 
 import numpy as np
 
+from rayrec.pipelines.inference.answers import Query, Ranking, Recommendation, Source, Wanted
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import (
-    Query,
-    Ranking,
-    Recommendation,
-    Recommender,
-    Source,
-    Wanted,
-    described,
-)
+from rayrec.pipelines.inference.recommender import Recommender, described
 from rayrec.pipelines.nearline.kinds import candidates_identity, summaries_of
 from rayrec.pipelines.nearline.product_store import ProductStore
 from rayrec.pipelines.nearline.products import Product, ProductKey, stands_for, stands_for_earlier

@@ -21,10 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from rayrec.models.sequence.sequence_model import CacheMetrics
-from rayrec.pipelines.inference.control import ControlReport, controlled
+from rayrec.pipelines.inference.answers import Answer, ControlReport, Query, Recommendation, Wanted
+from rayrec.pipelines.inference.control import controlled
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
-from rayrec.pipelines.inference.recommender import Answer, Query, Recommendation, Recommender, Wanted
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.versions.gate import check_answers, overlap, probe
 from rayrec.pipelines.versions.manifest import Probe
 from rayrec.samples.dataset.dataset import Dataset

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from rayrec.pipelines.inference import control
-from rayrec.pipelines.inference.control import Control
+from rayrec.pipelines.inference.answers import Control, Query, Wanted
 from rayrec.pipelines.inference.item_filter import AllowedByFilter, FilterMasks, ItemFilter, NamedList
-from rayrec.pipelines.inference.recommender import Query, Recommender, Wanted
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.user_histories import with_events
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError, UnavailableError

@@ -18,8 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from rayrec.pipelines.inference.control import Mode
-from rayrec.pipelines.inference.recommender import Query
+from rayrec.pipelines.inference.answers import Mode, Query
 from rayrec.serve.config.admission import StepName
 
 MODEL_NAME = "recommend"

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.user_histories import with_events
 from rayrec.pipelines.nearline.config import NearlineConfig
 from rayrec.pipelines.nearline.kinds import kinds_of, summaries_of

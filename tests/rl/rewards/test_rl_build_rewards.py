@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from rayrec.pipelines.inference.recommender import Query
+from rayrec.pipelines.inference.answers import Query
 from rayrec.platform.errors import InputError
 from rayrec.rl.rewards.base import RewardContext
 from rayrec.rl.rewards.config import RewardsConfig, build_rewards

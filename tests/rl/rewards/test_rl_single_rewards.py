@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.pipelines.inference.recommender import Query
+from rayrec.pipelines.inference.answers import Query
 from rayrec.platform.errors import InputError
 from rayrec.rl.rewards.base import CandidateLists, Reward
 from rayrec.rl.rewards.external import LearnedRanker

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rayrec.pipelines.inference.recommender import FULL_BUDGET, Budget
+from rayrec.pipelines.inference.answers import FULL_BUDGET, Budget
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.limits import CallerLimitError, ServiceLimitError
 from rayrec.serve.admission.request_info import RequestInfo

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayrec.pipelines.inference.recommender import Budget
+from rayrec.pipelines.inference.answers import Budget
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.admission import DegradeConfig, StepConfig
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationPolicy

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
-from rayrec.pipelines.inference.recommender import Query, Recommender
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.user_histories import with_recent
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.errors import InputError, UnavailableError

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from rayrec.models.program.program import AllowedItems, RankedItems
+from rayrec.pipelines.inference.answers import Budget, Query
 from rayrec.pipelines.inference.loading import TrainedModel
-from rayrec.pipelines.inference.recommender import Budget, Query, Recommender
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.versions.loading import load_version
