@@ -122,3 +122,65 @@ def test_a_refusal_names_all_that_interrupted_work_has_left(tmp_path):
         WorkFolder.open(tmp_path / "out", None, PLAN, resume=False),
     ):
         pytest.fail("it is opened")
+
+
+def left_beside_a_result(tmp_path, spilled):
+    """A result, and beside it work that was killed at its very end, whose note says where it has spilled."""
+    with pytest.raises(KeyboardInterrupt):
+        killed_at_its_end(tmp_path / "out", None)
+    left = tmp_path / ".out.preparing"
+    (left / "spilled.txt").write_text(spilled)
+    return left
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """The working folder, so that no test deletes another one."""
+    folder = tmp_path / "home"
+    (folder / "home").mkdir(parents=True)
+    (folder / "letter.txt").touch()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("spilled", ["", ".", "home", "{home}", "{home}/../home"])
+def test_no_folder_is_deleted_that_only_a_note_names(tmp_path, home, spilled):
+    left = left_beside_a_result(tmp_path, spilled.format(home=home))
+
+    assert finished_report(tmp_path / "out", PLAN) == ["said"]
+
+    assert not left.exists()
+    assert sorted(path.name for path in home.iterdir()) == ["home", "letter.txt"]
+
+
+def test_a_refusal_names_no_folder_that_only_a_note_names(tmp_path, home):
+    interrupted(tmp_path / "out")
+    (tmp_path / ".out.preparing" / "spilled.txt").write_text("")
+    with (
+        pytest.raises(InputError, match=r"or delete \S*\.out\.preparing$"),
+        WorkFolder.open(tmp_path / "out", None, PLAN, resume=False),
+    ):
+        pytest.fail("it is opened")
+
+
+def test_what_others_may_have_written_beside_a_result_stays(tmp_path, caplog):
+    (tmp_path / "disk").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        killed_at_its_end(tmp_path / "out", tmp_path / "disk")
+    (tmp_path / ".out.preparing").chmod(0o777)
+
+    assert finished_report(tmp_path / "out", PLAN) == ["said"]
+
+    assert (tmp_path / ".out.preparing").exists()
+    assert list((tmp_path / "disk").iterdir())
+    assert "others may write to it" in caplog.text
+
+
+def test_interrupted_work_of_another_plan_beside_a_result_stays(tmp_path, home, caplog):
+    left = left_beside_a_result(tmp_path, "spill")
+    (left / "plan.json").write_text('{"files": [], "seed": 2}')
+
+    assert finished_report(tmp_path / "out", PLAN) == ["said"]
+
+    assert (left / "plan.json").exists()
+    assert f"{left}: interrupted work of another plan" in caplog.text
