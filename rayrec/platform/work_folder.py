@@ -5,6 +5,9 @@
                     data/         the files of the result, until it is renamed
                     spill/        tables between the passes, unless they lie in another folder
 
+When `data/` has become the result, only the plan is left of it: work that is killed then begins again, since
+its tasks would all count as done.
+
 A result is written when the files of its task are whole. What a power cut leaves of files is not looked at:
 then delete the folder, and begin again.
 """
@@ -95,11 +98,9 @@ class WorkFolder:
         if spill is not None and not spill.is_dir():  # a disk that is not mounted, which would be another one
             raise InputError(f"{spill}: no such folder for the tables between the passes; create it")
         folder = cls(out, spill, work)
-        path, spilled = folder.path, folder.spill
-        was_there = (path / _PLAN).exists()
+        path = folder.path
         try:
-            for one in (path, path / "results", folder.data, spilled):
-                one.mkdir(0o700, parents=True, exist_ok=True)
+            path.mkdir(0o700, parents=True, exist_ok=True)
             _check_owner(path)
             with (path / "lock").open("w") as lock:
                 try:
@@ -108,14 +109,13 @@ class WorkFolder:
                     raise InputError(
                         f"{out}: another process {work.at_it} at the moment; wait for it"
                     ) from None
-                if was_there:
+                if folder._has_begun():
                     folder._check(plan, resume)
-                    for one in (path, spilled):  # nobody else is at work: what is half written stays so
+                    folder._make()
+                    for one in (path, folder.spill):  # nobody else is at work: what is half written stays so
                         remove_unfinished(one)
                 else:
-                    with written_whole(path / _SPILLED) as unfinished:
-                        unfinished.write_text(str(spilled.absolute()))
-                    write_json(path / _PLAN, plan)
+                    folder._begin(plan)
                 try:
                     yield folder
                 except (InputError, NoRoomError):
@@ -181,12 +181,38 @@ class WorkFolder:
         write_json(self.data / _MADE_BY, {"plan": plan, "report": report})
 
     def delete(self) -> None:
-        """Delete all of it."""
+        """Delete all of it; what stays after a kill meanwhile is not gone on with."""
+        with contextlib.suppress(OSError):
+            (self.path / _PLAN).unlink()
         shutil.rmtree(self.spill, ignore_errors=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
+    def _has_begun(self) -> bool:
+        """Whether there is something to go on with: neither is the result in its place, nor is it deleted."""
+        return (self.path / _PLAN).exists() and self.data.is_dir()
+
+    def _begin(self, plan: Mapping[str, Any]) -> None:
+        """Start with nothing, whatever work that was killed at its beginning or its end has left."""
+        noted = self._noted_spill()
+        (self.path / _PLAN).unlink(missing_ok=True)
+        for left in (self._results, self.data, self.spill, *([] if noted is None else [noted])):
+            if left.exists():
+                shutil.rmtree(left)
+        self._make()
+        with written_whole(self.path / _SPILLED) as unfinished:
+            unfinished.write_text(str(self.spill.absolute()))
+        write_json(self.path / _PLAN, plan)  # last: now it has begun
+
+    def _make(self) -> None:
+        for folder in (self._results, self.data, self.spill):
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+
+    @property
+    def _results(self) -> Path:
+        return self.path / "results"
+
     def _result(self, stage: str, index: int) -> Path:
-        return self.path / "results" / f"{stage}-{index:06}.pickle"
+        return self._results / f"{stage}-{index:06}.pickle"
 
     def _save(self, path: Path, result: Any) -> None:
         with written_whole(path) as unfinished:
@@ -229,7 +255,8 @@ class WorkFolder:
             _check_owner(self.path)
             with (self.path / "lock").open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if json.loads((self.path / _PLAN).read_text()) != plan:
+                found = self.path / _PLAN
+                if found.exists() and json.loads(found.read_text()) != plan:  # else it was being deleted
                     logger.warning(
                         "%s: interrupted work of another plan; nothing of it is deleted", self.path
                     )

@@ -184,3 +184,44 @@ def test_interrupted_work_of_another_plan_beside_a_result_stays(tmp_path, home, 
 
     assert (left / "plan.json").exists()
     assert f"{left}: interrupted work of another plan" in caplog.text
+
+
+def begun_again(out, plan=PLAN, resume=True):
+    """What work does that finds nothing to go on with."""
+    with WorkFolder.open(out, None, plan, resume=resume) as work:
+        assert work.run("doubles", run_tasks_locally, double, 2, [1, 2]) == [2, 4]
+        assert not list(work.spill.iterdir())
+        assert not list(work.data.iterdir())
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_work_whose_result_is_in_its_place_begins_again(tmp_path, resume):
+    """Its tasks are done, and what they wrote is gone."""
+    with (  # noqa: PT012
+        pytest.raises(KeyboardInterrupt),
+        WorkFolder.open(tmp_path / "out", None, PLAN, resume=False) as work,
+    ):
+        work.run("doubles", run_tasks_locally, double, 50, [1, 2])
+        (work.spill / "rows.arrow").touch()
+        work.data.rename(tmp_path / "out")
+        raise KeyboardInterrupt
+
+    begun_again(tmp_path / "out", PLAN if resume else PLAN | {"seed": 2}, resume)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_work_that_was_killed_while_it_was_deleted_begins_again(tmp_path, monkeypatch):
+    def killed_inside(folder, ignore_errors):
+        raise KeyboardInterrupt
+
+    with (  # noqa: PT012
+        pytest.raises(KeyboardInterrupt),
+        WorkFolder.open(tmp_path / "out", None, PLAN, resume=False) as work,
+    ):
+        work.run("doubles", run_tasks_locally, double, 50, [1, 2])
+        (work.data / "part.parquet").touch()
+        monkeypatch.setattr("shutil.rmtree", killed_inside)
+    monkeypatch.undo()
+
+    begun_again(tmp_path / "out")
+    assert not list(tmp_path.iterdir())
