@@ -5,6 +5,9 @@
                     data/         the files of the result, until it is renamed
                     spill/        tables between the passes, unless they lie in another folder
 
+When `data/` has become the result, only the plan is left of it: work that is killed then begins again, since
+its tasks would all count as done.
+
 A result is written when the files of its task are whole. What a power cut leaves of files is not looked at:
 then delete the folder, and begin again.
 """
@@ -15,6 +18,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import pickle
 import shutil
@@ -28,6 +32,8 @@ from typing import Any, NamedTuple
 from rayrec.platform.errors import InputError, NoRoomError
 from rayrec.platform.files import no_room, remove_unfinished, write_json, written_whole
 from rayrec.platform.tasks import RunTasks, Task
+
+logger = logging.getLogger(__name__)
 
 _PLAN = "plan.json"
 _MADE_BY = "preparation.json"
@@ -54,11 +60,17 @@ PREPARATION = Work("preparing", "preparation", "prepares this data set", "prepar
 class WorkFolder:
     """The folder of one piece of work, held by one process at a time."""
 
-    def __init__(self, path: Path, spill: Path, work: Work) -> None:
-        self.path = path
-        self.spill = spill
+    def __init__(self, out: Path, spill_to: Path | None, work: Work) -> None:
+        """
+        Args:
+            spill_to: another folder for the tables between the passes.
+        """
+        self.path = out.parent / f".{out.name}.{work.suffix}"
+        name = hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:12]
+        self._spill_name = f"{out.name}.{work.suffix}-{name}"
+        self.spill = self.path / "spill" if spill_to is None else spill_to / self._spill_name
         self._work = work
-        self.data = path / "data"
+        self.data = self.path / "data"
 
     @classmethod
     @contextmanager
@@ -83,18 +95,12 @@ class WorkFolder:
             InputError: one is there and is not to be resumed, had another plan, is at work, or is another
                 user's.
         """
-        path = out.parent / f".{out.name}.{work.suffix}"
-        spilled = path / "spill"
-        if spill is not None:
-            if not spill.is_dir():  # a disk that is not mounted, which would be another one
-                raise InputError(f"{spill}: no such folder for the tables between the passes; create it")
-            name = hashlib.sha256(str(out.absolute()).encode()).hexdigest()[:12]
-            spilled = spill / f"{out.name}.{work.suffix}-{name}"
-        folder = cls(path, spilled, work)
-        was_there = (path / _PLAN).exists()
+        if spill is not None and not spill.is_dir():  # a disk that is not mounted, which would be another one
+            raise InputError(f"{spill}: no such folder for the tables between the passes; create it")
+        folder = cls(out, spill, work)
+        path = folder.path
         try:
-            for one in (path, path / "results", folder.data, spilled):
-                one.mkdir(0o700, parents=True, exist_ok=True)
+            path.mkdir(0o700, parents=True, exist_ok=True)
             _check_owner(path)
             with (path / "lock").open("w") as lock:
                 try:
@@ -103,13 +109,13 @@ class WorkFolder:
                     raise InputError(
                         f"{out}: another process {work.at_it} at the moment; wait for it"
                     ) from None
-                if was_there:
+                if folder._has_begun():
                     folder._check(plan, resume)
-                    for one in (path, spilled):  # nobody else is at work: what is half written stays so
+                    folder._make()
+                    for one in (path, folder.spill):  # nobody else is at work: what is half written stays so
                         remove_unfinished(one)
                 else:
-                    (path / _SPILLED).write_text(str(spilled.absolute()))
-                    write_json(path / _PLAN, plan)
+                    folder._begin(plan)
                 try:
                     yield folder
                 except (InputError, NoRoomError):
@@ -175,12 +181,38 @@ class WorkFolder:
         write_json(self.data / _MADE_BY, {"plan": plan, "report": report})
 
     def delete(self) -> None:
-        """Delete all of it."""
+        """Delete all of it; what stays after a kill meanwhile is not gone on with."""
+        with contextlib.suppress(OSError):
+            (self.path / _PLAN).unlink()
         shutil.rmtree(self.spill, ignore_errors=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
+    def _has_begun(self) -> bool:
+        """Whether there is something to go on with: neither is the result in its place, nor is it deleted."""
+        return (self.path / _PLAN).exists() and self.data.is_dir()
+
+    def _begin(self, plan: Mapping[str, Any]) -> None:
+        """Start with nothing, whatever work that was killed at its beginning or its end has left."""
+        noted = self._noted_spill()
+        (self.path / _PLAN).unlink(missing_ok=True)
+        for left in (self._results, self.data, self.spill, *([] if noted is None else [noted])):
+            if left.exists():
+                shutil.rmtree(left)
+        self._make()
+        with written_whole(self.path / _SPILLED) as unfinished:
+            unfinished.write_text(str(self.spill.absolute()))
+        write_json(self.path / _PLAN, plan)  # last: now it has begun
+
+    def _make(self) -> None:
+        for folder in (self._results, self.data, self.spill):
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+
+    @property
+    def _results(self) -> Path:
+        return self.path / "results"
+
     def _result(self, stage: str, index: int) -> Path:
-        return self.path / "results" / f"{stage}-{index:06}.pickle"
+        return self._results / f"{stage}-{index:06}.pickle"
 
     def _save(self, path: Path, result: Any) -> None:
         with written_whole(path) as unfinished:
@@ -204,15 +236,39 @@ class WorkFolder:
 
     def _folders(self) -> list[str]:
         """What interrupted work has left, wherever it spilled."""
+        spilled = self._noted_spill()
+        return [str(self.path), *([] if spilled is None else [str(spilled)])]
+
+    def _noted_spill(self) -> Path | None:
+        """The other folder that interrupted work has spilled to; None: it has not.
+
+        It has the name that such folders get, or is none: it may be deleted, so a note that is damaged must
+        not name just any folder.
+        """
         note = self.path / _SPILLED
-        spilled = Path(note.read_text()) if note.is_file() else self.path.absolute()
-        return [str(self.path), *([] if spilled.is_relative_to(self.path.absolute()) else [str(spilled)])]
+        spilled = Path(note.read_text()) if note.is_file() else Path()
+        return spilled if spilled.is_absolute() and spilled.name == self._spill_name else None
+
+    def _delete_finished(self, plan: Mapping[str, Any]) -> None:
+        """Delete what work of this plan that was killed at its very end has left; nothing else."""
+        with contextlib.suppress(OSError):
+            _check_owner(self.path)
+            with (self.path / "lock").open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found = self.path / _PLAN
+                if found.exists() and json.loads(found.read_text()) != plan:  # else it was being deleted
+                    logger.warning(
+                        "%s: interrupted work of another plan; nothing of it is deleted", self.path
+                    )
+                    return
+                self.spill = self._noted_spill() or self.spill
+                self.delete()
 
 
 def finished_report(out: Path, plan: Mapping[str, Any], work: Work = PREPARATION) -> Any:
     """What `WorkFolder.keep_plan` was given, of a result that is whole.
 
-    Deletes what work that was killed at its very end has left beside it.
+    Deletes what the same work has left beside it, if it was killed at its very end.
 
     Raises:
         InputError: the result is of another plan, or does not say of which.
@@ -228,10 +284,10 @@ def finished_report(out: Path, plan: Mapping[str, Any], work: Work = PREPARATION
     found = _difference(made_by["plan"], plan, "the data set was made")
     if found is not None:
         raise InputError(f"{out}: {found.what}; {remedy}")
-    path = out.parent / f".{out.name}.{work.suffix}"
-    with contextlib.suppress(OSError), (path / "lock").open("r+") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        WorkFolder(path, Path((path / _SPILLED).read_text()), work).delete()
+    try:
+        WorkFolder(out, None, work)._delete_finished(made_by["plan"])
+    except InputError as error:  # the result is whole, whoever has put something beside it
+        logger.warning("%s", error)
     return made_by["report"]
 
 

@@ -122,3 +122,106 @@ def test_a_refusal_names_all_that_interrupted_work_has_left(tmp_path):
         WorkFolder.open(tmp_path / "out", None, PLAN, resume=False),
     ):
         pytest.fail("it is opened")
+
+
+def left_beside_a_result(tmp_path, spilled):
+    """A result, and beside it work that was killed at its very end, whose note says where it has spilled."""
+    with pytest.raises(KeyboardInterrupt):
+        killed_at_its_end(tmp_path / "out", None)
+    left = tmp_path / ".out.preparing"
+    (left / "spilled.txt").write_text(spilled)
+    return left
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """The working folder, so that no test deletes another one."""
+    folder = tmp_path / "home"
+    (folder / "home").mkdir(parents=True)
+    (folder / "letter.txt").touch()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize("spilled", ["", ".", "home", "{home}", "{home}/../home"])
+def test_no_folder_is_deleted_that_only_a_note_names(tmp_path, home, spilled):
+    left = left_beside_a_result(tmp_path, spilled.format(home=home))
+
+    assert finished_report(tmp_path / "out", PLAN) == ["said"]
+
+    assert not left.exists()
+    assert sorted(path.name for path in home.iterdir()) == ["home", "letter.txt"]
+
+
+def test_a_refusal_names_no_folder_that_only_a_note_names(tmp_path, home):
+    interrupted(tmp_path / "out")
+    (tmp_path / ".out.preparing" / "spilled.txt").write_text("")
+    with (
+        pytest.raises(InputError, match=r"or delete \S*\.out\.preparing$"),
+        WorkFolder.open(tmp_path / "out", None, PLAN, resume=False),
+    ):
+        pytest.fail("it is opened")
+
+
+def test_what_others_may_have_written_beside_a_result_stays(tmp_path, caplog):
+    (tmp_path / "disk").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        killed_at_its_end(tmp_path / "out", tmp_path / "disk")
+    (tmp_path / ".out.preparing").chmod(0o777)
+
+    assert finished_report(tmp_path / "out", PLAN) == ["said"]
+
+    assert (tmp_path / ".out.preparing").exists()
+    assert list((tmp_path / "disk").iterdir())
+    assert "others may write to it" in caplog.text
+
+
+def test_interrupted_work_of_another_plan_beside_a_result_stays(tmp_path, home, caplog):
+    left = left_beside_a_result(tmp_path, "spill")
+    (left / "plan.json").write_text('{"files": [], "seed": 2}')
+
+    assert finished_report(tmp_path / "out", PLAN) == ["said"]
+
+    assert (left / "plan.json").exists()
+    assert f"{left}: interrupted work of another plan" in caplog.text
+
+
+def begun_again(out, plan=PLAN, resume=True):
+    """What work does that finds nothing to go on with."""
+    with WorkFolder.open(out, None, plan, resume=resume) as work:
+        assert work.run("doubles", run_tasks_locally, double, 2, [1, 2]) == [2, 4]
+        assert not list(work.spill.iterdir())
+        assert not list(work.data.iterdir())
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_work_whose_result_is_in_its_place_begins_again(tmp_path, resume):
+    """Its tasks are done, and what they wrote is gone."""
+    with (  # noqa: PT012
+        pytest.raises(KeyboardInterrupt),
+        WorkFolder.open(tmp_path / "out", None, PLAN, resume=False) as work,
+    ):
+        work.run("doubles", run_tasks_locally, double, 50, [1, 2])
+        (work.spill / "rows.arrow").touch()
+        work.data.rename(tmp_path / "out")
+        raise KeyboardInterrupt
+
+    begun_again(tmp_path / "out", PLAN if resume else PLAN | {"seed": 2}, resume)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_work_that_was_killed_while_it_was_deleted_begins_again(tmp_path, monkeypatch):
+    def killed_inside(folder, ignore_errors):
+        raise KeyboardInterrupt
+
+    with (  # noqa: PT012
+        pytest.raises(KeyboardInterrupt),
+        WorkFolder.open(tmp_path / "out", None, PLAN, resume=False) as work,
+    ):
+        work.run("doubles", run_tasks_locally, double, 50, [1, 2])
+        (work.data / "part.parquet").touch()
+        monkeypatch.setattr("shutil.rmtree", killed_inside)
+    monkeypatch.undo()
+
+    begun_again(tmp_path / "out")
+    assert not list(tmp_path.iterdir())

@@ -17,6 +17,7 @@ from hypothesis import strategies
 
 from rayrec.platform.errors import InputError, NoRoomError
 from rayrec.platform.tasks import run_tasks_locally
+from rayrec.platform.work_folder import WorkFolder
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.distributed import spill
@@ -432,6 +433,29 @@ def test_a_preparation_that_is_killed_anywhere_goes_on_and_ends_the_same(tmp_pat
         assert len(done) <= all_tasks - num_tasks
     assert num_tasks > 15
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_a_preparation_that_is_killed_when_it_has_replaced_a_data_set_replaces_it_by_a_whole_one(
+    tmp_path, monkeypatch
+):
+    def killed(work):
+        raise Killed
+
+    source, sizes, out = described_log(tmp_path / "log"), SIZES[1], tmp_path / "data"
+    config = PrepareConfig.parse({"clean": True, "overwrite": True})
+    expected = prepare_distributed(source, out, config, sizes=sizes).manifest
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkFolder, "delete", killed)
+        with pytest.raises(Killed):
+            prepare_distributed(source, out, config, sizes=sizes)
+
+    assert prepare_distributed(source, out, config, resume=True, sizes=sizes).manifest == expected
+
+    dataset = Dataset.open(out)
+    assert sum(pq.read_metadata(out / name).num_rows for name in dataset.manifest.files) == sum(
+        file.rows for file in expected.files.values()
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "log"]
 
 
 def test_another_log_or_other_settings_are_not_gone_on_with(tmp_path):
