@@ -18,6 +18,7 @@ from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.transport.group_caller import GroupCaller
 from rayrec.embeddings.transport.protocol import Empty, ReplyT, ShardCall
+from rayrec.embeddings.transport.wire import Wire
 from rayrec.platform.metrics import MeterClock, StageTimes
 
 GROUP_STAGE = "trainer_group"
@@ -33,6 +34,8 @@ class GroupSpec:
     transport: TransportChoice
     wait_timeout_s: float
     max_staleness: int = 0
+    wire: Wire = "float32"
+    """Between callers and servers; between trainers and callers, which are on one node, it is float32."""
     queue_depth: int = 4
     """Batches that the driver begins at once."""
     unasked_bytes: int | None = None
@@ -70,7 +73,7 @@ class GroupCallerActor(StageActor[MeterClock]):
             members,
             spec.tables,
             ShardMap(len(servers)),
-            connect(servers, spec.transport),
+            connect(servers, spec.transport, spec.wire, spec.tables),
             spec.wait_timeout_s,
             spec.unasked_bytes,
         )

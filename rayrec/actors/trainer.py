@@ -165,8 +165,11 @@ class Trainer(StageActor[StageClock]):
     def reach(self, servers: Sequence[Any]) -> None:
         """Call these servers, or the callers of them, from the next `load` on."""
         self._shard_map = ShardMap(max(len(servers), 1))
-        self._transport = connect(servers, self._spec.transport)
-        self._client = ShardClient(self._spec.tables, self._shard_map, self._transport)
+        spec = self._spec
+        # The caller of a group narrows what it has added up.
+        wire = spec.lookups.wire if spec.group_size == 1 else "float32"
+        self._transport = connect(servers, spec.transport, wire, spec.tables)
+        self._client = ShardClient(spec.tables, self._shard_map, self._transport)
 
     def _new_lookups(self, incarnation: int) -> LookupMode:
         spec = self._spec

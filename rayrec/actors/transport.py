@@ -6,14 +6,17 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal
+from typing import Any, Generic, Literal
 
 from rayrec.actors.in_process import InProcessActor
+from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.transport.client import answered
+from rayrec.embeddings.transport.narrow import over
 from rayrec.embeddings.transport.protocol import Empty, Reply, ReplyT, ShardCall, ShardTransport
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import AnswerTo, CallServer, Endpoint, ServerLostError
 from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
+from rayrec.embeddings.transport.wire import Wire
 from rayrec.platform.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -84,7 +87,7 @@ class RayTransport(ShardTransport):
 class InProcessTransport(ShardTransport):
     """Parameter servers of this process, called at once."""
 
-    is_at_once: ClassVar[bool] = True
+    is_at_once = True
 
     def __init__(self, servers: Sequence[InProcessActor]) -> None:
         self._servers = servers
@@ -106,12 +109,26 @@ class MixedTransport(ShardTransport):
         return self._by_shard[shard].memory(shard, num_bytes)
 
 
-def connect(servers: Sequence[Any], choice: TransportChoice) -> ShardTransport:
+def connect(
+    servers: Sequence[Any],
+    choice: TransportChoice,
+    wire: Wire = "float32",
+    tables: Sequence[TableConfig] = (),
+) -> ShardTransport:
     """From the calling actor to every server; waits until they are up.
+
+    Args:
+        wire: format of rows and gradients on every way, so that a run's bits do not depend on where actors
+            are.
+        tables: of the run; for a narrow wire.
 
     Raises:
         InputError: shared memory was asked for and is not to be had.
     """
+    return over(_connected(servers, choice), wire, tables)
+
+
+def _connected(servers: Sequence[Any], choice: TransportChoice) -> ShardTransport:
     if not servers or isinstance(servers[0], InProcessActor):  # without any, nothing is called
         return InProcessTransport(servers)
     import ray

@@ -18,6 +18,7 @@ from rayrec.embeddings.lookup.cache.cached_records import Rows, on_host
 from rayrec.embeddings.lookup.lookups import LookupMode, TrainerLink
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.shard.step_buffer import DEFAULT_STEP_BUFFER
+from rayrec.embeddings.transport.narrow import NarrowCall
 from rayrec.embeddings.transport.protocol import (
     AdmitCall,
     ApplyCall,
@@ -80,6 +81,17 @@ class LateReply:
         return self.future.result()
 
 
+@dataclass(frozen=True)
+class NarrowReply:
+    """In place of the reply to the call that a narrow one stands for."""
+
+    reply: LateReply
+    call: NarrowCall
+
+    def result(self):
+        return self.call.narrowed(self.reply.result())
+
+
 @dataclass(frozen=True, eq=False)
 class Call:
     is_ready: Callable[[], bool]
@@ -116,6 +128,8 @@ class AdversarialTransport(ShardTransport):
                 shard._let_reads_in = partial(self._let_reads_in, shard)
 
     def call(self, shard, call):
+        if isinstance(call, NarrowCall):
+            return NarrowReply(self.call(shard, call.widened()), call)
         served = self._shards[shard]
         match call:
             case LookupCall() | FetchCall():

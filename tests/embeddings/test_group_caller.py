@@ -16,6 +16,7 @@ from rayrec.embeddings.shard.contributions import Part, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard, StepTimeoutError
 from rayrec.embeddings.transport.client import LocalTransport
 from rayrec.embeddings.transport.group_caller import GroupCaller
+from rayrec.embeddings.transport.narrow import over
 from rayrec.embeddings.transport.protocol import (
     ApplyCall,
     ApplyHeadCall,
@@ -23,6 +24,7 @@ from rayrec.embeddings.transport.protocol import (
     LookupCall,
     ShardTransport,
 )
+from rayrec.embeddings.transport.wire import Wire
 from tests.embeddings.dictionary_runs import MODES, Run, check_tables, runs, trained_dictionaries
 from tests.embeddings.sparse_runs import (
     ITEMS,
@@ -69,7 +71,7 @@ class ThreadedTransport(ShardTransport):
 
 
 def train_in_groups(
-    run_: Run, mode: str, num_shards: int, group_size: int, ahead: str, seed: int
+    run_: Run, mode: str, num_shards: int, group_size: int, ahead: str, seed: int, wire: Wire = "float32"
 ) -> tuple[list[EmbeddingShard], list[Seen]]:
     """The shards after the run, and the rows that every trainer and step saw."""
     num_trainers = len(run_.batches_by_source)
@@ -80,7 +82,8 @@ def train_in_groups(
         ways: list[ThreadedTransport] = []
         for group, first in enumerate(starts):
             members = range(first, min(first + group_size, num_trainers))
-            caller = GroupCaller(group, members, run_.tables, ShardMap(num_shards), transport, WAIT_S)
+            to_servers = over(transport, wire, run_.tables)
+            caller = GroupCaller(group, members, run_.tables, ShardMap(num_shards), to_servers, WAIT_S)
             ways += [ThreadedTransport(caller) for _ in members]
         for way in ways:
             stack.enter_context(way.in_order)

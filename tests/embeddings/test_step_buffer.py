@@ -3,7 +3,6 @@
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -145,7 +144,7 @@ def test_32_trainers_at_once_hold_what_the_buffer_allows_and_end_with_the_same_b
 class Threaded(LocalTransport):
     """Every call in a thread, as actors carry them out."""
 
-    is_at_once: ClassVar[bool] = False
+    is_at_once = False
 
     def __init__(self, shards: list[EmbeddingShard], pool: ThreadPoolExecutor) -> None:
         super().__init__(shards)

@@ -63,6 +63,11 @@ def test_data_and_a_model_are_all_a_run_needs():
             "sparse.cache_rows is 10 and pipeline.mode 'sync': a cache needs the mode 'exact_prefetch'",
         ),
         (
+            {"sparse": {"cache_rows": 10, "wire": "int8_row"}},
+            "sparse.cache_rows is 10 and sparse.wire 'int8_row': a cache holds rows with the state of their ",
+        ),
+        ({"sparse": {"wire": "int8"}}, "sparse.wire: input should be 'float32', 'bfloat16' or 'int8_row'"),
+        (
             {"sparse": {"eviction": {"every_steps": 10}}},
             "an eviction needs one of max_age_steps, ttl_hours, max_rows_per_bucket",
         ),

@@ -146,6 +146,7 @@ def test_an_empty_folder_may_be_used(tmp_path):
             r"data\.features",
         ),
         ({"training": {"epochs": 20, "schedule": {"decay": "cosine"}}}, r"training\.epochs"),
+        ({"sparse": {"wire": "bfloat16"}}, r"sparse\.wire"),
     ],
 )
 def test_a_run_goes_on_only_with_the_settings_its_results_depend_on(tmp_path, changes, key):

@@ -13,6 +13,7 @@ from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import LookupMode, NoLookups, SyncLookups, TrainerLink
 from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
+from rayrec.embeddings.transport.wire import Wire
 from rayrec.platform.devices import Device
 
 
@@ -25,6 +26,8 @@ class LookupSettings:
     """In mode `bounded_stale`: updates that the rows of a batch may lack."""
     cache_rows: int = 0
     """In mode `exact_prefetch`: rows of each table that the trainer may hold."""
+    wire: Wire = "float32"
+    """How rows and gradients travel; rows can be held with float32 only."""
 
 
 def make_lookups(
@@ -52,8 +55,9 @@ def make_lookups(
             )
             return ThreadedLookups(cached)
         case "exact_prefetch":
-            # Held rows need one owner, which the only trainer is.
-            return ThreadedLookups(SharedRowWriteBack(link) if exchange is None else ExactPrefetch(link))
+            # Held rows need one owner, which the only trainer is; and they are not what a narrow wire gives.
+            holds_rows = exchange is None and settings.wire == "float32"
+            return ThreadedLookups(SharedRowWriteBack(link) if holds_rows else ExactPrefetch(link))
 
 
 def caches_on(device: Device) -> MakeCache:

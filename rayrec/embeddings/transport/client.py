@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit
@@ -43,7 +43,7 @@ ResultT = TypeVar("ResultT")
 class LocalTransport(ShardTransport):
     """Shards in this process, called at once: for evaluation, serving and tests."""
 
-    is_at_once: ClassVar[bool] = True
+    is_at_once = True
 
     def __init__(self, shards: Sequence[EmbeddingShard]) -> None:
         self._shards = shards

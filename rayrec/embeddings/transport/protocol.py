@@ -135,7 +135,7 @@ class EvictedCall(ShardCall[dict[str, Int64Array]]):
 class ShardTransport(ABC):
     """Reaches the shards."""
 
-    is_at_once: ClassVar[bool] = False
+    is_at_once: bool = False
     """Whether calls are carried out before `call` returns: one that waits holds up all that follow."""
 
     @abstractmethod

@@ -18,6 +18,7 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.embeddings.shard.step_buffer import DEFAULT_STEP_BUFFER
+from rayrec.embeddings.transport.wire import Wire
 from rayrec.models.base.compute import ComputeSettings, Parallel, Precision, Weights
 from rayrec.models.base.config import DenseOptimizerConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
@@ -146,6 +147,10 @@ class SparseConfig(Config):
     transport: Literal["auto", "ray", "shared_memory"] = "auto"
     """How rows and gradients travel. `auto`: through shared memory between a trainer and the servers of
     its node, as Ray calls to other servers; `ray`: always so; `shared_memory`: refuses servers elsewhere."""
+    wire: Wire = "float32"
+    """What rows and gradients are rounded to when they travel: `bfloat16`, half the bytes; `int8_row`, whole
+    numbers of 8 bits and a scale for each row, a quarter. Servers keep and add up what `weight_dtype` says.
+    The bits of a run depend on it, and not on how far its actors are from each other."""
 
     @model_validator(mode="after")
     def _settings_are_of_known_tables(self) -> SparseConfig:
@@ -467,6 +472,16 @@ class RunConfig(Config):
             raise ValueError(
                 f"sparse.cache_rows is {self.sparse.cache_rows} and pipeline.mode {self.pipeline.mode!r}: "
                 "a cache needs the mode 'exact_prefetch'; set one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _cached_rows_are_whole(self) -> RunConfig:
+        if self.sparse.cache_rows and self.sparse.wire != "float32":
+            raise ValueError(
+                f"sparse.cache_rows is {self.sparse.cache_rows} and sparse.wire {self.sparse.wire!r}: a "
+                "cache holds rows with the state of their optimizer, which travel as float32 only; leave one "
+                "of the two out"
             )
         return self
 

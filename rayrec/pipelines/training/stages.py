@@ -146,6 +146,7 @@ def spawn_stages(host: Host, assembly: Assembly, folder: Path | None) -> StageAc
         sparse.transport,
         sparse.wait_timeout_s,
         lookup_settings(assembly).max_staleness,
+        sparse.wire,
         pipeline.queue_depth,
         unasked_bytes(assembly),
     )
@@ -202,6 +203,7 @@ def lookup_settings(assembly: Assembly) -> LookupSettings:
         mode=pipeline.mode,
         max_staleness=pipeline.max_staleness if pipeline.mode == "bounded_stale" else 0,
         cache_rows=assembly.config.sparse.cache_rows,
+        wire=assembly.config.sparse.wire,
     )
 
 
