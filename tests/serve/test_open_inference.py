@@ -359,8 +359,6 @@ def test_other_models_versions_and_extensions_are_not_there(triton):
             "there is no model 'other'; the one here is",
         ),
         (lambda: triton.get_model_metadata("recommend", "7"), "there is no version '7' of 'recommend'"),
-        (lambda: triton.get_model_config("recommend"), "there is no GET /v2/models/recommend/config"),
-        (lambda: triton.get_inference_statistics(), "there is no"),
         (lambda: triton.get_model_repository_index(), "there is no POST /v2/repository/index"),
         (lambda: triton.get_system_shared_memory_status(), "there is no GET /v2/systemsharedmemory/status"),
     ):

@@ -156,7 +156,7 @@ class NarrowTransport(ShardTransport):
                 update = self._narrow_update(call.tag, call.update, empty)
                 reply = self._transport.call(shard, NarrowApplyCall(call.tag, update))
             case EvictedCall() | AdmitCall():  # room is for what a shard keeps, which is float32
-                return self._transport.call(shard, call)
+                reply = self._transport.call(shard, cast(ShardCall[Any], call))
             case _:
                 raise TypeError(
                     f"{type(call).__name__} brings whole records, which have no {self._wire} form"

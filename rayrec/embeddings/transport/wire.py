@@ -191,7 +191,7 @@ def _bytes_of_gradients(
             # Whole numbers of 2**-16, to which a chance of 16 bits is exact; a rounding error may have one
             # beyond 127.
             fixed = np.int32(np.rint(grads_MD[m, d] / scale * np.float32(65536)))
-            fixed = min(max(fixed, -_LEVELS << 16), _LEVELS << 16)
+            fixed = min(max(fixed, np.int32(-_LEVELS << 16)), np.int32(_LEVELS << 16))
             values_MD[m, d] = np.int8((fixed + np.int32(random & _LOW)) >> 16)
 
 

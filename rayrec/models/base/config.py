@@ -25,7 +25,7 @@ by output channel, or int4 by groups of inputs; activations stay as they are. `f
 weights by output channel, activations by row."""
 GroupSize = Literal[32, 64, 128]
 KernelName = Literal[
-    "auto", "reference", "float32", "fbgemm", "int4_weights", "cuda_int8", "cuda_fp8", "npu_int8"
+    "auto", "reference", "float32", "fbgemm", "int4_weights", "torch_int8", "torch_fp8", "ascend_int8"
 ]
 """What computes the products. `auto`: the first that the device has for the scheme. A name demands one, and
 is refused where it cannot compute."""

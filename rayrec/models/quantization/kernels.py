@@ -2,9 +2,9 @@
 
     fbgemm        w8a8, w8a8_static  cpu   torch.ops.quantized, of FBGEMM
     int4_weights  w4a16              cpu   aten._weight_int4pack_mm_for_cpu, in bfloat16
-    cuda_int8     w8a8, w8a8_static  cuda  torch._int_mm
-    cuda_fp8      fp8                cuda  torch._scaled_mm
-    npu_int8      w8a8, w8a8_static  npu   torch_npu.npu_quant_matmul
+    torch_int8    w8a8, w8a8_static  cuda  torch._int_mm
+    torch_fp8     fp8                cuda  torch._scaled_mm
+    ascend_int8   w8a8, w8a8_static  npu   torch_npu.npu_quant_matmul
     float32       all                all   numbers held as float32: the bits of the reference, but faster
     reference     all                all   `schemes.product`, the meaning
 
@@ -166,7 +166,7 @@ def _no_int4_weights(weight: QuantizedWeight, device: torch.device) -> str | Non
     return f"{num_outputs} outputs are no multiple of 16" if num_outputs % 16 else None
 
 
-def _cuda_int8(weight: QuantizedWeight) -> Product:
+def _torch_int8(weight: QuantizedWeight) -> Product:
     values_KO = weight.values_OK.contiguous().T
 
     def compute(x: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ def _no_eights(weight: QuantizedWeight, device: torch.device) -> str | None:
     return None if outputs % 8 == inputs % 8 == 0 else f"{inputs} and {outputs} are no multiples of 8"
 
 
-def _cuda_fp8(weight: QuantizedWeight) -> Product:
+def _torch_fp8(weight: QuantizedWeight) -> Product:
     values_KO, scale_1O = weight.values_OK.contiguous().T, weight.scale_OG.T.contiguous()
 
     def compute(x: Tensor) -> Tensor:
@@ -204,14 +204,14 @@ def _cuda_fp8(weight: QuantizedWeight) -> Product:
     return compute
 
 
-def _no_cuda_fp8(weight: QuantizedWeight, device: torch.device) -> str | None:
+def _no_torch_fp8(weight: QuantizedWeight, device: torch.device) -> str | None:
     outputs, inputs = weight.values_OK.shape
     if outputs % 16 or inputs % 16:
         return f"{inputs} and {outputs} are no multiples of 16"
     return None if has_float8_products(device) else "this card has no products of float8"
 
 
-def _npu_int8(weight: QuantizedWeight) -> Product:
+def _ascend_int8(weight: QuantizedWeight) -> Product:
     values_KO, scale_O = weight.values_OK.T.contiguous(), weight.scale_OG[:, 0].contiguous()
     matmul = ascend_quantized_product()
 
@@ -233,9 +233,9 @@ KERNELS = {
     for kernel in (
         Kernel("fbgemm", _INT8, _fbgemm, _no_fbgemm),
         Kernel("int4_weights", frozenset({"w4a16"}), _int4_weights, _no_int4_weights),
-        Kernel("cuda_int8", _INT8, _cuda_int8, _no_eights),
-        Kernel("cuda_fp8", frozenset({"fp8"}), _cuda_fp8, _no_cuda_fp8),
-        Kernel("npu_int8", _INT8, _npu_int8),
+        Kernel("torch_int8", _INT8, _torch_int8, _no_eights),
+        Kernel("torch_fp8", frozenset({"fp8"}), _torch_fp8, _no_torch_fp8),
+        Kernel("ascend_int8", _INT8, _ascend_int8),
         Kernel("float32", _ALL, _float32),
         Kernel("reference", _ALL, _reference),
     )

@@ -91,10 +91,10 @@ def test_every_device_can_compute_every_scheme(scheme):
 
 
 def test_a_kernel_that_the_device_lacks_is_refused_by_name():
-    layer, _, _ = made_layer(settings("fp8", kernel="cuda_fp8"))
+    layer, _, _ = made_layer(settings("fp8", kernel="torch_fp8"))
 
     with pytest.raises(
-        InputError, match=r"kernel is 'cuda_fp8', which cannot compute a\.b: device 'cpu' has"
+        InputError, match=r"kernel is 'torch_fp8', which cannot compute a\.b: device 'cpu' has"
     ):
         chosen(layer.quantized, CPU, "a.b")
 
@@ -129,7 +129,7 @@ def test_an_npu_is_given_int8_rows_and_both_scales(monkeypatch):
     layer, _, _ = made_layer(settings("w8a8"))
     x = rows(2, 3, 64)
 
-    outputs = KERNELS["npu_int8"].pack(layer.quantized)(x)
+    outputs = KERNELS["ascend_int8"].pack(layer.quantized)(x)
 
     assert asked == [(torch.int8, (64, 48), torch.float16)]
     torch.testing.assert_close(outputs, product(x, layer.quantized), rtol=2e-3, atol=2e-2)
@@ -146,7 +146,7 @@ def test_int8_products_of_cuda_are_those_of_the_reference(monkeypatch):
     layer, _, _ = made_layer(settings("w8a8"))
     x = rows(5, 64)
 
-    outputs = KERNELS["cuda_int8"].pack(layer.quantized)(x)
+    outputs = KERNELS["torch_int8"].pack(layer.quantized)(x)
 
     assert shapes == [((32, 64), torch.int8)]
     assert torch.equal(outputs, product(x, layer.quantized))
