@@ -198,7 +198,7 @@ def _wide_ids(request: NarrowIds) -> dict[str, Int64Array]:
 
 
 def _wide(ids_M: NDArray[Any]) -> Int64Array:
-    # Others as they are: whoever reads them says what is wrong with them.
+    # Others stay as they are: the shard refuses what is wrong with them.
     return ids_M.astype(np.int64) if ids_M.dtype == np.uint32 else ids_M
 
 

@@ -135,7 +135,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Answer:
-    """What comes of one query."""
+    """To one query."""
 
     items: list[Recommendation]
     """Best first."""
