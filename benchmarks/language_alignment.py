@@ -2,13 +2,14 @@
 
 A tenth of the items, by a hash of their keys, are taken out of all histories; the catalog keeps them, with
 titles and semantic IDs of their texts. A user whose newest event is one of them is a question: the rest of
-the history is what is known, and the item is the answer. All items are ranked. `item_language` is trained
+the history is what is known, and the item is the answer. `item_language` is trained
 from random weights, on histories of codes alone, and with alignment prompts beside them: title ↔ codes of
 items with training events only, or of the whole catalog. All have the same epochs, so what prompts cost in
 tokens is not counted. Bars, of the whole catalog's prompts over codes alone:
 
 * `language-alignment-cold`: recall@50 of those questions, the median of three seeds; the lowest of the three
-  has to reach 1.
+  has to reach 1. All items are ranked.
+* `language-alignment-among-cold`: the same where the items that nobody has met are ranked alone.
 * `language-alignment-warm`: recall@10 of 1,000 users of the test split; no less than 0.95.
 
 RAYREC_BENCH_DATA is a folder with the source `amazon14-beauty`. Without it, a small log is made of users who
@@ -16,13 +17,24 @@ stay with one kind of items, which titles name, to see that the benchmark works:
 With data, each run takes half an hour of a core, and its figures are written to
 `benchmarks/quality/language-alignment.json` at once: the benchmark makes the runs that the file lacks, so it
 may be stopped and started again. RAYREC_BENCH_STEPS, if set, are epochs.
+
+On another machine, which needs neither Ray nor the sources:
+
+    python -m benchmarks.language_alignment prepare SOURCE FOLDER       here: the data set and what is asked
+    python -m benchmarks.language_alignment run FOLDER --device cuda --at-once 9 --out RECORD    there
+
+`run` makes the runs that RECORD lacks, several at once, each in a process of its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -45,6 +57,7 @@ from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.console import log
+from rayrec.platform.devices import HOST, Device, device_named
 from rayrec.platform.hashing import combine64
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.base.event_times import TIMES
@@ -104,22 +117,50 @@ def bench(options: BenchOptions) -> list[Bar]:
     with TemporaryDirectory(prefix="rayrec-bench-") as name:
         folder = Path(name)
         with _source(options, folder) as source:
-            data, questions = without_cold_items(source, folder)
-        _tokenized(data, folder, size, options.data is None)
-        # What the bars compare comes first.
-        for seed, arm in (*product(SEEDS, (PEER, OURS)), *product(SEEDS, ARMS)):
-            if record.has(arm, seed):
-                continue
-            run = folder / f"{arm.replace(' ', '-')}-{seed}"
-            figures = _measured(data, run, folder / "base", size, epochs, seed, ARMS[arm], questions)
-            record.add(arm, seed, figures, len(questions))
-            said = ", ".join(f"{figure} {value:.4f}" for figure, value in figures.items())
-            log.print(f"seed {seed}, {arm}: {said}", highlight=False)
+            made = Made.of(source, folder, size, options.data is None)
+        for arm, seed in record.missing():
+            figures = _measured(made, arm, size, epochs, seed, HOST)
+            record.add(arm, seed, HOST, figures, len(made.questions))
     is_claimed = options.data is not None
     return [
         _bar("language-alignment-cold", "cold recall@50", record, 1.0, is_claimed),
+        _bar("language-alignment-among-cold", "cold recall@50 among cold items", record, 1.0, is_claimed),
         _bar("language-alignment-warm", "recall@10", record, 0.95, is_claimed),
     ]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What runs learn from, and what they are asked."""
+
+    folder: Path
+    questions: Sequence[Question]
+
+    @classmethod
+    def of(cls, source: Path, folder: Path, size: Size, is_small: bool) -> Made:
+        data, questions = without_cold_items(source, folder)
+        _tokenized(data, folder, size, is_small)
+        return cls(folder, questions)
+
+    def save(self) -> None:
+        questions = [asdict(question) for question in self.questions]
+        (self.folder / "questions.json").write_text(json.dumps(questions))
+
+    @classmethod
+    def load(cls, folder: Path) -> Made:
+        questions = json.loads((folder / "questions.json").read_text())
+        return cls(
+            folder, [Question(each["user"], tuple(each["history"]), each["answer"]) for each in questions]
+        )
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def base(self) -> Path:
+        """The tokenizer's folder."""
+        return self.folder / "base"
 
 
 class _Record:
@@ -136,11 +177,15 @@ class _Record:
             if before["settings"] == self._made["settings"]:
                 self._made = before
 
-    def has(self, arm: str, seed: int) -> bool:
-        return str(seed) in self._made["results"][arm]
+    def missing(self) -> list[tuple[str, int]]:
+        """Arms and seeds; what the bars compare comes first."""
+        all_runs = dict.fromkeys((*product(SEEDS, (PEER, OURS)), *product(SEEDS, ARMS)))
+        return [(arm, seed) for seed, arm in all_runs if str(seed) not in self._made["results"][arm]]
 
-    def add(self, arm: str, seed: int, figures: dict[str, float], num_questions: int) -> None:
-        self._made["results"][arm][str(seed)] = figures
+    def add(self, arm: str, seed: int, device: Device, figures: dict[str, float], num_questions: int) -> None:
+        said = ", ".join(f"{figure} {value:.4f}" for figure, value in figures.items())
+        log.print(f"seed {seed}, {arm}: {said}", highlight=False)
+        self._made["results"][arm][str(seed)] = {**figures, "device": device.kind}
         self._made |= {"date": datetime.now(UTC).date().isoformat(), "questions": num_questions}
         if self._path is not None:
             self._path.write_text(json.dumps(self._made, indent=2) + "\n")
@@ -192,16 +237,9 @@ def without_cold_items(source: Path, folder: Path) -> tuple[Path, list[Question]
     return folder / "data", questions[:MOST_QUESTIONS]
 
 
-def _measured(
-    data: Path,
-    run: Path,
-    base: Path,
-    size: Size,
-    epochs: int,
-    seed: int,
-    model: dict[str, Any],
-    questions: Sequence[Question],
-) -> dict[str, float]:
+def _measured(made: Made, arm: str, size: Size, epochs: int, seed: int, device: Device) -> dict[str, float]:
+    """Train a run, and ask it; it stays in the folder of what was made."""
+    questions = made.questions
     network = {
         "model_type": "qwen3",
         "hidden_size": size.dim,
@@ -215,15 +253,16 @@ def _measured(
     config = RunConfig.parse(
         {
             "seed": seed,
-            "data": {"path": str(data)},
+            "device": device.kind,
+            "data": {"path": str(made.data)},
             "model": {
                 "name": "item_language",
                 "base": {"kind": "settings", "settings": network},
-                "tokenizer": str(base),
+                "tokenizer": str(made.base),
                 "prompt": "A user bought {history.codes}",
                 "max_tokens": 256,
                 "beam_width": 100,
-                **model,
+                **ARMS[arm],
             },
             "pipeline": {"trainer_threads": 1},
             "training": {
@@ -236,6 +275,7 @@ def _measured(
             "cluster": {"dashboard": False},
         }
     )
+    run = made.folder / f"{arm.replace(' ', '-')}-{seed}"
     train(config, run, cluster=in_process)
     recommender = Recommender.load(run, "best")
     dataset = recommender.dataset
@@ -338,3 +378,65 @@ def _source(options: BenchOptions, folder: Path) -> Iterator[Path]:
     pq.write_table(pa.table(columns), source / "interactions.parquet")
     pq.write_table(pa.table({"item_id": items, "title": titles}), source / "items.parquet")
     yield source
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.language_alignment")
+    commands = parser.add_subparsers(dest="command", required=True)
+    preparing = commands.add_parser("prepare", help="make the data set and what is asked")
+    preparing.add_argument("source", type=Path)
+    preparing.add_argument("folder", type=Path)
+    running = commands.add_parser("run", help="make the runs that the record lacks")
+    running.add_argument("folder", type=Path)
+    running.add_argument("--device", type=device_named, default=HOST)
+    running.add_argument("--epochs", type=int, default=BEAUTY.epochs)
+    running.add_argument("--at-once", type=int, default=1)
+    running.add_argument("--out", type=Path, default=RECORD)
+    one = commands.add_parser("one", help="make one run, and print its figures")
+    one.add_argument("folder", type=Path)
+    one.add_argument("arm", choices=ARMS)
+    one.add_argument("seed", type=int)
+    one.add_argument("--device", type=device_named, default=HOST)
+    one.add_argument("--epochs", type=int, default=BEAUTY.epochs)
+    options = parser.parse_args(arguments)
+    if options.command == "prepare":
+        options.folder.mkdir(parents=True)
+        Made.of(options.source, options.folder, BEAUTY, is_small=False).save()
+    elif options.command == "one":
+        made = Made.load(options.folder)
+        figures = _measured(made, options.arm, BEAUTY, options.epochs, options.seed, options.device)
+        print(json.dumps(figures))
+    else:
+        record = _Record(BEAUTY, options.epochs, options.out)
+        num_questions = len(Made.load(options.folder).questions)
+        with ThreadPoolExecutor(options.at_once) as processes:
+            runs = {processes.submit(_apart, options, *each): each for each in record.missing()}
+            for done in as_completed(runs):
+                if (found := done.result()) is not None:
+                    record.add(*runs[done], options.device, found, num_questions)
+        return 1 if record.missing() else 0
+    return 0
+
+
+def _apart(options: argparse.Namespace, arm: str, seed: int) -> dict[str, float] | None:
+    """Make a run in a process of its own; nothing where it fails, which is said."""
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.language_alignment",
+        "one",
+        str(options.folder),
+        arm,
+        str(seed),
+    ]
+    command += ["--device", options.device.kind, "--epochs", str(options.epochs)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode != 0:
+        log.print(f"seed {seed}, {arm}: {ended.stderr[-2_000:]}", highlight=False, markup=False)
+        return None
+    figures: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    return figures
+
+
+if __name__ == "__main__":
+    sys.exit(main())
