@@ -78,6 +78,7 @@ BENCHES: dict[str, Bench] = {
     "scale-rows": partial(_run, "scale_rows", "bench"),
     "scale-tokenize": partial(_run, "scale_tokenize", "bench"),
     "scale-tree": partial(_run, "scale_tree", "bench"),
+    "scale-watch": partial(_run, "scale_watch", "bench"),
     "sparse": partial(_run, "sparse", "bench"),
     "stores": partial(_run, "stores", "bench"),
     "transport": partial(_run, "transport", "bench"),

@@ -9,6 +9,8 @@ one replica each; while one is measured, the others are idle. Bars, ratios in on
 * `serve-batch-p99`: the 99th percentile of one at a time over ours, of the same windows.
 * `serve-serve-batch`: requests per second, against the model behind `@serve.batch`, with the best of
   several batch sizes and times to wait.
+* `serve-model`: requests per second, against the model alone in full batches, without HTTP: what is left to
+  gain by any way to batch.
 
 `RAYREC_BENCH_STEPS` is the number of requests in a window, over 16.
 """
@@ -48,6 +50,8 @@ REQUESTS_PER_STEP, CALLS_PER_STEP = 16, 4
 """In a window under load, and at one connection."""
 SETTINGS = tuple((size, wait_s) for size in (8, 16, 32) for wait_s in (0.0, 0.005, 0.02))
 """Of `@serve.batch`: batch sizes, and seconds that a batch waits to become full."""
+FULL_SIZES = (8, 16, 32, 64)
+"""Of batches of the model alone."""
 OURS, SINGLE, SERVE_BATCH = "ours", "one at a time", "@serve.batch"
 ROUTES = {OURS: "/ours", SINGLE: "/single", SERVE_BATCH: "/serve-batch"}
 
@@ -57,7 +61,8 @@ def bench(options: BenchOptions) -> list[Bar]:
         load: PeerProcess = PeerProcess(windows, (bodies_of(data, K),), settle_s=SETTLE_S)
         try:
             with _services(run) as urls:
-                return _throughput(urls, load, options)
+                bodies = bodies_of(data, K)[: options.steps * REQUESTS_PER_STEP]
+                return [*_throughput(urls, load, options), _of_model(urls, load, bodies, options)]
         finally:
             load.stop()
 
@@ -145,6 +150,23 @@ def _throughput(urls: dict[str, str], load: PeerProcess, options: BenchOptions) 
     ]
 
 
+def _of_model(
+    urls: dict[str, str], load: PeerProcess, bodies: list[dict[str, object]], options: BenchOptions
+) -> Bar:
+    def ours() -> float:
+        return load.measure((f"{urls[OURS]}/v1/recommend", CONNECTIONS, len(bodies))).rate
+
+    def alone(size: int = CONNECTIONS) -> float:
+        return float(_post(f"{urls[SERVE_BATCH]}/alone?size={size}", bodies))
+
+    rates = {size: alone(size) for size in FULL_SIZES}
+    said = ", ".join(f"{rate:.0f}/s in batches of {size}" for size, rate in rates.items())
+    log.print(f"serve: the model alone: {said}", highlight=False)
+    size = max(rates, key=rates.__getitem__)
+    ratios = interleaved(ours, lambda: alone(size), options.pairs)
+    return Bar.of("serve-model", ratios, f"the model alone in batches of {size}", 0.9)
+
+
 def _show(ours: Window, name: str, theirs: Window) -> None:
     def said(window: Window) -> str:
         return (
@@ -166,11 +188,15 @@ def _best_settings(url: str, rate: Callable[[], float]) -> tuple[int, float]:
 
 
 def _set(url: str, max_batch_size: int, wait_s: float) -> None:
-    body = json.dumps({"max_batch_size": max_batch_size, "wait_s": wait_s}).encode()
-    request = urllib.request.Request(f"{url}/settings", body, {"Content-Type": "application/json"})
+    _post(f"{url}/settings", {"max_batch_size": max_batch_size, "wait_s": wait_s})
+
+
+def _post(url: str, body: object) -> bytes:
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # it is on this machine
-    with opener.open(request, timeout=60):
-        pass
+    with opener.open(request, timeout=60) as answer:
+        return bytes(answer.read())
 
 
 def served(run: str, config: ServeConfig) -> Callable[[None], str]:
