@@ -92,6 +92,17 @@ PIECES: dict[str, Piece] = {
         "tests/embeddings/test_device_cache.py",
         needs=["pydantic", "yaml", "numba", "pyarrow", "scipy", "xxhash", "hypothesis"],
     ),
+    "quantized": Piece.tests(
+        "Kernels of quantized layers, held to the reference",
+        "tests/models/quantization/test_device_kernels.py",
+        needs=["pydantic", "yaml"],
+    ),
+    "quantized-speed": Piece(
+        "Products of int8 and float8, and whole quantized layers: microseconds, beside bfloat16",
+        ("-m", "benchmarks.quantized_cuda"),
+        needs=["pydantic", "yaml"],
+        on_cpu=("--device", "cpu", "--small"),
+    ),
     "attention-speed": Piece(
         "Attention by each backend: milliseconds, TFLOP/s, memory",
         ("-m", "benchmarks.attention"),

@@ -97,6 +97,11 @@ def _why_not(kernel: Kernel, weight: QuantizedWeight, device: torch.device) -> s
     return kernel.why_not(weight, device)
 
 
+def _like_rows(outputs_NO: Tensor, x: Tensor) -> Tensor:
+    """[..., O] float32, of the rows of activations [..., K], of which there may be none."""
+    return outputs_NO.float().view(*x.shape[:-1], outputs_NO.shape[1])
+
+
 def _reference(weight: QuantizedWeight) -> Product:
     return lambda x: product(x, weight)
 
@@ -155,7 +160,7 @@ def _int4_weights(weight: QuantizedWeight) -> Product:
         outputs: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
             rows_NK, packed, group_size, scales_and_zeros
         )
-        outputs = outputs.float().view(*x.shape[:-1], -1)
+        outputs = _like_rows(outputs, x)
         return outputs if weight.bias_O is None else outputs + weight.bias_O
 
     return compute
@@ -175,7 +180,7 @@ def _torch_int8(weight: QuantizedWeight) -> Product:
         # It takes more than 16 rows.
         missing = max(_LEAST_ROWS - len(rows_NK), 0)
         sums = torch._int_mm(functional.pad(rows_NK, (0, 0, 0, missing)), values_KO)[: len(rows_NK)]
-        outputs = sums.float().view(*x.shape[:-1], -1) * weight.scale_OG[:, 0]
+        outputs = _like_rows(sums, x) * weight.scale_OG[:, 0]
         return scaled(outputs, scale, weight.bias_O)
 
     return compute
@@ -198,7 +203,7 @@ def _torch_fp8(weight: QuantizedWeight) -> Product:
         outputs = torch._scaled_mm(
             rows_NK, values_KO, scale.reshape(-1, 1), scale_1O, out_dtype=torch.bfloat16
         )
-        outputs = outputs.float().view(*x.shape[:-1], -1)
+        outputs = _like_rows(outputs, x)
         return outputs if weight.bias_O is None else outputs + weight.bias_O
 
     return compute
@@ -220,7 +225,7 @@ def _ascend_int8(weight: QuantizedWeight) -> Product:
         rows_NK = numbers.reshape(-1, x.shape[-1]).to(torch.int8)
         scale_N = scale.expand(*x.shape[:-1], 1).reshape(-1).contiguous()
         outputs = matmul(rows_NK, values_KO, scale_O, pertoken_scale=scale_N, output_dtype=torch.float16)
-        outputs = outputs.float().view(*x.shape[:-1], -1)
+        outputs = _like_rows(outputs, x)
         return outputs if weight.bias_O is None else outputs + weight.bias_O
 
     return compute

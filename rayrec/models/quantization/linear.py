@@ -6,13 +6,13 @@
     input_scale     [1] float32, of w8a8_static
     bias            [O] float32
 
-A kernel packs them in its own way when the layer is first asked. Whoever writes into the parameters later
-calls `after_load` or `forget_packed`.
+A kernel packs them in its own way when the layer is first asked, and again when the layer was moved. Whoever
+writes into the parameters later calls `after_load` or `forget_packed`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from rayrec.models.quantization.schemes import (
     product,
     unpacked_int32,
 )
+from rayrec.platform.devices import without_autocast
 from rayrec.platform.errors import InputError
 
 _NAMELESS = "a quantized layer"
@@ -108,6 +109,11 @@ class QuantizedLinear(nn.Module):
         """The parameters have changed, or moved to another device."""
         self._product = self._kernel = None
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+        super()._apply(fn, recurse)
+        self.forget_packed()  # what is packed stays where it was
+        return self
+
     def after_load(self, name: str) -> None:
         """Choose the kernel and let it pack the numbers, as `TorchProgram` asks when it has loaded them.
 
@@ -143,7 +149,11 @@ class QuantizedLinear(nn.Module):
         if self._product is None:
             self.after_load(_NAMELESS)
             assert self._product is not None, "it is packed"
-        return self._product(x)
+        if x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type):
+            return self._product(x)
+        # Kernels take float32, and autocast would round the sums of those that hold numbers as float32.
+        with without_autocast(x.device):
+            return self._product(x.float()).to(x.dtype)
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is packed, which is of this process."""

@@ -162,3 +162,12 @@ def test_a_layer_moves_and_copies_without_what_is_packed():
     copied = copy.deepcopy(nn.Sequential(layer))
 
     assert torch.equal(copied(x), expected)
+
+
+def test_what_is_packed_is_forgotten_when_a_layer_moves():
+    layer, _, _ = made_layer(settings("w8a8", weight_bits=7))
+    assert layer.kernel == "fbgemm"
+
+    layer.to("meta")
+
+    assert layer._product is None
