@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rayrec.models.decoding.trie import CodeTrie
-from rayrec.platform.devices import HOST
+from rayrec.platform.devices import values_may_decide
 
 SEGMENT = 64
 """Columns where nodes are of very different widths."""
@@ -40,7 +40,7 @@ class Children:
     @classmethod
     def of(cls, trie: CodeTrie, depth: int, nodes_BW: Tensor) -> Children:
         """The children of nodes of a depth; node -1 has none."""
-        if not is_uneven(trie, depth) or torch.compiler.is_exporting() or nodes_BW.device != HOST.torch:
+        if not is_uneven(trie, depth) or not values_may_decide(nodes_BW.device):
             return cls(*trie.children(depth, nodes_BW, trie.max_children[depth]), None, None)
         known_BW = nodes_BW.clamp(min=0)
         count_BW = trie.child_offsets[depth][known_BW + 1] - trie.child_offsets[depth][known_BW]
