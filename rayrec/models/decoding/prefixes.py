@@ -145,7 +145,7 @@ class Prefixes:
     def _asked(self, depth: int, is_child_BRS: Tensor) -> Tensor:
         """[B, R, S] log-probabilities of the children, by the model where it is to be asked."""
         children = self.children
-        codes_BRS = self._distribution.trie.child_codes[depth][children.nodes_BRS]
+        codes_BRS = children.codes_BRS
         is_open_BW = self._open(depth)
         self._place_BW = None
         if is_open_BW is None:
