@@ -6,6 +6,7 @@ semantic IDs of a catalog; a history enters as the codes of its items. Bars, rat
 
 * `decode-batch-32`: 32 histories at once.
 * `decode-batch-1`: one at a time, as a request comes.
+* `decode-dense-levels` and `decode-static`: the trie alone, see `benchmarks.decode_trie`.
 
 The peer is given what it can use: `prefix_allowed_tokens_fn` looks its answer up in one dict of tensors made
 before; `renormalize_logits`, so that it means the same probabilities; a cache; SDPA attention; inference
@@ -32,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import decode_trie
 from benchmarks.generate_peer import GeneratePeer
 from benchmarks.harness import Bar, BenchOptions, interleaved
 from rayrec.models.decoding.beam import BeamResult, beam_search
@@ -60,17 +62,21 @@ Histories = list[Int64Array]
 
 
 def bench(options: BenchOptions) -> list[Bar]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return [*_of_language_model(options), *decode_trie.bars(options)]
+    finally:
+        torch.set_num_threads(before)
+
+
+def _of_language_model(options: BenchOptions) -> list[Bar]:
     try:
         import transformers  # noqa: F401
     except ImportError as error:
         peer = f"transformers, which is not installed ({error}): pip install 'rayrec[hf]'"
         return [Bar.of(f"decode-batch-{size}", [], peer, target) for size, target in TARGETS.items()]
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return _bars(options)
-    finally:
-        torch.set_num_threads(before)
+    return _bars(options)
 
 
 def _bars(options: BenchOptions) -> list[Bar]:

@@ -115,6 +115,12 @@ PIECES: dict[str, Piece] = {
         needs=["transformers"],
         on_cpu=("--device", "cpu", "--small"),
     ),
+    "decode-graphs": Piece(
+        "The same with recorded kernels and without: milliseconds, and whether both find the same",
+        ("-m", "benchmarks.decode_graphs"),
+        needs=["transformers", "pydantic", "yaml"],
+        on_cpu=("--device", "cpu", "--small"),
+    ),
 }
 
 

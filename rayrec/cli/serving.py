@@ -105,6 +105,13 @@ def serve_command(
         bool,
         typer.Option("--compile", help="Rank small batches with compiled programs, cached in RUN/compiled."),
     ] = False,
+    graphs: Annotated[
+        bool,
+        typer.Option(
+            help="Record the kernels of small batches at the start and replay them (CUDA graphs), on devices "
+            "that have this."
+        ),
+    ] = False,
     prefix_cache: Annotated[
         float,
         typer.Option(
@@ -193,6 +200,8 @@ def serve_config(given: Mapping[str, Any]) -> ServeConfig:
     certificate, key = given["tls_cert"], given["tls_key"]
     if (certificate is None) != (key is None):
         raise InputError("--tls-cert and --tls-key belong together; give both of them, or none")
+    if given["compile_ranking"] and given["graphs"]:
+        raise InputError("--compile and --graphs are two ways of ranking small batches; give one of them")
     if given["admission"] is not None and given["access"] is not None:
         raise InputError("--access is called --admission now; keep one of them")
     limits, neighbors, lists = file("admission") or file("access"), file("neighbors"), file("lists")
@@ -222,7 +231,7 @@ def serve_config(given: Mapping[str, Any]) -> ServeConfig:
             given["combine"],
             given["generator_weight"],
         ),
-        "compile": {} if given["compile_ranking"] else None,
+        "compile": {"graphs": given["graphs"]} if given["compile_ranking"] or given["graphs"] else None,
         "prefix_cache_mib": given["prefix_cache"] or given["keep_contexts"] or 0,
         "admission": OPEN if limits is None else AdmissionConfig.load(limits),
         "events": None if events is None else EventsConfig.load(events),

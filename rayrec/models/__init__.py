@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rayrec.models.ctr.model import CtrModel as CtrModel
     from rayrec.models.ctr.tensors import ImpressionTensors as ImpressionTensors
     from rayrec.models.decoding.beam import beam_search as beam_search
+    from rayrec.models.decoding.beam_policy import Beams as Beams
     from rayrec.models.decoding.trie import CodeTrie as CodeTrie
     from rayrec.models.program.program import DenseProgram as DenseProgram
     from rayrec.models.sequence.catalog import Catalog as Catalog

@@ -14,9 +14,10 @@ import importlib
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,6 +61,11 @@ class Device:
     """Module with `profile` and `ProfilerActivity` that see this device's kernels."""
     profiler_activity: str | None = None
     """The profiler's name for this device's activities."""
+    graph_class: str | None = None
+    """Class of the device's module in torch that records kernels and starts them again all at once, see
+    `rayrec.platform.graphs`."""
+    graph_options: Mapping[str, Any] = field(default_factory=dict)
+    """For what records."""
     has_mps: bool = False
     """Whether processes can share one through NVIDIA's Multi-Process Service, see `rayrec.platform.mps`."""
 
@@ -100,6 +106,9 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
             attention_backends=("triton", "sdpa", "flex", "reference"),
             quantized_kernels=("torch_int8", "torch_fp8", "float32", "reference"),
             profiler_activity="CUDA",
+            graph_class="CUDAGraph",
+            # Others may answer meanwhile: what they do on threads of their own is not recorded.
+            graph_options={"capture_error_mode": "thread_local"},
             has_mps=True,
         ),
         why_no_cuda,
@@ -116,6 +125,7 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
             quantized_kernels=("ascend_int8", "float32", "reference"),
             profiler="torch_npu.profiler",
             profiler_activity="NPU",
+            graph_class="NPUGraph",
         ),
         why_no_npu,
     ),
@@ -185,6 +195,31 @@ def own_stream(device: torch.device) -> AbstractContextManager[Any]:
     module = torch.get_device_module(device)
     stream: AbstractContextManager[Any] = module.stream(module.Stream(device))
     return stream
+
+
+_OF_THREAD = threading.local()
+
+
+@contextmanager
+def fixed_shapes() -> Iterator[None]:
+    """In here, for this thread, no value of a tensor decides what is computed next: a recording of it would
+    repeat the decision."""
+    before = getattr(_OF_THREAD, "has_fixed_shapes", False)
+    _OF_THREAD.has_fixed_shapes = True
+    try:
+        yield
+    finally:
+        _OF_THREAD.has_fixed_shapes = before
+
+
+def values_may_decide(device: torch.device) -> bool:
+    """Whether values of tensors may decide what is computed next: on the host, where nothing is waited for to
+    read them, and only where no program of fixed shapes is made."""
+    import torch
+
+    if device != HOST.torch or torch.compiler.is_exporting():
+        return False
+    return not getattr(_OF_THREAD, "has_fixed_shapes", False)
 
 
 def autocast(device: torch.device, enabled: bool) -> torch.autocast:

@@ -133,6 +133,8 @@ class WithBeams:
     def num_beams(self, k: int, budget: Budget = FULL_BUDGET) -> int:
         return max(k, 100 if budget.max_beams is None else budget.max_beams)
 
+    beams_of = Recommender.beams_of
+
     def answer_each(self, queries: list[Query], wanted: list[Wanted]) -> list[Answer]:
         self.asked_for += [each.k for each in wanted]
         return self._recommender.answer_each(queries, wanted)

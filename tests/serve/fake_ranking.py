@@ -22,6 +22,9 @@ class FakeStage:
     def num_beams(self, k, budget=FULL_BUDGET):
         return self._recommender.num_beams(max(k, 5), budget)
 
+    def beams_of(self, wanted):
+        return self._recommender.beams_of(replace(wanted, k=max(wanted.k, 5)))
+
     def answer_each(self, queries, wanted):
         if self.fails:
             raise UnavailableError("redis://items", 2, "refused")

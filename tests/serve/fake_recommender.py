@@ -16,6 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from rayrec.pipelines.inference.answers import FULL_BUDGET, Answer, Budget, Query, Recommendation, Wanted
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.serve.config.admission import OPEN, AdmissionConfig
 from rayrec.serve.engine.batch_costs import BatchCosts
@@ -88,6 +89,8 @@ class FakeRecommender:
     def num_beams(self, k: int, budget: Budget = FULL_BUDGET) -> int:
         """Ten, or as many as items are asked for."""
         return max(10 if budget.max_beams is None else min(10, budget.max_beams), k)
+
+    beams_of = Recommender.beams_of
 
     def answer(
         self, queries: Sequence[Query], k: int, exclude_seen: bool = True, budget: Budget = FULL_BUDGET

@@ -14,9 +14,11 @@ from tritonclient.grpc import service_pb2
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.rpc.calls import Call
 from rayrec.serve.rpc.service import RpcService
 from rayrec.serve.web.metrics import PrometheusMeter
+from rayrec.serve.wire.schemas import RecommendRequest
 from tests.helpers.runs import make_run
 
 MAX_K = 20
@@ -140,12 +142,61 @@ BAD = [
         f"candidates: {MAX_K + 1} items are more than the {MAX_K} of one answer",
     ),
     ({"diversity": 1.5}, "diversity: "),
+    ({"beams": 0}, "beams: 0 beams find no item; give at least 1"),
+    ({"beams": []}, "beams: 0 numbers; give one for each code of an item"),
+    ({"beams": "wide"}, "beams: expected an integer or a list of integers"),
+    ({"beams": [8, "wide"]}, "beams: expected an integer or a list of integers"),
+    ({"beams": [32] * 9}, "beams: 9 numbers, and an item of this model has "),
+    ({"k": 10, "beams": [64, 8]}, "beams: 8 after the last code find no 10 items (k); give at least as many"),
+    ({"beam_margin": 0}, "beam_margin: input should be greater than 0"),
+    ({"beams": 8, "k": 3, "candidates": ["i1"]}, "beams: candidates are scored exactly"),
 ]
 
 
 @pytest.mark.parametrize(("fields", "sentence"), BAD)
 def test_bad_control_gets_one_sentence(client, fields, sentence):
     assert sentence in asked(client, status=422, **fields)["error"]
+
+
+def test_beams_of_a_request_find_what_a_model_with_as_many_finds(client, best):
+    # The model has 4 beams, and twenty items are found with 32 of them.
+    assert numbers_of(asked(client, k=2, beams=32)) == best[:2]
+    assert numbers_of(asked(client, k=2, beams=[32, 32])) == best[:2]
+    assert numbers_of(asked(client, k=2, beams=4)) == numbers_of(asked(client, k=2))
+    # More than there are items are as many as there are items.
+    assert numbers_of(asked(client, k=2, beams=10**9)) == best[:2]
+
+
+def test_a_margin_leaves_out_what_is_far_less_probable(client, best):
+    found = numbers_of(asked(client, k=MAX_K, beams=64, beam_margin=1e-6))
+    # What is left are items below the most probable prefix.
+    assert 0 < len(found) < MAX_K
+    assert found == [item for item in best if item in found]
+    assert numbers_of(asked(client, k=MAX_K, beams=64, beam_margin=1e6)) == best
+
+
+def test_requests_of_different_beams_are_answered_together_as_alone(client, run):
+    service = RecommendationService(Recommender.load(run), MAX_K)
+    requests = [
+        RecommendRequest(user_id=f"u{number}", **fields)
+        for number, fields in enumerate(
+            ({}, {"beams": 32, "k": 12}, {"beams": [2, 8, 6], "k": 5}, {"beam_margin": 0.7, "k": 7}, {"k": 3})
+        )
+    ]
+    together = service.recommend_all(requests)
+    for request, answer in zip(requests, together, strict=True):
+        (alone,) = service.recommend_all([request])
+        assert [item.item_id for item in answer.items] == [item.item_id for item in alone.items]
+        scores, expected = ([item.score for item in each.items] for each in (answer, alone))
+        assert scores == pytest.approx(expected, abs=1e-5)
+    assert len({service.group_of(request) for request in requests}) == 1
+
+
+def test_beams_of_a_model_that_has_none_are_refused(tmp_path):
+    with TestClient(load_api(make_run(tmp_path), ServeConfig(page=False), PrometheusMeter())) as client:
+        for fields in ({"beams": 8, "k": 2}, {"beam_margin": 1.0}):
+            sentence = asked(client, status=422, **fields)["error"]
+            assert sentence.startswith(f"{next(iter(fields))}: this service's model scores every item")
 
 
 def test_diversity_without_semantic_ids_is_refused(tmp_path):
@@ -172,6 +223,8 @@ class TestTensors:
         answer = service_pb2.ModelInferResponse.FromString(reply.content)
         outputs = {each.name: each.contents for each in answer.outputs}
         items = [item.decode() for item in outputs["item_id"].bytes_contents]
+        if "control" not in answer.parameters:
+            return items
         return items, json.loads(answer.parameters["control"].string_param)
 
     def test_candidates_are_an_input(self, client):
@@ -187,6 +240,13 @@ class TestTensors:
         assert control["quotas"] == "exact"
         _, (control,) = self.infer(client, k=2, diversity=0.5)
         assert control["diversity"] == "reranked"
+
+    def test_beams_are_parameters(self, client, best):
+        for beams in (32, "[32, 24]"):
+            items = self.infer(client, k=2, beams=beams, diversity=0.0, beam_margin=30.0)
+            assert items == [f"i{number}" for number in best[:2]]
+        assert "row 0: beams: 0 beams find no item" in self.infer(client, beams=0)
+        assert "parameters: beams: " in self.infer(client, beams="[1,")
 
     def test_quotas_that_are_none_are_refused(self, client):
         assert self.infer(client, quotas="[{") == "parameters: quotas: the body is not valid JSON"

@@ -241,8 +241,10 @@ def seconds(backend: Backend, call: AttentionCall, clock: Clock) -> float:
 
 
 def _is_one_row(call: AttentionCall) -> bool:
-    """A history alone: nothing is padded, and PyTorch's fused kernels are made for that."""
-    return call.queries.num_rows == 1 and call.is_self and isinstance(call.mask, Causal)
+    """A history alone, or rows of one length for the host: nothing is padded any more, and PyTorch's fused
+    kernels are made for that."""
+    is_rectangle = call.queries.num_rows == 1 or call.queries.is_padded
+    return is_rectangle and call.is_self and isinstance(call.mask, Causal)
 
 
 def _is_even(call: AttentionCall) -> bool:

@@ -139,6 +139,11 @@ class JaggedLayout:
         return x_ND.index_select(0, self.last_B) * is_there_B.view(-1, *[1] * (x_ND.ndim - 1))
 
     @property
+    def is_padded(self) -> bool:
+        """Whether the host takes padding for tokens, and only the device knows where rows end."""
+        return False
+
+    @property
     def is_even(self) -> bool:
         """Whether all rows are of one length, so that nothing is padded."""
         return self.num_tokens == self.num_rows * self.longest

@@ -203,9 +203,17 @@ class PaddedLayout(JaggedLayout):
         )
 
     @property
+    def is_padded(self) -> bool:
+        return True
+
+    @property
     def is_even(self) -> bool:
         """Only on the device is known where rows end."""
         return False
+
+    def repeated(self, count: int) -> JaggedLayout:
+        make = lambda: PaddedLayout.of_lengths(count * self.lengths_on_device_B(), count * self.longest)  # noqa: E731
+        return self.derived(("repeated", count), make)
 
     def some_rows(self, rows: slice) -> tuple[JaggedLayout, slice]:
         tokens = slice(rows.start * self.longest, min(rows.stop, self.num_rows) * self.longest)

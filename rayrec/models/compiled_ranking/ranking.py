@@ -25,6 +25,7 @@ from rayrec.models.compiled_ranking.inputs import Signature
 from rayrec.models.compiled_ranking.job import Job, RankingModel
 from rayrec.models.compiled_ranking.packages import Run
 from rayrec.models.compiled_ranking.program import weights_of
+from rayrec.models.decoding.beam_policy import Beams, widest
 from rayrec.models.program.program import RankedItems, Rows
 from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.models.sequence.tensor_batch import Features
@@ -144,7 +145,7 @@ class CompiledRanking:
         programs.newest_weights = self.weights
         self.answered = Counter[str]()
         """Batches by who ranked them: `compiled`, `eager`."""
-        self._model = model
+        self.model = model
 
     def recommend(
         self,
@@ -152,7 +153,7 @@ class CompiledRanking:
         rows: Rows,
         k: int,
         excluded_BE: np.ndarray | None,
-        beams_B: Sequence[int] | None = None,
+        beams_B: Sequence[Beams] | None = None,
     ) -> RankedItems | None:
         """As `RecommendingProgram.recommend`; None for a batch without a program, or whose program fails."""
         found = self._rank(features, rows, k, excluded_BE, beams_B)
@@ -165,7 +166,7 @@ class CompiledRanking:
         rows: Rows,
         k: int,
         excluded_BE: np.ndarray | None,
-        beams_B: Sequence[int] | None,
+        beams_B: Sequence[Beams] | None,
     ) -> RankedItems | None:
         programs = self.programs
         if programs.signature is None:
@@ -193,15 +194,18 @@ class CompiledRanking:
             programs.give_up(bucket, error)
             return None
 
-    def width(self, k: int, beams_B: Sequence[int] | None = None) -> int | None:
+    def width(self, k: int, beams_B: Sequence[Beams] | None = None) -> int | None:
         """Of the bucket for k items; None where no program is made for so many, or for rows that differ.
 
         Beams hang on k where it is larger than their number. So any k would be a program of its own; k above
         the model's beams is left to eager ranking.
         """
-        usual = self._model.num_beams(1)
+        usual = self.model.num_beams(1)
         if usual:
-            num_beams = {self._model.num_beams(k)} if beams_B is None else set(beams_B)
-            return next(iter(num_beams)) if len(num_beams) == 1 and max(num_beams) <= usual else None
+            of_rows = {self.model.num_beams(k)} if beams_B is None else set(beams_B)
+            beams = next(iter(of_rows))
+            # A program keeps as many at every level.
+            is_there = len(of_rows) == 1 and isinstance(beams, int) and beams <= usual
+            return widest(beams) if is_there else None
         num_items = self.programs.model.catalog.num_items
         return next((min(width, num_items) for width in SCORED_WIDTHS if k <= width), None)

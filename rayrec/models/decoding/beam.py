@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rayrec.models.decoding.beam_policy import Beams, RowBeams, by_level
 from rayrec.models.decoding.prefixes import ItemDistribution, Prefixes
 from rayrec.models.decoding.trie import CodeTrie
 
@@ -47,31 +48,33 @@ JAGGED_SEARCH_BEAMS = 512
 """The same where no model is asked about such beams (`JaggedStep`), and they are columns that are sorted."""
 
 
-def searches_of(widths_B: Sequence[int], is_jagged: bool = False) -> list[tuple[slice, int]]:
+def searches_of(beams_B: Sequence[Beams], is_jagged: bool = False) -> list[tuple[slice, int]]:
     """(Neighboring rows, most beams of one) of searches that together take the least.
 
     Rows of fewer beams are searched with wider ones where the beams that they do not use are less work than
     a search of their own.
 
     Args:
-        widths_B: beams of each row; descending, or there are more searches than need be.
+        beams_B: of each row; descending, or there are more searches than need be.
         is_jagged: whether no model is asked about beams that a row does not use.
     """
     most_wasted = JAGGED_SEARCH_BEAMS if is_jagged else SEARCH_BEAMS
+    widths_BL = by_level(beams_B)
     searches: list[tuple[slice, int]] = []
     first, wasted = 0, 0
-    for row, width in enumerate(widths_B):
-        wasted += widths_B[first] - width
-        if width > widths_B[first] or wasted > most_wasted:
-            searches.append((slice(first, row), widths_B[first]))
+    for row, widths_L in enumerate(widths_BL):
+        unused_L = [most - width for most, width in zip(widths_BL[first], widths_L, strict=True)]
+        wasted += sum(unused_L)
+        if min(unused_L) < 0 or wasted > most_wasted * len(widths_L):
+            searches.append((slice(first, row), max(widths_BL[first])))
             first, wasted = row, 0
-    if len(widths_B):
-        searches.append((slice(first, len(widths_B)), widths_B[first]))
+    if len(widths_BL):
+        searches.append((slice(first, len(widths_BL)), max(widths_BL[first])))
     return searches
 
 
 def beam_search(
-    distribution: ItemDistribution, beam_width: int, widths_B: Tensor | None = None
+    distribution: ItemDistribution, beam_width: int, beams_B: Sequence[Beams] | None = None
 ) -> BeamResult:
     """Find the `beam_width` most probable items of each row.
 
@@ -80,8 +83,8 @@ def beam_search(
             result has their dtype (at least float32).
         beam_width: Prefixes kept per depth, W of the result. At least the
             number of items makes the ranking exhaustive.
-        widths_B: prefixes that a row keeps, at most `beam_width`; None: all of them so many. A row finds what
-            it would find in a search of its own width.
+        beams_B: of each row, at most `beam_width`; None: all of them so many. A row finds what it would find
+            in a search of its own.
 
     Returns:
         As many columns as `beam_width`; rows with fewer items are padded.
@@ -92,17 +95,24 @@ def beam_search(
     if beam_width < 1:
         raise ValueError(f"beam_width must be at least 1, got {beam_width}")
     trie, prefixes = distribution.trie, Prefixes(distribution)
+    beams = RowBeams((beam_width,) * trie.depth, None, None)
+    if beams_B is not None:
+        beams = RowBeams.of(beams_B, trie.depth, trie.device)
     for depth in range(trie.depth):
         log_probs_BRS = prefixes.expand(depth)
         before_BR = prefixes.children.of_prefix(prefixes.log_probs_BW)
         candidates_BN = (before_BR[:, :, None] + log_probs_BRS).flatten(1)
         # Prefixes of a row are distinct nodes, so there is no use for more of them than nodes.
-        width = min(beam_width, candidates_BN.shape[1], trie.num_nodes(depth + 1))
+        width = min(beams.most_L[depth], candidates_BN.shape[1], trie.num_nodes(depth + 1))
         prefixes.keep(depth, _largest(candidates_BN, width))
-        if widths_B is not None:
-            log_probs_BW = prefixes.log_probs_BW
-            kept_BW = _are_largest(log_probs_BW, widths_B.clamp(max=width)[:, None])
-            prefixes.log_probs_BW = log_probs_BW.masked_fill(~kept_BW, -torch.inf)
+        if beams.widths_BL is not None:
+            widths_B1 = beams.widths_BL[:, depth, None].clamp(max=width)
+            is_kept_BW = _are_largest(prefixes.log_probs_BW, widths_B1)
+            prefixes.log_probs_BW = prefixes.log_probs_BW.masked_fill(~is_kept_BW, -torch.inf)
+        if beams.margin_B1 is not None and depth + 1 < trie.depth:
+            best_B1 = prefixes.log_probs_BW.amax(dim=1, keepdim=True)
+            is_far_BW = prefixes.log_probs_BW < best_B1 - beams.margin_B1
+            prefixes.log_probs_BW = prefixes.log_probs_BW.masked_fill(is_far_BW, -torch.inf)
     return _ranked(trie, prefixes, beam_width)
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rayrec.models.decoding.trie import CodeTrie
-from rayrec.platform.devices import HOST
+from rayrec.platform.devices import values_may_decide
 
 SEGMENT = 64
 """Columns where nodes are of very different widths."""
@@ -36,12 +36,16 @@ class Children:
     """Which prefix's each row is, ascending; None: each its own, R is W."""
     first_BW: Tensor | None
     """Where the rows of each prefix begin."""
+    codes_BRS: Tensor
+    """That lead to them."""
 
     @classmethod
     def of(cls, trie: CodeTrie, depth: int, nodes_BW: Tensor) -> Children:
         """The children of nodes of a depth; node -1 has none."""
-        if not is_uneven(trie, depth) or torch.compiler.is_exporting() or nodes_BW.device != HOST.torch:
-            return cls(*trie.children(depth, nodes_BW, trie.max_children[depth]), None, None)
+        if not is_uneven(trie, depth) or not values_may_decide(nodes_BW.device):
+            children_BWS, is_child_BWS = trie.children(depth, nodes_BW, trie.max_children[depth])
+            codes_BWS = trie.codes_of_children(depth, nodes_BW, children_BWS)
+            return cls(children_BWS, is_child_BWS, None, None, codes_BWS)
         known_BW = nodes_BW.clamp(min=0)
         count_BW = trie.child_offsets[depth][known_BW + 1] - trie.child_offsets[depth][known_BW]
         rows_BW = (count_BW.masked_fill(nodes_BW < 0, 0) + SEGMENT - 1).div(SEGMENT, rounding_mode="floor")
@@ -55,7 +59,9 @@ class Children:
         first_BW = end_BW - rows_BW
         start_BR = (row_BR - first_BW.gather(1, prefix_BR)) * SEGMENT
         node_BR = nodes_BW.gather(1, prefix_BR).masked_fill(~is_row_BR, -1)
-        return cls(*trie.children(depth, node_BR, SEGMENT, start_BR), prefix_BR, first_BW)
+        children_BRS, is_child_BRS = trie.children(depth, node_BR, SEGMENT, start_BR)
+        codes_BRS = trie.child_codes[depth][children_BRS]
+        return cls(children_BRS, is_child_BRS, prefix_BR, first_BW, codes_BRS)
 
     def of_prefix(self, values_BW: Tensor) -> Tensor:
         """[B, R] what each row's prefix has."""

@@ -25,7 +25,7 @@ from rayrec.models.decoding.children import Children
 from rayrec.models.decoding.leaf_filter import LeafFilter
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.platform.arrays import Int64Array
-from rayrec.platform.devices import HOST
+from rayrec.platform.devices import values_may_decide
 
 Step = Callable[[int, Tensor, Tensor | None], Tensor]
 """`step(depth, codes_BWd, parent_BW) -> logits_BWK`: scores of the next code of every prefix.
@@ -133,10 +133,10 @@ class Prefixes:
         """[B, W] whether a prefix is to be asked about; None if all are."""
         if depth == 0:
             return None  # one per row; and the type of its logits is that of all results
-        if torch.compiler.is_exporting():
-            return None  # their number depends on the data, and a program of fixed shapes asks about all
-        if self.nodes_BW.device != HOST.torch:
-            return None  # waiting for their number would cost more than the few that are closed
+        if not values_may_decide(self.nodes_BW.device):
+            # Their number depends on the data: a program of fixed shapes asks about all, and on a device
+            # waiting for it would cost more than the few that are closed.
+            return None
         first = self._distribution.trie.first_leaves[depth]
         is_open_BW = first[self.nodes_BW + 1] - first[self.nodes_BW] > 1
         is_open_BW &= self.log_probs_BW > -torch.inf
@@ -145,7 +145,7 @@ class Prefixes:
     def _asked(self, depth: int, is_child_BRS: Tensor) -> Tensor:
         """[B, R, S] log-probabilities of the children, by the model where it is to be asked."""
         children = self.children
-        codes_BRS = self._distribution.trie.child_codes[depth][children.nodes_BRS]
+        codes_BRS = children.codes_BRS
         is_open_BW = self._open(depth)
         self._place_BW = None
         if is_open_BW is None:

@@ -9,6 +9,8 @@ depth's arrays, and walking the tree is two gathers.
     depth d                child_offsets[d]    child_codes[d]       depth d + 1
     node n ───────────────► [n], [n + 1] ─────► one entry per child = its node
 
+The top levels have tables besides (`dense_levels`), made when they are first asked for.
+
 Axes: I items (leaves), L codes of an item.
 """
 
@@ -22,6 +24,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from rayrec.models.decoding.dense_levels import ChildTable, is_dense
 from rayrec.platform.code_tree import CodeTree
 
 
@@ -73,6 +76,20 @@ class CodeTrie:
             [..., count] nodes of the next depth, and whether each is a child: rows with fewer are filled up
             with arbitrary nodes. Node -1 has none.
         """
+        if start is None and count == self.max_children[depth] and (table := self.child_tables[depth]):
+            return table.nodes_VC[nodes], table.is_child_VC[nodes]
+        return self._sparse_children(depth, nodes, count, start)
+
+    def codes_of_children(self, depth: int, nodes: Tensor, children: Tensor) -> Tensor:
+        """[..., count] codes of what `children` gave, from the first child on."""
+        table = self.child_tables[depth]
+        if table is None or children.shape[-1] != self.max_children[depth]:
+            return self.child_codes[depth][children]
+        return table.codes_VC[nodes]
+
+    def _sparse_children(
+        self, depth: int, nodes: Tensor, count: int, start: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         offsets = self.child_offsets[depth]
         known = nodes.clamp(min=0)
         first = offsets[known] if start is None else offsets[known] + start
@@ -83,6 +100,9 @@ class CodeTrie:
     def child(self, depth: int, nodes: Tensor, codes: Tensor) -> Tensor:
         """[...] the child of each node [...] by a code [...]; -1 where there is none, or for node -1."""
         num_codes, keys = self.num_codes[depth], self.child_keys[depth]
+        if (child_VK := self.children_by_code[depth]) is not None:
+            # Codes beyond the last have no column, and share one of the end, which has no child.
+            return child_VK[nodes, codes.clamp(max=num_codes)]
         wanted = nodes * num_codes + codes
         found = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
         is_there = (keys[found] == wanted) & (nodes >= 0) & (codes < num_codes)
@@ -106,6 +126,42 @@ class CodeTrie:
             [torch.searchsorted(first, self.leaf_of_I, right=True) - 1 for first in self.first_leaves[1:]],
             dim=1,
         )
+
+    @cached_property
+    @torch.inference_mode(False)
+    def child_tables(self) -> tuple[ChildTable | None, ...]:
+        """By depth; None where there are sparse rows alone."""
+        tables: list[ChildTable | None] = []
+        for depth, count in enumerate(self.max_children):
+            num_nodes = self.num_nodes(depth)
+            if not is_dense(depth, num_nodes * count, len(self.child_codes[depth])):
+                tables.append(None)
+                continue
+            nodes_VC, is_child_VC = self._sparse_children(depth, self._nodes_and_none(depth), count)
+            tables.append(ChildTable(nodes_VC, self.child_codes[depth][nodes_VC], is_child_VC))
+        return tuple(tables)
+
+    @cached_property
+    @torch.inference_mode(False)
+    def children_by_code(self) -> tuple[Tensor | None, ...]:
+        """By depth [V, K + 1], -1 where there is no child; None where there are sparse rows alone."""
+        tables: list[Tensor | None] = []
+        for depth, num_codes in enumerate(self.num_codes):
+            num_nodes, codes = self.num_nodes(depth), self.child_codes[depth]
+            if not is_dense(depth, num_nodes * num_codes, len(codes)):
+                tables.append(None)
+                continue
+            child_VK = torch.full((num_nodes + 1, num_codes + 1), -1, device=self.device)
+            children = torch.arange(len(codes), device=self.device)
+            parents = torch.searchsorted(self.child_offsets[depth], children, right=True) - 1
+            child_VK[parents, codes] = children
+            tables.append(child_VK)
+        return tuple(tables)
+
+    def _nodes_and_none(self, depth: int) -> Tensor:
+        nodes = torch.arange(self.num_nodes(depth) + 1, device=self.device)
+        nodes[-1] = -1
+        return nodes
 
     @classmethod
     def from_codes(cls, codes_IL: ArrayLike | Tensor, may_share: bool = False) -> CodeTrie:

@@ -84,7 +84,7 @@ class CausalLmBackbone(LanguageBackbone):
         return total
 
     def encode_context(self, batch: TensorBatch) -> KeyValueContext:
-        layout, _ = _token_layout(batch.layout, len(self.level_sizes), 0)
+        layout = batch.layout.repeated(len(self.level_sizes))
         tokens_M = self.tokens_IL[batch.items_N].flatten()
         layout, vectors_MD = self._after_summaries(batch, layout, tokens_M)
         rows = PackedRows(layout, self.choice, keep=True)
@@ -109,7 +109,7 @@ class CausalLmBackbone(LanguageBackbone):
 
     def read_on(self, batch: TensorBatch, past: Past) -> tuple[KeyValueContext, Sequence[KeysAndValues]]:
         """As `prefix_cache.ReadsOn` has it."""
-        layout, _ = _token_layout(batch.layout, len(self.level_sizes), 0)
+        layout = batch.layout.repeated(len(self.level_sizes))
         behind, places_M = layout.behind(past.lengths_B)
         grown = Grown(past, behind)
         rows = PackedRows(behind, self.choice, keep=True, grown=grown)

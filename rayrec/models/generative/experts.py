@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.platform.devices import HOST, without_autocast
+from rayrec.platform.devices import values_may_decide, without_autocast
 
 MOST_DENSE = 1024
 """Tokens without gradients for which every expert is computed."""
@@ -101,7 +101,7 @@ class Experts(nn.Module):
             if len(x_ND) <= MOST_DENSE:
                 return self._all(x_ND, gates), gates
             # The host knows how many each expert has without waiting.
-            if x_ND.device != HOST.torch or torch.compiler.is_exporting():
+            if not values_may_decide(x_ND.device):
                 return self.in_blocks(x_ND, gates), gates
         return self._chosen(x_ND, gates, dropout, keys_N), gates
 

@@ -119,7 +119,7 @@ class PrefixBackbone(GenerativeBackbone[VectorContext]):
             node_BW = self._nodes(codes_BWL[:, :, :depth])
             most = self.trie.max_children[depth]
             children_BWC, is_child_BWC = self.trie.children(depth, node_BW, most)
-            codes_BWC = self.trie.child_codes[depth][children_BWC]
+            codes_BWC = self.trie.codes_of_children(depth, node_BW, children_BWC)
             logits_BWC = self._logits(context, depth, node_BW).gather(2, codes_BWC)
             log_probs_BWC = logits_BWC.masked_fill(~is_child_BWC, -torch.inf).log_softmax(dim=2)
             is_it_BWC = is_child_BWC & (codes_BWC == codes_BWL[:, :, depth, None])
@@ -140,7 +140,7 @@ class PrefixBackbone(GenerativeBackbone[VectorContext]):
         children = Children.of(self.trie, depth, node_BW)
         own_BRS = self.own_products(context.vectors_BD, depth, children)
         own_BRS = own_BRS.masked_fill(~children.is_child_BRS, 0.0)
-        codes_BRS = self.trie.child_codes[depth][children.nodes_BRS]
+        codes_BRS = children.codes_BRS
         if children.prefix_BR is None:
             return logits_BWK.scatter_add(2, codes_BRS, own_BRS)
         place_BN = (children.prefix_BR[:, :, None] * logits_BWK.shape[2] + codes_BRS).flatten(1)

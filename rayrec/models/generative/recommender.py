@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.models.decoding.beam import BeamResult, beam_search, beams_for, searches_of
+from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.decoding.leaf_filter import ItemSets, LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution, JaggedStep, Step, item_log_probs
 from rayrec.models.decoding.trie import CodeTrie
@@ -18,7 +19,7 @@ from rayrec.models.generative.prefix_cache import PrefixCache, ReadsOn
 from rayrec.models.sequence.sequence_model import ReadRows, SequenceModel, TopItems
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 from rayrec.platform.arrays import Int64Array
-from rayrec.platform.devices import HOST
+from rayrec.platform.devices import values_may_decide
 from rayrec.platform.event_labels import UNKNOWN
 
 MAX_LOGITS = 1 << 24
@@ -141,11 +142,11 @@ class GenerativeRecommender(SequenceModel):
         batch: TensorBatch,
         k: int,
         excluded_BE: Tensor | None,
-        beams_B: Sequence[int] | None = None,
+        beams_B: Sequence[Beams] | None = None,
         allowed: ItemSets | None = None,
     ) -> TopItems:
         context = self._context(batch)
-        widths_B = [self.num_beams(k)] * len(context) if beams_B is None else beams_B
+        of_rows_B: Sequence[Beams] = [self.num_beams(k)] * len(context) if beams_B is None else beams_B
         leaf_filter = None
         if allowed is not None and excluded_BE is None:
             excluded_BE = torch.full_like(allowed.set_B[:, None], -1)
@@ -153,14 +154,14 @@ class GenerativeRecommender(SequenceModel):
             leaf_filter = LeafFilter.excluding(self.trie, excluded_BE, allowed)
         found = []
         # Elsewhere their number would have to be waited for, see `Prefixes`.
-        is_jagged = self.backbone.has_jagged_step and self.codes_IL.device == HOST.torch
-        for search, width in searches_of(widths_B, is_jagged):
+        is_jagged = self.backbone.has_jagged_step and values_may_decide(self.codes_IL.device)
+        for search, width in searches_of(of_rows_B, is_jagged):
             # A row is decoded alike whatever the rows beside it, which do not mix.
             size = max(1, MAX_LOGITS // (width * max(self._trie.num_codes)))
             for first in range(search.start, search.stop, size):
                 rows = slice(first, min(first + size, search.stop))
-                of_rows = None if leaf_filter is None else leaf_filter.some_rows(rows)
-                result = self._search(context.some_rows(rows), widths_B[rows], of_rows)
+                filtered = None if leaf_filter is None else leaf_filter.some_rows(rows)
+                result = self._search(context.some_rows(rows), width, of_rows_B[rows], filtered)
                 missing = (0, max(k - width, 0))
                 found.append(
                     TopItems(
@@ -182,9 +183,12 @@ class GenerativeRecommender(SequenceModel):
 
     def _context(self, batch: TensorBatch) -> Context:
         # Rows of tables change beside the weights, and what is kept would not know; nor would it know of
-        # what is before these events.
-        if self.prefix_cache is None or batch.rows or batch.old_chunks is not None:
+        # what is before these events. It looks at histories, of which a padded batch says nothing to the
+        # host.
+        is_kept = self.prefix_cache is not None and not batch.rows and batch.old_chunks is None
+        if not is_kept or batch.layout.is_padded:
             return self.backbone.encode_context(batch)
+        assert self.prefix_cache is not None, "looked at above"
         return self.prefix_cache.of(batch)
 
     def use_prefix_cache(self, max_bytes: int) -> PrefixCache[Any] | None:
@@ -199,10 +203,9 @@ class GenerativeRecommender(SequenceModel):
         return beams_for(k, self.beam_width, max_beams)
 
     def _search(
-        self, context: Context, widths_B: Sequence[int], leaf_filter: LeafFilter | None
+        self, context: Context, width: int, beams_B: Sequence[Beams], leaf_filter: LeafFilter | None
     ) -> BeamResult:
         distribution = self.distribution(context, leaf_filter, renormalized=False)
-        most = max(widths_B)
-        if min(widths_B) == most:
-            return beam_search(distribution, most)
-        return beam_search(distribution, most, torch.tensor(widths_B, device=self.codes_IL.device))
+        if all(each == width for each in beams_B):
+            return beam_search(distribution, width)
+        return beam_search(distribution, width, beams_B)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.base.distinct_rows import rows_of_ids
+from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.sequence.backbones.history import HistoryReader, contexts, last_contexts
 from rayrec.models.sequence.item_losses import ItemLoss
@@ -54,7 +55,7 @@ class NextItemModel(SequenceModel):
         batch: TensorBatch,
         k: int,
         excluded_BE: Tensor | None,
-        beams_B: Sequence[int] | None = None,
+        beams_B: Sequence[Beams] | None = None,
         allowed: ItemSets | None = None,
     ) -> TopItems:
         return top_items(self._scores(batch), k, excluded_BE, allowed)

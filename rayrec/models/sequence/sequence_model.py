@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 from rayrec.platform.arrays import Float32Array, Int64Array
@@ -54,15 +55,16 @@ class SequenceModel(nn.Module, ABC):
         batch: TensorBatch,
         k: int,
         excluded_BE: Tensor | None,
-        beams_B: Sequence[int] | None = None,
+        beams_B: Sequence[Beams] | None = None,
         allowed: ItemSets | None = None,
     ) -> TopItems:
         """The k best next items of each row.
 
         Args:
             excluded_BE: [B, E] catalog positions never to return, padded with -1.
-            beams_B: beams of each row; a row finds no more items than it has. None: as many as k takes
-                (`num_beams`). Of no effect on a model without.
+            beams_B: beams of each row, so many at every level, or as a policy has it; a row finds no more
+                items than it has beams at the last one. None: as many as k takes (`num_beams`). Of no effect
+                on a model without.
             allowed: what may be returned; None: the catalog.
         """
 

@@ -15,6 +15,7 @@ import torch
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.config import QuantizationConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.program.flops import ModelFlops
 from rayrec.models.program.program import AllowedItems, ProgramPlacement, RankedItems, Rows, SumOverTrainers
@@ -66,7 +67,7 @@ class CompiledRanker(Protocol):
         rows: Rows,
         k: int,
         excluded_BE: np.ndarray | None,
-        beams_B: Sequence[int] | None = None,
+        beams_B: Sequence[Beams] | None = None,
     ) -> RankedItems | None:
         """As `SequenceProgram.recommend`; None for a batch that has no program here."""
 
@@ -100,7 +101,7 @@ class SequenceProgram(TorchProgram):
         rows: Rows,
         k: int,
         excluded_BE: np.ndarray | None,
-        beams_B: Sequence[int] | None = None,
+        beams_B: Sequence[Beams] | None = None,
         allowed: AllowedItems | None = None,
     ) -> RankedItems:
         """As `RecommendingProgram.recommend`.

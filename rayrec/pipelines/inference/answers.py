@@ -131,6 +131,11 @@ class Wanted:
     budget: Budget = FULL_BUDGET
     control: Control | None = None
     """What the list has to be besides good; None: nothing else."""
+    beams: tuple[int, ...] | None = None
+    """Of a generative model by level, instead of its own, as far as the budget allows, see `BeamPolicy`;
+    None: its own."""
+    beam_margin: float | None = None
+    """Likewise; None: no beam is dropped for being less probable than the best."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.program.frozen_base import BASE, FrozenBase
 from rayrec.models.program.program import AllowedItems, RankedItems, Rows
 from rayrec.models.program.torch_program import check_shapes
@@ -33,7 +34,7 @@ class ItemRanker(Protocol):
         rows: Rows,
         k: int,
         excluded_BE: Int64Array | None,
-        beams_B: Sequence[int] | None = None,
+        beams_B: Sequence[Beams] | None = None,
         allowed: AllowedItems | None = None,
     ) -> RankedItems:
         """As `SequenceProgram.recommend`."""

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.inference.answers import FULL_BUDGET, Answer, Budget, Query, Wanted
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
@@ -42,6 +43,10 @@ class MergedCandidates:
     def num_beams(self, k: int, budget: Budget = FULL_BUDGET) -> int:
         """As `Recommender.num_beams`."""
         return self.recommender.num_beams(k, budget)
+
+    def beams_of(self, wanted: Wanted) -> Beams:
+        """As `Recommender.beams_of`."""
+        return self.recommender.beams_of(wanted)
 
     def recommend_samples(self, samples: SampleBatch, k: int, exclude_seen: bool = True) -> RankedItems:
         """k candidates of each row, those of the model first; -1 where there are fewer.

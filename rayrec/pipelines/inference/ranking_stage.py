@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.program.program import RankedItems
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.inference.answers import FULL_BUDGET, Answer, Budget, Query, Ranking, Wanted
@@ -125,14 +126,23 @@ class RankingStage:
 
     def num_beams(self, k: int, budget: Budget = FULL_BUDGET) -> int:
         """Beams that candidates are found with; 0 where the recommender scores every item."""
-        return self.recommender.num_beams(self._num_candidates(k, budget), budget)
+        return self.recommender.num_beams(self._num_candidates(Wanted(k, budget=budget)), budget)
 
-    def _num_candidates(self, k: int, budget: Budget) -> int:
-        candidates = self.config.candidates
+    def beams_of(self, wanted: Wanted) -> Beams:
+        """As `Recommender.beams_of`, of the candidates."""
+        return self.recommender.beams_of(self._of_candidates(wanted))
+
+    def _of_candidates(self, wanted: Wanted) -> Wanted:
+        return replace(wanted, k=self._num_candidates(wanted))
+
+    def _num_candidates(self, wanted: Wanted) -> int:
+        candidates, budget = self.config.candidates, wanted.budget
         # As many beams as candidates are the least: with fewer of the ones there are fewer of the others.
         if budget.max_beams is not None and self.recommender.num_beams(candidates):
             candidates = min(candidates, budget.max_beams)
-        return max(k, candidates)
+        if wanted.beams is not None and self.recommender.num_beams(candidates):
+            candidates = min(candidates, wanted.beams[-1])
+        return max(wanted.k, candidates)
 
     def answer(
         self, queries: Sequence[Query], k: int, exclude_seen: bool = True, budget: Budget = FULL_BUDGET
@@ -155,7 +165,7 @@ class RankingStage:
 
     def _answer_each(self, queries: Sequence[Query], wanted: Sequence[Wanted]) -> list[Answer]:
         """Without control."""
-        candidates = [replace(each, k=self._num_candidates(each.k, each.budget)) for each in wanted]
+        candidates = [self._of_candidates(each) for each in wanted]
         answers = [
             _filled_up(answer, query, self.config.candidates)
             for answer, query in zip(self.recommender.answer_each(queries, candidates), queries, strict=True)

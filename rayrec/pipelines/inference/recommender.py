@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
+from rayrec.models.decoding.beam_policy import BeamPolicy, Beams, by_level
 from rayrec.models.program.program import AllowedItems, RankedItems, Rows
 from rayrec.models.sequence.config import LongHistoryConfig
 from rayrec.models.sequence.sequence_model import CacheMetrics, SequenceModel
@@ -174,7 +175,7 @@ class Recommender:
         features: FeatureBatch,
         k: int,
         seen_BE: Int64Array | None,
-        beams_B: Sequence[int] | None = None,
+        beams_B: Sequence[Beams] | None = None,
         allowed: AllowedItems | None = None,
     ) -> RankedItems:
         return self._ranker.recommend(features, self._rows_of(features), k, seen_BE, beams_B, allowed)
@@ -192,6 +193,16 @@ class Recommender:
     def num_beams(self, k: int, budget: Budget = FULL_BUDGET) -> int:
         """Beams that such a question is answered with; 0 of a model that scores every item."""
         return self._ranker.num_beams(k, budget.max_beams)
+
+    def beams_of(self, wanted: Wanted) -> Beams:
+        """Beams that a question is answered with; 0 of a model that scores every item."""
+        usual = self.num_beams(wanted.k, wanted.budget)
+        if not usual:
+            return 0
+        if wanted.beams is None:
+            return BeamPolicy((usual,), wanted.beam_margin).beams
+        policy = BeamPolicy(wanted.beams, wanted.beam_margin)
+        return policy.within(wanted.k, wanted.budget.max_beams).beams
 
     def answer(
         self, queries: Sequence[Query], k: int, exclude_seen: bool = True, budget: Budget = FULL_BUDGET
@@ -226,8 +237,8 @@ class Recommender:
         """Without control."""
         answers: dict[int, Answer] = {}
         # Neighbors of about as many beams are found by one search.
-        beams = [self.num_beams(each.k, each.budget) for each in wanted]
-        order = sorted(range(len(queries)), key=lambda place: -beams[place])
+        widths_BL = by_level([self.beams_of(each) for each in wanted])
+        order = sorted(range(len(queries)), key=lambda place: [-width for width in widths_BL[place]])
         for is_prepared in (False, True):
             places = [place for place in order if queries[place].is_prepared == is_prepared]
             if places:
@@ -380,9 +391,9 @@ class Recommender:
             hashed.update(np.ascontiguousarray(weights).tobytes())
         return hashed.hexdigest()
 
-    def _beams_of(self, wanted: Sequence[Wanted]) -> list[int] | None:
+    def _beams_of(self, wanted: Sequence[Wanted]) -> list[Beams] | None:
         """Of each query; None where they are those of the most items, or there are none."""
-        beams = [self.num_beams(each.k, each.budget) for each in wanted]
+        beams = [self.beams_of(each) for each in wanted]
         usual = self.num_beams(max(each.k for each in wanted))
         return None if all(each == usual for each in beams) else beams
 

@@ -25,7 +25,10 @@ class CompileConfig(Config):
     """Programs that are ordered while a process lives; shapes beyond are ranked eagerly."""
     wait_s: float = Field(900.0, ge=0)
     """Readiness waits so long for the first programs; what is not there then comes while requests are
-    answered."""
+    answered. Recordings are all made before."""
+    graphs: bool = False
+    """Record the kernels of every shape when the service starts, and start them all at once from then on
+    (CUDA graphs), instead of compiling. Of devices that have graphs; refused on others."""
     folder: str | None = None
     """Where packages are kept; None: `compiled` in the run's folder, or the user's cache where that cannot be
     written to."""

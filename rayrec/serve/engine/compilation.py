@@ -30,10 +30,14 @@ from typing import Protocol
 import torch
 
 from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
+from rayrec.models.compiled_ranking.captured import capture, captured_programs
 from rayrec.models.compiled_ranking.compiler_process import CANNOT, NEVER
 from rayrec.models.compiled_ranking.job import Job, RankingModel
 from rayrec.models.compiled_ranking.packages import PackageError, PackageFolders, load
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
+from rayrec.platform.devices import KINDS, device_named
+from rayrec.platform.errors import InputError
+from rayrec.platform.graphs import graphs_of
 from rayrec.serve.config.compile import CompileConfig
 
 logger = logging.getLogger(__name__)
@@ -88,6 +92,8 @@ class CompileService:
 
     def give(self, recommender: Versioned) -> CompiledRanking:
         """Have a version ranked by programs; those of a version of the same shapes are its own at once."""
+        if self._config.graphs:
+            return self._recorded(recommender)
         key = f"{recommender.ranking_model.fingerprint} {recommender.device}"
         if (programs := self._programs.get(key)) is not None:
             try:
@@ -106,6 +112,21 @@ class CompileService:
         self._programs = {key: programs}  # a model of other shapes has replaced the one before
         return ranking
 
+    @property
+    def records(self) -> bool:
+        """Whether every version has programs of its own, which are all made before it answers."""
+        return self._config.graphs
+
+    def _recorded(self, recommender: Versioned) -> CompiledRanking:
+        device = recommender.device
+        if graphs_of(device) is None:
+            able = [kind for kind in KINDS if device_named(kind).graph_class is not None]
+            raise InputError(
+                f"compile.graphs: {device.type} records no kernels; leave it out, or serve on "
+                f"{' or '.join(able)} (--device)"
+            )
+        return recommender.rank_with(captured_programs(recommender.ranking_model, self._buckets, device))
+
     def warm_up(self, ranking: CompiledRanking) -> None:
         """Wait until batches of all lengths that the model reads have their programs, but not too long.
 
@@ -121,6 +142,11 @@ class CompileService:
         lengths = [each for each in self._buckets.lengths if longest is None or each <= longest.length]
         # Small ones first: most batches are, and there most is gained.
         buckets = [Bucket(rows, length, width) for rows in self._buckets.row_counts for length in lengths]
+        if self._config.graphs:
+            graphs = graphs_of(programs.device)
+            assert graphs is not None, "looked at when the version came"
+            capture(ranking, graphs, buckets)
+            return
         ordered = [bucket for bucket in buckets if programs.want(bucket)]
         logger.info("compiling, or loading, the programs of %d shapes before requests", len(ordered))
         if not self.compiler.wait(self._config.wait_s):

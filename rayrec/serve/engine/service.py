@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
+from rayrec.models.decoding.beam_policy import Beams, widest
 from rayrec.models.sequence.sequence_model import CacheMetrics
 from rayrec.pipelines.inference.answers import Answer, ControlReport, Query, Recommendation, Wanted
 from rayrec.pipelines.inference.control import controlled
@@ -219,9 +220,9 @@ class RecommendationService:
         """Requests of one group may be computed together: such as are ranked, or are not; where every item is
         scored, such as want about as many items, or few; and where programs are compiled, which have as many
         beams for all rows, such as have as many."""
-        asks_model, num_beams = level_of(request).asks_model, self._num_beams(request)
-        items = 0 if num_beams or not asks_model else self._items_to_find(request)
-        beams = num_beams if self._is_compiled else 0
+        asks_model, beams = level_of(request).asks_model, self._beams(request)
+        items = 0 if beams or not asks_model else self._items_to_find(request)
+        beams = beams if self._is_compiled else 0
         return asks_model, self._stage_for(request) is None, beams, items
 
     def width_of(self, request: RecommendRequest) -> int:
@@ -229,7 +230,7 @@ class RecommendationService:
         multiples of a few, where every item is scored, and 0 where the model is not asked."""
         if not level_of(request).asks_model:
             return 0
-        if num_beams := self._num_beams(request):
+        if num_beams := widest(self._beams(request)):
             return 1 << (num_beams - 1).bit_length()
         return self._items_to_find(request) // FEW_ITEMS
 
@@ -238,11 +239,14 @@ class RecommendationService:
         wanted = max(min(self._understanding.num_searched(request), self.max_k), FEW_ITEMS)
         return 1 << (wanted - 1).bit_length()
 
-    def _num_beams(self, request: RecommendRequest) -> int:
+    def _beams(self, request: RecommendRequest) -> Beams:
         if not level_of(request).asks_model:
             return 0
         source, wanted = self._stage_for(request) or self._recommender, self._understanding.wanted(request)
-        return source.num_beams(min(self._understanding.num_searched(request), self.max_k), wanted.budget)
+        wanted = replace(wanted, k=min(self._understanding.num_searched(request), self.max_k))
+        if wanted.beams is None and wanted.beam_margin is None:
+            return source.num_beams(wanted.k, wanted.budget)
+        return source.beams_of(wanted)
 
     def _stage_for(self, request: RecommendRequest) -> RankingStage | None:
         return self._stage if level_of(request).ranks and request.rank is not False else None
@@ -501,11 +505,12 @@ class RecommendationService:
         """Have batches ranked by compiled programs.
 
         Args:
-            waits: for the first of them, see `CompileConfig`.
+            waits: for the first of them, see `CompileConfig`; recordings are always waited for, since they
+                are of one version.
         """
         ranking = compilation.give(self._recommender)
         self._is_compiled = True
-        if not waits:
+        if not waits and not compilation.records:
             return
         self.warm_up()  # from which the programs' inputs are learned
         compilation.warm_up(ranking)
@@ -583,10 +588,10 @@ def _control_of(found: Answer) -> ControlAnswer:
 def _degraded(asked: Asked, source: Recommender | RankingStage) -> list[Degraded]:
     """What is computed less of an answer than was asked for."""
     wanted, degraded = asked.wanted, list[Degraded]()
-    if wanted.budget.max_beams is not None and source.num_beams(wanted.k, wanted.budget) < source.num_beams(
-        wanted.k
-    ):
-        degraded.append("fewer_beams")
+    if wanted.budget.max_beams is not None:
+        in_full = replace(wanted, budget=replace(wanted.budget, max_beams=None))
+        if source.beams_of(wanted) != source.beams_of(in_full):
+            degraded.append("fewer_beams")
     most = wanted.budget.max_events
     if most is not None and len(asked.query.history_ids) > most:
         degraded.append("shorter_history")

@@ -130,6 +130,7 @@ class Understanding:
             if request.candidates is not None:
                 allowed = self._among(request.candidates, allowed)
             controls = self._control_of(request)
+            self._check_beams(request)
             if request.row is not None:
                 query, ignored = self._of_row(request)
             elif request.history is not None:
@@ -217,6 +218,42 @@ class Understanding:
         num_candidates = None if request.candidates is None else len(request.candidates)
         return Control(tuple(quotas), float(request.diversity), num_candidates)
 
+    def _check_beams(self, request: RecommendRequest) -> None:
+        """Raises RefusedRequestError for beams that this model or this request cannot have."""
+        if request.beams is None and request.beam_margin is None:
+            return
+        name = "beam_margin" if request.beams is None else "beams"
+        if not self._recommender.num_beams(1):
+            raise RefusedRequestError(
+                f"{name}: this service's model scores every item and has no beams; leave it out"
+            )
+        if request.candidates is not None:
+            raise RefusedRequestError(
+                f"{name}: candidates are scored exactly, with as many beams as that takes; leave out one of "
+                "the two"
+            )
+        if (widths := self._widths_of(request)) is None:
+            return
+        registry = self._recommender.semantic_ids
+        if registry is not None and len(widths) > (num_codes := registry.codes_IL.shape[1]):
+            raise RefusedRequestError(
+                f"beams: {len(widths)} numbers, and an item of this model has {num_codes} codes; give at "
+                "most one for each"
+            )
+        if max(widths) > (most := self._recommender.num_beams(self._max_k)):
+            raise RefusedRequestError(f"beams: {max(widths)} are more than the {most} of this service")
+        if widths[-1] < (k := min(request.k, len(self.item_keys))):
+            raise RefusedRequestError(
+                f"beams: {widths[-1]} after the last code find no {k} items (k); give at least as many"
+            )
+
+    def _widths_of(self, request: RecommendRequest) -> tuple[int, ...] | None:
+        """Beams by level, no more than there are items; None: those of the service."""
+        if request.beams is None:
+            return None
+        widths = request.beams if isinstance(request.beams, list) else [request.beams]
+        return tuple(min(width, len(self.item_keys)) for width in widths)
+
     def num_searched(self, request: RecommendRequest) -> int:
         """Items that are looked for, at most those of the catalog."""
         num_candidates = None if request.candidates is None else len(request.candidates)
@@ -294,7 +331,13 @@ class Understanding:
         return None if key is None else self._recommender.dataset.user_by_key(str(key))
 
     def wanted(self, request: RecommendRequest) -> Wanted:
-        return Wanted(min(request.k, len(self.item_keys)), request.exclude_seen, level_of(request).budget)
+        return Wanted(
+            min(request.k, len(self.item_keys)),
+            request.exclude_seen,
+            level_of(request).budget,
+            beams=self._widths_of(request),
+            beam_margin=None if request.beam_margin is None else float(request.beam_margin),
+        )
 
 
 def has_control(request: RecommendRequest) -> bool:

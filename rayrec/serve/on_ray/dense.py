@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from rayrec.models.decoding.beam import beams_for
+from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.program.program import AllowedItems, RankedItems, Rows
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of, use_prefix_cache
@@ -196,7 +197,7 @@ class RemoteRanker:
         rows: Rows,
         k: int,
         excluded_BE: Int64Array | None,
-        beams_B: Sequence[int] | None = None,
+        beams_B: Sequence[Beams] | None = None,
         allowed: AllowedItems | None = None,
     ) -> RankedItems:
         """As `SequenceProgram.recommend`."""

@@ -6,6 +6,7 @@ sparse part: features, rows ─► RankBatch.packed ─► bytes ─► RankBatc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -13,6 +14,7 @@ from typing import cast
 import numpy as np
 import safetensors.numpy
 
+from rayrec.models.decoding.beam_policy import BeamPolicy, Beams, by_level, policy_of
 from rayrec.models.program.program import AllowedItems, RankedItems
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import Label, Part
@@ -34,7 +36,7 @@ class RankBatch:
     """[M, D] by table."""
     k: int
     excluded_BE: Int64Array | None
-    beams_B: Sequence[int] | None = None
+    beams_B: Sequence[Beams] | None = None
     """Of each row; None: as many as k takes."""
     allowed: AllowedItems | None = None
 
@@ -64,7 +66,7 @@ class RankBatch:
             arrays |= {"prompt tokens": prompts.tokens_N, "prompt offsets": prompts.offsets_B1}
             arrays |= {f"prompt-places {table}": places for table, places in prompts.filled_P.items()}
         if self.beams_B is not None:
-            arrays["beams"] = np.array(self.beams_B, dtype=np.int64)
+            arrays |= _packed_beams(self.beams_B)
         if self.excluded_BE is not None:
             arrays["excluded"] = self.excluded_BE
         if self.allowed is not None:
@@ -115,9 +117,31 @@ class RankBatch:
             _named("rows", arrays),
             k,
             arrays.get("excluded"),
-            arrays["beams"].tolist() if "beams" in arrays else None,
+            _unpacked_beams(arrays),
             allowed,
         )
+
+
+def _packed_beams(beams_B: Sequence[Beams]) -> dict[str, np.ndarray]:
+    """[B, L] widths by level; and margins, where a row has one or keeps other widths at other levels."""
+    widths_BL = np.array(by_level(beams_B), dtype=np.int64)
+    if all(isinstance(each, int) for each in beams_B):
+        return {"beams": widths_BL}
+    margins = [policy_of(each).margin for each in beams_B]
+    return {"beams": widths_BL, "beam margins": np.array(margins, dtype=np.float64)}  # None is NaN
+
+
+def _unpacked_beams(arrays: Mapping[str, np.ndarray]) -> list[Beams] | None:
+    if "beams" not in arrays:
+        return None
+    widths_BL = arrays["beams"].tolist()
+    if "beam margins" not in arrays:
+        return [widths[0] for widths in widths_BL]
+    margins = arrays["beam margins"].tolist()
+    return [
+        BeamPolicy(tuple(widths), None if math.isnan(margin) else margin).beams
+        for widths, margin in zip(widths_BL, margins, strict=True)
+    ]
 
 
 def _unpacked_chunks(arrays: Mapping[str, np.ndarray]) -> OldChunks | None:

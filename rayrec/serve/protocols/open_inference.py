@@ -19,10 +19,11 @@ The same over HTTP (`open_inference_routes`, `tensor_codec`) and over gRPC (`ser
 Either `history` or `user_id` is needed; all other inputs may be left out, and mean what they mean in
 `/v1/recommend`: a history replaces the stored one, even where it is empty. Ids may be integers of 32 or 64
 bits, too: 12 is the id "12", and rows of different lengths need `history_length`. Parameters of a request
-are `k`, `exclude_seen`, `rank`, `filter`, `quotas` and `diversity` from there; K is `k`, however few items
-there are. Of Triton's parameters, `timeout` (microseconds) is as the header `X-Request-Timeout-Ms`, and
-`priority` orders what waits for the model: 1 comes first, 0 and none are as 2. Among equals, the earliest
-deadline goes first. What waits is not made late by others: they are refused instead, as everywhere.
+are `k`, `exclude_seen`, `rank`, `filter`, `quotas`, `diversity`, `beams` and `beam_margin` from there; K is
+`k`, however few items there are. Of Triton's parameters, `timeout` (microseconds) is as the header
+`X-Request-Timeout-Ms`, and `priority` orders what waits for the model: 1 comes first, 0 and none are as 2.
+Among equals, the earliest deadline goes first. What waits is not made late by others: they are refused
+instead, as everywhere.
 
 Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
 of the message says what, of all its rows together: names of `/v1/recommend` with commas between them. Where
@@ -81,9 +82,9 @@ OUTPUTS: dict[str, tuple[str, tuple[int, ...]]] = {
     "source": ("BYTES", (-1,)),
     "item_source": ("BYTES", (-1, -1)),
 }
-PARAMETERS = ("k", "exclude_seen", "rank", "filter", "quotas", "diversity")
-"""Parameters are texts, numbers and truth values: a filter and quotas are the JSON of those of
-`/v1/recommend`."""
+PARAMETERS = ("k", "exclude_seen", "rank", "filter", "quotas", "diversity", "beams", "beam_margin")
+"""Parameters are texts, numbers and truth values: a filter, quotas and a list of beams are the JSON of those
+of `/v1/recommend`."""
 
 MESSAGE_PARAMETERS = ("timeout", "priority")
 """Of the message and not of its rows; see above."""
@@ -314,7 +315,7 @@ def rows_of(call: InferenceCall, max_rows: int) -> list[RecommendRequest]:
             known = ", ".join((*PARAMETERS, *MESSAGE_PARAMETERS))
             raise RequestError(f"parameters: {name!r} is not known; known are {known}")
     parameters = {name: value for name, value in call.parameters.items() if name in PARAMETERS}
-    for name, parse in (("filter", json_object), ("quotas", strict_json)):
+    for name, parse in (("filter", json_object), ("quotas", strict_json), ("beams", strict_json)):
         if isinstance(given := parameters.get(name), str):
             try:
                 parameters[name] = parse(given.encode())

@@ -45,6 +45,11 @@ _BODY = {
                             "filter": {"type": "string", "description": "JSON of a filter."},
                             "quotas": {"type": "string", "description": "JSON of an array of quotas."},
                             "diversity": {"type": "number", "minimum": 0, "maximum": 1},
+                            "beams": {
+                                "anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}],
+                                "description": "A number, or the JSON of an array of numbers.",
+                            },
+                            "beam_margin": {"type": "number", "exclusiveMinimum": 0},
                             "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds."},
                             "priority": {"type": "integer", "minimum": 0},
                             "binary_data_output": {"type": "boolean"},

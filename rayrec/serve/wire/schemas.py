@@ -15,6 +15,7 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
+    field_validator,
     model_validator,
 )
 
@@ -30,6 +31,9 @@ MAX_HISTORY = 10_000
 
 MAX_FILTER = 10_000
 """Most ids of a filter; longer lists are kept under a name."""
+
+MAX_LEVELS = 64
+"""Most codes of an item that a schedule of beams may name: far above those of any semantic ID."""
 
 LATEST_S = 100_000_000_000
 """Farthest time from 1970, the year 5138: a time in milliseconds is beyond it."""
@@ -151,9 +155,32 @@ class RecommendRequest(Asked):
     diversity: Annotated[StrictFloat | StrictInt, Field(ge=0, le=1, allow_inf_nan=False)] = 0
     """How much an item counts for being unlike those before it, from 0 (by score alone) to 1, for models with
     semantic IDs: maximal marginal relevance among five times as many items as are asked for."""
+    beams: StrictInt | list[StrictInt] | None = None
+    """Prefixes that a generative model keeps on the way to an item: so many after every code, or a list of
+    numbers, one per code, the last of which holds for the codes after it. More cost more and find better
+    lists; the last number is at least `k`. What the service has set, if it is not said."""
+    beam_margin: Annotated[StrictFloat | StrictInt, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Prefixes whose log-probability is more than this below that of the best one are dropped, which saves
+    time where the model is sure. Fewer items may come back."""
     rank: StrictBool | None = None
     """Whether the ranking stage orders the items: if not said, it does where there is one. True is refused
     where there is none; false gives what the model alone would."""
+
+    @field_validator("beams", mode="before")
+    @classmethod
+    def _are_beams(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        numbers = value if isinstance(value, list) else [value]
+        if len(numbers) > MAX_LEVELS or not numbers:
+            raise ValueError(
+                f"{len(numbers)} numbers; give one for each code of an item, at most {MAX_LEVELS}"
+            )
+        if any(type(each) is not int for each in numbers):
+            raise ValueError("expected an integer or a list of integers")
+        if min(numbers) < 1:
+            raise ValueError(f"{min(numbers)} beams find no item; give at least 1")
+        return value
 
 
 class ItemRanking(_Schema):

@@ -55,6 +55,25 @@ KINDS: dict[str, tuple[dict[str, Any], Catalog, Signature]] = {
         IDS,
         Signature(LENGTH, labels=("behavior",), parts=("behavior", "scenario")),
     ),
+    "causal": (
+        {
+            "name": "causal_lm",
+            "backbone": {
+                "network": {
+                    "kind": "qwen3",
+                    "dim": DIM,
+                    "num_layers": 2,
+                    "num_heads": 2,
+                    "num_key_heads": 1,
+                    "feedforward_dim": 2 * DIM,
+                },
+                "max_length": LENGTH,
+            },
+            "beam_width": BEAMS,
+        },
+        IDS,
+        Signature(LENGTH),
+    ),
     "encoder": ({"name": "encoder_decoder", **GENERATES}, IDS, Signature(LENGTH)),
 }
 

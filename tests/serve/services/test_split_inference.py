@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayrec.models.decoding.beam_policy import BeamPolicy
 from rayrec.models.program.program import AllowedItems, RankedItems
 from rayrec.pipelines.inference.answers import Budget, Query
 from rayrec.pipelines.inference.loading import TrainedModel
@@ -139,6 +140,15 @@ def test_what_is_not_given_is_not_there_after_the_way():
     assert (found.version, found.excluded_BE, found.beams_B) == (None, None, None)
     assert (found.features.times_N, found.features.labels, found.rows) == (None, {}, {})
     assert found.features.prompts is None
+
+
+def test_beam_policies_go_along():
+    features = FeatureBatch(0, np.array([7]), np.array([0, 1]), np.array([4]), None, 0, {})
+    beams_B = [30, BeamPolicy((64, 32)), BeamPolicy((8,), 2.5), BeamPolicy((8, 16), 1.0)]
+
+    found = RankBatch.unpacked(RankBatch(None, features, {}, 5, None, beams_B).packed())
+
+    assert found.beams_B == [30, BeamPolicy((64, 32)), BeamPolicy((8, 8), 2.5), BeamPolicy((8, 16), 1.0)]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rayrec.models import Catalog, SequenceModel, SequenceModelConfig, TensorBatch, TopItems, top_items
+from rayrec.models import Beams, Catalog, SequenceModel, SequenceModelConfig, TensorBatch, TopItems, top_items
 
 
 class GruConfig(SequenceModelConfig):
@@ -46,7 +46,7 @@ class GruModel(SequenceModel):
         return functional.cross_entropy(scores_NI, batch.targets_N, reduction="sum")
 
     def recommend(
-        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, beams_B: Sequence[int] | None = None
+        self, batch: TensorBatch, k: int, excluded_BE: Tensor | None, beams_B: Sequence[Beams] | None = None
     ) -> TopItems:
         scores_BI = batch.layout.last(self.states(batch)) @ self.items_ID.T
         return top_items(scores_BI, k, excluded_BE)
