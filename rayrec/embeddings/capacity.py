@@ -315,6 +315,7 @@ def plan_shards(
     max_staleness: int = 0,
     step_buffer: int = DEFAULT_STEP_BUFFER,
     step_ids: Mapping[str, int] | None = None,
+    held_rows: int | None = None,
 ) -> tuple[ShardPlan, ...]:
     """Every parameter server of a run.
 
@@ -326,6 +327,8 @@ def plan_shards(
         step_buffer: bytes that a server may keep of updates that wait for those of lower ranks.
         step_ids: distinct ids of each table in the batch of all trainers, where that is known; None: as many
             as all of them could read.
+        held_rows: rows of each table that a trainer may hold beyond a batch, where trainers change whole
+            records and write them back; None: they do not.
     """
     if not tables:
         return ()  # no server is started
@@ -350,7 +353,11 @@ def plan_shards(
                 if step_ids is None
                 else max(spread(step_ids[config.name], num_shards, config.servers))
             )
-            steps.append(_StepPlan.of(config, new_ids, min(num_ids, of_step)))
+            step = _StepPlan.of(config, new_ids, min(num_ids, of_step))
+            if held_rows is not None:
+                swept = num_trainers * max(spread(held_rows, num_shards, config.servers))
+                step = step.with_records(config, new_ids, min(num_ids, swept) if config.eviction else 0)
+            steps.append(step)
         step_bytes = _step_bytes(steps, num_trainers, max_staleness, step_buffer)
         shards.append(ShardPlan(shard, tuple(planned), step_bytes))
     return tuple(shards)
@@ -367,6 +374,10 @@ class _StepPlan(NamedTuple):
     """Their sum."""
     growing: int
     """Beside it, while it grows."""
+    records: int = 0
+    """That trainers have changed and write back, which are kept until the step is committed."""
+    swept: int = 0
+    """The same, of all that they hold, before rows are given up."""
 
     @classmethod
     def of(cls, config: TableConfig, num_ids: int, num_distinct: int) -> _StepPlan:
@@ -378,19 +389,26 @@ class _StepPlan(NamedTuple):
         total = num_distinct * (_ID + row) + index_bytes(num_distinct)
         return cls(num_ids * row, num_ids * (row + _ID), total, num_distinct * row)
 
+    def with_records(self, config: TableConfig, num_ids: int, num_swept: int) -> _StepPlan:
+        """The same where whole records travel, at most one that leaves a trainer for each that it reads."""
+        record = 4 * RowOperations(config).num_words
+        return self._replace(
+            rows=num_ids * record, records=num_ids * (record + _ID), swept=num_swept * (record + _ID)
+        )
+
 
 def _step_bytes(tables: Sequence[_StepPlan], num_trainers: int, max_staleness: int, step_buffer: int) -> int:
     """What a server holds in the steps of all trainers."""
-    rows, updates, total, growing = (sum(table[part] for table in tables) for part in range(4))
+    rows, updates, total, growing, records, swept = (sum(parts) for parts in zip(*tables, strict=True))
     if num_trainers == 1:
-        return rows + (1 + max_staleness) * updates  # applied as they came
+        return rows + (1 + max_staleness) * (updates + records) + swept  # applied as they came
     # Of several trainers one may be a step ahead. A part is given back once it is in the sum, where the
     # parts of all lower ranks have to be first: if the first rank is the last to come, all others wait,
     num_steps = 2 + max_staleness
     without_bound = num_steps * updates + total + growing
     # as far as the buffer has room for them; beside it there are sums, and the parts whose turn it is.
     bounded = step_buffer + num_steps * (updates // num_trainers + total) + growing
-    return rows + min(without_bound, bounded)
+    return rows + min(without_bound, bounded) + num_steps * records + swept
 
 
 def caller_bytes(

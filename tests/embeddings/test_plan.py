@@ -325,6 +325,25 @@ def test_updates_that_wait_for_others_are_counted():
     assert step_bytes(50, 0, num_ids=150, step_buffer=1000) == bounded
 
 
+@pytest.mark.parametrize("eviction", [None, EvictionConfig(max_age_steps=9)], ids=["", "eviction"])
+def test_records_that_trainers_write_back_are_counted_until_the_step_is_committed(eviction):
+    config = TableConfig(name="items", dim=8, eviction=eviction)
+    record = 4 * RowOperations(config).num_words
+
+    def more_bytes(num_trainers, held_rows, num_ids=10_000):
+        without, with_records = (
+            plan_shards([config], {"items": [num_ids]}, {"items": 100}, 1, num_trainers, held_rows=held)[0]
+            for held in (None, held_rows)
+        )
+        return with_records.step_bytes - without.step_bytes
+
+    # Whole records come in the place of rows, and as many may leave in a step; of several trainers, in two.
+    assert more_bytes(1, 0) == 100 * (record - 32) + 100 * (record + 8)
+    swept = 0 if eviction is None else record + 8  # all that a cache holds, when rows are given up
+    assert more_bytes(2, 500) == 200 * (record - 32) + 2 * 200 * (record + 8) + 1000 * swept
+    assert more_bytes(2, 500, num_ids=700) == 200 * (record - 32) + 2 * 200 * (record + 8) + 700 * swept
+
+
 class Taken(ShardTransport):
     """Servers that take everything and keep nothing."""
 

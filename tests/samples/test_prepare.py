@@ -1,8 +1,12 @@
+import errno
+import fcntl
 import json
 import random
+import shutil
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +18,7 @@ from rayrec.platform.hashing import mix64
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.importers.tables import RawTable
+from rayrec.samples.prepare import writer
 from rayrec.samples.prepare.partitions import run_partitions_locally
 from rayrec.samples.prepare.prepare import prepare
 from rayrec.samples.prepare.times import parse_times
@@ -511,6 +516,47 @@ with whole_folder(Path(sys.argv[1])) as folder:
         assert alive.exists()
     assert others.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == [others.name, "data"]
+
+
+def test_what_a_process_writes_whose_locks_are_not_seen_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(writer, "_sharers_of_locks", lambda folder: "others")
+    with whole_folder(tmp_path / "data") as alive:
+        (alive.parent / "lock").unlink()
+        (alive.parent / "lock").touch()  # which nobody holds, as far as is seen here
+        monkeypatch.undo()
+        with whole_folder(tmp_path / "data") as folder:
+            (folder / "dataset.json").touch()
+        assert alive.exists()
+
+
+def test_a_folder_that_is_deleted_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    flock, deleted = fcntl.flock, []
+
+    def deleted_first(lock, operation):
+        if not deleted:
+            deleted.append(Path(lock.name).parent)
+            shutil.rmtree(deleted[0])
+        flock(lock, operation)
+
+    monkeypatch.setattr("fcntl.flock", deleted_first)
+    with whole_folder(tmp_path / "data") as folder:
+        assert folder.parent != deleted[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
+def test_a_file_system_without_locks_is_written_to_and_one_that_fails_is_not(tmp_path, monkeypatch, number):
+    def refused(lock, operation):
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr("fcntl.flock", refused)
+    if number == errno.ENOLCK:
+        with whole_folder(tmp_path / "data") as alive, whole_folder(tmp_path / "data"):
+            assert alive.exists()
+    else:
+        with pytest.raises(OSError, match="refused"), whole_folder(tmp_path / "data"):
+            pass
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_data_set_that_is_not_whole_is_refused_by_file(tmp_path):

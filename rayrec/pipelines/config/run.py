@@ -138,7 +138,8 @@ class SparseConfig(Config):
     None: what the machine has."""
     step_buffer: ByteSize = Field(ByteSize(DEFAULT_STEP_BUFFER), ge=1)
     """Most that one server keeps of gradients that came before those of lower ranks, in whose order they are
-    added up. What does not fit waits at its trainer; the numbers do not depend on it."""
+    added up. What does not fit waits at its trainer; the numbers do not depend on it. Records that caches
+    write back (`cache_rows`) are kept beside it."""
     server_threads: int = Field(1, ge=1)
     """Threads that one lookup or update of a server may use; the numbers do not depend on it. Ray counts a
     server as `pipeline.cpus_per_actor` all the same."""

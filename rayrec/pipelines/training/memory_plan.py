@@ -343,6 +343,7 @@ def plan_memory(assembly: Assembly, is_here: bool | None = None) -> MemoryPlan:
             num_callers or pipeline.num_trainers,
             max_staleness,
             sparse.step_buffer,
+            held_rows=sparse.cache_rows if _records_in_flight(config) else None,
         ),
         trainer=TrainerPlan(
             dense=dense_size(assembly),

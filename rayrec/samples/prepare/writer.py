@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
+import hashlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +26,8 @@ from rayrec.samples.dataset.dataset_folder import DatasetKind, FileEntry, kind_o
 _UNFINISHED = "unfinished-"
 _LOCK = "lock"
 """In an unfinished folder, beside what is written: held by the process that writes it."""
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of a file system that has no locks."""
 
 
 def holds_data_set(out: Path, kind: DatasetKind) -> bool:
@@ -59,21 +65,19 @@ def whole_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out` to write into; it replaces `out` when the block ends without an error.
 
     After an error it is gone, and `out` is as it was. What a killed process has left is deleted by the next
-    that writes `out`.
+    that writes `out` and sees its locks: until the machine starts again, a process there.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(out)
-        begun = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.{_UNFINISHED}"))
+        prefix = f".{out.name}.{_UNFINISHED}{_sharers_of_locks(out.parent)}-"
+        _remove_abandoned(out.parent, prefix)
+        begun, lock = _begin(out.parent, prefix)
     except OSError as error:
         if (full := no_room(error, out.parent)) is not None:
             raise full from error
         raise
     try:
-        with (begun / _LOCK).open("w") as lock:
-            # Where a file system has no such locks, nobody deletes the folder but this process.
-            with contextlib.suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with lock:
             draft = begun / out.name
             draft.mkdir()
             yield draft
@@ -86,9 +90,51 @@ def whole_folder(out: Path) -> Iterator[Path]:
     shutil.rmtree(begun, ignore_errors=True)
 
 
-def _remove_abandoned(out: Path) -> None:
-    """Delete what processes that have ended before `out` was whole have left beside it."""
-    for left in out.parent.glob(f".{glob.escape(out.name)}.{_UNFINISHED}*"):
+def _sharers_of_locks(folder: Path) -> str:
+    """The same for processes that see each other's locks in a folder, whatever its file system.
+
+    Some network file systems keep locks on the machine that takes them. So a machine counts until it starts
+    again, not by its name, which containers share; and on it, each mount.
+    """
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        machine = secrets.token_hex()  # nobody is known to see them
+    return hashlib.blake2b(f"{machine} {folder.stat().st_dev}".encode(), digest_size=6).hexdigest()
+
+
+def _begin(parent: Path, prefix: str) -> tuple[Path, IO[str]]:
+    """A new folder, and its lock, which this process holds."""
+    while True:
+        begun = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, begun, ignore_errors=True)
+            lock = stack.enter_context((begun / _LOCK).open("w"))
+            if _is_locked(lock):
+                stack.pop_all()
+                return begun, lock
+            # Another process locked it before, and deletes what it takes for abandoned.
+
+
+def _is_locked(lock: IO[str]) -> bool:
+    """Lock a file; whether it is locked now, and still there."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        # Then nobody deletes the folder but this process.
+    try:
+        return os.path.samestat(os.fstat(lock.fileno()), os.stat(lock.name))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_abandoned(parent: Path, prefix: str) -> None:
+    """Delete what processes that have ended before their folder was whole have left."""
+    for left in parent.glob(f"{glob.escape(prefix)}*"):
         with contextlib.suppress(OSError), (left / _LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which the process had for as long as it lived
             shutil.rmtree(left, ignore_errors=True)
