@@ -307,16 +307,6 @@ def evaluate_command(
     split: Annotated[
         EvaluationSplit, typer.Option(help="Held-out events to predict.")
     ] = EvaluationSplit.test,
-    beams: Annotated[
-        str | None,
-        typer.Option(
-            help="Prefixes that a generative model keeps: a number, or one per code of an item, as 128,64,32."
-        ),
-    ] = None,
-    beam_margin: Annotated[
-        float | None,
-        typer.Option(help="Drop prefixes whose log-probability is so much below that of the best."),
-    ] = None,
     snapshot: WhichOption = "best",
     data: DataOption = None,
     ranker: RankerOption = None,
@@ -477,6 +467,16 @@ def recommend_command(
         float,
         typer.Option(min=0, max=1, help="How much an item counts for being unlike those before it."),
     ] = 0.0,
+    beams: Annotated[
+        str | None,
+        typer.Option(
+            help="Prefixes that a generative model keeps: a number, or one per code of an item, as 128,64,32."
+        ),
+    ] = None,
+    beam_margin: Annotated[
+        float | None,
+        typer.Option(help="Drop prefixes whose log-probability is so much below that of the best."),
+    ] = None,
     snapshot: WhichOption = "best",
     data: DataOption = None,
     ranker: RankerOption = None,
