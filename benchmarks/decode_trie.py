@@ -107,7 +107,7 @@ class Static:
         """
         sys.path.insert(0, str(folder))
         try:
-            from static_decoding import csr_utils, decoding_pt  # type: ignore[import-not-found]
+            from static_decoding import csr_utils, decoding_pt
         except ImportError as error:
             raise InputError(
                 f"RAYREC_BENCH_STATIC: {folder} is no checkout of {STATIC} ({error}); clone "

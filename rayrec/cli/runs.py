@@ -467,6 +467,16 @@ def recommend_command(
         float,
         typer.Option(min=0, max=1, help="How much an item counts for being unlike those before it."),
     ] = 0.0,
+    beams: Annotated[
+        str | None,
+        typer.Option(
+            help="Prefixes that a generative model keeps: a number, or one per code of an item, as 128,64,32."
+        ),
+    ] = None,
+    beam_margin: Annotated[
+        float | None,
+        typer.Option(help="Drop prefixes whose log-probability is so much below that of the best."),
+    ] = None,
     snapshot: WhichOption = "best",
     data: DataOption = None,
     ranker: RankerOption = None,
@@ -498,6 +508,8 @@ def recommend_command(
             raise InputError(
                 "--neighbors answers without a model: it takes no --among, --quota and --diversity"
             )
+        if beams is not None or beam_margin is not None:
+            raise InputError("--neighbors answers without a model: it takes no --beams and --beam-margin")
         from rayrec.pipelines.inference.neighbors import NeighborRecommender
         from rayrec.samples.dataset.dataset import Dataset
         from rayrec.samples.graph import graph_of_dataset
@@ -543,11 +555,15 @@ def recommend_command(
             allowed_I = allowed_I & masks.allowed(ItemFilter(allow=tuple(among))).allowed_I
     asked = replace(query, instruction=wanted, allowed_I=allowed_I)
     control = control_of(masks, among, quota or [], diversity, k)
-    if control is None:
+    if control is None and beams is None and beam_margin is None:
         (answer,) = (stage or recommender).answer([asked], k)
     else:
         source = cast("Recommender | RankingStage", stage or recommender)
-        (answer,) = source.answer_each([asked], [Wanted(k, control=control)])
+        registry = recommender.semantic_ids if isinstance(recommender, Recommender) else None
+        num_codes = 0 if registry is None or not source.num_beams(1) else registry.codes_IL.shape[1]
+        widths, margin = beams_of(beams, beam_margin, k, num_codes, bool(among))
+        as_told = Wanted(k, control=control, beams=widths, beam_margin=margin)
+        (answer,) = source.answer_each([asked], [as_told])
     recommendations = answer.items
     history_ids = query.history_ids
     watched = [
@@ -574,6 +590,39 @@ def recommend_command(
             log.print(f"--quota {(quota or [])[place]}: there are too few such items for the list")
     told: Answer = {"user": user, "items": [_told(item) for item in recommendations]}
     return told if answer.control is None else {**told, "control": asdict(answer.control)}
+
+
+def beams_of(
+    beams: str | None, margin: float | None, k: int, num_codes: int, has_candidates: bool
+) -> tuple[tuple[int, ...] | None, float | None]:
+    """Beams by level and their margin, from the options; None of what they do not say.
+
+    Args:
+        num_codes: of an item; 0 of a model that has no beams.
+        has_candidates: whether candidates are given.
+
+    Raises:
+        InputError: the options are no beams, or none that this model and these items can be found with.
+    """
+    if beams is None and margin is None:
+        return None, None
+    if not num_codes:
+        raise InputError("--beams, --beam-margin: this run's model scores every item; leave them out")
+    if has_candidates:
+        raise InputError("--beams, --beam-margin: --among scores its items exactly; leave out one of the two")
+    if margin is not None and not 0 < margin < float("inf"):
+        raise InputError(f"--beam-margin {margin}: expected a number above 0")
+    if beams is None:
+        return None, margin
+    numbers = beams.split(",")
+    if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
+        raise InputError(f"--beams {beams}: expected a number from 1, or several with commas between them")
+    widths = tuple(map(int, numbers))
+    if len(widths) > num_codes:
+        raise InputError(f"--beams {beams}: {len(widths)} numbers, and an item has {num_codes} codes")
+    if widths[-1] < k:
+        raise InputError(f"--beams {beams}: {widths[-1]} after the last code find no {k} items (-k)")
+    return widths, margin
 
 
 def control_of(

@@ -181,6 +181,23 @@ def test_recommending_what_may_be_shown_says_how_much_is_left(run, capsys):
     )
 
 
+def test_recommending_with_beams_of_its_own(tmp_path, run):
+    generative = make_run(tmp_path, "generative", beam_width=4)
+    as_usual = answer("recommend", generative, "--user", "u3", "-k", 3)
+    assert answer("recommend", generative, "--user", "u3", "-k", 3, "--beams", "4") == as_usual
+    found = answer("recommend", generative, "--user", "u3", "-k", 3, "--beams", "32,16", "--beam-margin", 9)
+    assert len(found["items"]) == 3
+    for options, sentence in {
+        ("--beams", "4,2"): "--beams 4,2: 2 after the last code find no 3 items (-k)",
+        ("--beams", "many"): "--beams many: expected a number from 1",
+        ("--beams", ",".join(["8"] * 9)): "9 numbers, and an item has ",
+        ("--beam-margin", 0): "--beam-margin 0.0: expected a number above 0",
+        ("--beams", 8, "--among", "i4"): "--among scores its items exactly",
+    }.items():
+        assert sentence in refused("recommend", generative, "--user", "u3", "-k", 3, *options)
+    assert "this run's model scores every item" in refused("recommend", run, "--user", "u3", "--beams", 16)
+
+
 def test_data_that_was_moved_can_be_pointed_at(tmp_path):
     run = make_run(tmp_path)
     (tmp_path / "data").rename(tmp_path / "elsewhere")

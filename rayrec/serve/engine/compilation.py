@@ -133,7 +133,9 @@ class CompileService:
         Args:
             ranking: one that has seen a batch.
         """
-        programs, width = ranking.programs, ranking.width(FIRST_K)
+        programs = ranking.programs
+        # A model of fewer beams ranks so many items eagerly, and fewer by programs.
+        width = ranking.width(FIRST_K) or ranking.width(1)
         if programs.signature is None or width is None:
             logger.warning("nothing is compiled before requests come: no batch was ranked to learn from")
             self.compiler.give_way()
