@@ -3,6 +3,8 @@
 # Which register their commands, in this order.
 from rayrec.cli import cursors, data, impressions, text, semantic_ids  # isort: skip
 from rayrec.cli import (
+    ab,
+    canaries,
     maas,
     nearline,
     off_policy,
@@ -21,8 +23,10 @@ from rayrec.cli import agreement, queues, jobs, manifests, nodes, cluster_metric
 from rayrec.cli.app import app
 
 __all__ = [
+    "ab",
     "agreement",
     "app",
+    "canaries",
     "cluster_metrics",
     "cursors",
     "data",

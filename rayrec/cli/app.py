@@ -21,3 +21,8 @@ app.add_typer(text_app, name="text")
 
 maas_app = typer.Typer(help="Language models behind the APIs of OpenAI and Triton.", no_args_is_help=True)
 app.add_typer(maas_app, name="maas")
+
+canary_app = typer.Typer(
+    help="A published version for a share of the users, before it serves all.", no_args_is_help=True
+)
+app.add_typer(canary_app, name="canary")

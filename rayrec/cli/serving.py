@@ -77,7 +77,7 @@ def serve_command(
     scaling: Annotated[
         Path | None,
         typer.Option(
-            help="YAML file that says when replicas are added and taken away \\[by requests in flight]."
+            help="YAML file that says when replicas are added and taken away \\[by the load of batchers]."
         ),
     ] = None,
     single_process: Annotated[

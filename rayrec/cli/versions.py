@@ -37,15 +37,27 @@ def publish_command(
     other_catalog: Annotated[
         bool, typer.Option("--other-catalog", help="The catalog is meant to be another than the store's.")
     ] = False,
+    canary: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1, help="Share of the users that it answers at first, as a canary \\[all of them]."
+        ),
+    ] = None,
 ) -> Answer:
-    """Publish a run's model; services that follow the store answer with it at once."""
+    """Publish a run's model; services that follow the store answer with it at once, or as a canary."""
     check_run(run)
     from rayrec.pipelines.runs.run_folder import RunFolder
     from rayrec.pipelines.runs.snapshots import read_snapshot
+    from rayrec.pipelines.versions.canary import Canaries, CanarySettings
     from rayrec.pipelines.versions.publisher import Publisher
     from rayrec.pipelines.versions.store import VersionStore
 
     folder, versions = RunFolder.open(run), VersionStore(store)
+    canaries, settings = Canaries(versions), None
+    if canary is not None:
+        settings = CanarySettings.parse({"share": canary}, source="--canary")
+        # Held before it is published, or it would answer everybody meanwhile.
+        was_held = canaries.hold_baseline()
     publisher = Publisher(folder, versions, min_overlap=min_overlap, other_catalog=other_catalog)
     version = publisher.publish(read_snapshot(folder.chosen_snapshot(snapshot)))
     versions.keep_newest(keep)
@@ -57,7 +69,12 @@ def publish_command(
         )
     pointer = versions.current()
     assert pointer is not None
-    if pointer.version != version.number:
+    if settings is not None:
+        canaries.start(version.number, settings, was_held)
+        out.print(
+            f"It is a canary for {canary:.3g} of the users, beside version {pointer.version}, which is held"
+        )
+    elif pointer.version != version.number:
         log.print(
             f"version {pointer.version} serves on, which was gone back to; "
             f"`rayrec rollback {store} --undo` lets the newest serve"

@@ -239,6 +239,7 @@ def test_what_is_wished_for_and_in_force_is_told_to_the_queue_and_in_metrics(sta
         "service_replicas_target": 2,
         "service_replicas_wish": 4,
         "service_replicas_maximum": 2,
+        "service_replicas_needed": 0,
     }
 
 
@@ -412,6 +413,12 @@ def test_a_cluster_that_wants_its_token_says_how_to_give_it():
         ({"max_replicas": 2, "services": {}}, "its file says it of each deployment"),
         ({"max_replicas": 2, "cluster": {"dashboard": False}}, "through Ray's dashboard"),
         ({"scaling": {"worth_of_replica_s": 2}}, "no second has a price"),
+        (
+            {"scaling": {"batcher": {}, "requests_per_replica": 2}},
+            "batcher and requests_per_replica would each ask for other numbers",
+        ),
+        ({"scaling": {"batcher": {"work": 1.5}}}, "work: .*less than or equal to 1"),
+        ({"scaling": {"batcher": {}}, "services": {}}, "scaling.batcher: of services, a batch waits"),
         ({"services": {"dense": {"min_replicas": 2}}}, "2 are more than the 1 to begin with"),
         ({"max_replicas": 2, "events": {"log": None}}, "events.store is missing: 2 replicas"),
     ],

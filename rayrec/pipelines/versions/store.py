@@ -2,6 +2,7 @@
 
     STORE/current.json                 the version that serves, which every publication moves
     STORE/held.json                    that which serves instead, while somebody has gone back to it
+    STORE/canary.json                  the version that gets a share, see `canary.py`
     STORE/versions/000017.json         a version's manifest
     STORE/bundles/NAME/...             files, each bundle written once
 
@@ -38,6 +39,7 @@ from rayrec.platform.files import sync, unfinished_suffix, write_atomically
 from rayrec.platform.remote_files import remote_folder
 
 CURRENT, HELD, VERSIONS, BUNDLES = "current.json", "held.json", "versions", "bundles"
+CANARY = "canary.json"
 
 
 class Pointer(Config):
@@ -250,9 +252,10 @@ class VersionStore:
         return (self._cache_root or _default_cache()) / name
 
     def keep_newest(self, num_versions: int) -> None:
-        """Delete older versions and what only they need, but not the one that serves and the one before."""
+        """Delete older versions and what only they need, but not the one that serves, the one before, and the
+        last canary."""
         numbers, pointer = self.numbers(), self.current()
-        kept = set(numbers[-num_versions:])
+        kept = {*numbers[-num_versions:], *self._of_canary()}
         if pointer is not None:
             kept |= {pointer.version, *[number for number in numbers if number < pointer.version][-1:]}
         gone = [number for number in numbers if number not in kept]
@@ -265,6 +268,39 @@ class VersionStore:
             filesystem.delete_file(self._there.path_of(_manifest_name(number)))
         for name in held - needed:
             filesystem.delete_dir(self._there.path_of(f"{BUNDLES}/{name}"))
+
+    def read(self, name: str) -> bytes | None:
+        """A file of the store; None where there is none."""
+        return self._there.read(name)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file of the store as a whole."""
+        self._write(name, content)
+
+    def write_new(self, name: str, content: bytes) -> bool:
+        """Write a file of the store unless it is there; False: somebody else was first."""
+        return not self._there.exists(name) and self._write_new(name, content)
+
+    def names_in(self, folder: str) -> list[str]:
+        """Of the files in a folder of the store; none where there is no such folder."""
+        selector = fs.FileSelector(self._there.path_of(folder), allow_not_found=True)
+        return sorted(
+            info.base_name for info in self._there.filesystem.get_file_info(selector) if info.is_file
+        )
+
+    def delete_folder(self, name: str) -> None:
+        """Delete a folder of the store, if it is there."""
+        path = self._there.path_of(name)
+        if self._there.filesystem.get_file_info([path])[0].type == fs.FileType.Directory:
+            self._there.filesystem.delete_dir(path)
+
+    def _of_canary(self) -> list[int]:
+        content = self._there.read(CANARY)
+        try:
+            found = {} if content is None else json.loads(content)
+            return [int(found[name]) for name in ("version", "baseline") if name in found]
+        except (ValueError, TypeError):  # whoever follows it says so
+            return []
 
     def _point(self, name: str, number: int) -> None:
         pointer = Pointer(version=number, moved_at=time.time(), is_held=name == HELD)

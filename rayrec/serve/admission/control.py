@@ -32,7 +32,7 @@ from rayrec.serve.engine.batching import Batcher, DeadlineError, TooManyWaitingE
 from rayrec.serve.engine.current import Service
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel, DegradationPolicy, combined
 from rayrec.serve.engine.service import RecommendationService
-from rayrec.serve.engine.understanding import DegradedRequest
+from rayrec.serve.engine.understanding import DegradedRequest, RefusedRequestError
 from rayrec.serve.events.request_log import RequestLog
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
@@ -185,7 +185,7 @@ class AdmissionControl:
 
         Args:
             requests: at most `most_at_once`.
-            pinned: the model that is to answer; None: the one that answers now.
+            pinned: the model that is to answer; None: the one that answers the user of the first one now.
             request_id: of the message, for the log; None: it is not logged.
 
         Returns:
@@ -200,12 +200,14 @@ class AdmissionControl:
         """
         began = time.perf_counter()
         info.num_rows = len(requests)
-        pinned = self._service.pinned if pinned is None else pinned
+        pinned = self._service.pinned_for(requests[0].user_id) if pinned is None else pinned
         entries, all_answered = self._begun(requests, info, pinned, request_id)
         counted = partial(self._count, began)
         for entry, answered in zip(entries, all_answered, strict=True):
             if entry.kept is not None:
                 self.statistics.outcome("cache_hit", 0.0)
+            else:
+                answered.add_done_callback(partial(self._note, pinned, began))
             answered.add_done_callback(counted)
         log = self._request_log
         if log is not None and request_id is not None and log.wants(request_id):
@@ -213,13 +215,21 @@ class AdmissionControl:
                 zip(entries, requests, all_answered, strict=True)
             ):
                 decided = None if entry.decision is None else entry.decision.columns
-                note = partial(log.answered, request_id, row, request, began, decided=decided)
-                answered.add_done_callback(note)
+                note = partial(
+                    log.answered, request_id, row, request, began, decided=decided, model=pinned.model
+                )
+                answered.add_done_callback(partial(_unless_refused, note))
         return all_answered
 
     def _count(self, began: float, answered: asyncio.Future[RecommendAnswer]) -> None:
         is_success = not answered.cancelled() and answered.exception() is None
         self.statistics.outcome("success" if is_success else "fail", time.perf_counter() - began)
+
+    def _note(
+        self, pinned: RecommendationService, began: float, answered: asyncio.Future[RecommendAnswer]
+    ) -> None:
+        if not answered.cancelled():  # else nobody waited for it
+            self._service.noted(pinned, time.perf_counter() - began, answered.exception())
 
     def _begun(
         self,
@@ -422,6 +432,7 @@ class AdmissionControl:
         in_flight = self._batcher.in_flight
         if count and in_flight + count > self._batcher.max_waiting:
             more = "" if count == 1 else f", and {count} of one message come"
+            self._batcher.refused(count)
             raise TooManyWaitingError(f"{in_flight} requests are waiting already{more}")
 
     def _keep(self, key: bytes, answered: asyncio.Future[RecommendAnswer]) -> None:
@@ -482,6 +493,14 @@ class AdmissionControl:
         if answer is None:
             return None
         return answer.model_copy(update={"degraded": [*answer.degraded, "cached_answer"]})
+
+
+def _unless_refused(
+    note: Callable[[asyncio.Future[RecommendAnswer]], None], answered: asyncio.Future[RecommendAnswer]
+) -> None:
+    """Note what became of a request, unless it was a mistake of its caller."""
+    if answered.cancelled() or not isinstance(answered.exception(), RefusedRequestError):
+        note(answered)
 
 
 def _user_of(request: RecommendRequest) -> str | None:

@@ -262,6 +262,15 @@ class ServeConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _batchers_are_of_whole_replicas(self) -> Self:
+        if self.services is not None and self.scaling.batcher is not None:
+            raise ValueError(
+                "scaling.batcher: of services, a batch waits for another deployment, so each is scaled by "
+                "its requests in flight; leave it out, and give requests_per_replica in --services"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _replicas_are_scaled_through_the_dashboard(self) -> Self:
         if self.is_scaled and not self.cluster.dashboard:
             raise ValueError(

@@ -56,7 +56,8 @@ class BatchCosts:
         rates, best = (sizes / seconds).tolist(), [1]
         for size in range(2, len(rates) + 1):
             best.append(size if rates[size - 1] >= rates[best[-1] - 1] else best[-1])
-        return _Table([0.0, *seconds.tolist()], [1, *best], bool((np.diff(seconds) >= 0).all()))
+        least_s = float((self._seconds / self._sizes).min())
+        return _Table([0.0, *seconds.tolist()], [1, *best], bool((np.diff(seconds) >= 0).all()), least_s)
 
     @property
     def table(self) -> list[float]:
@@ -80,7 +81,12 @@ class BatchCosts:
     @property
     def least_s(self) -> float:
         """Seconds of a request in a batch of the size that pays most."""
-        return float((self._seconds / self._sizes).min())
+        return self._table.least_s
+
+    @property
+    def full_size(self) -> int:
+        """The size that pays most."""
+        return self._table.best[-1]
 
     @property
     def caution(self) -> float:
@@ -134,6 +140,8 @@ class _Table(NamedTuple):
     """The size of most requests per second, of those up to this one."""
     is_rising: bool
     """No batch takes less than a smaller one."""
+    least_s: float
+    """Of a request in a batch of the size that pays most."""
 
 
 class CostsByWidth:

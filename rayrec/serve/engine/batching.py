@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rayrec.serve.engine.batch_costs import BatchCosts, CostsByWidth
+from rayrec.serve.engine.batch_load import BatcherLoad, LoadWindow
 from rayrec.serve.engine.inference_statistics import StatisticsCounter
 
 logger = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Batcher(Generic[Request, Answer]):
         self.statistics = StatisticsCounter()
         self._compute = compute
         self._clock = clock
+        self._load = LoadWindow(clock)
         self._on_batch = on_batch
         self._waiting: list[_Waiting[Request, Answer]] = []
         self._num_computing = 0
@@ -125,6 +127,15 @@ class Batcher(Generic[Request, Answer]):
             seconds += num_requests / size * costs.of(size)
         return seconds
 
+    @property
+    def load(self) -> BatcherLoad:
+        """What it was asked of late, and how it kept up."""
+        return self._load.read(self.wait_s())
+
+    def refused(self, count: int) -> None:
+        """So many requests did not come here, since there was no room for them."""
+        self._load.came(count * self.costs.at(self.costs.measured_width).least_s)
+
     def submit(
         self,
         request: Request,
@@ -160,6 +171,7 @@ class Batcher(Generic[Request, Answer]):
             compute = compute or self._compute
             width = self.costs.measured_width if width is None else width
             deadline, number = now + timeout_s, self._num_submitted
+            self._load.came(self.costs.at(width).least_s)
             new = _Waiting(priority, deadline, number, now, request, group, width, compute, future)
             self._check_room(new, now)
             insort(self._waiting, new)
@@ -192,7 +204,11 @@ class Batcher(Generic[Request, Answer]):
             new: _Waiting[Any, Answer] = _Waiting(
                 DEFAULT_PRIORITY, deadline, number, now, None, group, width, compute, future
             )
-            self._check_room(new, now)
+            try:
+                self._check_room(new, now)
+            except (TooManyWaitingError, DeadlineError):
+                self.refused(1)
+                raise
 
     def _check_room(self, new: _Waiting[Any, Answer], now: float) -> None:
         in_flight = self.in_flight
@@ -317,8 +333,10 @@ class Batcher(Generic[Request, Answer]):
     def _count(self, batch: list[_Waiting[Request, Answer]], began: float, seconds: float) -> None:
         try:
             waited_s = [max(began - each.came_at, 0.0) for each in batch]
+            widths = [each.width for each in batch]
             self.statistics.batch(waited_s, seconds, time.time())
-            self.costs.observe_batch([each.width for each in batch], seconds)
+            self._load.computed(waited_s, len(batch) >= self.costs.at(max(widths)).full_size)
+            self.costs.observe_batch(widths, seconds)
             self._on_batch(len(batch), seconds)
         except Exception:  # a metric that fails must not end the thread
             logger.exception("a batch of %d is not counted", len(batch))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from rayrec.serve.engine.canary import RunningCanary
 from rayrec.serve.engine.service import KnownHistory, RecommendationService
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.schemas import ModelInfo, RankerInfo
@@ -17,6 +18,18 @@ class Service(Protocol):
     @property
     def pinned(self) -> RecommendationService:
         """The model that a request which comes now is answered by, whatever follows while it waits."""
+        ...
+
+    def pinned_for(self, user: str | int | None) -> RecommendationService:
+        """The same for a user: of a canary, where there is one and the user is of its share."""
+        ...
+
+    def version(self, label: str) -> RecommendationService | None:
+        """One that answers somebody now, by the label of its version."""
+        ...
+
+    def noted(self, pinned: RecommendationService, seconds: float, error: BaseException | None) -> None:
+        """A request was answered by a model, in so many seconds, or has got an error."""
         ...
 
     @property
@@ -43,14 +56,25 @@ class CurrentService:
         self.max_k = service.max_k
         self._now = service
         self._before: RecommendationService | None = None
+        self._canary: RunningCanary | None = None
+        self._last_canary: RecommendationService | None = None
+        """Until it is known whether it is the next one to answer."""
 
     def flip(self, service: RecommendationService) -> None:
         """Let another model answer requests that come from now on; those that wait keep theirs."""
-        self._now, self._before = service, self._now
+        self._now, self._before, self._last_canary = service, self._now, None
+
+    def share_with(self, canary: RunningCanary | None) -> None:
+        """Let a canary answer its share of the users from now on; None: there is none. Its model stays until
+        another one follows."""
+        ended, self._canary = self._canary, canary
+        if ended is not None:
+            self._last_canary = ended.service
 
     def held(self, version: int) -> RecommendationService | None:
-        """The model of this version, if it is one of the two that are held."""
-        for service in (self._now, self._before):
+        """The model of this version, if it is one of those that are held."""
+        running = None if self._canary is None else self._canary.service
+        for service in (self._now, self._before, running, self._last_canary):
             if service is not None and service.model.version == version:
                 return service
         return None
@@ -58,6 +82,21 @@ class CurrentService:
     @property
     def pinned(self) -> RecommendationService:
         return self._now
+
+    def pinned_for(self, user: str | int | None) -> RecommendationService:
+        canary = self._canary
+        return self._now if canary is None or not canary.takes(user) else canary.service
+
+    def version(self, label: str) -> RecommendationService | None:
+        canary = self._canary
+        for service in (self._now, *(() if canary is None else (canary.service,))):
+            if service.model.label == label:
+                return service
+        return None
+
+    def noted(self, pinned: RecommendationService, seconds: float, error: BaseException | None) -> None:
+        if (canary := self._canary) is not None:
+            canary.note(pinned, seconds, error)
 
     @property
     def model(self) -> ModelInfo:

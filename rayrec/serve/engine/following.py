@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.versions.canary import Canaries
 from rayrec.pipelines.versions.gate import GateError
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
 from rayrec.pipelines.versions.store import VersionStore
+from rayrec.serve.engine.canary import CanaryFollower
 from rayrec.serve.engine.current import CurrentService
 from rayrec.serve.engine.pointer import PointerFollower
 from rayrec.serve.engine.service import RecommendationService
@@ -62,7 +64,9 @@ class VersionFollower:
         self._is_ready: Callable[[Recommender], bool] = lambda recommender: True
         self._wait_s = 0.0
         self._waiting: _Waiting | None = None
-        self._pointer = PointerFollower(store, self._go_to, clock)
+        self._canary_loaded: LoadedVersion | None = None
+        self._canary = CanaryFollower(Canaries(store, clock), current.share_with, self._load_canary, clock)
+        self._pointer = PointerFollower(store, self._look, clock)
 
     def wait_for(self, is_ready: Callable[[Recommender], bool], most_s: float) -> None:
         """Let versions answer only when something is ready for them, or so many seconds have passed."""
@@ -82,26 +86,42 @@ class VersionFollower:
         self._pointer.look()
         return self._serving != before
 
+    def _look(self, number: int) -> None:
+        self._go_to(number)
+        self._canary.look(self._serving)
+
+    def _load_canary(self, number: int) -> RecommendationService:
+        loaded, service, _ = self._load(number)
+        self._canary_loaded = loaded
+        return service
+
+    def _load(self, number: int) -> tuple[LoadedVersion, RecommendationService, float | None]:
+        """A version that is fit to answer, and the share of its answers that are as they were published."""
+        manifest = self._store.version(number)
+        held = self._loaded[self._serving]
+        try:
+            loaded = load_version(self._store, manifest, self._device, held)
+            service = self._build(loaded)
+            return loaded, service, service.check_answers(manifest.probes)
+        except GateError:
+            self._num_refused += 1
+            raise
+
     def _go_to(self, number: int) -> None:
         if number == self._serving:
             return
         service = self._current.held(number)
-        waiting = self._waiting
+        waiting, canary = self._waiting, self._canary_loaded
+        if service is not None and canary is not None and canary.manifest.number == number:
+            self._loaded[number] = canary
         if service is None and waiting is not None and waiting.loaded.manifest.number == number:
             service = waiting.service
             if not self._may_answer(waiting):
                 return
             self._loaded[number] = waiting.loaded
         elif service is None:
-            manifest = self._store.version(number)
-            held = self._loaded[self._serving]
-            try:
-                loaded = load_version(self._store, manifest, self._device, held)
-                service = self._build(loaded)
-                as_published = service.check_answers(manifest.probes)
-            except GateError:
-                self._num_refused += 1
-                raise
+            loaded, service, as_published = self._load(number)
+            manifest = loaded.manifest
             if manifest.weights_step == manifest.step:  # else the answers were those of newer weights
                 self._as_published = as_published
             self._waiting = _Waiting(loaded, service, self._clock())
@@ -113,7 +133,10 @@ class VersionFollower:
         before, self._serving = self._serving, number
         self._current.flip(service)
         self._loaded = {each: self._loaded[each] for each in (before, number)}
-        self._store.clean_cache(each.manifest for each in self._loaded.values())
+        if self._canary.running is None:
+            self._canary_loaded = None
+        canaries = () if self._canary_loaded is None else (self._canary_loaded,)
+        self._store.clean_cache(each.manifest for each in (*self._loaded.values(), *canaries))
         logger.info(
             "version %d answers, published %.1f s ago", number, self.metrics()["serving_version_age_s"]
         )
@@ -139,4 +162,5 @@ class VersionFollower:
             "serving_versions_refused_total": self._num_refused,
             # 1 where nothing is known, as of versions of old stores: an alert waits for less.
             "serving_version_as_published": 1.0 if self._as_published is None else self._as_published,
+            **self._canary.metrics(),
         }

@@ -165,6 +165,17 @@ class RecommendationService:
         """This one: its model does not change."""
         return self
 
+    def pinned_for(self, user: str | int | None) -> RecommendationService:
+        """This one: it answers everybody."""
+        return self
+
+    def version(self, label: str) -> RecommendationService | None:
+        """This one, if it has the label."""
+        return self if self.model.label == label else None
+
+    def noted(self, pinned: RecommendationService, seconds: float, error: BaseException | None) -> None:
+        """Nothing is compared with it."""
+
     @property
     def device(self) -> torch.device:
         """Where the model computes."""

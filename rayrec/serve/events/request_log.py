@@ -1,7 +1,7 @@
 """What was asked and answered, for a share of the requests, in the form of training rows.
 
 A row has `user_id` and `item_ids` as histories have them, and apart from these what was recommended; what
-users then did can be joined to it by `request_id`.
+users then did can be joined to it by `request_id`. A request that failed has an `error`, and no history.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import pyarrow as pa
 from rayrec.serve.config.events import RequestLogConfig
 from rayrec.serve.events.intake import log_metrics
 from rayrec.serve.events.parquet_log import ParquetLog
-from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
+from rayrec.serve.wire.schemas import ModelInfo, RecommendAnswer, RecommendRequest
 
 REQUEST_ID = "X-Request-Id"
+MAX_ERROR = 200
+"""Characters of an error."""
 MAX_REQUEST_ID = 128
 """Characters; of a longer one, so many count."""
 
@@ -44,6 +46,7 @@ SCHEMA = pa.schema(
         ("step", pa.int64()),
         ("version", pa.int64()),
         ("latency_ms", pa.float64()),
+        ("error", pa.string()),  # of a request that has got no answer; null: it has
         *DECIDED.items(),
     ]
 )
@@ -88,16 +91,23 @@ class RequestLog:
         began: float,
         answered: asyncio.Future[RecommendAnswer],
         decided: Mapping[str, object] | None = None,
+        model: ModelInfo | None = None,
     ) -> None:
-        """Take down what became of a request; nothing where it has no answer.
+        """Take down what became of a request; nothing where nobody waited for it.
 
         Args:
             began: by `time.perf_counter`.
             decided: by the request's value, by column: `DECIDED`; None where nothing was.
+            model: that was asked; None takes down no request without an answer.
         """
-        if answered.cancelled() or answered.exception() is not None:
+        seconds = time.perf_counter() - began
+        if answered.cancelled():
             return
-        answer, seconds = answered.result(), time.perf_counter() - began
+        if (error := answered.exception()) is not None:
+            if model is not None:
+                self.log.offer(self._failed(request_id, row, request, seconds, error, model))
+            return
+        answer = answered.result()
         query = answer.query
         self.log.offer(
             {
@@ -118,9 +128,39 @@ class RequestLog:
                 "step": answer.model.step,
                 "version": answer.model.version,
                 "latency_ms": 1000 * seconds,
+                "error": None,
                 **(dict.fromkeys(DECIDED) if decided is None else decided),
             }
         )
+
+    def _failed(
+        self,
+        request_id: str,
+        row: int,
+        request: RecommendRequest,
+        seconds: float,
+        error: BaseException,
+        model: ModelInfo,
+    ) -> dict[str, object]:
+        """A row without an answer, and without a history, so that nobody takes it for one of training."""
+        known: dict[str, object] = {
+            "request_id": request_id,
+            "row": row,
+            "time": round(self._clock() * 1_000_000),
+            "user_key": None if request.user_id is None else str(request.user_id),
+            "item_ids": [],
+            "k": request.k,
+            "recommended": [],
+            "scores": [],
+            "degraded": [],
+            "target": self._target,
+            "run": model.run,
+            "step": model.step,
+            "version": model.version,
+            "latency_ms": 1000 * seconds,
+            "error": f"{type(error).__name__}: {error}"[:MAX_ERROR],
+        }
+        return {name: known.get(name) for name in SCHEMA.names}
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
+from ray.serve.exceptions import RayServeException
 from ray.serve.schema import LoggingConfig
 
 from rayrec.pipelines.cluster.service_limits import DEPLOYMENT
@@ -17,6 +18,7 @@ from rayrec.serve.app.loading import device_of, load_api
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.on_ray.ray_ingress import sticky_routing
 from rayrec.serve.on_ray.rpc import RpcMethods
+from rayrec.serve.on_ray.serve_dashboard import REPLICA_TAG
 from rayrec.serve.rpc.service import RpcService
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.browsers import keep_pages_out
@@ -35,7 +37,7 @@ class RecommendReplica(RpcMethods):
     def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
         # The run's config may name its data relative to where the command was started.
         os.chdir(working_directory)
-        self._api = load_api(run, config, RayMeter(Path(run).name))
+        self._api = load_api(run, config, RayMeter(Path(run).name, _tags_of_replica()))
         self.rpc = RpcService.of(self._api, config)
         require_token(self._api, config.token_sha256)
         keep_pages_out(self._api, config)
@@ -44,6 +46,14 @@ class RecommendReplica(RpcMethods):
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""
         return self._api
+
+
+def _tags_of_replica() -> dict[str, str]:
+    """By which the controller of replicas tells whose a gauge is."""
+    try:
+        return {REPLICA_TAG: serve.get_replica_context().replica_id.unique_id}
+    except RayServeException:  # held by something else than Ray Serve
+        return {}
 
 
 def replica_resources(run: str | Path, config: ServeConfig) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
     settings: min_replicas, max_replicas ─┐
     queue: a lower maximum, at once ──────┼─► target ─► Ray Serve's external scaling
-    requests in flight ──┐                │
-    price of a second ───┴─► wish ────────┘
+    batchers' own load ──┐                │
+    requests in flight ──┤                │
+    price of a second ───┴─► wish ────────┘   one of the three decides, as the settings say
                               raised at once, lowered when the load was low for a while
 
 Several that scale one deployment would undo each other's work. So Ray Serve's own autoscaling is off, and who
@@ -29,7 +30,8 @@ from typing import Protocol
 
 from rayrec.pipelines.cluster.service_limits import ReplicaState, ServiceLimits
 from rayrec.platform.metrics import RayMetrics
-from rayrec.serve.config.scaling import ScalingConfig
+from rayrec.serve.config.scaling import BatcherTargets, ScalingConfig
+from rayrec.serve.engine.batch_load import BatcherLoad
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +52,10 @@ REPLICA_METRICS = (
     "service_replicas_target",
     "service_replicas_wish",
     "service_replicas_maximum",
+    "service_replicas_needed",
 )
-"""By deployment: those that exist, and the numbers that `ReplicaState` has."""
+"""By deployment: those that exist, the numbers that `ReplicaState` has, and what load needs, not rounded, of
+the average that the wish is made of; 0 where it is not known."""
 
 
 class ServeDownError(Exception):
@@ -76,6 +80,28 @@ class Load:
     """All replicas have said theirs; else there are at least so many."""
     price: float | None = None
     """What a further device second would earn; None, or not a finite number: not known."""
+    batchers: tuple[BatcherLoad, ...] = ()
+    """Of those replicas that have said theirs."""
+    num_running: int = 0
+    """Replicas that answer."""
+
+    def needs(self, targets: BatcherTargets) -> dict[str, float]:
+        """Replicas, not rounded, by each part of the batchers' signal; empty where none has said its own.
+
+        Work is all that comes, so that it says how few would do. The others say of the replicas that there
+        are how much too few they are, in proportion, and nothing of how few would do: nobody waits for a
+        replica that is half full.
+        """
+        if not self.batchers:
+            return {}
+        num = len(self.batchers)
+        per_replica = {
+            "queue wait": math.fsum(each.queue_wait_s for each in self.batchers) / targets.queue_wait_s,
+            "full batches": math.fsum(each.full_batches for each in self.batchers) / targets.full_batches,
+            "backlog": math.fsum(each.backlog_s for each in self.batchers) / targets.backlog_s,
+        }
+        work = math.fsum(each.work for each in self.batchers) / targets.work
+        return {"work": work, **{name: need for name, need in per_replica.items() if need > num}}
 
 
 @dataclass(frozen=True)
@@ -94,18 +120,26 @@ class Deployed:
 class Wish:
     """How many replicas the load of one deployment asks for. Pure: the time is an argument, in seconds."""
 
-    def __init__(self, bounds: Bounds, settings: ScalingConfig, begin: int, requests: float) -> None:
+    def __init__(
+        self, bounds: Bounds, settings: ScalingConfig, begin: int, requests: float | None = None
+    ) -> None:
         """
         Args:
             begin: replicas to begin with.
-            requests: in flight, that one replica is for.
+            requests: in flight, that one replica is for; None: by the signal of the batchers, unless a
+                second of a replica has a price.
         """
         self._bounds, self._settings, self._requests = bounds, settings, requests
+        self._targets = settings.targets if requests is None else None
         self.replicas = min(max(begin, bounds.least), bounds.most)
         self._seen: deque[tuple[float, float]] = deque()
         """Of late: when, and what was in flight, or the price."""
         self._needs: deque[tuple[float, float]] = deque()
         """Since when the wish is what it is, or of late: when, and how many replicas were needed."""
+        self.needed = 0.0
+        """Replicas, not rounded, by the average of late."""
+        self.why = "requests in flight" if settings.worth_of_replica_s is None else "price"
+        """What asked for most of late."""
         self._raised_at = -math.inf
         self._lowered_at: float | None = None
         """None where it was raised since."""
@@ -113,7 +147,7 @@ class Wish:
 
     def observe(self, now: float, load: Load, num_running: int) -> int:
         """Take in what is seen now, and return the wish. What is not known changes nothing."""
-        value = load.in_flight if self._settings.worth_of_replica_s is None else load.price
+        value, is_complete = self._value(load)
         if value is None or not math.isfinite(value) or value < 0:
             return self.replicas
         if self._seen and not 0 <= now - self._seen[-1][0] <= LONGEST_GAP_S:
@@ -122,7 +156,7 @@ class Wish:
         self._seen.append((now, value))
         while self._seen[0][0] < now - self._settings.average_s:
             self._seen.popleft()
-        need = self._need(math.fsum(each for _, each in self._seen) / len(self._seen))
+        need = self.needed = self._need(math.fsum(each for _, each in self._seen) / len(self._seen))
         band, wish = self._settings.dead_band, self.replicas
         if need > wish * (1 + band) and wish < self._bounds.most:
             # Requests that wait for replicas which are coming up are counted again and again.
@@ -131,7 +165,7 @@ class Wish:
             else:
                 self._needs.append((now, need))
             return self.replicas
-        if not load.is_complete:
+        if not is_complete:
             return self.replicas
         self._needs.append((now, need))
         quiet_s = self._settings.lower_after_s * self._patience
@@ -143,10 +177,25 @@ class Wish:
                 self._lower(now, fewer)
         return self.replicas
 
+    def _value(self, load: Load) -> tuple[float | None, bool]:
+        """(What is averaged: a need by the batchers, the price, or what is in flight; whether it is of all
+        replicas)."""
+        if self._targets is not None:
+            needs = load.needs(self._targets)
+            if not needs:
+                return None, False
+            self.why = max(needs, key=lambda name: needs[name])
+            return needs[self.why], len(load.batchers) >= load.num_running > 0
+        value = load.in_flight if self._settings.worth_of_replica_s is None else load.price
+        return value, load.is_complete
+
     def _need(self, value: float) -> float:
-        """Replicas, not rounded, by what is in flight or the price."""
+        """Replicas, not rounded, by the average of what `_value` takes."""
+        if self._targets is not None:
+            return value
         worth, band = self._settings.worth_of_replica_s, self._settings.dead_band
         if worth is None:
+            assert self._requests is not None, "else the batchers' signal decides"
             return value / self._requests
         if value > worth * (1 + band):
             return (self.replicas + 1) * (1 + band)
@@ -202,7 +251,8 @@ class Scaled:
 
     bounds: Bounds
     begin: int
-    requests_per_replica: float
+    requests_per_replica: float | None
+    """None: the signal of the batchers, or the price, decides."""
     settings: ScalingConfig
 
 
@@ -275,9 +325,9 @@ class ReplicaController:
                 )
             target, maximum = within(bounds, wish, None if limit is None else limit.maximum)
             if target != each.target:
-                why = (
-                    "as load is" if target == wish or limit is None else limit.why or "as it is left no more"
-                )
+                why = f"as load is ({self._wishes[name].why})"
+                if target != wish and limit is not None:
+                    why = limit.why or "as it is left no more"
                 logger.info("%s: %d replicas instead of %d, %s", name, target, each.target, why)
                 self._client.scale(self._application, name, target)
             self._tell(
@@ -293,7 +343,7 @@ class ReplicaController:
             and self._clock() - told_at < TELL_EVERY_S
         ):
             return
-        numbers = (state.num_replicas, state.target, state.wish, state.maximum)
+        numbers = (state.num_replicas, state.target, state.wish, state.maximum, self._wishes[name].needed)
         self._told[name] = self._clock(), state
         self._limits.report(state, self._application, name)
         self._publish(name, dict(zip(REPLICA_METRICS, map(float, numbers), strict=True)))

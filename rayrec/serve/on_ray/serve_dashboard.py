@@ -3,7 +3,8 @@
     dashboard   GET  /api/serve/applications/     replicas and their nodes
                 POST /api/v1/applications/A/deployments/D/scale    needs `external_scaler_enabled`
                 GET  /api/prometheus/sd           where nodes export their metrics
-    nodes       GET  /metrics                     requests in flight by replica, price of a device second
+    nodes       GET  /metrics                     requests in flight and batchers' load by replica, price of a
+                                                  device second
 
 The process may be one that is connected to Ray or not; where the cluster has a token, it has to have it, too,
 as Ray's own commands do (RAY_AUTH_MODE=token, with RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token).
@@ -22,11 +23,22 @@ from urllib.parse import quote
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from rayrec.serve.engine.batch_load import BatcherLoad
 from rayrec.serve.on_ray.scaling import Deployed, Load, ServeDownError
 
 ANSWER_S = 5.0
 IN_FLIGHT = "ray_serve_replica_processing_queries"
 PRICE = "ray_rayrec_allocation_price"
+BATCHER: Mapping[str, str] = {
+    "work": "ray_rayrec_batcher_work",
+    "queue_wait_s": "ray_rayrec_batcher_queue_wait_seconds",
+    "full_batches": "ray_rayrec_batcher_full_batches",
+    "backlog_s": "ray_rayrec_batcher_backlog_seconds",
+}
+"""Metric of each part of a `BatcherLoad`."""
+
+REPLICA_TAG = "serve_replica"
+"""Of gauges, with Ray Serve's id of the replica; of the name that Serve has for it, Ray may make its own."""
 
 Fetch = Callable[[str, str, Mapping[str, Any] | None], str]
 """(method, URL, values for a body) to what is answered."""
@@ -86,6 +98,7 @@ class ServeDashboard:
         nodes = {node for each in deployments.values() for node in each.nodes}
         in_flight: dict[tuple[str, str], float] = {}
         prices: list[float] = []
+        batchers: dict[str, dict[str, float]] = {}
         for target in self._targets(nodes):
             try:
                 text = self._fetch("GET", f"http://{target}/metrics", None)
@@ -95,12 +108,22 @@ class ServeDashboard:
                 if labels.get("application") == application:
                     in_flight[labels.get("deployment", ""), labels.get("replica", "")] = value
             prices += [value for _, value in samples(text, PRICE)]
+            for part, name in BATCHER.items():
+                for labels, value in samples(text, name):
+                    batchers.setdefault(labels.get(REPLICA_TAG, ""), {})[part] = value
         price = statistics.fmean(prices) if prices else None
         loads = {}
         for name, each in deployments.items():
             known = [in_flight[name, replica] for replica in each.running if (name, replica) in in_flight]
             is_complete = len(known) == len(each.running) > 0
-            loads[name] = Load(sum(known) if known else None, is_complete, price)
+            told = [batchers.get(replica, {}) for replica in each.running]
+            loads[name] = Load(
+                sum(known) if known else None,
+                is_complete,
+                price,
+                tuple(BatcherLoad(**parts) for parts in told if len(parts) == len(BATCHER)),
+                len(each.running),
+            )
         return loads
 
     def _targets(self, nodes: set[str]) -> list[str]:

@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.request_info import info_of
+from rayrec.serve.config.admission import USER_HEADER
 from rayrec.serve.engine.current import Service
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.protocols.rows import answers_of_all
@@ -142,7 +143,9 @@ def completions_router(service: Service, admission: AdmissionControl) -> APIRout
     async def completions(request: Request) -> JSONResponse:
         """The items that the model expects next, as tokens of their semantic IDs."""
         body = await unpacked_body(request)
-        pinned = service.pinned  # whose semantic IDs the prompts are read by
+        user = request.headers.get(USER_HEADER)
+        # Whose semantic IDs the prompts are read by.
+        pinned = service.pinned if user is None else service.pinned_for(user)
 
         def read() -> tuple[CompletionRequest, ItemTexts, list[RecommendRequest]]:
             asked = read_request(json_object(body))

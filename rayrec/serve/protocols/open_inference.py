@@ -135,18 +135,24 @@ class OpenInference:
         """The server's name and extensions."""
         return {"name": "rayrec", "version": __version__, "extensions": list(EXTENSIONS)}
 
-    def asked(self, name: str, version: str | None = None) -> RecommendationService:
+    def asked(self, name: str, version: str | None = None, user: str | None = None) -> RecommendationService:
         """The model that is asked.
+
+        Args:
+            version: of a canary, too; None: the one that answers.
+            user: that the message names by its header; without it, a canary gets no share of the messages.
 
         Raises:
             RequestError: there is no such model or version (404).
         """
-        pinned = self._service.pinned
         if name != MODEL_NAME:
             raise RequestError(f"there is no model {name!r}; the one here is {MODEL_NAME!r}", 404)
-        if version not in (None, own := pinned.model.label):
+        if version is None:
+            return self._service.pinned if user is None else self._service.pinned_for(user)
+        if (found := self._service.version(version)) is None:
+            own = self._service.pinned.model.label
             raise RequestError(f"there is no version {version!r} of {name!r}; the one here is {own!r}", 404)
-        return pinned
+        return found
 
     def metadata(self, name: str, version: str | None = None) -> dict[str, Any]:
         """Names, datatypes and shapes of inputs and outputs; raises as `asked`."""

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from rayrec.serve.admission.request_info import info_of
+from rayrec.serve.config.admission import USER_HEADER
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.protocols.open_inference import INPUTS, OUTPUTS, Asked, OpenInference
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH, read_call, write_answer
@@ -134,7 +135,7 @@ def open_inference_router(inference: OpenInference) -> APIRouter:
     @router.post("/models/{name}/versions/{version}/infer", openapi_extra={"requestBody": _BODY})
     async def infer(name: str, request: Request, version: str | None = None) -> Response:
         """Recommends to all rows; either all are answered or none."""
-        pinned = inference.asked(name, version)
+        pinned = inference.asked(name, version, request.headers.get(USER_HEADER))
         body = await unpacked_body(request)
         header_length = request.headers.get(HEADER_LENGTH)
 

@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.limits import CallerLimitError, RefusedError
+from rayrec.serve.config.admission import USER_HEADER
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batching import DeadlineError, TooManyWaitingError
 from rayrec.serve.engine.understanding import RefusedRequestError
@@ -180,7 +181,8 @@ class RpcService:
                 return message, self._inference.understood(asked)
 
             message, asked = await beside_the_loop(len(content) > LARGE_BYTES, read)
-            pinned = self._inference.asked(message.model_name, message.model_version or None)
+            user = call.headers.get(USER_HEADER)
+            pinned = self._inference.asked(message.model_name, message.model_version or None, user)
             request_id = request_id_of(call.headers.get(REQUEST_ID))
             answered = await self._inference.answered(pinned, asked, info, request_id)
         finally:

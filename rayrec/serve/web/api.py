@@ -162,6 +162,7 @@ def build_api(
 
     for meter in meters:
         meter.watch(lambda: serving_metrics(admission.status, service.model.step) | service.pinned.metrics())
+        meter.watch(lambda: batcher.load.metrics())
         if intake is not None:
             meter.watch(intake.metrics)
         if request_log is not None:

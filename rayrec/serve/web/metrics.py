@@ -5,6 +5,10 @@
     rayrec_request_seconds        route           s, from the first byte to the last
     rayrec_batch_requests                         requests that were computed together
     rayrec_batch_seconds                          s of computing them
+    rayrec_batcher_work                           s of computing that come per s, in batches of the best size
+    rayrec_batcher_queue_wait_seconds             mean time that requests of late waited for their batch
+    rayrec_batcher_full_batches                   share of the batches of late that took as many as pay
+    rayrec_batcher_backlog_seconds                s of computing that wait now
     rayrec_serving_in_flight                        requests that were admitted and have no answer yet
     rayrec_serving_load                           now, 1 is full; 0 without steps under load
     rayrec_serving_degrade_steps                  in force
@@ -19,6 +23,12 @@
     rayrec_serving_answers_empty_total            without any item
     rayrec_serving_answers_without_items_total    in which the model named no item for a history that it read
     rayrec_serving_model_step                     training steps in the weights
+    rayrec_canary_version                         that answers a share of the users; 0: none
+    rayrec_canary_share                           of the users
+    rayrec_canary_requests                        of it, and `rayrec_canary_baseline_requests`
+    rayrec_canary_errors                          of them, and `rayrec_canary_baseline_errors`
+    rayrec_canary_p95_seconds                     of answers, and `rayrec_canary_baseline_p95_seconds`
+    rayrec_canaries_returned_total                that were taken back for what was counted
     rayrec_allocation_price                       of a second of the device, in value; 0: nobody gets less
     rayrec_allocation_load                        device seconds that the chosen actions take, per second
     rayrec_allocation_budget                      of that load
@@ -67,7 +77,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rayrec.platform.metrics import RayMetrics
+from rayrec.platform.metrics import NO_TAGS, RayMetrics
 from rayrec.serve.admission.control import AdmissionStatus
 
 logger = logging.getLogger(__name__)
@@ -146,7 +156,11 @@ class _Gauges(Collector):
 class RayMeter:
     """Through Ray's metrics agent, where the dashboard finds them."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, replica: Mapping[str, str] = NO_TAGS) -> None:
+        """
+        Args:
+            replica: tags of gauges, by which those of one replica are told from another's.
+        """
         from ray.util import metrics
 
         self._tags = {"run": run}
@@ -160,7 +174,7 @@ class RayMeter:
         self._batch_s = metrics.Histogram(
             "rayrec_batch_seconds", "Time to compute a batch", list(REQUEST_SECONDS), ("run",)
         )
-        self._gauges = RayMetrics(self._tags)
+        self._gauges = RayMetrics({**self._tags, **replica})
         self._publishing = Publishing()
 
     def request(self, route: str, status: int, seconds: float) -> None:

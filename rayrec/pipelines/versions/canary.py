@@ -1,0 +1,424 @@
+"""A new version gets a share of the requests, and is taken back or promoted by what becomes of them.
+
+    start ─► canary.json ─► replicas load it beside the version that serves, and give it a share of the users
+                             └► canary/ID/counts-*.json: what each has counted ─► judged, by all together
+                                    ├ worse ─────► canary/ID/end.json: returned, with the reason
+                                    └ no worse ──► canary/ID/end.json: promoted ─► the pointer moves
+
+All is in the store, so replicas need not know each other. Each of them judges all counts by the same rule;
+the first to write the end has the last word. While a canary runs, the version that serves is held: the one
+that it is compared with must not change.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from pydantic import Field
+
+from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.metrics.proportions import Z_95, newcombe, wilson
+from rayrec.pipelines.versions.store import CANARY, VersionStore
+from rayrec.platform.config import Config
+from rayrec.platform.errors import InputError
+
+FOLDER = "canary"
+LEAST_REQUESTS = 30
+"""Of each version, before a canary is taken back."""
+Z_OF_LOOKS = 3.29
+"""Standard deviations of what takes it back: the counts are looked at every few seconds, and of so many looks
+at two equal versions one or the other would pass 95 %."""
+QUANTILES = (0.5, 0.95)
+"""Of the latency that are compared. A slow canary delays the others' tail, since both share the device, but
+hardly their median."""
+OFFLINE_METRIC = "ndcg@10"
+STEP = 1.1
+"""Times an upper bound of a bin of latencies that the next one is."""
+FIRST_BIN_S = 1e-4
+
+EndState = Literal["returned", "promoted", "stopped"]
+
+
+class CanarySettings(Config):
+    """Which share a canary gets, and what it has to show."""
+
+    share: float = Field(0.05, gt=0, lt=1)
+    """Of the users."""
+    min_requests: int = Field(1000, ge=LEAST_REQUESTS)
+    """That it has answered, before it is promoted."""
+    for_s: float = Field(600.0, ge=0)
+    """Time that it has to run before it is promoted."""
+    max_more_errors: float = Field(0.01, gt=0, lt=1)
+    """By which its share of errors may be above that of the version that serves."""
+    max_latency_ratio: float = Field(1.2, ge=1)
+    """Times the median, and the 95th percentile, of the version that serves, which its own may be."""
+    max_loss: float = Field(0.0, ge=0, lt=1)
+    """Share of the offline metric that may be lost."""
+    needs_evaluation: bool = False
+    """It is not promoted before an offline evaluation."""
+    promotes: bool = True
+    """It is promoted when it has passed; else by `rayrec canary promote` alone."""
+
+
+class Canary(Config):
+    """As it was started."""
+
+    id: str
+    version: int
+    baseline: int
+    """The version that serves meanwhile."""
+    began_at: float
+    """UNIX seconds."""
+    was_held: bool
+    """The baseline was gone back to before."""
+    settings: CanarySettings
+
+
+class CanaryEnd(Config):
+    """How it ended."""
+
+    state: EndState
+    reason: str
+    at: float
+    """UNIX seconds."""
+
+
+class OfflineEvaluation(Config):
+    """Both versions on held-out data."""
+
+    metric: str
+    split: str
+    num_users: int
+    baseline: float
+    canary: float
+    ratio: tuple[float, float, float]
+    """Of the canary's by the baseline's, with its 95 % interval over paired users."""
+
+    def failure(self, settings: CanarySettings) -> str | None:
+        """Why it takes the canary back; None: it does not."""
+        ratio, least = Estimate(*self.ratio), 1 - settings.max_loss
+        if ratio.high >= least:
+            return None
+        return (
+            f"{self.metric} of {self.num_users:,} users ({self.split}) is {self.canary:.4f} instead of "
+            f"{self.baseline:.4f}: {ratio.value:.3f} times as much ({ratio.low:.3f} to {ratio.high:.3f}), "
+            f"and {least:.3g} is the least"
+        )
+
+
+@dataclass
+class ArmCounts:
+    """What became of the requests of one version."""
+
+    num_requests: int = 0
+    num_errors: int = 0
+    bins: Counter[int] = field(default_factory=Counter)
+    """Answers by their time, see `bin_of`."""
+
+    def add(self, seconds: float | None) -> None:
+        """Count a request.
+
+        Args:
+            seconds: until its answer; None: it got an error.
+        """
+        self.num_requests += 1
+        if seconds is None:
+            self.num_errors += 1
+        else:
+            self.bins[bin_of(seconds)] += 1
+
+    def plus(self, other: ArmCounts) -> ArmCounts:
+        return ArmCounts(
+            self.num_requests + other.num_requests,
+            self.num_errors + other.num_errors,
+            self.bins + other.bins,
+        )
+
+    @property
+    def num_answers(self) -> int:
+        return self.num_requests - self.num_errors
+
+    def quantile_s(self, share: float) -> float:
+        """Upper bound of the bin that a quantile of the times is in; 0 where there are none."""
+        wanted, seen = share * self.num_answers, 0
+        for number in sorted(self.bins):
+            seen += self.bins[number]
+            if seen >= wanted:
+                return FIRST_BIN_S * STEP**number
+        return 0.0
+
+    def num_above(self, seconds: float) -> int:
+        """Answers in bins that are wholly above a time."""
+        return sum(
+            count for number, count in self.bins.items() if FIRST_BIN_S * STEP ** (number - 1) >= seconds
+        )
+
+
+def bin_of(seconds: float) -> int:
+    """The number of a time's bin: its upper bound is `FIRST_BIN_S * STEP ** number`."""
+    return 0 if seconds <= FIRST_BIN_S else math.ceil(math.log(seconds / FIRST_BIN_S, STEP) - 1e-9)
+
+
+@dataclass(frozen=True)
+class CanaryCounts:
+    """Of both versions, by one replica or by all."""
+
+    baseline: ArmCounts
+    canary: ArmCounts
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                name: [arm.num_requests, arm.num_errors, sorted(arm.bins.items())]
+                for name, arm in (("baseline", self.baseline), ("canary", self.canary))
+            }
+        )
+
+    @staticmethod
+    def of_json(content: bytes) -> CanaryCounts:
+        """
+        Raises:
+            ValueError: it is something else.
+        """
+        found = json.loads(content)
+        try:
+            arms = [
+                ArmCounts(
+                    int(requests), int(errors), Counter({int(number): int(count) for number, count in bins})
+                )
+                for requests, errors, bins in (found["baseline"], found["canary"])
+            ]
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"no counts of a canary: {error!r}") from error
+        return CanaryCounts(*arms)
+
+    @staticmethod
+    def total(counts: Iterable[CanaryCounts]) -> CanaryCounts:
+        baseline, canary = ArmCounts(), ArmCounts()
+        for each in counts:
+            baseline, canary = baseline.plus(each.baseline), canary.plus(each.canary)
+        return CanaryCounts(baseline, canary)
+
+    def more_errors(self, z: float = Z_95) -> Estimate:
+        """By which the canary's share of errors is above the other's, with its interval."""
+        mine, other = self.canary, self.baseline
+        return newcombe((mine.num_errors, mine.num_requests), (other.num_errors, other.num_requests), z)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the counts say now."""
+
+    state: Literal["worse", "open", "passed"]
+    reason: str
+
+
+def judged(
+    counts: CanaryCounts, settings: CanarySettings, ran_s: float, offline: OfflineEvaluation | None = None
+) -> Verdict:
+    """Judge a canary that has run for so long.
+
+    It is worse where the intervals say so; it has passed where enough requests say that it is not.
+    """
+    if offline is not None and (why := offline.failure(settings)) is not None:
+        return Verdict("worse", why)
+    canary, baseline = counts.canary, counts.baseline
+    fewest = min(canary.num_requests, baseline.num_requests)
+    if fewest >= LEAST_REQUESTS:
+        more = counts.more_errors(Z_OF_LOOKS)
+        if more.low > settings.max_more_errors:
+            return Verdict(
+                "worse",
+                f"{canary.num_errors:,} of {canary.num_requests:,} requests have failed, and of the version "
+                f"that serves {baseline.num_errors:,} of {baseline.num_requests:,}",
+            )
+    is_slow = False
+    if min(canary.num_answers, baseline.num_answers) >= LEAST_REQUESTS:
+        for share in QUANTILES:
+            bound_s = settings.max_latency_ratio * baseline.quantile_s(share)
+            slower = wilson(canary.num_above(bound_s), canary.num_answers, Z_OF_LOOKS)
+            is_slow |= slower.value > 1 - share
+            if slower.low > 1 - share:
+                mine, other = canary.quantile_s(share), baseline.quantile_s(share)
+                return Verdict(
+                    "worse",
+                    f"the {100 * share:.0f}th percentile of its latency is {1000 * mine:.1f} ms, and of the "
+                    f"version that serves {1000 * other:.1f} ms",
+                )
+    if fewest < settings.min_requests:
+        return Verdict("open", f"{fewest:,} of {settings.min_requests:,} requests so far")
+    if ran_s < settings.for_s:
+        return Verdict("open", f"{ran_s:.0f} of {settings.for_s:g} s so far")
+    if (high := counts.more_errors().high) > settings.max_more_errors:
+        return Verdict("open", f"up to {high:.2%} more of its requests may fail; more of them will tell")
+    if is_slow:
+        return Verdict("open", "it may be slower; more requests will tell")
+    if offline is None and settings.needs_evaluation:
+        return Verdict("open", "it is not evaluated yet: rayrec canary evaluate STORE --data DATA")
+    return Verdict("passed", f"{canary.num_requests:,} requests, no worse than the version that serves")
+
+
+class Canaries:
+    """The canary of a store, of which there is one at a time; any process may read and write."""
+
+    def __init__(self, store: VersionStore, clock: Callable[[], float] = time.time) -> None:
+        """
+        Args:
+            clock: UNIX seconds.
+        """
+        self._store, self._clock = store, clock
+
+    @property
+    def serving(self) -> int | None:
+        """The version that the store points to."""
+        pointer = self._store.current()
+        return None if pointer is None else pointer.version
+
+    def last(self) -> Canary | None:
+        """The one that was started last, whether it runs or not.
+
+        Raises:
+            InputError: its file is damaged.
+        """
+        content = self._store.read(CANARY)
+        return None if content is None else _parsed(Canary, content, f"{self._store.url}/{CANARY}")
+
+    def running(self) -> Canary | None:
+        """Raises as `last`."""
+        canary = self.last()
+        return None if canary is None or self.end(canary) is not None else canary
+
+    def end(self, canary: Canary) -> CanaryEnd | None:
+        """How it ended; None: it runs."""
+        name = _end_of(canary)
+        content = self._store.read(name)
+        return None if content is None else _parsed(CanaryEnd, content, f"{self._store.url}/{name}")
+
+    def hold_baseline(self) -> bool:
+        """Hold the version that serves, so that one which is published now does not; whether it was held.
+
+        Raises:
+            InputError: as `check_start`.
+        """
+        baseline, pointer = self.check_start(), self._store.current()
+        assert pointer is not None, "there is a baseline"
+        self._store.point_to(baseline, is_held=True)
+        return pointer.is_held
+
+    def start(self, version: int, settings: CanarySettings, was_held: bool | None = None) -> Canary:
+        """Give a version its share, and hold the one that serves.
+
+        Args:
+            was_held: whether it was held before `hold_baseline` held it; None: that was not called.
+
+        Raises:
+            InputError: there is no version that serves to compare it with, it serves itself, there is no
+                such version, or another canary runs.
+        """
+        baseline = self.check_start()
+        self._store.version(version)
+        if version == baseline:
+            raise InputError(
+                f"{self._store.url}: version {version} serves already, so there is nothing to compare it "
+                "with; name another one"
+            )
+        before = self.last()
+        canary = Canary(
+            id=uuid.uuid4().hex[:12],
+            version=version,
+            baseline=baseline,
+            began_at=self._clock(),
+            # Held first: the one that it is compared with must not change.
+            was_held=self.hold_baseline() if was_held is None else was_held,
+            settings=settings,
+        )
+        self._store.write(CANARY, canary.model_dump_json().encode())
+        if before is not None:
+            self._store.delete_folder(f"{FOLDER}/{before.id}")
+        return canary
+
+    def check_start(self) -> int:
+        """The version that a canary would be compared with.
+
+        Raises:
+            InputError: none serves, or another canary runs.
+        """
+        pointer = self._store.current()
+        if pointer is None:
+            raise InputError(
+                f"{self._store.url}: no version serves, so a canary has no baseline to be compared with; "
+                "publish one without --canary first"
+            )
+        if (running := self.running()) is not None:
+            raise InputError(
+                f"{self._store.url}: version {running.version} is a canary already; rayrec canary promote "
+                "or stop ends it"
+            )
+        return pointer.version
+
+    def finish(self, canary: Canary, state: EndState, reason: str) -> CanaryEnd:
+        """End a canary, and let the one serve that is to; returns how it ended, which somebody else may have
+        said before."""
+        mine = CanaryEnd(state=state, reason=reason, at=self._clock())
+        self._store.write_new(_end_of(canary), mine.model_dump_json().encode())
+        end = self.end(canary) or mine
+        pointer = self._store.current()
+        if pointer is None or pointer.version != canary.baseline or not pointer.is_held:
+            return end  # somebody has moved it since
+        if end.state == "promoted":
+            self._store.point_to(canary.version, is_held=False)
+        elif not canary.was_held and self._store.numbers()[-1] == canary.baseline:
+            self._store.point_to(canary.baseline, is_held=False)
+        return end
+
+    def report(self, canary: Canary, replica: str, counts: CanaryCounts) -> None:
+        """Write down what a replica has counted so far."""
+        self._store.write(f"{FOLDER}/{canary.id}/{_REPORT}{replica}.json", counts.to_json().encode())
+
+    def counts(self, canary: Canary) -> CanaryCounts:
+        """Of all replicas, those that have ended included."""
+        found = []
+        for name in self._store.names_in(f"{FOLDER}/{canary.id}"):
+            if name.startswith(_REPORT) and (content := self._store.read(f"{FOLDER}/{canary.id}/{name}")):
+                try:
+                    found.append(CanaryCounts.of_json(content))
+                except ValueError as error:
+                    raise InputError(f"{self._store.url}/{FOLDER}/{canary.id}/{name}: {error}") from error
+        return CanaryCounts.total(found)
+
+    def note_evaluation(self, canary: Canary, evaluation: OfflineEvaluation) -> None:
+        self._store.write(f"{FOLDER}/{canary.id}/{_OFFLINE}", evaluation.model_dump_json().encode())
+
+    def evaluation(self, canary: Canary) -> OfflineEvaluation | None:
+        name = f"{FOLDER}/{canary.id}/{_OFFLINE}"
+        content = self._store.read(name)
+        return None if content is None else _parsed(OfflineEvaluation, content, f"{self._store.url}/{name}")
+
+    def verdict(self, canary: Canary) -> Verdict:
+        """What all that was counted says now."""
+        ran_s = self._clock() - canary.began_at
+        return judged(self.counts(canary), canary.settings, ran_s, self.evaluation(canary))
+
+
+_REPORT, _OFFLINE = "counts-", "offline.json"
+
+
+def _end_of(canary: Canary) -> str:
+    return f"{FOLDER}/{canary.id}/end.json"
+
+
+Parsed = TypeVar("Parsed", bound=Config)
+
+
+def _parsed(kind: type[Parsed], content: bytes, where: str) -> Parsed:
+    try:
+        return kind.parse(json.loads(content), source=where)
+    except ValueError as error:
+        raise InputError(f"{where}: cannot be read: {error}") from error

@@ -1,0 +1,171 @@
+"""A canary in a replica: who is answered by it, what becomes of their requests, and when it ends.
+
+each look: canary.json ─► none: nothing │ new: load it ─► a share of the users goes to it
+                             │                 └ cannot be loaded, or its answers are none: returned
+                             └ runs: every few seconds report the counts, judge those of all replicas
+                                       └ worse: returned │ passed: promoted, and the pointer moves
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+import xxhash
+
+from rayrec.pipelines.versions.canary import ArmCounts, Canaries, Canary, CanaryCounts
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.understanding import RefusedRequestError
+
+logger = logging.getLogger(__name__)
+
+REPORT_EVERY_S = 5.0
+
+
+class RunningCanary:
+    """A canary that is loaded; from any thread."""
+
+    def __init__(self, canary: Canary, service: RecommendationService) -> None:
+        self.canary, self.service = canary, service
+        self._baseline, self._own = ArmCounts(), ArmCounts()
+        self._lock = threading.Lock()
+
+    def takes(self, user: str | int | None) -> bool:
+        """Whether a user is answered by it: always the same ones, in every replica; requests without a user
+        are drawn."""
+        key = uuid.uuid4().hex if user is None else str(user)
+        bits = xxhash.xxh3_64_intdigest(f"{self.canary.id}/{key}".encode(errors="replace"))
+        return bits < self.canary.settings.share * 2.0**64
+
+    def note(self, service: RecommendationService, seconds: float, error: BaseException | None) -> None:
+        """Count what became of a request; what a caller did wrong, or did not wait for, is no error."""
+        if isinstance(error, (RefusedRequestError, asyncio.CancelledError)):
+            return
+        version = service.model.version
+        with self._lock:
+            if version == self.canary.version:
+                self._own.add(None if error is not None else seconds)
+            elif version == self.canary.baseline:
+                self._baseline.add(None if error is not None else seconds)
+
+    @property
+    def counts(self) -> CanaryCounts:
+        """Of this replica, so far."""
+        with self._lock:
+            return CanaryCounts(self._baseline.plus(ArmCounts()), self._own.plus(ArmCounts()))
+
+
+class CanaryFollower:
+    """Begins and ends canaries as a store says it; called by the thread that follows the store."""
+
+    def __init__(
+        self,
+        canaries: Canaries,
+        begin: Callable[[RunningCanary | None], None],
+        load: Callable[[int], RecommendationService],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """
+        Args:
+            begin: let a canary have its share from now on; None: there is none any more.
+            load: a version, ready for requests.
+        """
+        self._canaries, self._begin, self._load, self._clock = canaries, begin, load, clock
+        self._running: RunningCanary | None = None
+        self._replica = uuid.uuid4().hex[:12]
+        self._reported_at = 0.0
+        self._num_returned = 0
+
+    @property
+    def running(self) -> RunningCanary | None:
+        return self._running
+
+    def look(self, serving: int) -> None:
+        """Do what the store says now.
+
+        Args:
+            serving: the version that answers here.
+
+        Raises:
+            InputError: a file of the canary is damaged.
+            OSError: the store does not answer.
+        """
+        canary = self._canaries.running()
+        if self._running is not None and (canary is None or canary.id != self._running.canary.id):
+            self._end()
+        if canary is None:
+            return
+        if serving != canary.baseline:
+            # A replica that has not loaded the baseline yet waits; elsewhere it may be compared.
+            if (pointed := self._canaries.serving) != canary.baseline:
+                reason = f"version {pointed} serves instead of {canary.baseline}"
+                self._canaries.finish(canary, "stopped", reason)
+                if self._running is not None:
+                    self._end()
+            return
+        if self._running is None:
+            self._start(canary)
+        elif not 0 <= self._clock() - self._reported_at < REPORT_EVERY_S:
+            self._report(self._running)
+
+    def metrics(self) -> dict[str, float]:
+        """What a meter watches."""
+        running = self._running
+        counts = CanaryCounts(ArmCounts(), ArmCounts()) if running is None else running.counts
+        return {
+            "canary_version": 0.0 if running is None else float(running.canary.version),
+            "canary_share": 0.0 if running is None else running.canary.settings.share,
+            "canary_requests": counts.canary.num_requests,
+            "canary_errors": counts.canary.num_errors,
+            "canary_p95_seconds": counts.canary.quantile_s(0.95),
+            "canary_baseline_requests": counts.baseline.num_requests,
+            "canary_baseline_errors": counts.baseline.num_errors,
+            "canary_baseline_p95_seconds": counts.baseline.quantile_s(0.95),
+            "canaries_returned_total": self._num_returned,
+        }
+
+    def _start(self, canary: Canary) -> None:
+        try:
+            service = self._load(canary.version)
+        except OSError:  # of the store, which is asked again
+            raise
+        except Exception as error:
+            logger.error("the canary, version %d, is taken back: %s", canary.version, error)
+            self._canaries.finish(canary, "returned", f"it could not be loaded: {error}")
+            self._num_returned += 1
+            return
+        self._running = RunningCanary(canary, service)
+        self._reported_at = self._clock()
+        self._begin(self._running)
+        share = canary.settings.share
+        logger.info("version %d answers %.3g %% of the users, as a canary", canary.version, 100 * share)
+
+    def _report(self, running: RunningCanary) -> None:
+        canary = running.canary
+        self._canaries.report(canary, self._replica, running.counts)
+        self._reported_at = self._clock()
+        verdict = self._canaries.verdict(canary)
+        if verdict.state == "worse":
+            self._canaries.finish(canary, "returned", verdict.reason)
+        elif verdict.state == "passed" and canary.settings.promotes:
+            self._canaries.finish(canary, "promoted", verdict.reason)
+        else:
+            return
+        self._end()
+
+    def _end(self) -> None:
+        assert self._running is not None, "the caller looks"
+        canary = self._running.canary
+        end = self._canaries.end(canary)
+        self._running = None
+        self._begin(None)
+        if end is None:
+            logger.warning("the canary, version %d, has gone from the store", canary.version)
+            return
+        self._num_returned += end.state == "returned"
+        log = logger.warning if end.state == "returned" else logger.info
+        log("the canary, version %d, is %s: %s", canary.version, end.state, end.reason)

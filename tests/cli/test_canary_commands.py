@@ -1,0 +1,79 @@
+"""A canary, as its commands are typed."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rayrec.cli import app
+from rayrec.pipelines.runs.run_folder import RunFolder
+from tests.cli.test_version_commands import answer, refused
+from tests.helpers.runs import make_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    return make_run(tmp_path_factory.mktemp("run"), snapshots_after=(0,))
+
+
+@pytest.fixture
+def store(run, tmp_path):
+    answer("publish", run, tmp_path / "store", "--snapshot", "previous")
+    return tmp_path / "store"
+
+
+def test_a_version_is_published_as_a_canary_shown_and_promoted(run, tmp_path):
+    store = tmp_path / "store"
+    assert "no version serves, so a canary has no baseline" in refused("publish", run, store, "--canary", 0.1)
+    assert "nothing was published here" in refused("versions", store)
+    answer("publish", run, store, "--snapshot", "previous")
+    assert "no canary was started here" in refused("canary", "status", store)
+    assert answer("publish", run, store, "--canary", 0.1) == {"version": 2, "serving": 1}
+    assert "version 2 is a canary already" in refused("publish", run, store, "--canary", 0.1)
+    shown = answer("canary", "status", store)
+    assert (shown["version"], shown["baseline"], shown["state"]) == (2, 1, "open")
+    assert shown["reason"] == "0 of 1,000 requests so far"
+    promoted = answer("canary", "promote", store)
+    assert (promoted["state"], promoted["serving"]) == ("promoted", 2)
+    assert "is promoted already" in refused("canary", "stop", store)
+    assert answer("versions", store)["is_held"] is False
+    assert answer("canary", "status", store)["state"] == "promoted"
+
+
+def test_one_is_started_of_what_is_there_and_stopped(run, store, tmp_path):
+    answer("publish", run, store)
+    assert "version 2 serves already" in refused("canary", "start", store)
+    (tmp_path / "canary.yaml").write_text("share: 0.2\nmin_requests: 50\n")
+    started = answer("canary", "start", store, "--version", 1, "--settings", tmp_path / "canary.yaml")
+    assert (started["version"], started["baseline"], started["share"]) == (1, 2, 0.2)
+    stopped = answer("canary", "stop", store)
+    assert (stopped["state"], stopped["serving"]) == ("stopped", 2)
+    assert answer("versions", store)["is_held"] is False
+    assert "--share" in refused("canary", "start", store, "--version", 1, "--share", 0)
+
+
+def test_held_out_data_say_whether_it_is_worse(run, store, monkeypatch):
+    answer("publish", run, store, "--canary", 0.1)
+    data = RunFolder.open(run).config.data.path
+    found = answer("canary", "evaluate", store, "--data", data, "--max-users", 20)
+    assert found["is_worse"] is False
+    assert found["evaluation"]["num_users"] == 20
+    assert answer("canary", "status", store)["evaluation"] == found["evaluation"]
+    from rayrec.pipelines.versions import canary
+
+    worse = "0.5 times as much"
+    monkeypatch.setattr(canary.OfflineEvaluation, "failure", lambda self, settings: worse)
+    assert answer("canary", "evaluate", store, "--data", data)["is_worse"] is True
+    shown = answer("canary", "status", store)
+    assert (shown["state"], shown["reason"]) == ("returned", worse)
+    said = refused("canary", "start", store, "--version", 2, "--data", data)
+    assert f"version 2 is not started as a canary: {worse}" in said
+    assert answer("canary", "status", store)["state"] == "returned"
+
+
+def test_data_of_something_else_is_refused(run, store, tmp_path):
+    answer("publish", run, store, "--canary", 0.1)
+    found = CliRunner().invoke(app, ["canary", "evaluate", str(store), "--data", str(tmp_path), "--json"])
+    assert found.exit_code == 2
+    assert json.dumps("") not in found.output

@@ -1,0 +1,225 @@
+"""Canaries in a store of versions, and what their counts say."""
+
+import math
+import os
+
+import numpy as np
+import pytest
+
+from rayrec.pipelines.metrics.proportions import newcombe, wilson
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.versions.canary import (
+    ArmCounts,
+    Canaries,
+    CanaryCounts,
+    CanarySettings,
+    OfflineEvaluation,
+    bin_of,
+    judged,
+)
+from rayrec.pipelines.versions.publisher import Publisher
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.errors import InputError
+from tests.helpers.runs import make_run
+
+SETTINGS = CanarySettings(min_requests=1000, for_s=60)
+
+
+def test_worked_numbers_of_wilson_and_newcombe():
+    """Newcombe (1998), table II, example (a)."""
+    assert wilson(56, 70) == pytest.approx((0.8, 0.6923, 0.8773), abs=1e-3)
+    assert wilson(0, 10)[:2] == (0.0, 0.0)
+    assert newcombe((56, 70), (48, 80)) == pytest.approx((0.2, 0.0524, 0.3339), abs=1e-4)
+    assert math.isnan(newcombe((1, 2), (0, 0)).value)
+
+
+def test_newcombes_interval_covers_the_difference_as_often_as_it_says():
+    random = np.random.default_rng(3)
+    covered = 0
+    for _ in range(2000):
+        interval = newcombe((random.binomial(400, 0.03), 400), (random.binomial(900, 0.02), 900))
+        covered += interval.low <= 0.01 <= interval.high
+    assert 0.93 <= covered / 2000 <= 0.98
+
+
+def counts_of(canary, baseline=(20_000, 20, 0.010), seed=0):
+    """(Requests, errors, median in s) of each: log-normal times."""
+    random = np.random.default_rng(seed)
+    arms = []
+    for requests, errors, median_s in (baseline, canary):
+        arm = ArmCounts()
+        for seconds in median_s * np.exp(0.5 * random.standard_normal(requests - errors)):
+            arm.add(float(seconds))
+        for _ in range(errors):
+            arm.add(None)
+        arms.append(arm)
+    return CanaryCounts(*arms)
+
+
+@pytest.mark.parametrize(
+    ("canary", "state", "reason"),
+    [
+        ((2000, 2, 0.010), "passed", "2,000 requests"),
+        ((2000, 2, 0.011), "passed", "no worse"),  # slower, but by less than may be
+        ((500, 0, 0.010), "open", "500 of 1,000 requests"),
+        ((60, 30, 0.010), "worse", "30 of 60 requests have failed"),
+        ((20, 20, 0.010), "open", "20 of 1,000"),  # too few to say so
+        (
+            (2000, 80, 0.010),
+            "worse",
+            "80 of 2,000 requests have failed, and of the version that serves 20 of",
+        ),
+        ((2000, 14, 0.010), "open", "more of its requests may fail"),
+        ((2000, 2, 0.020), "worse", "the 50th percentile of its latency is 20"),
+    ],
+)
+def test_a_canary_is_judged_by_its_errors_and_its_latency(canary, state, reason):
+    verdict = judged(counts_of(canary), SETTINGS, 100)
+    assert verdict.state == state
+    assert reason in verdict.reason
+
+
+def test_a_tail_that_is_worse_is_seen_though_the_median_is_not():
+    counts = counts_of((2000, 0, 0.010))
+    for _ in range(200):
+        counts.canary.add(0.5)
+    verdict = judged(counts, SETTINGS, 100)
+    assert verdict.state == "worse"
+    assert "95th percentile" in verdict.reason
+
+
+def test_time_and_evaluation_are_waited_for_and_a_worse_metric_ends_it():
+    counts = counts_of((2000, 2, 0.010))
+    assert "10 of 60 s" in judged(counts, SETTINGS, 10).reason
+    needs = SETTINGS.model_copy(update={"needs_evaluation": True})
+    assert "not evaluated yet" in judged(counts, needs, 100).reason
+    values = {"metric": "ndcg@10", "split": "test", "num_users": 900, "baseline": 0.2, "canary": 0.19}
+    same = OfflineEvaluation(**values, ratio=(0.95, 0.89, 1.01))
+    assert judged(counts, needs, 100, same).state == "passed"
+    worse = OfflineEvaluation(**values, ratio=(0.95, 0.92, 0.98))
+    verdict = judged(counts, needs, 100, worse)
+    assert verdict.state == "worse"
+    assert "0.950 times as much (0.920 to 0.980), and 1 is the least" in verdict.reason
+    assert judged(counts, needs.model_copy(update={"max_loss": 0.03}), 100, worse).state == "passed"
+
+
+def test_of_two_equal_versions_hardly_any_canary_is_taken_back_however_often_it_is_looked_at():
+    taken_back = 0
+    for seed in range(100):
+        random = np.random.default_rng(seed)
+        counts = CanaryCounts(ArmCounts(), ArmCounts())
+        for _ in range(40):  # looks
+            for arm, num in ((counts.baseline, 475), (counts.canary, 25)):
+                arm.num_requests += num
+                arm.num_errors += int(random.binomial(num, 0.02))
+                times = 0.01 * np.exp(0.5 * random.standard_normal(num))
+                arm.bins.update(map(bin_of, times.tolist()))
+            taken_back += judged(counts, SETTINGS, 0).state == "worse"
+    assert taken_back <= 1
+
+
+def test_bins_hold_their_times_and_counts_survive_a_file():
+    for seconds in (1e-5, 1e-4, 0.0101, 0.3, 7.0, 1e4):
+        number = bin_of(seconds)
+        assert seconds <= 1e-4 * 1.1**number * (1 + 1e-6)
+        assert number == 0 or seconds >= 1e-4 * 1.1 ** (number - 1) * (1 - 1e-6)
+    counts = counts_of((50, 3, 0.02), (70, 1, 0.01))
+    assert CanaryCounts.of_json(counts.to_json().encode()) == counts
+    with pytest.raises(ValueError, match="no counts of a canary"):
+        CanaryCounts.of_json(b'{"baseline": 1}')
+    arm = ArmCounts()
+    for seconds in (0.01, 0.02, 0.04):
+        arm.add(seconds)
+    assert arm.quantile_s(0.5) == pytest.approx(0.02, rel=0.1)
+    assert (arm.num_above(0.025), arm.num_above(0.05)) == (1, 0)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return RunFolder.open(make_run(tmp_path_factory.mktemp("run"), snapshots_after=(0, 1)))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return VersionStore(tmp_path / "store")
+
+
+def publish(run, store, count=1):
+    for place in range(count):
+        Publisher(run, store).publish(read_snapshot(run.snapshots / run.snapshot_names()[place]))
+
+
+def test_a_canary_without_a_baseline_is_refused(run, store):
+    canaries = Canaries(store)
+    with pytest.raises(InputError, match="no version serves, so a canary has no baseline"):
+        canaries.start(1, SETTINGS)
+    publish(run, store)
+    with pytest.raises(InputError, match="version 1 serves already"):
+        canaries.start(1, SETTINGS)
+    with pytest.raises(InputError, match="has no version 7; it has 1 to 1"):
+        canaries.start(7, SETTINGS)
+    assert store.current().is_held is False
+
+
+def test_what_serves_is_held_while_a_canary_runs_and_there_is_one_at_a_time(run, store):
+    canaries = Canaries(store, clock=lambda: 5.0)
+    publish(run, store)
+    was_held = canaries.hold_baseline()
+    publish(run, store, 2)
+    assert store.current().version == 1
+    canary = canaries.start(2, SETTINGS, was_held)
+    assert canaries.running() == canary
+    assert (canary.version, canary.baseline, canary.began_at, canary.was_held) == (2, 1, 5.0, False)
+    with pytest.raises(InputError, match="version 2 is a canary already"):
+        canaries.start(3, SETTINGS)
+    publish(run, store, 3)
+    store.keep_newest(1)
+    assert store.numbers() == [1, 2, 6]
+    end = canaries.finish(canary, "promoted", "passed")
+    assert (canaries.running(), canaries.end(canary)) == (None, end)
+    assert (store.current().version, store.current().is_held) == (2, False)
+
+
+def test_one_that_is_taken_back_leaves_the_version_before_and_the_first_word_counts(run, store):
+    publish(run, store)
+    canaries = Canaries(store)
+    was_held = canaries.hold_baseline()
+    publish(run, store)
+    canary = canaries.start(2, SETTINGS, was_held)
+    assert canaries.finish(canary, "returned", "errors").state == "returned"
+    assert canaries.finish(canary, "promoted", "passed").state == "returned"
+    assert (store.current().version, store.current().is_held) == (1, True)
+    older = canaries.start(2, SETTINGS)
+    assert older.was_held
+    store.point_to(2, is_held=False)
+    canaries.finish(older, "stopped", "somebody has moved it")
+    assert (store.current().version, store.current().is_held) == (2, False)
+    back = canaries.start(1, SETTINGS)
+    canaries.finish(back, "stopped", "enough")
+    assert (store.current().version, store.current().is_held) == (2, False)  # as it was before
+
+
+def test_the_counts_of_all_replicas_are_judged_together(run, store):
+    publish(run, store)
+    canaries = Canaries(store)
+    was_held = canaries.hold_baseline()
+    publish(run, store)
+    canary = canaries.start(2, SETTINGS, was_held)
+    half = counts_of((600, 0, 0.01), (5000, 5, 0.01))
+    canaries.report(canary, "a", half)
+    assert canaries.verdict(canary).reason == "600 of 1,000 requests so far"
+    canaries.report(canary, "b", half)
+    canaries.report(canary, "b", half)  # again: it has counted no more
+    assert canaries.counts(canary).canary.num_requests == 1200
+    folder = os.path.join(store.url, "canary", canary.id)
+    with open(os.path.join(folder, "counts-c.json"), "w") as file:
+        file.write("?")
+    with pytest.raises(InputError, match=r"counts-c\.json"):
+        canaries.counts(canary)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, 1.5])
+def test_a_share_is_between_none_and_all(share):
+    with pytest.raises(InputError, match="share"):
+        CanarySettings.parse({"share": share})

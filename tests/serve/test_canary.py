@@ -1,0 +1,221 @@
+"""A canary in a service: who is answered by it, and how it ends by itself."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import WEIGHTS, read_snapshot
+from rayrec.pipelines.versions.canary import ArmCounts, Canaries, Canary, CanaryCounts, CanarySettings
+from rayrec.pipelines.versions.loading import load_version
+from rayrec.pipelines.versions.publisher import Publisher
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.serve.app.loading import load_api
+from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.canary import REPORT_EVERY_S, RunningCanary
+from rayrec.serve.engine.current import CurrentService
+from rayrec.serve.engine.following import VersionFollower
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.understanding import RefusedRequestError
+from rayrec.serve.web.metrics import PrometheusMeter
+from tests.helpers.runs import make_run
+
+SETTINGS = CanarySettings(share=0.25, min_requests=30, for_s=60)
+USERS = [f"u{number}" for number in range(400)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return RunFolder.open(make_run(tmp_path_factory.mktemp("run"), snapshots_after=(0,)))
+
+
+@pytest.fixture
+def store(tmp_path, run):
+    store = VersionStore(tmp_path / "store")
+    publish(run, store, 0)
+    return store
+
+
+def publish(run, store, place):
+    Publisher(run, store).publish(read_snapshot(run.snapshots / run.snapshot_names()[place]))
+
+
+def start_canary(run, store, clock, settings=SETTINGS):
+    canaries = Canaries(store, clock)
+    was_held = canaries.hold_baseline()
+    publish(run, store, 1)
+    return canaries, canaries.start(2, settings, was_held)
+
+
+class Replica:
+    """A follower and what it follows with; its clock is moved by hand."""
+
+    def __init__(self, store, clock):
+        self.built = []
+        loaded = load_version(store, store.serving())
+        self.current = CurrentService(self.build(loaded))
+        self.follower = VersionFollower(store, self.current, loaded, self.build, clock=clock)
+        self.look = self.follower.look
+
+    def build(self, version):
+        self.built.append(version.manifest.number)
+        return RecommendationService(Recommender(version.model), max_k=50)
+
+    def answer(self, users, seconds=0.01, errors=()):
+        for user in users:
+            pinned = self.current.pinned_for(user)
+            failed = pinned.model.version in errors
+            self.current.noted(pinned, seconds, RuntimeError("failed") if failed else None)
+
+
+@pytest.fixture
+def clock():
+    now = SimpleNamespace(s=1000.0)
+    now.read = lambda: now.s
+    return now
+
+
+def test_a_share_of_the_users_is_answered_by_it_and_always_the_same_in_every_replica(run, store, clock):
+    first, second = Replica(store, clock.read), Replica(store, clock.read)
+    start_canary(run, store, clock.read)
+    first.look()
+    second.look()
+    of_first = {user: first.current.pinned_for(user).model.version for user in USERS}
+    assert of_first == {user: second.current.pinned_for(user).model.version for user in USERS}
+    assert 60 <= list(of_first.values()).count(2) <= 140  # of 400, a quarter
+    drawn = [first.current.pinned_for(None).model.version for _ in range(400)]
+    assert 60 <= drawn.count(2) <= 140
+    assert first.current.pinned.model.version == 1
+    assert (first.current.version("2").model.version, first.current.version("7")) == (2, None)
+    assert first.follower.metrics()["canary_version"] == 2
+
+
+def test_one_that_fails_is_taken_back_in_all_replicas_by_what_they_count_together(run, store, clock):
+    replicas = [Replica(store, clock.read) for _ in range(2)]
+    canaries, canary = start_canary(run, store, clock.read)
+    for replica in replicas:
+        replica.look()
+    replicas[0].answer(USERS[:200], errors=(2,))
+    clock.s += REPORT_EVERY_S
+    replicas[1].answer(USERS[200:])
+    replicas[1].look()  # has seen nothing wrong
+    assert canaries.running() == canary
+    replicas[0].look()
+    assert canaries.end(canary).state == "returned"
+    assert "requests have failed" in canaries.end(canary).reason
+    replicas[1].look()
+    for replica in replicas:
+        assert {replica.current.pinned_for(user).model.version for user in USERS} == {1}
+        assert replica.follower.metrics()["canary_version"] == 0
+        assert replica.follower.metrics()["canaries_returned_total"] == 1
+    assert store.current().version == 1
+
+
+def test_one_that_passes_serves_everybody_and_is_not_loaded_again(run, store, clock):
+    replica = Replica(store, clock.read)
+    canaries, canary = start_canary(run, store, clock.read)
+    replica.look()
+    for _ in range(4):
+        replica.answer(USERS)
+    clock.s += REPORT_EVERY_S
+    replica.look()
+    assert canaries.verdict(canary).reason == "5 of 60 s so far"
+    clock.s += 60
+    replica.look()
+    assert canaries.end(canary).state == "promoted"
+    replica.look()
+    assert replica.current.model.version == 2
+    assert replica.built == [1, 2]
+    publish(run, store, 0)
+    assert replica.look()
+    assert replica.current.model.version == 3
+
+
+def test_one_that_waits_for_somebody_is_not_promoted_by_itself(run, store, clock):
+    replica = Replica(store, clock.read)
+    settings = SETTINGS.model_copy(update={"promotes": False})
+    canaries, canary = start_canary(run, store, clock.read, settings)
+    replica.look()
+    for _ in range(4):
+        replica.answer(USERS)
+    clock.s += 100
+    replica.look()
+    assert canaries.verdict(canary).state == "passed"
+    assert canaries.running() == canary
+
+
+def test_one_that_cannot_be_loaded_is_taken_back_and_the_others_answer(run, store, clock, caplog):
+    replica = Replica(store, clock.read)
+    canaries, canary = start_canary(run, store, clock.read)
+    (store.fetch(store.version(2).weights) / WEIGHTS).write_bytes(b"")
+    replica.look()
+    end = canaries.end(canary)
+    assert end.state == "returned"
+    assert "it could not be loaded" in end.reason
+    assert replica.current.pinned_for("u1").model.version == 1
+    assert "the canary, version 2, is taken back" in caplog.text
+
+
+def test_one_whose_baseline_is_gone_back_from_is_stopped(run, store, clock):
+    publish(run, store, 1)
+    replica = Replica(store, clock.read)
+    canaries = Canaries(store, clock.read)
+    canary = canaries.start(1, SETTINGS)
+    replica.look()
+    assert canaries.running() == canary
+    publish(run, store, 0)
+    store.let_newest_serve()
+    replica.look()
+    assert canaries.end(canary).state == "stopped"
+    assert replica.current.model.version == 3
+    assert {replica.current.pinned_for(user).model.version for user in USERS} == {3}
+
+
+def test_what_callers_do_wrong_is_no_error_of_a_version():
+    canary = Canary(id="c", version=2, baseline=1, began_at=0.0, was_held=False, settings=SETTINGS)
+    service = SimpleNamespace(model=SimpleNamespace(version=2))
+    other = SimpleNamespace(model=SimpleNamespace(version=7))
+    running = RunningCanary(canary, service)
+    running.note(service, 0.1, None)
+    running.note(service, 0.1, RefusedRequestError("k is too large"))
+    running.note(service, 0.1, asyncio.CancelledError())
+    running.note(service, 0.1, TimeoutError())
+    running.note(other, 0.1, None)  # of one that has answered while versions changed
+    assert (running.counts.canary.num_requests, running.counts.canary.num_errors) == (2, 1)
+    assert running.counts.baseline == CanaryCounts(ArmCounts(), ArmCounts()).baseline
+
+
+def test_over_http_answers_say_which_version_they_are_of(run, store):
+    config = ServeConfig(follow_every_s=0.02, page=False)
+    with TestClient(load_api(store.url, config, PrometheusMeter())) as client:
+        canaries, canary = start_canary(run, store, lambda: 0.0)
+
+        def version_for(user):
+            answer = client.post("/v1/recommend", json={"user_id": user, "k": 3})
+            assert answer.status_code == 200
+            return answer.json()["model"]["version"]
+
+        for _ in range(2000):
+            if "rayrec_canary_version 2.0" in client.get("/metrics").text:
+                break
+        else:
+            pytest.fail("the canary did not begin")
+        versions = {user: version_for(user) for user in USERS[:40]}
+        assert set(versions.values()) == {1, 2}
+        assert versions == {user: version_for(user) for user in USERS[:40]}
+        mine = next(user for user, version in versions.items() if version == 2)
+        body = {
+            "inputs": [{"name": "user_id", "shape": [1], "datatype": "BYTES", "data": [mine]}],
+            "parameters": {"k": 3},
+        }
+        plain = client.post("/v2/models/recommend/infer", json=body).json()
+        named = client.post("/v2/models/recommend/versions/2/infer", json=body).json()
+        by_header = client.post("/v2/models/recommend/infer", json=body, headers={"X-User-Id": mine}).json()
+        found = [each["model_version"] for each in (plain, named, by_header)]
+        assert found == ["1", "2", "2"]
+        metrics = client.get("/metrics").text
+        assert "rayrec_canary_share 0.25" in metrics
+        assert canaries.running() == canary
