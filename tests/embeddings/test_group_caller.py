@@ -1,5 +1,6 @@
 """Trainers that call servers in groups: bit for bit a dictionary whose gradients are added up by groups."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -18,6 +19,7 @@ from rayrec.embeddings.transport.client import LocalTransport
 from rayrec.embeddings.transport.group_caller import GroupCaller
 from rayrec.embeddings.transport.narrow import over
 from rayrec.embeddings.transport.protocol import (
+    AdmitCall,
     ApplyCall,
     ApplyHeadCall,
     FetchCall,
@@ -236,6 +238,28 @@ def test_a_contribution_that_comes_again_counts_once():
     assert transport.calls == [("ApplyCall", 1)] * 2
     assert shard.committed_step == 1
     assert caller._meetings == {}
+
+
+@pytest.mark.parametrize("is_head", [False, True])
+def test_waiting_for_room_on_a_server_is_not_work(is_head):
+    held_back_s = 0.5
+
+    class Full(LocalTransport):
+        is_at_once = False
+
+        def call(self, shard, call):
+            if isinstance(call, AdmitCall):
+                return type("Reply", (), {"result": lambda _: time.sleep(held_back_s)})()
+            return super().call(shard, call)
+
+    caller = GroupCaller(0, range(1), ITEMS, ShardMap(1), Full(make_shards(ITEMS, 1)), unasked_bytes=0)
+    for step in range(2):  # in the first one, kernels are compiled
+        busy_s = caller.busy_s
+        tag = UpdateTag(0, step, 0, Part.HEAD if is_head else Part.WHOLE)
+        caller.answer(ApplyHeadCall(tag, gradients(1), {}, {}) if is_head else ApplyCall(tag, gradients(1)))
+        if is_head:
+            caller.answer(ApplyCall(tag._replace(part=Part.REST), {}))
+    assert 0 <= caller.busy_s - busy_s < held_back_s / 2
 
 
 def test_rows_that_have_one_owner_are_not_called_for_in_a_group():

@@ -35,6 +35,7 @@ from rayrec.platform.errors import InputError, NoRoomError
 from rayrec.platform.ray_errors import ActorDeathError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.prepare.prepare import prepare
+from tests.helpers.examples import cases
 from tests.helpers.runs import SPARSE_SASREC
 
 STEPS_PER_EPOCH = 20  # 160 users in batches of 8
@@ -205,6 +206,51 @@ def test_trainers_that_wait_for_each_other_stay_when_a_server_is_lost(
     assert [of_server["replaced_alone"] for of_server in recoveries(run)] == [True, True]
     assert stayed[0] == stayed[1] == stayed[2]
     assert differences(run, undisturbed, EPOCHS) == []
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize(("wire", "transport"), [("bfloat16", "ray"), ("int8_row", "auto")])
+def test_a_narrow_wire_has_the_same_bits_on_ray_with_a_server_killed(
+    ray_cluster, data, tmp_path, wire, transport
+):
+    """Two trainers; whatever brings the calls. The other run is in one process and undisturbed."""
+    run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    config = settings(data, pipeline__num_trainers=2, sparse__wire=wire, sparse__transport=transport)
+    train(config, undisturbed, cluster=in_process)
+
+    def kill_server() -> None:
+        wait_for_snapshot(run)
+        kill_process(process_of("run", "parameter_server-0"))
+
+    train(config, run, on_step=at({15: kill_server}))
+
+    assert len(recoveries(run)) == 1
+    assert differences(run, undisturbed, EPOCHS) == []
+
+
+@pytest.mark.parametrize(
+    ("wire", "num_trainers"),
+    cases([(wire, number) for wire in ("bfloat16", "int8_row") for number in (1, 2)], [("int8_row", 2)]),
+)
+def test_an_interrupted_run_with_a_narrow_wire_goes_on_to_the_same_bits(
+    alone, data, tmp_path, wire, num_trainers
+):
+    run, undisturbed = tmp_path / "run", tmp_path / "undisturbed"
+    config = settings(data, pipeline__num_trainers=num_trainers, sparse__wire=wire)
+    train(config, undisturbed, cluster=in_process)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            config,
+            run,
+            on_step=at({8: lambda: wait_for_snapshot(run), 19: interrupt}),
+            cluster=in_process,
+        )
+    train(config, run, resume=True, cluster=in_process)
+
+    assert differences(run, undisturbed, EPOCHS) == []
+    assert differences(undisturbed, alone[0], EPOCHS) != [], "what travels is rounded"
 
 
 @pytest.mark.slow

@@ -7,12 +7,14 @@ import json
 
 import grpc
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
 from tritonclient.grpc import service_pb2
 
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.serve.app.loading import load_api
+from rayrec.serve.config.events import RequestLogConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.rpc.calls import Call
@@ -109,6 +111,25 @@ def test_without_a_history_popular_items_keep_to_quotas(client):
     assert answer["source"] == "popular"
     assert first not in numbers_of(answer)
     assert answer["control"]["quotas"] == "exact"
+
+
+def test_the_request_log_has_what_was_asked_for(run, tmp_path):
+    settings = ServeConfig(
+        page=False, max_k=MAX_K, request_log=RequestLogConfig(folder=str(tmp_path), share=1.0)
+    )
+    quotas = [{"where": category(1), "at_most": 0}]
+    with TestClient(load_api(run, settings, PrometheusMeter())) as logged:
+        asked(logged, k=2)
+        answer = asked(logged, k=2, candidates=["i1", "i2"], quotas=quotas, diversity=0.5)
+    (file,) = tmp_path.rglob("*.parquet")
+    plain, controlled = pq.ParquetFile(file).read(["control"])["control"].to_pylist()
+    assert plain is None
+    assert json.loads(controlled) == {
+        "candidates": ["i1", "i2"],
+        "quotas": quotas,
+        "diversity": 0.5,
+        "answer": answer["control"],
+    }
 
 
 def test_what_leaves_nothing_is_an_empty_list_that_says_so(client):

@@ -5,6 +5,7 @@ Axes: M distinct ids of one table, D numbers of a row.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -154,6 +155,12 @@ class PendingRecords:
                 yield name, positions[name], records_MW, present_M
 
 
+class _OfThread(threading.local):
+    """Several trainers' calls may be sent at once."""
+
+    seconds = 0.0
+
+
 class ShardClient:
     """Reads and updates the tables wherever their shards are.
 
@@ -173,8 +180,12 @@ class ShardClient:
         self._shard_maps = {table.name: shard_map.among(table.servers) for table in tables}
         self._transport = transport
         self._unasked_bytes = unasked_bytes
-        self.held_back_s = 0.0
-        """Time that parts of steps waited here for room on the shards."""
+        self._held_back = _OfThread()
+
+    @property
+    def held_back_s(self) -> float:
+        """Time that parts of steps waited here for room on the shards, of the calling thread."""
+        return self._held_back.seconds
 
     def split_ids(self, ids: Mapping[str, Int64Array], positions: Mapping[str, Int64Array]) -> SplitIds:
         """The ids at the given positions of each table's ids, by the shard that holds them."""
@@ -285,7 +296,7 @@ class ShardClient:
         if asked is not None:
             started = time.perf_counter()
             asked.result()
-            self.held_back_s += time.perf_counter() - started
+            self._held_back.seconds += time.perf_counter() - started
 
     def send_head(
         self,

@@ -239,10 +239,11 @@ class GroupCaller:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        started = time.perf_counter()
+        started, held_back_s = time.perf_counter(), self._client.held_back_s
         yield
+        held_back_s = self._client.held_back_s - held_back_s  # while servers had no room, nothing was done
         with self._changed:
-            self.busy_s += time.perf_counter() - started
+            self.busy_s += time.perf_counter() - started - held_back_s
 
     def _meet(
         self, what: tuple[Any, ...], tag: UpdateTag, brought: Any, settle: Callable[[list[Any]], Any]

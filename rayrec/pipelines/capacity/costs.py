@@ -140,16 +140,17 @@ def server_counts(work: Workload, load: ServerLoad | None = None) -> Counts:
     """
     if load is None:
         servers = max(work.num_servers, 1)
-        ids, num_bytes = (work.num_callers * each / servers for each in (work.caller_ids, work.moved_bytes))
+        counted = work.caller_ids, work.moved_bytes, work.wire_bytes
+        ids, num_bytes, wire_bytes = (work.num_callers * each / servers for each in counted)
     else:
-        _, ids, num_bytes = load
+        _, ids, num_bytes, wire_bytes = load
     calls = server_calls(work)
     return {
         "server_per_step": 1.0,
         "server_per_near_call" if work.is_near else "server_per_far_call": calls,
         "server_per_id": ids,
         "server_per_byte": num_bytes,
-        **({} if work.is_near else {"server_per_far_byte": num_bytes}),
+        **({} if work.is_near else {"server_per_far_byte": wire_bytes}),
     }
 
 
@@ -158,7 +159,7 @@ def client_counts(work: Workload) -> Counts:
     return {
         "client_per_near_call" if work.is_near else "client_per_far_call": client_calls(work),
         "client_per_id": work.caller_ids,
-        **({} if work.is_near else {"client_per_far_byte": work.moved_bytes}),
+        **({} if work.is_near else {"client_per_far_byte": work.wire_bytes}),
     }
 
 

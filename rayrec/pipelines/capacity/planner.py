@@ -297,6 +297,8 @@ def changes(work: Workload, cluster: ClusterSpec, costs: Costs) -> list[Change]:
             "mode bounded_stale": replace(work, mode="bounded_stale"),
             f"one caller for the {per_node} trainers of a node": replace(work, group_size=per_node),
         }
+        if not work.is_near:  # what a node keeps to itself costs no bytes
+            tried["rows and gradients in bfloat16 (sparse.wire)"] = replace(work, wire="bfloat16")
     found = []
     for what, changed in tried.items():
         if changed == work:

@@ -279,8 +279,8 @@ def _network_seconds(work: Workload, cluster: ClusterSpec, layout: Layout) -> fl
     if not work.num_servers:
         return 0.0
     callers = -(-layout.trainers_per_node // work.group_size)
-    of_trainers = callers * work.moved_bytes
-    loads = [(load.num_bytes, load.num_servers) for load in work.server_loads]
+    of_trainers = callers * work.wire_bytes
+    loads = [(load.wire_bytes, load.num_servers) for load in work.server_loads]
     of_servers = sum(_fullest(loads, layout.servers_per_node))
     if layout.is_shared:
         of_trainers += of_servers

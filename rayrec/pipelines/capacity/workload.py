@@ -22,9 +22,11 @@ import numpy as np
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.step_buffer import DEFAULT_STEP_BUFFER
 from rayrec.embeddings.table.row_operations import RowOperations
+from rayrec.embeddings.transport.wire import Wire, narrow_bytes
 from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.training.memory_plan import dense_size
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
 from rayrec.samples.reading.reader import SampleReader
@@ -54,11 +56,19 @@ class TableWork:
     """Exponent of Heaps' law: distinct ids grow with occurrences to this power."""
     servers: tuple[int, ...] | None = None
     """Numbers of the servers that hold the table, ascending; None: all of them."""
+    narrow_id_bytes: float = 4
+    """Of an id that travels with rows in a narrow format; hashes do not fit in 4."""
 
     @property
     def moved_bytes(self) -> float:
-        """Rows and gradients of the ids, with the ids."""
+        """Rows and gradients of the ids, with the ids, as servers and trainers work with them."""
         return 2 * self.vector_bytes + 16 * self.ids
+
+    def wire_bytes(self, wire: Wire) -> float:
+        """The same as they travel between nodes."""
+        if wire == "float32":
+            return self.moved_bytes
+        return self.ids * 2 * (narrow_bytes(wire, 1, self.dim) + self.narrow_id_bytes)
 
     @property
     def vector_bytes(self) -> float:
@@ -100,6 +110,8 @@ class ServerLoad(NamedTuple):
     num_servers: int
     ids: float
     num_bytes: float
+    wire_bytes: float
+    """Of these, what travels where servers are on other nodes."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,8 @@ class Workload:
     group_size: int = 1
     """Trainers of a node that share one caller of the servers, which deduplicates and sums for them, and one
     submission by the driver; 1: every trainer for itself."""
+    wire: Wire = "float32"
+    """How rows and gradients travel."""
     step_buffer: int = DEFAULT_STEP_BUFFER
     """Bytes that a server may keep of gradients whose turn in the sum of a step has not come."""
 
@@ -193,6 +207,11 @@ class Workload:
         return sum(table.moved_bytes for table in self.caller_tables)
 
     @property
+    def wire_bytes(self) -> float:
+        """The same as they travel to other nodes."""
+        return sum(table.wire_bytes(self.wire) for table in self.caller_tables)
+
+    @property
     def server_loads(self) -> list[ServerLoad]:
         """Of all servers: one kind where every table is on all of them, more where some are placed apart."""
         tables = self.caller_tables
@@ -211,6 +230,7 @@ class Workload:
                 count,
                 sum(shares[at] * tables[at].ids for at in held),
                 sum(shares[at] * tables[at].moved_bytes for at in held),
+                sum(shares[at] * tables[at].wire_bytes(self.wire) for at in held),
             )
             for held, count in kinds.items()
         ]
@@ -337,6 +357,7 @@ def workload_of(assembly: Assembly, num_batches: int = DEFAULT_BATCHES) -> Workl
         num_feature_workers=pipeline.num_feature_workers,
         mode=pipeline.mode,
         is_near=config.sparse.transport != "ray",
+        wire=config.sparse.wire,
         step_buffer=config.sparse.step_buffer,
         is_sharded=config.training.compute.is_sharded,
         weight_bytes=4,
@@ -381,7 +402,12 @@ def _table_work(config: TableConfig, assembly: Assembly, shares: Sequence[Sequen
         early=float(statistics.fmean(early)) if early else 1.0,
         heaps=heaps_exponent(parts),
         servers=config.servers,
+        narrow_id_bytes=4 if all(_fit_in_4_bytes(lookup.ids_M) for lookup in counted) else 8,
     )
+
+
+def _fit_in_4_bytes(ids_M: Int64Array) -> bool:
+    return not len(ids_M) or bool(ids_M.min() >= 0 and ids_M.max() < 2**32)
 
 
 def _distinct(inverse: np.ndarray, part: float) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -37,6 +38,7 @@ SCHEMA = pa.schema(
         ("item_ids", pa.list_(pa.int64())),
         ("timestamps", pa.list_(pa.int64())),
         ("k", pa.int64()),
+        ("control", pa.string()),  # JSON of candidates, quotas, diversity and what became of them; or null
         ("recommended", pa.list_(pa.string())),
         ("scores", pa.list_(pa.float64())),
         ("source", pa.string()),
@@ -119,6 +121,7 @@ class RequestLog:
                 "item_ids": [] if query is None else query.history_ids.tolist(),
                 "timestamps": None if query is None or query.times is None else query.times.tolist(),
                 "k": request.k,
+                "control": _control_of(request, answer),
                 "recommended": [item.item_id for item in answer.items],
                 "scores": [item.score for item in answer.items],
                 "source": answer.source,
@@ -168,3 +171,11 @@ class RequestLog:
 
     def close(self) -> None:
         self.log.close()
+
+
+def _control_of(request: RecommendRequest, answer: RecommendAnswer) -> str | None:
+    """What the list had to be besides good, and whether it is; as it was asked for and answered."""
+    if answer.control is None:
+        return None
+    asked = request.model_dump(include={"candidates", "quotas", "diversity"}, exclude_defaults=True)
+    return json.dumps(asked | {"answer": answer.control.model_dump()})

@@ -59,6 +59,25 @@ def test_the_fullest_server_is_that_of_the_placement():
     )
 
 
+@pytest.mark.parametrize(("wire", "row_bytes"), [("bfloat16", 2 * 16), ("int8_row", 16 + 4)])
+def test_a_narrow_wire_takes_fewer_bytes_between_nodes(wire, row_bytes):
+    """Ids take 8 bytes beside rows of 16 float32, else 4 where they fit."""
+    network, costs = cluster_with(), replace(COSTS, server_per_byte=1e-10)
+    wide = replace(far(WORK), num_trainers=32)
+    narrow = replace(wide, wire=wire)
+    before, after = parts_of(wide, network, costs), parts_of(narrow, network, costs)
+    assert after.network == pytest.approx(before.network * (row_bytes + 4) / (64 + 8))
+    assert after.server == before.server, "it works on float32"
+    hashes = replace(narrow, tables=(replace(TABLE, narrow_id_bytes=8),))
+    assert parts_of(hashes, network, costs).network == pytest.approx(before.network * (row_bytes + 8) / 72)
+
+
+def test_fewer_bytes_are_proposed_where_rows_leave_their_node():
+    proposal = "rows and gradients in bfloat16 (sparse.wire)"
+    assert proposal in [change.what for change in changes(far(WORK), cluster_with(), COSTS)]
+    assert proposal not in [change.what for change in changes(WORK, ROOMY, COSTS)]
+
+
 def test_what_is_read_ahead_hides_behind_dense_compute():
     exact = step_plan(replace(WORK, mode="exact_prefetch"), ROOMY, COSTS)
     stale = step_plan(replace(WORK, mode="bounded_stale"), ROOMY, COSTS)
