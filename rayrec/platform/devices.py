@@ -62,12 +62,22 @@ class Device:
     """The profiler's name for this device's activities."""
     has_mps: bool = False
     """Whether processes can share one through NVIDIA's Multi-Process Service, see `rayrec.platform.mps`."""
+    has_symmetric_memory: bool = False
+    """Whether torch can compute with memory that several of them have in common, see
+    `torch.distributed._symmetric_memory`."""
 
     @property
     def torch(self) -> torch.device:
         import torch
 
         return torch.device(self.kind)
+
+    @property
+    def backend_beside_host(self) -> str:
+        """Backends of one process group for tensors on this device and in host memory."""
+        if not self.has_own_memory:
+            return self.collective_backend
+        return f"{HOST.kind}:{HOST_COLLECTIVE_BACKEND},{self.kind}:{self.collective_backend}"
 
 
 def _cpu_is_there() -> str | None:
@@ -101,6 +111,7 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
             quantized_kernels=("torch_int8", "torch_fp8", "float32", "reference"),
             profiler_activity="CUDA",
             has_mps=True,
+            has_symmetric_memory=True,
         ),
         why_no_cuda,
     ),

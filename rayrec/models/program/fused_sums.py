@@ -30,10 +30,12 @@ def fuse_sums(model: nn.Module, backend: str | Callable[..., Any] = "inductor") 
     import torch._inductor.config as inductor
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
 
+    group = torch.distributed.group.WORLD
+    assert group is not None, "ranks meet first"
     with warnings.catch_warnings():
         # Deprecated as no longer needed, but the compiler looks for what it notes down.
         warnings.simplefilter("ignore", FutureWarning)
-        enable_symm_mem_for_group(torch.distributed.group.WORLD.group_name)
+        enable_symm_mem_for_group(group.group_name)
     inductor._micro_pipeline_tp = True
     inductor._collective.auto_select = True
     count = 0

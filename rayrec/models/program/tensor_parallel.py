@@ -102,7 +102,7 @@ def _style_class() -> type[Any]:
                 module.register_forward_hook(functools.partial(_summed, group))
             elif self._part.joined is Joined.MOMENTS:
                 assert isinstance(module, nn.LayerNorm), "the norm whose moments are known here"
-                module.forward = functools.partial(_norm_of_parts, module, group)
+                module.forward = functools.partial(_norm_of_parts, module, group)  # type: ignore[method-assign]
             return module
 
     return PartStyle
