@@ -68,12 +68,22 @@ class Device:
     """For what records."""
     has_mps: bool = False
     """Whether processes can share one through NVIDIA's Multi-Process Service, see `rayrec.platform.mps`."""
+    has_symmetric_memory: bool = False
+    """Whether torch can compute with memory that several of them have in common, see
+    `torch.distributed._symmetric_memory`."""
 
     @property
     def torch(self) -> torch.device:
         import torch
 
         return torch.device(self.kind)
+
+    @property
+    def backend_beside_host(self) -> str:
+        """Backends of one process group for tensors on this device and in host memory."""
+        if not self.has_own_memory:
+            return self.collective_backend
+        return f"{HOST.kind}:{HOST_COLLECTIVE_BACKEND},{self.kind}:{self.collective_backend}"
 
 
 def _cpu_is_there() -> str | None:
@@ -110,6 +120,7 @@ _DEVICES: dict[str, tuple[Device, Callable[[], str | None]]] = {
             # Others may answer meanwhile: what they do on threads of their own is not recorded.
             graph_options={"capture_error_mode": "thread_local"},
             has_mps=True,
+            has_symmetric_memory=True,
         ),
         why_no_cuda,
     ),

@@ -109,18 +109,18 @@ LANGUAGE_MODEL = {"max_length": 6, "network": {"kind": "qwen3", "dim": DIM, "num
 LABELS = {"behavior": ("LIKE", "SHARE", "VIEW"), "scenario": ("home", "search")}
 
 
-def config_of(name: str):
+def config_of(name: str, **changed):
     backbone = LANGUAGE_MODEL if name == "causal_lm" else BACKBONE
     if MODELS[name]["name"] == "hstu":
         backbone = {key: value for key, value in BACKBONE.items() if key != "feedforward_dim"}
     if "long_history" in MODELS[name]:  # which says how much is read
         backbone = {key: value for key, value in BACKBONE.items() if key != "max_length"}
-    values = MODELS[name] | {"backbone": backbone}
+    values = MODELS[name] | {"backbone": backbone} | changed
     return RunConfig.parse({"data": {"path": "data"}, "model": values}).model
 
 
-def model_of(name: str):
-    config = config_of(name)
+def model_of(name: str, **changed):
+    config = config_of(name, **changed)
     rates = np.full(NUM_ITEMS, -np.log(NUM_ITEMS))
     catalog = Catalog(NUM_ITEMS, CODES_IL, LEVELS, negative_log_q_I=rates, labels=LABELS)
     return build_model(config, catalog, seed=1)

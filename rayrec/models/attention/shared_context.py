@@ -50,7 +50,8 @@ def shared_context_attention(
         num_rows, num_sequences, num_new, num_key_heads, group, num_channels
     )
     query = split.permute(0, 3, 1, 2, 4, 5).reshape(num_products, -1, num_channels)
-    own_query = query.view(num_products * num_sequences, num_new * group, num_channels)
+    # Of one row, and a key head for each of the query, the products are a view that lies otherwise.
+    own_query = query.reshape(num_products * num_sequences, num_new * group, num_channels)
     own_key = own_key_BWdGC.permute(0, 3, 1, 4, 2).reshape(-1, num_channels, num_codes)
     own_value = own_value_BWdGC.permute(0, 3, 1, 2, 4).reshape(-1, num_codes, num_channels)
 

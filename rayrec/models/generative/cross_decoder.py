@@ -30,6 +30,7 @@ from rayrec.models.attention.masks import Full
 from rayrec.models.attention.shared_context import own_codes_attention
 from rayrec.models.attention.uni_attention import attend
 from rayrec.models.base.keyed_random import KeyedDropout
+from rayrec.models.base.tensor_plan import INPUTS, Part, TensorPlan, outputs
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.experts import Experts, ExpertSettings, Gates
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD
@@ -123,6 +124,28 @@ class CrossDecoderLayer(nn.Module):
             self.experts = Experts(dim, feedforward_dim, experts)
         self.dropouts = nn.ModuleList(KeyedDropout(dropout, index + part) for part in range(4))
 
+    def tensor_plan(self) -> TensorPlan:
+        """Each rank has some heads, and some of the inner width."""
+        dim = self.qkv.in_features
+        attentions = {
+            "cross_query": outputs(dim),
+            "context_kv": outputs(dim, dim),
+            "cross_out": INPUTS,
+            "qkv": outputs(dim, dim, dim),
+            "self_out": INPUTS,
+        }
+        inner, feedforward = self._feedforward_plan()
+        return TensorPlan(
+            sizes={"num_heads": self.num_heads, "feedforward_dim": inner},
+            modules=attentions | feedforward,
+            counts=("num_heads",),
+        )
+
+    def _feedforward_plan(self) -> tuple[int, dict[str, Part]]:
+        """(Its inner width, parts of what it consists of)."""
+        inner = self.down.in_features
+        return inner, {"up": outputs(inner), "down": INPUTS}
+
     def context_keys(self, context_MD: Tensor) -> tuple[Tensor, Tensor]:
         """([M, H, C], [M, H, C]) keys and values."""
         keys, values = self.context_kv(context_MD).unflatten(1, (2, self.num_heads, -1)).unbind(1)
@@ -199,6 +222,9 @@ class ExpertLayer(CrossDecoderLayer):
     """The same with a mixture of experts, whose sizes hang on the data: that much less is compiled."""
 
     compiled_methods = ("queries", "after_looking", "heads", "with_own")
+
+    def _feedforward_plan(self) -> tuple[int, dict[str, Part]]:
+        return self.experts.up_EFD.shape[1], {"experts": self.experts.part}
 
     def gated(self, x_SLD: Tensor, seen_SLHC: Tensor, keys_SL: Tensor | None) -> tuple[Tensor, Gates | None]:
         x_SLD = self.with_own(x_SLD, seen_SLHC, keys_SL)

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.base.tensor_plan import Joined, Part
 from rayrec.platform.devices import values_may_decide, without_autocast
 
 MOST_DENSE = 1024
@@ -69,6 +70,9 @@ class Gates(NamedTuple):
 
 class Experts(nn.Module):
     """[N, D] to [N, D], each token through K of E feed-forward networks."""
+
+    part = Part({"up_EFD": 1, "up_bias_EF": 1, "down_EDF": 2}, once=("down_bias_ED",), joined=Joined.SUM)
+    """Of several ranks: each has some of the inner width of every expert, and all gates."""
 
     def __init__(self, dim: int, feedforward_dim: int, settings: ExpertSettings) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.base.keyed_random import KeyedDropout
+from rayrec.models.base.tensor_plan import INPUTS, TensorPlan, outputs
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.backbone import GenerativeBackbone, VectorContext, summed_cross_entropy
 from rayrec.models.sequence.backbones.history import contexts, last_contexts
@@ -42,6 +43,16 @@ class CodeDecoder(nn.Module):
         self.heads = nn.ModuleList(nn.Linear(dim, size) for size in level_sizes)
         self.dropouts = nn.ModuleList(
             KeyedDropout(dropout, dropout_index + level) for level in range(len(level_sizes))
+        )
+
+    def tensor_plan(self) -> TensorPlan:
+        """Each rank has some of the inner widths; logits are of all codes at once."""
+        (inner,) = {up.out_features for up in self.up}
+        levels = range(len(self.up))
+        ups = {f"up.{level}": outputs(inner) for level in levels}
+        return TensorPlan(
+            sizes={"feedforward_dim": inner},
+            modules=ups | {f"down.{level}": INPUTS for level in levels},
         )
 
     def condition(self, state: Tensor, level: int, codes: Tensor) -> Tensor:

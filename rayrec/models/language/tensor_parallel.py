@@ -1,4 +1,5 @@
-"""Matrices of a language model split among the trainers, each of which computes a part of every layer.
+"""Matrices of a language model split among the trainers, each of which computes a part of every layer; or
+among the ranks that serve one.
 
     q, k, v, gate, up     split by outputs: a trainer has some heads, and some of the inner width
     o, down               split by inputs: their products are summed over the trainers
@@ -39,8 +40,26 @@ NO_ADAPTERS = (
 )
 
 
-def check_divides(network: Any, num_trainers: int, source: str) -> None:
-    """Check that so many trainers can split a network.
+@dataclass(frozen=True)
+class Sharers:
+    """Who shares the layers, for messages."""
+
+    setting: str
+    """That asks for it."""
+    called: str
+    otherwise: str
+    """What to do where a network cannot be split."""
+
+
+TRAINERS = Sharers(
+    "training.parallel: tensor",
+    "trainers (pipeline.num_trainers)",
+    "set training.parallel to fsdp2 or replicated",
+)
+
+
+def check_divides(network: Any, count: int, source: str, sharers: Sharers = TRAINERS) -> None:
+    """Check that so many processes can split a network.
 
     Raises:
         InputError: there is no plan for its family, or heads or widths do not divide.
@@ -48,23 +67,29 @@ def check_divides(network: Any, num_trainers: int, source: str) -> None:
     name = type(network).__name__
     if not _plan(network):
         raise InputError(
-            f"{source}: transformers has no plan by which {name} could be split (training.parallel: tensor); "
-            "set training.parallel to fsdp2 or replicated"
+            f"{source}: transformers has no plan by which {name} could be split ({sharers.setting}); "
+            f"{sharers.otherwise}"
         )
     for setting in DIVIDED:
         value = getattr(network.config, setting, None)
-        if isinstance(value, int) and value % num_trainers:
+        if isinstance(value, int) and value % count:
             raise InputError(
-                f"{source}: {name} has {setting} {value}, which {num_trainers} trainers "
-                "(pipeline.num_trainers) cannot share equally (training.parallel: tensor); take a number "
-                "that divides it, or set training.parallel to fsdp2"
+                f"{source}: {name} has {setting} {value}, which {count} {sharers.called} cannot share "
+                f"equally ({sharers.setting}); take a number that divides it, or {sharers.otherwise}"
             )
 
 
 class TensorParallel:
     """What has to be known of a network that is split among the processes of the default group."""
 
-    def __init__(self, network: Any, device: torch.device, packed: bool, source: str = "model.base") -> None:
+    def __init__(
+        self,
+        network: Any,
+        device: torch.device,
+        packed: bool,
+        source: str = "model.base",
+        sharers: Sharers = TRAINERS,
+    ) -> None:
         """Split the weights in place; every process of the group does so at once, with equal weights.
 
         Raises:
@@ -73,13 +98,11 @@ class TensorParallel:
         from torch.distributed.device_mesh import init_device_mesh
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-        num_trainers = torch.distributed.get_world_size()
-        check_divides(network, num_trainers, source)
+        count = torch.distributed.get_world_size()
+        check_divides(network, count, source, sharers)
         network.to(device)
         expected = _said(network, packed)
-        apply_tensor_parallelism(
-            network, init_device_mesh(device.type, (num_trainers,)), _of_layers(network, num_trainers)
-        )
+        apply_tensor_parallelism(network, init_device_mesh(device.type, (count,)), _of_layers(network, count))
         self._split: dict[tuple[nn.Module, str], nn.Parameter] = {
             (module, name): parameter
             for module in network.modules()
@@ -96,7 +119,7 @@ class TensorParallel:
         if not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * float(expected.std())):
             raise InputError(
                 f"{source}: {type(network).__name__} computes something else when it is split by the plan of "
-                "transformers (training.parallel: tensor); set training.parallel to fsdp2 or replicated"
+                f"transformers ({sharers.setting}); {sharers.otherwise}"
             )
 
     def gather(self) -> None:
@@ -155,11 +178,11 @@ def _plan(network: Any) -> dict[str, str]:
     return {name: style for name, style in plan.items() if name.removesuffix(".weight") not in tokens}
 
 
-def _of_layers(network: Any, num_trainers: int) -> dict[str, str]:
+def _of_layers(network: Any, count: int) -> dict[str, str]:
     """The plan with the name of every layer and weight that it is about."""
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    named, _, _ = network._resolve_parallel_plans(DistributedConfig(tp_size=num_trainers))
+    named, _, _ = network._resolve_parallel_plans(DistributedConfig(tp_size=count))
     kept = _plan(network)
     return {name: style for name, style in named.items() if _general(name) in _with_weights(kept)}
 
@@ -175,7 +198,8 @@ def _with_weights(plan: Mapping[str, str]) -> set[str]:
 @torch.no_grad()
 def _said(network: Any, packed: bool) -> Tensor:
     """[tokens, D] of a few tokens, by the network's own way."""
-    tokens = torch.arange(8, device=next(iter(network.parameters())).device)[None]
+    num_tokens = len(network.get_input_embeddings().weight)  # of codes alone, there may be very few
+    tokens = torch.arange(8, device=next(iter(network.parameters())).device)[None] % num_tokens
     was_training = network.training
     network.eval()
     try:

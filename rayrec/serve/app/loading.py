@@ -20,6 +20,7 @@ from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.scorer import Scorer
+from rayrec.pipelines.inference.tensor_parallel import check_split
 from rayrec.pipelines.nearline.config import MOST_EVENTS
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.versions.loading import LoadedVersion, load_version
@@ -206,6 +207,8 @@ def check_service(run: str | Path, config: ServeConfig) -> None:
         ranker = UnloadedRanker.of(model)
         if config.max_context_bytes is not None:
             use_prefix_cache(ranker, model, config.max_context_bytes)
+        if config.services is not None and (num_ranks := config.services.dense.tensor_parallel) > 1:
+            check_split(ranker.model, num_ranks, model.run)
         return ranker
 
     opened = _open(run, config, HOST.kind, ranker_of=network_of, loads=False)

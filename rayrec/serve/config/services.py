@@ -79,6 +79,38 @@ class DenseConfig(ReplicasConfig):
     accelerator a stream and buffers of its own."""
     mps: MpsConfig | None = None
     """Several replicas on a GPU of NVIDIA's, by its Multi-Process Service; None: each has one of its own."""
+    tensor_parallel: int = Field(1, ge=1)
+    """Ranks of each replica: processes of one node, each with a device of its own, that compute every layer
+    of the network together. `cpus` and `threads` are of each rank."""
+    symmetric_memory: bool = False
+    """Let torch compile the ranks' layers and fuse their sums with what is around them (memory that GPUs have
+    in common). Devices that have none are refused."""
+
+    @property
+    def processes(self) -> int:
+        """Of all replicas, to begin with."""
+        return self.replicas * self.tensor_parallel
+
+    @model_validator(mode="after")
+    def _ranks_go_through_batches_in_one_order(self) -> Self:
+        if self.tensor_parallel == 1:
+            if self.symmetric_memory:
+                raise ValueError(
+                    "dense.symmetric_memory is of ranks that sum what they compute, and "
+                    "dense.tensor_parallel is 1; leave it out, or take more ranks"
+                )
+            return self
+        if self.streams > 1:
+            raise ValueError(
+                f"dense.tensor_parallel is {self.tensor_parallel} and dense.streams {self.streams}: ranks go "
+                "through batches in one order; let streams be 1, and have more replicas"
+            )
+        if self.mps is not None:
+            raise ValueError(
+                f"dense.tensor_parallel is {self.tensor_parallel}, whose ranks have a device each, and "
+                "dense.mps shares one; leave one of the two out"
+            )
+        return self
 
 
 class RoutingConfig(Config):
@@ -187,7 +219,7 @@ class ServicesConfig(Config):
     @property
     def cpus(self) -> float:
         """Of all replicas, to begin with."""
-        of_targets = self.sparse.replicas * self.sparse.cpus + self.dense.replicas * self.dense.cpus
+        of_targets = self.sparse.replicas * self.sparse.cpus + self.dense.processes * self.dense.cpus
         return (
             self.gateway.replicas * self.gateway.cpus
             + self.features.replicas * self.features.cpus

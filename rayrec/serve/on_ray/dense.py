@@ -36,37 +36,44 @@ MOST_VERSIONS = 3
 
 Load = Callable[[int | None], SequenceProgram]
 """The network of a version."""
+Split = Callable[[SequenceProgram], None]
+"""What takes this rank's part of a network, where several compute it together; all of them at once."""
 
 
 class DensePart:
     """Ranks packed batches. Safe to call from several threads."""
 
-    def __init__(self, load: Load, streams: int = 1) -> None:
+    def __init__(self, load: Load, streams: int = 1, split: Split | None = None) -> None:
         """
         Args:
             streams: batches that are computed at a time.
+            split: None: the network is whole here.
         """
-        self._load = load
+        self._load, self._split = load, split
+        self._read: dict[int | None, SequenceProgram] = {}
+        """Networks that are whole still, and answer nobody so far."""
         self._programs: OrderedDict[int | None, SequenceProgram] = OrderedDict()
         self._streams, self._of_thread = threading.Semaphore(streams), threading.local()
-        self._loading, self._holding = threading.Lock(), threading.Lock()
+        self._loading, self._adding, self._holding = threading.Lock(), threading.Lock(), threading.Lock()
 
     @staticmethod
     def open(run: str | Path, config: ServeConfig, streams: int = 1) -> DensePart:
-        """Of a run, or of published versions.
+        """Of a run, or of published versions; with the one that answers to begin with.
 
         Raises:
             InputError: the run or the version cannot be loaded.
         """
+        part = DensePart.of(run, config, streams)
+        part.hold(first_version(run))
+        return part
+
+    @staticmethod
+    def of(run: str | Path, config: ServeConfig, streams: int = 1, split: Split | None = None) -> DensePart:
+        """The same without any network."""
         torch.set_num_threads(config.threads)
         if VersionStore.is_there(run):
-            store = VersionStore(run)
-            part = DensePart(_VersionLoader(store, config), streams)
-            part.hold(store.serving().number)
-            return part
-        part = DensePart(lambda version: _of_run(run, config, version), streams)
-        part.hold(None)
-        return part
+            return DensePart(_VersionLoader(VersionStore(run), config), streams, split)
+        return DensePart(lambda version: _of_run(run, config, version), streams, split)
 
     def beam_width(self) -> int:
         """Of the version that was asked last; 0 of a model that scores every item."""
@@ -82,9 +89,26 @@ class DensePart:
         """
         self._program(version)
 
+    def holds(self, version: int | None) -> bool:
+        with self._holding:
+            return version in self._programs
+
+    def read(self, version: int | None) -> None:
+        """Load a version without asking other ranks for anything, so that `hold` takes no time.
+
+        Raises:
+            InputError: it cannot be loaded.
+        """
+        with self._loading:
+            if version not in self._read and not self.holds(version):
+                self._read[version] = self._load(version)
+
     def recommend(self, packed: bytes) -> bytes:
         """Best items of a packed `RankBatch`."""
-        batch = RankBatch.unpacked(packed)
+        return self.answer(RankBatch.unpacked(packed))
+
+    def answer(self, batch: RankBatch) -> bytes:
+        """The same of one that was unpacked."""
         program = self._program(batch.version)
         with self._streams, self._stream_of_thread(program.device):
             ranked = program.recommend(
@@ -113,10 +137,13 @@ class DensePart:
     def _program(self, version: int | None) -> SequenceProgram:
         if (program := self._held(version)) is not None:
             return program
-        with self._loading:  # batches of versions that are there do not wait for it
+        with self._adding:  # batches of versions that are there do not wait for it
             if (program := self._held(version)) is not None:
                 return program
-            program = self._load(version)
+            self.read(version)
+            program = self._read.pop(version)
+            if self._split is not None:
+                self._split(program)
             synchronize(program.device)  # threads have streams of their own, which would not wait for it
             with self._holding:
                 self._programs[version] = program
@@ -131,6 +158,11 @@ class DensePart:
                     version
                 )  # after a rollback, the one that answers is not the newest
             return program
+
+
+def first_version(run: str | Path) -> int | None:
+    """That answers to begin with; None of a run, which has one."""
+    return VersionStore(run).serving().number if VersionStore.is_there(run) else None
 
 
 class _VersionLoader:

@@ -28,18 +28,19 @@ from rayrec.pipelines.inference.item_ranker import ItemRanker
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform import mps
-from rayrec.platform.devices import device_named, ray_claim
+from rayrec.platform.devices import HOST, claimed_resources, device_named, ray_claim
 from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import absolute
 from rayrec.samples.stores.recent import UserEvents
 from rayrec.serve.app.loading import device_of, load_api
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.config.services import MAIN, ReplicasConfig, ServicesConfig
+from rayrec.serve.config.services import MAIN, DenseConfig, ReplicasConfig, ServicesConfig
 from rayrec.serve.engine.pointer import PointerFollower
 from rayrec.serve.on_ray.application import QUIET, SPARE_REQUESTS
 from rayrec.serve.on_ray.dense import DensePart, RemoteRanker
 from rayrec.serve.on_ray.features import FeaturesPart, RemoteState
+from rayrec.serve.on_ray.gang import START_S, Gang
 from rayrec.serve.on_ray.gateway import Gateway, build_gateway
 from rayrec.serve.on_ray.handle_calls import HandleCalls, unanswered_by
 from rayrec.serve.on_ray.http_messages import (
@@ -128,7 +129,8 @@ class SparseReplica:
         # What comes here is of some users where their contexts are kept, which are then at one network.
         session = None if not config.has_prefix_cache else uuid.uuid4().hex
         dense = self._calls.handle_of(dense, session)
-        beam_width: int = call(dense, "beam_width", timeout_s=timeout_s)
+        # It starts at the same time, and loads a network first.
+        beam_width: int = call(dense, "beam_width", timeout_s=START_S)
 
         def ranker_of(model: TrainedModel) -> ItemRanker:
             def ask(packed: bytes) -> bytes:
@@ -174,7 +176,12 @@ class DenseReplica:
         if config.services.dense.mps is not None:
             mps.start_daemon()
         streams = config.services.dense.streams
-        self._part = DensePart.open(run, config, streams)
+        self._gang: Gang | None = None
+        self._part: DensePart | Gang
+        if config.services.dense.tensor_parallel > 1:
+            self._part = self._gang = Gang(run, config, working_directory)
+        else:
+            self._part = DensePart.open(run, config, streams)
         self._meter = RayMeter(Path(run).name)
         self._meter.watch(self._part.metrics)
         self._threads = ThreadPoolExecutor(streams, "dense")
@@ -189,11 +196,23 @@ class DenseReplica:
     async def beam_width(self) -> int:
         return self._part.beam_width()
 
+    async def ranks(self) -> tuple[int, ...]:
+        """Processes that compute with this one."""
+        return () if self._gang is None else self._gang.pids
+
+    def check_health(self) -> None:
+        """Called by Ray Serve, which replaces a replica that raises three times."""
+        if self._gang is not None:
+            self._gang.check()
+
     def __del__(self) -> None:
         """Called by Ray Serve before it ends a replica."""
         follower: PointerFollower | None = getattr(self, "_follower", None)
         if follower is not None:
             follower.stop()
+        gang: Gang | None = getattr(self, "_gang", None)
+        if gang is not None:
+            gang.close()
 
 
 def settings_of_sparse(config: ServeConfig) -> ServeConfig:
@@ -229,9 +248,10 @@ def build_services(run: str | Path, config: ServeConfig) -> serve.Application:
     for name, (of_target, settings) in targets_of(location, config, services).items():
         suffix = "" if name == MAIN else f".{name}"
         claim = _dense_claim(of_target, settings)
-        dense = _deployed(DENSE + suffix, DenseReplica, settings, services.dense, claim, by_user=True).bind(
-            of_target, settings.model_copy(update={"threads": services.dense.threads}), here
-        )
+        dense = _deployed(DENSE + suffix, DenseReplica, settings, services.dense, claim, by_user=True)
+        if services.dense.tensor_parallel > 1:
+            dense = dense.options(**_options_of_gang(services.dense, claim))
+        dense = dense.bind(of_target, settings.model_copy(update={"threads": services.dense.threads}), here)
         sparse = _deployed(SPARSE + suffix, SparseReplica, settings, services.sparse, by_user=True)
         targets[name] = sparse.bind(of_target, settings, here, dense, features)
     in_front = config.model_copy(update={"max_waiting": config.max_in_flight})
@@ -274,7 +294,7 @@ def resources_of(run: str | Path, config: ServeConfig) -> list[tuple[dict[str, A
     return [
         (
             {"num_cpus": services.dense.cpus, **_dense_claim(of_target, settings)},
-            services.dense.replicas,
+            services.dense.processes,
         )
         for of_target, settings in targets_of(absolute(str(run)), config, services).values()
     ]
@@ -288,6 +308,11 @@ def _dense_claim(run: str, config: ServeConfig) -> dict[str, Any]:
     """
     assert config.services is not None, "as these deployments are of it"
     kind, sharing = device_of(run, config), config.services.dense.mps
+    if config.services.dense.symmetric_memory and not device_named(kind).has_symmetric_memory:
+        raise InputError(
+            f"dense.symmetric_memory: torch has no memory that several devices of the kind {kind} have in "
+            "common; leave it out, or choose another device with --device"
+        )
     if sharing is None:
         return ray_claim(kind)
     if not device_named(kind).has_mps:
@@ -297,6 +322,21 @@ def _dense_claim(run: str, config: ServeConfig) -> dict[str, Any]:
         )
     variables = {"env_vars": mps.environment(sharing.share)}
     return {**ray_claim(kind, sharing.share), "runtime_env": variables}
+
+
+def _options_of_gang(dense: DenseConfig, claim: dict[str, Any]) -> dict[str, Any]:
+    """Of the deployment of replicas that are several ranks each.
+
+    Args:
+        claim: of each rank.
+    """
+    bundle = {HOST.ray_resource: dense.cpus, **claimed_resources(claim)}
+    return {
+        "placement_group_bundles": [bundle] * dense.tensor_parallel,
+        # Within a layer, ranks wait for each other: what connects nodes is too slow for that.
+        "placement_group_strategy": "STRICT_PACK",
+        "health_check_period_s": 1,
+    }
 
 
 def _deployed(

@@ -57,6 +57,7 @@
     rayrec_nearline_users_total                   that workers brought up to date
     rayrec_nearline_waiting_users                 with events that no product has seen
     rayrec_dense_versions                         networks that a dense part holds
+    rayrec_dense_ranks                            processes that a replica of the dense part consists of
 
 One process shows them at /metrics. Of replicas of Ray Serve, a proxy would ask any one: theirs go to Ray's
 own metrics, which say whose they are, with names that begin with `ray_`.

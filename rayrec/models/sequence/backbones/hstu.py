@@ -19,6 +19,7 @@ from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.uni_attention import attend
 from rayrec.models.base.keyed_random import KeyedDropout
+from rayrec.models.base.tensor_plan import INPUTS, NORM, Part, TensorPlan, outputs
 
 INITIAL_STD = 0.02
 """Of projections, positions and biases, as in the public code."""
@@ -60,7 +61,7 @@ class HstuLayer(nn.Module):
         self.num_heads = num_heads
         self.scoring = Silu(max_length)
         self.choice = choice
-        self._widths = [num_heads * value_dim] * 2 + [num_heads * attention_dim] * 2
+        self._head_widths = (value_dim, value_dim, attention_dim, attention_dim)
         self.input_norm = nn.LayerNorm(dim)
         self.uvqk = nn.Linear(dim, sum(self._widths), bias=False)
         # Tables of each head's own, where the public code has one for all; half of the distances are of keys
@@ -73,6 +74,20 @@ class HstuLayer(nn.Module):
         # Index 0 belongs to the input's dropout.
         self.dropout = KeyedDropout(dropout, 1 + index)
         self.out = nn.Linear(num_heads * value_dim, dim)
+
+    @property
+    def _widths(self) -> list[int]:
+        """Of gates, values, queries and keys."""
+        return [self.num_heads * width for width in self._head_widths]
+
+    def tensor_plan(self) -> TensorPlan:
+        """Each rank has some heads."""
+        return TensorPlan(
+            sizes={"num_heads": self.num_heads},
+            modules={"uvqk": outputs(*self._widths), "attended_norm": NORM, "out": INPUTS},
+            own=Part({"place_bias_HP": 0, "time_bias_HK": 0}),
+            counts=("num_heads",),
+        )
 
     def forward(
         self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor, times_N: Tensor | None = None

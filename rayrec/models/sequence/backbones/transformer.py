@@ -12,6 +12,7 @@ from rayrec.models.attention.masks import Mask
 from rayrec.models.attention.past import Grown
 from rayrec.models.attention.uni_attention import CAUSAL, attend
 from rayrec.models.base.keyed_random import KeyedDropout
+from rayrec.models.base.tensor_plan import INPUTS, TensorPlan, outputs
 
 INITIAL_STD = 0.02
 """Of every weight matrix and the positions, as in GPT-2 and BERT."""
@@ -49,6 +50,15 @@ class Block(nn.Module):
         self.attention_dropout = KeyedDropout(dropout, 1 + 3 * index)
         self.hidden_dropout = KeyedDropout(dropout, 2 + 3 * index)
         self.feedforward_dropout = KeyedDropout(dropout, 3 + 3 * index)
+
+    def tensor_plan(self) -> TensorPlan:
+        """Each rank has some heads, and some of the inner width."""
+        dim, inner = self.down.out_features, self.down.in_features
+        return TensorPlan(
+            sizes={"num_heads": self.num_heads, "feedforward_dim": inner},
+            modules={"qkv": outputs(dim, dim, dim), "out": INPUTS, "up": outputs(inner), "down": INPUTS},
+            counts=("num_heads",),
+        )
 
     def forward(
         self, x_ND: Tensor, layout: JaggedLayout, keys_N: Tensor, grown: Grown | None = None

@@ -1,0 +1,251 @@
+"""Ranks that compute each batch together: the first leads, the others do what it does.
+
+    thread of the leader: next command ─┬─ broadcast (gloo, host memory) ─► every other rank: `follow`
+                                        ├─ its own part of the network  ◄── sums over the ranks ──► theirs
+                                        └─ answer
+    nothing to do for a while ─ an empty command: ranks that wait are not taken for lost
+
+All ranks get the same commands in the same order, and hold the same versions. So none waits in a sum that
+another does not take part in. What a batch does wrong (an `InputError`) all of them find; whatever else goes
+wrong in one of them parts their ways, and the ranks are given up as a whole: they start again together.
+
+No Ray in here.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any, Protocol
+
+import torch
+
+from rayrec.platform.devices import Device
+from rayrec.platform.errors import InputError, UnavailableError
+from rayrec.serve.on_ray.packed_batch import RankBatch
+
+logger = logging.getLogger(__name__)
+
+SILENCE_S = 5.0
+"""The leader says nothing for so long at most."""
+LOST_S = 120.0
+"""Ranks that wait for each other for so long are given up."""
+SERVICE = "the ranks of the dense part"
+
+
+class CommandKind(IntEnum):
+    NOTHING = 0
+    HOLD = 1
+    """Take one's part of a version that was read; the body is its number, or empty."""
+    ANSWER = 2
+    """The body is a packed `RankBatch`."""
+    END = 3
+
+
+class Part(Protocol):
+    """What each rank has, see `DensePart`."""
+
+    def hold(self, version: int | None) -> None: ...
+
+    def holds(self, version: int | None) -> bool: ...
+
+    def answer(self, batch: RankBatch) -> bytes: ...
+
+
+class Commands:
+    """The way from the leader to all others."""
+
+    def send(self, kind: CommandKind, body: bytes = b"") -> None:
+        torch.distributed.broadcast(torch.tensor([kind, len(body)]), 0)
+        if body:
+            # Not written to, which torch would warn of.
+            torch.distributed.broadcast(torch.frombuffer(bytearray(body), dtype=torch.uint8), 0)
+
+    def receive(self) -> tuple[CommandKind, bytes]:
+        head = torch.zeros(2, dtype=torch.int64)
+        torch.distributed.broadcast(head, 0)
+        kind, length = head.tolist()
+        body = torch.empty(length, dtype=torch.uint8)
+        if length:
+            torch.distributed.broadcast(body, 0)
+        return CommandKind(kind), body.numpy().tobytes()
+
+
+def meet(store: Any, device: Device, num_ranks: int, rank: int) -> Commands:
+    """Join the other ranks; all do so at once.
+
+    Args:
+        store: of torch.distributed, the same of all.
+    """
+    torch.distributed.init_process_group(
+        device.backend_beside_host,
+        store=store,
+        world_size=num_ranks,
+        rank=rank,
+        timeout=timedelta(seconds=LOST_S),
+    )
+    return Commands()
+
+
+def follow(commands: Commands, part: Part) -> None:
+    """Do what the leader does, until it ends.
+
+    Raises:
+        RuntimeError: it, or another rank, is lost.
+    """
+    while True:
+        kind, body = commands.receive()
+        if kind is CommandKind.END:
+            return
+        try:
+            _do(part, kind, body)
+        except InputError as error:  # which the leader found, too, and says
+            logger.debug("refused: %s", error)
+
+
+def _do(part: Part, kind: CommandKind, body: bytes, batch: RankBatch | None = None) -> bytes:
+    if kind is CommandKind.HOLD:
+        part.hold(int(body) if body else None)
+    elif kind is CommandKind.ANSWER:
+        return part.answer(RankBatch.unpacked(body) if batch is None else batch)
+    return b""
+
+
+@dataclass
+class _Command:
+    kind: CommandKind
+    body: bytes = b""
+    batch: RankBatch | None = None
+    done: Future[bytes] = field(default_factory=Future)
+
+
+class FirstRank:
+    """The first rank. Safe to call from several threads."""
+
+    def __init__(
+        self,
+        commands: Commands,
+        part: Part,
+        read: Callable[[int | None], None],
+        most_s: float = LOST_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            read: loads a version on every rank, this one included; returns when all have.
+            most_s: a command that takes longer has lost a rank.
+        """
+        self._commands, self._part, self._read = commands, part, read
+        self._most_s, self._clock = most_s, clock
+        self._waiting: queue.Queue[_Command] = queue.Queue()
+        self._lock = threading.Lock()
+        self._unanswered: dict[int, _Command] = {}
+        self._begun: float | None = None
+        self._lost: str | None = None
+        self._reading = threading.Lock()
+        self._thread = threading.Thread(target=self._lead, name="leader", daemon=True)
+        self._thread.start()
+
+    def recommend(self, packed: bytes) -> bytes:
+        """As `DensePart.recommend`, of all ranks together.
+
+        Raises:
+            UnavailableError: a rank is lost.
+        """
+        batch = RankBatch.unpacked(packed)
+        self.hold(batch.version)
+        return self._result(_Command(CommandKind.ANSWER, packed, batch))
+
+    def hold(self, version: int | None) -> None:
+        """As `DensePart.hold`; batches of other versions are computed meanwhile.
+
+        Raises:
+            InputError: it cannot be loaded.
+            UnavailableError: a rank is lost.
+        """
+        if self._part.holds(version):
+            return
+        with self._reading:
+            if self._part.holds(version):
+                return
+            self._read(version)
+            self._result(_Command(CommandKind.HOLD, b"" if version is None else str(version).encode()))
+
+    def lose(self, reason: str) -> None:
+        """Give the ranks up: nothing is answered any more, and those that wait are told."""
+        with self._lock:
+            if self._lost is not None:
+                return
+            self._lost = reason
+            unanswered = list(self._unanswered.values())
+            self._unanswered.clear()
+        logger.error("%s: %s", SERVICE, reason)
+        for command in unanswered:
+            command.done.set_exception(self._error())
+
+    def check(self) -> None:
+        """Check that all ranks are there and go on.
+
+        Raises:
+            UnavailableError: they are not.
+        """
+        begun = self._begun
+        if begun is not None and self._clock() - begun > self._most_s:
+            self.lose(f"a command takes longer than {self._most_s:.0f} s")
+        if self._lost is not None:
+            raise self._error()
+
+    def end(self) -> None:
+        """Let the other ranks go."""
+        if self._lost is None:
+            self._waiting.put(_Command(CommandKind.END))
+            self._thread.join(SILENCE_S)
+
+    def _error(self) -> UnavailableError:
+        return UnavailableError(SERVICE, 1, self._lost or "")
+
+    def _result(self, command: _Command) -> bytes:
+        with self._lock:
+            if self._lost is not None:
+                raise self._error()
+            self._unanswered[id(command)] = command
+        self._waiting.put(command)
+        return command.done.result()
+
+    def _lead(self) -> None:
+        while self._lost is None:
+            try:
+                command = self._waiting.get(timeout=SILENCE_S)
+            except queue.Empty:
+                command = _Command(CommandKind.NOTHING)
+            self._begun = self._clock()
+            self._take(command)
+            self._begun = None
+            if command.kind is CommandKind.END:
+                return
+
+    def _take(self, command: _Command) -> None:
+        """Do a command on all ranks."""
+        try:
+            self._commands.send(command.kind, command.body)
+            answer = _do(self._part, command.kind, command.body, command.batch)
+        except InputError as error:
+            if self._is_waited_for(command):
+                command.done.set_exception(error)
+        except Exception as error:
+            self.lose(f"{type(error).__name__}: {error}")
+        else:
+            if self._is_waited_for(command):
+                command.done.set_result(answer)
+
+    def _is_waited_for(self, command: _Command) -> bool:
+        """Whether nobody was told yet what became of it; from now on somebody was."""
+        with self._lock:
+            return self._unanswered.pop(id(command), None) is not None
