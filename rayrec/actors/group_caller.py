@@ -15,10 +15,10 @@ from rayrec.actors.spawning import ActorRole, Host
 from rayrec.actors.stage_actor import StageActor
 from rayrec.actors.transport import Listening, ServerPlace, TransportChoice, connect
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.base.row_codec import Wire
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.transport.group_caller import GroupCaller
 from rayrec.embeddings.transport.protocol import Empty, ReplyT, ShardCall
-from rayrec.embeddings.transport.wire import Wire
 from rayrec.platform.metrics import MeterClock, StageTimes
 
 GROUP_STAGE = "trainer_group"

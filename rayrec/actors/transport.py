@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal
 
 from rayrec.actors.in_process import InProcessActor
+from rayrec.embeddings.base.row_codec import Wire
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.transport.client import answered
 from rayrec.embeddings.transport.narrow import over
@@ -16,7 +17,6 @@ from rayrec.embeddings.transport.protocol import Empty, Reply, ReplyT, ShardCall
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import AnswerTo, CallServer, Endpoint, ServerLostError
 from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
-from rayrec.embeddings.transport.wire import Wire
 from rayrec.platform.errors import InputError
 
 logger = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,12 @@ from rayrec.platform.memory import human_size
 StoreArgument = Annotated[
     str, typer.Argument(help="Folder, or URL such as s3://bucket/models/mine, with published versions.")
 ]
+
+
+class RowsOption(StrEnum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    int8_row = "int8_row"
 
 
 @command(app, "publish")
@@ -43,6 +50,10 @@ def publish_command(
             min=0, max=1, help="Share of the users that it answers at first, as a canary \\[all of them]."
         ),
     ] = None,
+    rows: Annotated[
+        RowsOption,
+        typer.Option(help="What rows of tables are rounded to: half of the bytes, or a quarter."),
+    ] = RowsOption.float32,
 ) -> Answer:
     """Publish a run's model; services that follow the store answer with it at once, or as a canary."""
     check_run(run)
@@ -58,11 +69,14 @@ def publish_command(
         settings = CanarySettings.parse({"share": canary}, source="--canary")
         # Held before it is published, or it would answer everybody meanwhile.
         was_held = canaries.hold_baseline()
-    publisher = Publisher(folder, versions, min_overlap=min_overlap, other_catalog=other_catalog)
+    publisher = Publisher(
+        folder, versions, min_overlap=min_overlap, other_catalog=other_catalog, rows=rows.value
+    )
     version = publisher.publish(read_snapshot(folder.chosen_snapshot(snapshot)))
     versions.keep_newest(keep)
     size = human_size(sum(bundle.num_bytes for bundle in version.bundles))
-    out.print(f"Version {version.number}: {version.run} after {version.step + 1:,} steps, {size}")
+    of_rows = f", {human_size(version.row_bytes)} of it rows as {rows.value}" if version.segments else ""
+    out.print(f"Version {version.number}: {version.run} after {version.step + 1:,} steps, {size}{of_rows}")
     if version.overlap is not None:
         out.print(
             f"{version.overlap:.0%} of what {len(version.probes)} users get, the version before gave them too"
@@ -79,7 +93,7 @@ def publish_command(
             f"version {pointer.version} serves on, which was gone back to; "
             f"`rayrec rollback {store} --undo` lets the newest serve"
         )
-    return {"version": version.number, "serving": pointer.version}
+    return {"version": version.number, "serving": pointer.version, "row_bytes": version.row_bytes}
 
 
 @command(app, "versions")
@@ -94,13 +108,12 @@ def versions_command(store: StoreArgument) -> Answer:
     table = Table("", "version", "published", "run", "steps", "weights of", "rows", "changes")
     found = [versions.version(number) for number in versions.numbers()]
     for version in found:
-        rows = sum(segment.bundle.num_bytes for segment in version.segments)
         published = datetime.fromtimestamp(version.published_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
         mark = ("held" if pointer.is_held else "serves") if version.number == serving else ""
         weights = f"{version.weights_step + 1:,}"
         changes = str(max(len(version.segments) - 1, 0))
         cells = [mark, str(version.number), published, version.run, f"{version.step + 1:,}", weights]
-        table.add_row(*cells, human_size(rows), changes)
+        table.add_row(*cells, human_size(version.row_bytes), changes)
     out.print(table)
     return {
         "serving": serving,
@@ -110,6 +123,7 @@ def versions_command(store: StoreArgument) -> Answer:
                 "version": each.number,
                 "published_at": each.published_at,
                 "step": each.step + 1,
+                "row_bytes": each.row_bytes,
             }
             for each in found
         ],

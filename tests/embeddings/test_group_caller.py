@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.base.row_codec import Wire
 from rayrec.embeddings.lookup.bounded_stale import BoundedStale
 from rayrec.embeddings.shard.contributions import Part, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard, StepTimeoutError
@@ -26,7 +27,6 @@ from rayrec.embeddings.transport.protocol import (
     LookupCall,
     ShardTransport,
 )
-from rayrec.embeddings.transport.wire import Wire
 from tests.embeddings.dictionary_runs import MODES, Run, check_tables, runs, trained_dictionaries
 from tests.embeddings.sparse_runs import (
     ITEMS,

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.base.row_codec import RoundingKey, decode, encode_gradients, encode_rows
 from rayrec.embeddings.lookup.bounded_stale import BoundedStale
 from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import TrainerLink
@@ -27,7 +28,6 @@ from rayrec.embeddings.transport.protocol import (
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.embeddings.transport.shared_calls import CallServer
 from rayrec.embeddings.transport.shared_memory import SharedMemoryTransport
-from rayrec.embeddings.transport.wire import RoundingKey, decode, encode_gradients, encode_rows
 from tests.embeddings.dictionary_oracle import DictionaryTable
 from tests.embeddings.dictionary_runs import MODES, Run, added_up, check_tables, dictionaries, runs
 from tests.embeddings.sparse_runs import (

@@ -8,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.base.row_codec import decode, encode_rows
 from rayrec.embeddings.config import (
     AdamConfig,
     EvictionConfig,
@@ -260,7 +261,7 @@ def test_files_of_older_versions_are_refused(tmp_path):
     described = json.loads(table.schema.metadata[b"rayrec.table"]) | {"format_version": 2}
     pq.write_table(table.replace_schema_metadata({b"rayrec.table": json.dumps(described)}), path)
     with pytest.raises(
-        InputError, match=r"items-00000\.parquet: format version 2; this version reads 3 and 4"
+        InputError, match=r"items-00000\.parquet: format version 2; this version reads 3 to 5"
     ):
         load_tables([path], TABLES, ShardMap(1), 0)
 
@@ -405,3 +406,60 @@ def test_another_run_begins_with_the_weights_alone(tmp_path):
     wider = [TableConfig(name="items", dim=4, seed=8), other[1]]
     with pytest.raises(InputError, match=r"table 'items' was saved with dim 3, the config says 4"):
         load_tables(files, wider, ShardMap(1), 0, weights_only=True)
+
+
+def written_narrow(folder, wire, rows=None):
+    """(Path of a file of narrow rows, the rows as they were)."""
+    rows = grown_shards(1)[0].export("items") if rows is None else rows
+    (file,) = write_table(folder, TABLES[0], ShardMap(1), 0, STEP, [rows], wire)
+    return folder / file.name, rows
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "int8_row"])
+def test_narrow_rows_are_read_as_what_the_codec_says(tmp_path, wire, monkeypatch):
+    monkeypatch.setattr(snapshot, "_ROWS_PER_GROUP", 32)
+    path, rows = written_narrow(tmp_path, wire)
+
+    (found,) = [part for part in load_tables([path], TABLES[:1], ShardMap(1), 0)["items"] if len(part.ids_M)]
+
+    np.testing.assert_array_equal(found.ids_M, rows.ids_M)
+    np.testing.assert_array_equal(found.weights_MD, decode(encode_rows(wire, rows.weights_MD)))
+    np.testing.assert_array_equal(found.state_MS, rows.state_MS)
+
+
+def test_a_file_of_8_bit_rows_says_so_and_earlier_readers_refuse_it(tmp_path):
+    path, _ = written_narrow(tmp_path, "int8_row")
+
+    schema = pq.read_schema(path)
+    assert str(schema.field("weights").type) == "fixed_size_binary[3]"
+    assert str(schema.field("scale").type) == "float"
+    described = json.loads(schema.metadata[b"rayrec.table"])
+    assert (described["format_version"], described["wire"]) == (5, "int8_row")
+
+
+def test_8_bit_rows_take_less_than_a_third_of_the_bytes(tmp_path):
+    config = TableConfig(name="items", dim=64, seed=1, optimizer=SgdConfig())
+    shard = EmbeddingShard([config], 0, 1)
+    ids = np.arange(20_000)
+    shard.apply(UpdateTag(0, 0, 0), {"items": (ids, np.ones((len(ids), 64), np.float32))})
+    rows, sizes = shard.export("items"), {}
+    for wire in ("float32", "bfloat16", "int8_row"):
+        (tmp_path / wire).mkdir()
+        (file,) = write_table(tmp_path / wire, config, ShardMap(1), 0, 0, [rows], wire)
+        sizes[wire] = (tmp_path / wire / file.name).stat().st_size
+
+    assert sizes["int8_row"] <= 0.30 * sizes["float32"]
+    assert sizes["bfloat16"] <= 0.55 * sizes["float32"]
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0])
+def test_scales_that_are_no_scales_are_refused(tmp_path, scale):
+    path, _ = written_narrow(tmp_path, "int8_row")
+    table = pq.read_table(path)
+    scales = table["scale"].to_numpy().copy()
+    scales[7] = scale
+    changed = table.set_column(table.schema.get_field_index("scale"), "scale", pa.array(scales))
+    pq.write_table(changed.replace_schema_metadata(table.schema.metadata), path)
+
+    with pytest.raises(InputError, match="scales of 8-bit rows of table 'items' are not finite and positive"):
+        list(load_tables([path], TABLES[:1], ShardMap(1), 0)["items"])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rayrec.embeddings.base.exchange import Exchange
+from rayrec.embeddings.base.row_codec import Wire
 from rayrec.embeddings.lookup.bounded_stale import BoundedStale
 from rayrec.embeddings.lookup.cache.cached_lookups import CachedLookups
 from rayrec.embeddings.lookup.cache.row_cache import MakeCache, RowCache
@@ -13,7 +14,6 @@ from rayrec.embeddings.lookup.exact_prefetch import ExactPrefetch
 from rayrec.embeddings.lookup.lookups import LookupMode, NoLookups, SyncLookups, TrainerLink
 from rayrec.embeddings.lookup.shared_row_write_back import SharedRowWriteBack
 from rayrec.embeddings.lookup.threaded_lookups import ThreadedLookups
-from rayrec.embeddings.transport.wire import Wire
 from rayrec.platform.devices import Device
 
 

@@ -18,6 +18,9 @@ and increments of it, each since the step of the one before: what it holds is wh
 of the last one's step would hold. A shard may have written all rows in an increment: then nothing that
 came before counts for its buckets.
 
+Rows for readers alone may be written narrower (`row_codec`): weights are then bytes of 16-bit or 8-bit
+numbers, with a column `scale` beside 8-bit ones, and the metadata say so. Readers get float32 rows again.
+
 Checksums are computed while writing and are in the manifest of the snapshot, not here.
 
 Axes: M rows of one file, D numbers of a row, S numbers of its optimizer state.
@@ -38,9 +41,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from rayrec.embeddings.base.layout import NEVER
 from rayrec.embeddings.base.routing import NUM_BUCKETS, ShardMap, bucket_of
+from rayrec.embeddings.base.row_codec import NarrowRows, Wire, decode, encode_rows
 from rayrec.embeddings.base.threads import give_way
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.optim.optimizers import make_optimizer
@@ -55,7 +60,9 @@ from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 
 FORMAT_VERSION = 4
-_READ_VERSIONS = (3, 4)
+_NARROW_VERSION = 5
+"""Of files with narrow rows, which readers of version 4 would take for others."""
+_READ_VERSIONS = (3, 4, 5)
 
 _METADATA_KEY = b"rayrec.table"
 _ROWS_PER_GROUP = 65_536
@@ -72,6 +79,7 @@ def write_table(
     shard: int,
     step: int,
     parts: Iterable[TableRows],
+    wire: Wire = "float32",
 ) -> list[SavedFile]:
     """Write what one table and shard holds, on a thread of low priority beside the caller's.
 
@@ -82,11 +90,13 @@ def write_table(
         shard_map, shard: whose rows these are.
         step: after which the table holds them.
         parts: as `EmbeddingShard.export_snapshot` gives them, or one that `export` gave.
+        wire: what weights are rounded to, of rows that are only read; training does not go on from others
+            than float32.
 
     Returns:
         The files; each appears under its name when it is complete and on disk.
     """
-    contents = _Contents(folder, f"{config.name}-{shard:05d}", _identity(config))
+    contents = _Contents(folder, f"{config.name}-{shard:05d}", _identity(config), wire)
     buckets = shard_map.among(config.servers).buckets(shard)
     contents.described |= {"step": step, "since": None, "buckets": [buckets.start, buckets.stop]}
     try:
@@ -127,10 +137,10 @@ def _write_part(contents: _Contents, rows: TableRows) -> None:
         "bucket": bucket_of(rows.ids_M),
         "step": rows.steps_M,
         "count": rows.counts_M,
-        "weights": _as_bytes(rows.weights_MD),
+        **_weight_columns(rows.weights_MD, contents.wire),
     }
     if rows.state_MS.shape[1]:
-        columns["state"] = _as_bytes(rows.state_MS)
+        columns["state"] = _as_bytes(rows.state_MS.astype("<f4", copy=False))
     contents.write("rows", columns)
     if len(rows.sighted):
         ids = rows.sighted.ids_K
@@ -143,19 +153,31 @@ def _write_part(contents: _Contents, rows: TableRows) -> None:
         contents.write("removed", {"id": rows.removed_X, "bucket": bucket_of(rows.removed_X)})
 
 
+def _weight_columns(weights_MD: Float32Array, wire: Wire) -> dict[str, Any]:
+    if wire == "float32":
+        return {"weights": _as_bytes(weights_MD.astype("<f4", copy=False))}
+    narrow = encode_rows(wire, weights_MD)
+    columns: dict[str, Any] = {"weights": _as_bytes(narrow.values_MD)}
+    return columns if narrow.scales_M is None else columns | {"scale": narrow.scales_M}
+
+
 class _Contents:
     """The files of one table and shard while they are written, one per kind of content."""
 
-    def __init__(self, folder: Path, stem: str, described: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, stem: str, described: dict[str, Any], wire: Wire) -> None:
         self._folder = folder
         self._stem = stem
+        self.wire = wire
         self.described = described
         """What the metadata say of every file."""
         self._files: dict[str, _Content] = {}
 
     def write(self, content: str, columns: dict[str, Any]) -> None:
         if content not in self._files:
-            described = {"format_version": FORMAT_VERSION, "content": content, **self.described}
+            version: dict[str, Any] = {"format_version": FORMAT_VERSION}
+            if self.wire != "float32":
+                version = {"format_version": _NARROW_VERSION, "wire": self.wire}
+            described = {**version, "content": content, **self.described}
             suffix = "" if content == "rows" else f".{content}"
             self._files[content] = _Content(
                 self._folder / f"{self._stem}{suffix}.parquet", columns, described
@@ -178,11 +200,11 @@ class _Content:
         self._schema = pa.table(columns).schema.with_metadata({_METADATA_KEY: json.dumps(described)})
         self._file = WrittenFile(path)
         # Weights do not repeat: a dictionary of them would take time for nothing, and compression (lz4 or
-        # zstd) saves a twentieth of them for three times the time.
+        # zstd) saves a twentieth of them for three times the time. What repeats is a fifth of narrow rows.
         self._writer = pq.ParquetWriter(
             pa.PythonFile(self._file, mode="w"),
             self._schema,
-            use_dictionary=False,
+            use_dictionary=["bucket", "step", "count"] if "wire" in described else False,
             compression="none",
             write_statistics=["id", "bucket", "step", "count"],
         )
@@ -325,6 +347,7 @@ class _TableFile:
     forgotten: Forgotten | None
     """None where sighted and evicted ids are whole, though rows may be those of an increment."""
     clock: ClockState
+    wire: Wire
 
     def has_any_of(self, wanted_B: BoolArray) -> bool:
         """Whether it may have rows of some buckets; what has none of a server's is not opened for it."""
@@ -393,7 +416,7 @@ class _TableChain:
             for file in files:
                 if file.content == "rows" and file.has_any_of(counting_B):
                     for columns in _batches(file.path, counting_B, only):
-                        yield replace(_rows(columns), since=file.since)
+                        yield replace(_rows(columns, file), since=file.since)
             if files is self._snapshots[-1]:
                 for file in files:
                     if file.clock != ClockState():  # alike in all of them
@@ -454,9 +477,9 @@ def _identity(config: TableConfig) -> dict[str, Any]:
     }
 
 
-def _as_bytes(values_MW: Float32Array) -> pa.FixedSizeBinaryArray:
-    values_MW = np.ascontiguousarray(values_MW, dtype="<f4")
-    kind = pa.binary(4 * values_MW.shape[1])
+def _as_bytes(values_MW: NDArray[Any]) -> pa.FixedSizeBinaryArray:
+    values_MW = np.ascontiguousarray(values_MW)
+    kind = pa.binary(values_MW.itemsize * values_MW.shape[1])
     return pa.FixedSizeBinaryArray.from_buffers(kind, len(values_MW), [None, pa.py_buffer(values_MW)])
 
 
@@ -472,7 +495,7 @@ def _described(path: Path, configs: dict[str, TableConfig], weights_only: bool) 
     if described["format_version"] not in _READ_VERSIONS:
         raise InputError(
             f"{path}: format version {described['format_version']}; this version reads "
-            f"{' and '.join(map(str, _READ_VERSIONS))}"
+            f"{_READ_VERSIONS[0]} to {_READ_VERSIONS[-1]}"
         )
     name = described["table"]
     if name not in configs:
@@ -494,6 +517,7 @@ def _described(path: Path, configs: dict[str, TableConfig], weights_only: bool) 
         range(*described["buckets"]),
         _forgotten(described),
         _clock(described),
+        described.get("wire", "float32"),
     )
 
 
@@ -564,13 +588,13 @@ def _no_rows(config: TableConfig) -> TableRows:
     return EmbeddingTable(config.model_copy(update={"disk": None})).export()
 
 
-def _rows(columns: pa.RecordBatch) -> TableRows:
+def _rows(columns: pa.RecordBatch, file: _TableFile) -> TableRows:
     state_MS = np.empty((len(columns), 0), dtype=np.float32)
     if "state" in columns.schema.names:
-        state_MS = _matrix(columns["state"])
+        state_MS = _matrix(columns["state"], "<f4")
     return TableRows(
         ids_M=columns["id"].to_numpy(),
-        weights_MD=_matrix(columns["weights"]),
+        weights_MD=_weights(columns, file),
         state_MS=state_MS,
         steps_M=columns["step"].to_numpy(),
         counts_M=columns["count"].to_numpy(),
@@ -589,9 +613,24 @@ def _evicted(batches: Sequence[pa.RecordBatch]) -> Evicted:
     )
 
 
-def _matrix(column: pa.FixedSizeBinaryArray) -> Float32Array:
+def _weights(columns: pa.RecordBatch, file: _TableFile) -> Float32Array:
+    if file.wire == "float32":
+        return _matrix(columns["weights"], "<f4")
+    if file.wire == "bfloat16":
+        return decode(NarrowRows(_matrix(columns["weights"], "<u2")))
+    scales_M = columns["scale"].to_numpy()
+    if not (np.isfinite(scales_M) & (scales_M > 0)).all():
+        raise InputError(
+            f"{file.path}: scales of 8-bit rows of table {file.table!r} are not finite and positive; publish "
+            "the version again"
+        )
+    return decode(NarrowRows(_matrix(columns["weights"], "<i1"), scales_M))
+
+
+def _matrix(column: pa.FixedSizeBinaryArray, dtype: str) -> NDArray[Any]:
     """[M, W] numbers of rows that are runs of bytes."""
-    width = column.type.byte_width
-    first = column.offset * width // 4
-    numbers = np.frombuffer(column.buffers()[1], dtype="<f4")[first : first + len(column) * width // 4]
-    return numbers.reshape(len(column), width // 4)
+    width, itemsize = column.type.byte_width, np.dtype(dtype).itemsize
+    first = column.offset * width // itemsize
+    count = len(column) * width // itemsize
+    numbers = np.frombuffer(column.buffers()[1], dtype=dtype)[first : first + count]
+    return numbers.reshape(len(column), width // itemsize)

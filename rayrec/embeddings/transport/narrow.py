@@ -20,6 +20,16 @@ from typing import Any, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from rayrec.embeddings.base.row_codec import (
+    NarrowRows,
+    NarrowWire,
+    RoundingKey,
+    Wire,
+    decode,
+    encode_gradients,
+    encode_rows,
+    narrow_bytes,
+)
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.contributions import SparseUpdate, UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard, LookupReply, LookupRequest
@@ -34,16 +44,6 @@ from rayrec.embeddings.transport.protocol import (
     ReplyT,
     ShardCall,
     ShardTransport,
-)
-from rayrec.embeddings.transport.wire import (
-    NarrowRows,
-    NarrowWire,
-    RoundingKey,
-    Wire,
-    decode,
-    encode_gradients,
-    encode_rows,
-    narrow_bytes,
 )
 from rayrec.platform.arrays import Int64Array
 

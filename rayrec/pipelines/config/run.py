@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import ByteSize, Field, ValidationError, field_validator, model_validator
 
 from rayrec.embeddings.base.layout import WeightDtype
+from rayrec.embeddings.base.row_codec import Wire
 from rayrec.embeddings.config import (
     DiskConfig,
     EvictionConfig,
@@ -18,7 +19,6 @@ from rayrec.embeddings.config import (
     TableConfig,
 )
 from rayrec.embeddings.shard.step_buffer import DEFAULT_STEP_BUFFER
-from rayrec.embeddings.transport.wire import Wire
 from rayrec.models.base.compute import ComputeSettings, Parallel, Precision, Weights
 from rayrec.models.base.config import DenseOptimizerConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
@@ -366,6 +366,9 @@ class PublishConfig(Config):
     min_overlap: float = Field(0.0, ge=0, le=1)
     """Share of the items of a few users that the version before gave to them, at least; a version with less
     is not published."""
+    rows: Wire = "float32"
+    """What rows of tables are rounded to in versions: `bfloat16`, half the bytes; `int8_row`, whole numbers
+    of 8 bits and a scale for each row, a quarter. Services answer with what they stand for."""
 
 
 class SnapshotConfig(Config):
@@ -451,6 +454,13 @@ class RunConfig(Config):
                 f"snapshots.publish: versions are of models that recommend, and {self.model.name!r} does "
                 "not; leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _there_are_rows_to_round(self) -> RunConfig:
+        publish = self.snapshots.publish
+        if publish is not None and (reason := self.why_rows_stay(publish.rows)) is not None:
+            raise ValueError(f"snapshots.publish.rows is {publish.rows!r}: {reason}")
         return self
 
     @model_validator(mode="after")
@@ -694,6 +704,20 @@ class RunConfig(Config):
             schedule=schedule,
             seed=1000 * self.seed + TABLE_SEEDS[name],
         )
+
+    def why_rows_stay(self, wire: Wire) -> str | None:
+        """Why rows of versions of the run cannot be rounded so; None where they can."""
+        if wire == "float32":
+            return None
+        if not self.model.tables:
+            return f"{self.model.name!r} has no tables here, all of its weights are dense; leave it out"
+        for table in self.tables(RateSchedule()):
+            if wire == "int8_row" and table.weight_dtype != "float32":
+                return (
+                    f"table {table.name!r} keeps weights of {table.weight_dtype}, which services would round "
+                    "again; take 'bfloat16'"
+                )
+        return None
 
     @property
     def goes_by_event_times(self) -> bool:

@@ -258,7 +258,11 @@ class PublishedRun:
             if self._publisher is None:
                 config = self._config
                 self._publisher = Publisher(
-                    self._folder, self._store, config.dense_every_s, min_overlap=config.min_overlap
+                    self._folder,
+                    self._store,
+                    config.dense_every_s,
+                    min_overlap=config.min_overlap,
+                    rows=config.rows,
                 )
             version = self._publisher.publish(read_snapshot(snapshot, checksums=False))
             self._store.keep_newest(self._config.keep)

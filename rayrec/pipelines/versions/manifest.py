@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator
 
+from rayrec.embeddings.base.row_codec import Wire
 from rayrec.pipelines.runs.snapshots import RunState
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
@@ -63,6 +64,8 @@ class Segment(Config):
     """Step of the segment that it builds on; None of one with all rows."""
     snapshot: str
     """Fingerprint of the run's snapshot that it was made of."""
+    rows: Wire = "float32"
+    """What its rows are rounded to; readers get float32 of them."""
 
 
 class Probe(Config):
@@ -120,6 +123,11 @@ class ModelVersion(Config):
         if self.semantic_ids is not None:
             some.append(self.semantic_ids)
         return [*some, *(segment.bundle for segment in self.segments)]
+
+    @property
+    def row_bytes(self) -> int:
+        """Of the files with rows."""
+        return sum(segment.bundle.num_bytes for segment in self.segments)
 
     @property
     def run_state(self) -> RunState:

@@ -11,12 +11,19 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rayrec.embeddings.base.routing import ShardMap
-from rayrec.embeddings.snapshot.layered_tables import reading_config, reading_rows
+from rayrec.embeddings.base.row_codec import NarrowWire, Wire, decode, encode_rows
+from rayrec.embeddings.snapshot.layered_tables import (
+    LayeredTable,
+    LayeredTables,
+    reading_config,
+    reading_rows,
+)
 from rayrec.embeddings.snapshot.snapshot import load_changes, load_tables, write_table
 from rayrec.embeddings.table.table import EmbeddingTable
 from rayrec.embeddings.table.table_rows import TableRows
@@ -63,19 +70,24 @@ class Publisher:
         clock: Callable[[], float] = time.time,
         min_overlap: float = 0.0,
         other_catalog: bool = False,
+        rows: Wire = "float32",
     ) -> None:
         """
         Args:
             dense_every_s: versions that come sooner after new dense weights have these, and new rows.
             min_overlap: share of the items of probe users that the version before gave them, at least.
             other_catalog: whether the catalog may be of something else than the version's before.
+            rows: what rows of tables are rounded to.
 
         Raises:
-            InputError: the run's model is none that recommends, or its data set is not there.
+            InputError: the run's model is none that recommends, its data set is not there, or its rows cannot
+                be rounded so.
         """
         self._run, self._store, self._dense_every_s, self._clock = run, store, dense_every_s, clock
-        self._min_overlap, self._other_catalog = min_overlap, other_catalog
+        self._min_overlap, self._other_catalog, self._rows = min_overlap, other_catalog, rows
         config = run.config
+        if (reason := config.why_rows_stay(rows)) is not None:
+            raise InputError(f"{run.path}: its rows cannot be published as {rows}: {reason}")
         # Asked of a few users, on whatever machine publishes.
         asked = config.for_inference().model_copy(update={"device": HOST.kind})
         assembly = assemble(asked, checksums=False, columns=run.columns)
@@ -151,12 +163,28 @@ class Publisher:
         if sum(path.stat().st_size for path in files) > MOST_PROBED_BYTES:
             return ()
         try:
-            probed = probe(Recommender(TrainedModel.of(self._run.name, self._assembly, snapshot)))
+            probed = probe(Recommender(self._as_served(snapshot)))
         except UnavailableError as error:  # of an event store that an operation reads; serving asks again
             logger.warning("%s is published without a look at its answers: %s", snapshot.path.name, error)
             return ()
         check_answers(probed, where)
         return probed.kept
+
+    def _as_served(self, snapshot: Snapshot) -> TrainedModel:
+        """The model with the rows that services will have."""
+        wire = self._rows
+        if wire == "float32":
+            return TrainedModel.of(self._run.name, self._assembly, snapshot)
+        rows = self._everything(snapshot.sparse_chain)
+        tables = {
+            table.name: LayeredTable.of(
+                reading_config(table).model_copy(update={"disk": None}),
+                rounded_rows(wire, reading_rows(rows[table.name])),
+            )
+            for table in self._tables
+        }
+        model = TrainedModel.of(self._run.name, self._assembly, snapshot, with_rows=False)
+        return replace(model, tables=LayeredTables(tables, snapshot.committed_step))
 
     def _check_catalog(self, catalog: Bundle, before: ModelVersion, where: str) -> None:
         try:
@@ -189,7 +217,7 @@ class Publisher:
         num_done = 0
         fingerprints = [rows.fingerprint for rows in snapshot.chain]
         for place, segment in enumerate(() if before is None else before.segments):
-            if not self._is_whole(segment):
+            if segment.rows != self._rows or not self._is_whole(segment):
                 break
             if segment.snapshot in fingerprints:
                 assert before is not None
@@ -241,11 +269,13 @@ class Publisher:
                 )
                 parts = finite_rows(reading_rows(rows[table.name]), where)
                 config = reading_config(table)
-                written = write_table(Path(folder), config, ShardMap(1), 0, source.step, parts)
+                written = write_table(Path(folder), config, ShardMap(1), 0, source.step, parts, self._rows)
                 paths += [Path(folder) / file.name for file in written]
             bundle = self._store.put("rows", paths)
             self._found_whole.add(bundle.name)
-        return Segment(bundle=bundle, step=source.step, since=since, snapshot=source.fingerprint)
+        return Segment(
+            bundle=bundle, step=source.step, since=since, snapshot=source.fingerprint, rows=self._rows
+        )
 
     def _bundles_of_run(self) -> tuple[Bundle, Bundle, Bundle | None]:
         """What is the same for all versions of the run."""
@@ -270,3 +300,9 @@ class Publisher:
                 shutil.copyfile(dataset.root / name, copy / name)
             dataset.manifest.model_copy(update={"held": tuple(held)}).write(copy)
             return self._store.put("catalogue", sorted(copy.iterdir()))
+
+
+def rounded_rows(wire: NarrowWire, parts: Iterable[TableRows]) -> Iterator[TableRows]:
+    """Rows as they are read where they were written so."""
+    for part in parts:
+        yield replace(part, weights_MD=decode(encode_rows(wire, part.weights_MD)))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from rayrec.embeddings.transport.wire import (
+from rayrec.embeddings.base.row_codec import (
     NarrowRows,
     RoundingKey,
     decode,

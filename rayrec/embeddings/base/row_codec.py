@@ -1,4 +1,5 @@
-"""Rows and gradients as they travel between nodes: float32, or numbers of 16 or 8 bits.
+"""Rows and gradients as they travel between nodes, and rows as they are published: float32, or numbers of 16
+or 8 bits.
 
     bfloat16   the upper half of a float32, with 8 of its 24 bits of precision
     int8_row   whole numbers from -127 to 127, and a float32 scale for each row: its largest magnitude / 127
@@ -17,19 +18,21 @@ Axes: M distinct ids of one table, D numbers of a row.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import DTypeLike, NDArray
 
-from rayrec.embeddings.transport.protocol import Empty
 from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.compiled import extend64, kernel_input
 from rayrec.platform.hashing import combine64
 
 Wire = Literal["float32", "bfloat16", "int8_row"]
 NarrowWire = Literal["bfloat16", "int8_row"]
+_Empty = Callable[..., NDArray[Any]]
+"""Called as `np.empty`."""
 
 _DTYPES: dict[NarrowWire, DTypeLike] = {"bfloat16": np.uint16, "int8_row": np.int8}
 _GRADIENTS = 0x67726164
@@ -70,7 +73,7 @@ def narrow_bytes(wire: NarrowWire, num_rows: int, dim: int) -> int:
     return num_rows * (2 * dim if wire == "bfloat16" else dim + 4)
 
 
-def encode_rows(wire: NarrowWire, rows_MD: Float32Array, empty: Empty = np.empty) -> NarrowRows:
+def encode_rows(wire: NarrowWire, rows_MD: Float32Array, empty: _Empty = np.empty) -> NarrowRows:
     """Round rows to the nearest numbers; `empty` makes the arrays."""
     narrow, rows_MD = _empty_like(wire, rows_MD, empty), kernel_input(rows_MD, np.float32)
     if narrow.scales_M is None:
@@ -81,7 +84,11 @@ def encode_rows(wire: NarrowWire, rows_MD: Float32Array, empty: Empty = np.empty
 
 
 def encode_gradients(
-    wire: NarrowWire, ids_M: Int64Array, grads_MD: Float32Array, key: RoundingKey, empty: Empty = np.empty
+    wire: NarrowWire,
+    ids_M: Int64Array,
+    grads_MD: Float32Array,
+    key: RoundingKey,
+    empty: _Empty = np.empty,
 ) -> NarrowRows:
     """Round gradients up or down, by a hash of key, id and column; `empty` makes the arrays."""
     assert grads_MD.dtype == np.float32, "which clients check"
@@ -106,7 +113,7 @@ def decode(narrow: NarrowRows) -> Float32Array:
     return rows_MD
 
 
-def _empty_like(wire: NarrowWire, rows_MD: Float32Array, empty: Empty) -> NarrowRows:
+def _empty_like(wire: NarrowWire, rows_MD: Float32Array, empty: _Empty) -> NarrowRows:
     values_MD = empty(rows_MD.shape, dtype=_DTYPES[wire])
     return NarrowRows(values_MD, None if wire == "bfloat16" else empty(rows_MD.shape[:1], dtype=np.float32))
 
