@@ -49,6 +49,7 @@ BENCHES: dict[str, Bench] = {
     "jobs-real": partial(_run, "jobs_real", "bench"),
     "language-alignment": partial(_run, "language_alignment", "bench"),
     "language": partial(_run, "language", "bench"),
+    "language-families": partial(_run, "language_families", "bench"),
     "nearline": partial(_run, "nearline", "bench"),
     "nearline-long": partial(_run, "long_history", "bench"),
     "nearline-quality": partial(_run, "long_history_quality", "bench"),

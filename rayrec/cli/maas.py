@@ -75,11 +75,12 @@ def plan_command(models: ModelsArgument) -> Answer:
     for model in plan.models:
         print_rows(f"{model.name} on {model.device}", model.rows())
     print_rows(
-        "all on this machine",
+        "memory of this machine",
         [
-            ("the process", human_size(plan.process)),
-            ("with models", human_size(plan.total)),
-            ("there are", human_size(plan.limit)),
+            ("Python and libraries", human_size(plan.process)),
+            ("models on the CPU", human_size(plan.total - plan.process)),
+            ("together", human_size(plan.total)),
+            ("may be used", human_size(plan.limit)),
         ],
     )
     plan.check()

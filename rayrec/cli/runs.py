@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays
     from rayrec.pipelines.inference.neighbors import NeighborRecommender
     from rayrec.pipelines.inference.ranking_stage import RankingStage
     from rayrec.pipelines.inference.recommender import Recommender
+    from rayrec.pipelines.metrics.estimate import Estimate
     from rayrec.platform.event_labels import Part
     from rayrec.samples.dataset.manifest import Split
 
@@ -222,9 +223,9 @@ def train_command(
                 f"{stages['servers_lookup_s']:.1f} s, {stages['servers_update_s']:.1f} s",
             ),
             (
-                "mfu, of dense compute alone",
-                f"{stages['mfu']:.2%}, {stages['dense_mfu']:.2%} of "
-                f"{stages['matrix_flops_per_s'] / 1e9:,.0f} GFLOP/s"
+                "mfu",
+                f"{stages['mfu']:.2%} of {stages['matrix_flops_per_s'] / 1e9:,.0f} GFLOP/s, "
+                f"{stages['dense_mfu']:.2%} while dense compute is at work"
                 if stages["model_flops"]
                 else "not counted",
             ),
@@ -376,12 +377,23 @@ def evaluate_command(
     for heading in ["", *metrics]:
         table.add_column(heading, justify="right" if heading else "left")
     for name, estimates in report.results.items():
-        cells = [f"{e.value:.4f}\n[dim]±{(e.high - e.low) / 2:.4f}[/dim]" for e in estimates.values()]
+        cells = [
+            f"{one.value:.4f}\n[dim]{_spread(one, report.num_judged.get(metric))}[/dim]"
+            for metric, one in estimates.items()
+        ]
         table.add_row(name, *cells)
     out.print(table)
     for name, number in report.not_whole.items():
         out.print(f"{name.replace('_', ' ')}: {number:,}")
     return report.to_json()
+
+
+def _spread(estimate: Estimate, num_judged: int | None) -> str:
+    """What stands below a figure: half of its interval, and over how many it is where these are not all."""
+    # Resamples of records that are all alike are alike, which says nothing of others.
+    half = (estimate.high - estimate.low) / 2
+    said = f"±{half:.4f}" if half else "all alike"
+    return said if num_judged is None else f"{said}, of {num_judged:,}"
 
 
 def _compare_candidates(run: Path, split: Split, snapshot: str, data: Path | None, number: int) -> Answer:

@@ -107,8 +107,9 @@ def export_text_command(
     form: Annotated[
         RowForm | None,
         typer.Option(
-            help="What a row is: messages, prompt and completion, one text, or tokens with labels "
-            "\\[messages; prompt where the run writes no chat template]."
+            help="What a row is: messages (ms-swift, LLaMA-Factory, verl), prompt and completion, or tokens "
+            "with labels (TRL), one text (torchtitan) \\[messages; prompt where the run writes no chat "
+            "template]."
         ),
     ] = None,
     files: Annotated[RowFiles, typer.Option(help="JSON lines or Parquet.")] = RowFiles.jsonl,

@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import logging
+import os
 import signal
 import sys
 import time
@@ -42,6 +43,8 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Ca
         def run(*args: Any, json_line: bool, debug: bool, **kwargs: Any) -> None:
             logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
             logging.getLogger("rayrec").setLevel(logging.INFO)
+            # Of transformers, for each file that it reads or writes, here and in workers of Ray.
+            os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
             # Schedulers end jobs with SIGTERM: clean up as after Ctrl-C.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             sys.unraisablehook = _said_once

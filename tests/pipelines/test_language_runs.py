@@ -400,6 +400,9 @@ def test_what_is_judged_without_its_beginning_or_not_at_all_is_counted(folders, 
     assert {name: found.get(name, 0) for name in expected} == expected
     share = report.results["model"]["rows_cut"].value
     assert share == pytest.approx(expected["rows_cut"] / report.count)
+    over = report.to_json()["num_judged"]
+    assert over["loss"] == report.count - expected["rows_too_long"]
+    assert 0 < over["span_f1"] < over["exact_match"] <= report.count
 
 
 def test_operations_make_held_out_rows_whatever_a_cache_has_of_training_rows(folders):

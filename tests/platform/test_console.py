@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from rayrec.platform import console
 from rayrec.platform.console import LINE_EVERY_S, ProgressLines
@@ -53,3 +56,19 @@ def test_what_a_full_disk_makes_destructors_say_is_left_out(monkeypatch: pytest.
         console._said_once(unraisable)
 
     assert said == [other, None]
+
+
+def test_a_command_shows_no_bars_of_libraries_unless_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str | None] = []
+    app = typer.Typer()
+
+    @console.command(app, "look")
+    def look() -> console.Answer:
+        found.append(os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"))
+        return {}
+
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "0")
+    CliRunner().invoke(app, [])
+    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS")
+    CliRunner().invoke(app, [])
+    assert found == ["0", "1"]

@@ -75,7 +75,7 @@ def evaluate(
 def _of_writer(writer: TextWriter, split: Split, on_batch: OnBatch | None) -> EvaluationReport:
     writer.task.check_split(split)
     count = writer.task.dataset.manifest.rows[split]
-    figures, counts = writer.figures(split, None if on_batch is None else lambda done: on_batch(done, count))
+    figures, judged = writer.figures(split, None if on_batch is None else lambda done: on_batch(done, count))
     return EvaluationReport(
         writer.run,
         split,
@@ -83,5 +83,6 @@ def _of_writer(writer: TextWriter, split: Split, on_batch: OnBatch | None) -> Ev
         count,
         {"model": figures},
         unit="records",
-        not_whole=counts,
+        not_whole=dict(judged.counts),
+        num_judged=judged.num_judged,
     )

@@ -66,16 +66,16 @@ class TextWriter:
         """
         return cls(TrainedModel.load(run, which, device, data))
 
-    def figures(self, split: Split, on_question: Any = None) -> tuple[dict[str, Estimate], dict[str, int]]:
-        """(How good the model is on all records of a split, how many it did not read whole); answers are
-        written for the first ones.
+    def figures(self, split: Split, on_question: Any = None) -> tuple[dict[str, Estimate], TextValidation]:
+        """(How good the model is on the records of a split, with counts of them); answers are written for the
+        first ones.
 
         Args:
             on_question: called with the records that are judged so far.
         """
         validation = TextValidation(self.task, split)
         found = validation.report(self._answered(validation.batches(), on_question))
-        return found, dict(validation.counts)
+        return found, validation
 
     def answers(self, records: Sequence[Record], batch_size: int = 64) -> list[str]:
         """What the model says of what is asked in each record, held to `evaluation.form` if there is one."""

@@ -30,6 +30,9 @@ class EvaluationReport:
     not_whole: Mapping[str, int] = field(default_factory=dict)
     """Of records: how many were cut or left out, most because the model reads no more tokens, by which."""
 
+    num_judged: Mapping[str, int] = field(default_factory=dict)
+    """Of records: how many are behind each figure."""
+
     def to_json(self) -> dict[str, Any]:
         results = {
             name: {metric: estimate._asdict() for metric, estimate in metrics.items()}
@@ -42,5 +45,6 @@ class EvaluationReport:
             f"num_{self.unit}": self.count,
             **({} if self.ranker is None else {"ranker": self.ranker}),
             **({"not_whole": dict(self.not_whole)} if self.not_whole else {}),
+            **({"num_judged": dict(self.num_judged)} if self.num_judged else {}),
             "results": results,
         }

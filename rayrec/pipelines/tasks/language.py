@@ -190,6 +190,8 @@ class TextValidation:
     """The first so many, of all that are judged."""
     counts: Counter[str] = field(default_factory=Counter)
     """After `report`: records and prompts that were not read whole, by which."""
+    num_judged: dict[str, int] = field(default_factory=dict)
+    """After `report`: records behind each figure."""
 
     def batches(self) -> Iterator[TextQuestion]:
         """Every record is judged; the first ones of those with an answer are answered, choices are chosen."""
@@ -228,6 +230,8 @@ class TextValidation:
         judged, chosen, answered = [], [], []
         counts = self.counts
         counts.clear()
+        judged_by = self.num_judged
+        judged_by.clear()
         for question, (*answer, own_counts) in answers:
             if question.what == "judge":
                 judged.append(answer)
@@ -247,22 +251,28 @@ class TextValidation:
                 f"(model.max_length: {self.task.model.max_length}), so nothing can be judged"
             )
         found = {LOG_LIKELIHOOD: ratio(log_R, targets_R), "loss": ratio(-log_R, targets_R)}
+        judged_by |= dict.fromkeys(found, len(log_R))
         if answered:
             expected = self._expected([record for record, _ in answered])
             pairs = zip(answered, expected, strict=True)
             found["exact_match"] = mean([text == right for (_, text), right in pairs])
+            judged_by["exact_match"] = len(answered)
         if spans := [(record, text) for record, text in answered if record.kind == "spans"]:
             # An answer does not say which of several equal parts is meant: the right one is read likewise.
             right = [spans_in(record.text, answer_of(record)) or () for record, _ in spans]
             found["span_f1"] = span_f1([spans_in(record.text, text) or () for record, text in spans], right)
+            judged_by["span_f1"] = len(spans)
         if whole := [
             (record.text, text) for record, text in spans if is_rebuilt(record.text, answer_of(record))
         ]:
             found["rebuilt"] = mean([is_rebuilt(text, answer) for text, answer in whole])
+            judged_by["rebuilt"] = len(whole)
         if wanted := [text for record, text in answered if is_json(answer_of(record))]:
             found["valid_json"] = mean([is_json(text) for text in wanted])
+            judged_by["valid_json"] = len(wanted)
         if chosen:
             found["choice_accuracy"] = mean(chosen)
+            judged_by["choice_accuracy"] = len(chosen)
         return found | {
             name: mean((np.arange(total) < counts[name]).astype(np.float64))
             for name, total in [(name, len(log_R)) for name in NOT_WHOLE[:-1]]

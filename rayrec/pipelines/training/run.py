@@ -397,7 +397,7 @@ class Attempt:
             loss,
             ", ".join(f"{name} {figures[name]:.4f}" for name in self._shown_metrics if name in figures),
             self._progress.training_s,
-            f"{100.0 * mfu:.2g} %" if mfu else "not counted",
+            f"{mfu:.2%}" if mfu else "not counted",
         )
 
     def _mfu_since_record(self, stages: dict[str, float]) -> float:

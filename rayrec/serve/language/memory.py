@@ -93,8 +93,8 @@ class MemoryPlan:
         if self.models and self.total > self.limit:
             largest = max(filter(_is_on_host, self.models), key=lambda one: one.total)
             raise InputError(
-                f"the models need {human_size(self.total)} and there are {human_size(self.limit)}: "
-                f"{largest.name} "
+                f"the models on the CPU, with Python and libraries, need {human_size(self.total)}, and "
+                f"{human_size(self.limit)} may be used (memory_gib, or what the machine has): {largest.name} "
                 f"takes {human_size(largest.weights)} of weights and {human_size(largest.pages)} of keys "
                 "and values; "
                 "lower its context_length or concurrency, or take a smaller model or data type"

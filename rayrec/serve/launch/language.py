@@ -6,6 +6,7 @@ settings ─► port, certificate ─► folders, runs ─► memory plan ─►
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -36,6 +37,10 @@ def serve_models(models: ModelsConfig, config: ServeConfig) -> None:
         InputError: as `serving_models`.
     """
     with serving_models(models, config) as url, stop_signal() as stopped:
+        # All that is there now stays until the process ends. Transformers' engine collects garbage when it
+        # stops, and so does the interpreter: among millions of objects, that takes seconds.
+        gc.collect()
+        gc.freeze()
         names = ", ".join(model.name for model in models.models)
         logger.info("%s answer at %s/v1, described at %s/docs; Ctrl-C stops", names, url, url)
         stopped.wait()

@@ -8,6 +8,7 @@ import torch
 
 from rayrec.models.language.language_model import LanguageModel
 from rayrec.models.language.networks import Wanted
+from rayrec.models.language.tensor_parallel import check_divides
 from rayrec.models.language.text_program import TextProgramSpec
 from rayrec.models.program.program import ProgramPlacement
 from rayrec.platform.errors import InputError
@@ -87,6 +88,35 @@ def test_loss_and_gradients_are_those_of_transformers(family, rows):
     assert gradients.loss_sum == pytest.approx(loss.item(), rel=1e-5)
     for name, weight in ours.model.network.named_parameters():
         torch.testing.assert_close(found[name], weight.grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "phi"])
+def test_packed_and_padded_rows_have_the_same_gradients(family):
+    packed, padded = (grown(program(FAMILIES[family], rows=rows)) for rows in ("packed", "padded"))
+
+    losses = [each.backward(text(), {}).loss_sum for each in (packed, padded)]
+
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    ours, theirs = (
+        torch.cat([weight.grad.flatten() for _, weight in sorted(each.model.named_parameters())])
+        for each in (packed, padded)
+    )
+    assert (ours - theirs).norm() < 1e-6 * theirs.norm()
+
+
+@pytest.mark.parametrize(
+    ("settings", "trainers", "said"),
+    [
+        (LLAMA, 4, r"LlamaForCausalLM has num_key_value_heads 2, which 4 trainers .* cannot share equally"),
+        (FAMILIES["gpt2"], 2, r"no plan by which GPT2LMHeadModel could be split"),
+    ],
+)
+def test_a_network_that_trainers_cannot_share_is_refused_by_name(settings, trainers, said):
+    network = program(settings).model.network
+
+    with pytest.raises(InputError, match=rf"model\.base: .*{said}.* fsdp2"):
+        check_divides(network, trainers, "model.base")
+    check_divides(program(LLAMA).model.network, 2, "model.base")
 
 
 def test_micro_batches_give_the_gradients_of_the_whole_batch():

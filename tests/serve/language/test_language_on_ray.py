@@ -227,7 +227,7 @@ def test_memory_is_planned_for_all_replicas(folder):
 
     assert plan.total == plan.process + 40 * alone.models[0].total
     assert plan.process == pytest.approx(41 * alone.process, rel=0.2)
-    with pytest.raises(InputError, match="the models need"):
+    with pytest.raises(InputError, match="the models on the CPU, with Python and libraries, need"):
         plan_memory(models.model_copy(update={"memory_gib": 2.0}), by_replica=True).check()
 
 

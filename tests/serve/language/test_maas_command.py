@@ -1,8 +1,11 @@
 """`rayrec maas`: what does not fit is said in a sentence before anything starts; what fits answers."""
 
+import gc
 import json
 import socket
+import threading
 import time
+from contextlib import nullcontext
 
 import httpx
 import pytest
@@ -16,7 +19,8 @@ from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.language.config import ModelsConfig
 from rayrec.serve.language.memory import page_plan, plan_memory, plan_model
-from rayrec.serve.launch.language import serving_models
+from rayrec.serve.launch import language
+from rayrec.serve.launch.language import serve_models, serving_models
 
 
 def write(path, folder, memory_gib=None, **more):
@@ -122,3 +126,16 @@ def test_models_answer_those_who_have_the_token(folder, tmp_path):
     assert answered.json()["choices"][0]["finish_reason"] in ("stop", "length")
     assert limited.status_code == 503
     assert int(limited.headers["retry-after"]) > 1
+
+
+def test_garbage_is_not_looked_for_in_models_when_the_service_ends(folder, tmp_path, monkeypatch):
+    gc.unfreeze()  # other tests leave services as they are
+    stopped = threading.Event()
+    stopped.set()
+    monkeypatch.setattr(language, "serving_models", lambda models, config: nullcontext("http://here"))
+    monkeypatch.setattr(language, "stop_signal", lambda: nullcontext(stopped))
+    try:
+        serve_models(ModelsConfig.read(write(tmp_path / "models.yaml", folder)), ServeConfig())
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
