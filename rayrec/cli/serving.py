@@ -118,6 +118,17 @@ def serve_command(
             "--prefix-cache-mib", min=0, help="Prefix-cache size in MiB for returning users (0 = off)."
         ),
     ] = 0,
+    prefix_cache_host: Annotated[
+        float,
+        typer.Option("--prefix-cache-host-mib", min=0, help="What has no room there, in the host's memory."),
+    ] = 0,
+    prefix_cache_disk: Annotated[
+        float,
+        typer.Option("--prefix-cache-disk-mib", min=0, help="What has no room there either, in files."),
+    ] = 0,
+    prefix_cache_folder: Annotated[
+        Path | None, typer.Option(help="Folder of these files \\[that of temporary files].")
+    ] = None,
     keep_contexts: Annotated[float | None, typer.Option(min=0, hidden=True)] = None,
     admission: Annotated[
         Path | None,
@@ -233,6 +244,9 @@ def serve_config(given: Mapping[str, Any]) -> ServeConfig:
         ),
         "compile": {"graphs": given["graphs"]} if given["compile_ranking"] or given["graphs"] else None,
         "prefix_cache_mib": given["prefix_cache"] or given["keep_contexts"] or 0,
+        "prefix_cache_host_mib": given["prefix_cache_host"],
+        "prefix_cache_disk_mib": given["prefix_cache_disk"],
+        "prefix_cache_folder": None if (cache := file("prefix_cache_folder")) is None else str(cache),
         "admission": OPEN if limits is None else AdmissionConfig.load(limits),
         "events": None if events is None else EventsConfig.load(events),
         "neighbors": None if neighbors is None else neighbors_of(neighbors),

@@ -11,6 +11,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
+from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.models.generative.item_language import ItemLanguageRecommender
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
@@ -209,7 +210,7 @@ def test_it_is_published_and_what_cannot_be_kept_or_compiled_is_not(run, tmp_pat
 
     assert published.recommend([query], 5) == recommender.recommend([query], 5)
     with pytest.raises(InputError, match="reads each history as a whole"):
-        recommender.use_prefix_cache(1 << 20)
+        recommender.use_prefix_cache(CacheSizes(1 << 20))
     unloaded = TrainedModel.load(run, "last", with_rows=False, with_weights=False)
     assert UnloadedRanker.of(unloaded).model is not None
 

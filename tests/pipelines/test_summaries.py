@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.pipelines.inference.answers import Budget, Query, Wanted
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.summaries import Summaries
@@ -115,7 +116,7 @@ def test_summaries_of_another_width_are_told(recommender, queries):
 
 def test_the_prefix_cache_says_why_it_keeps_nothing(recommender):
     with pytest.raises(InputError, match=r"summaries of old events.*leave out --prefix-cache-mib"):
-        recommender.use_prefix_cache(1 << 20)
+        recommender.use_prefix_cache(CacheSizes(1 << 20))
 
 
 def test_a_budget_counts_events_that_the_catalog_knows(recommender, queries):

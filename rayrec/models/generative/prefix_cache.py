@@ -7,7 +7,7 @@ The cache holds keys and values of a causal network's layers. They depend on the
 the weights alone, so they are looked up by the events, for any user. One pass hashes all prefixes of a
 history; where a hash is known the events are compared in full, so no history is ever taken for another. As
 in paged serving of language models (automatic prefix caching: Kwon et al., SOSP 2023, arXiv:2309.06180), but
-by events and not by blocks.
+by events and not by blocks. Those that have no room on the device go to tiers below it (`context_tiers`).
 
 A history that is longer than a model reads loses its first event with each new one. Then every event has
 another index, nothing in the cache fits, and the history is read from its start. With `model.window_step` it
@@ -19,7 +19,6 @@ Axes: as in `backbone`; P tokens of a cached history.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -29,7 +28,9 @@ import torch
 from torch import Tensor
 
 from rayrec.models.attention.past import KeysAndValues, Past
+from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.models.generative.backbone import Context
+from rayrec.models.generative.context_tiers import ContextTiers, Kept
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.hashing import mix64
@@ -54,16 +55,6 @@ class ReadsOn(Protocol[C_co]):
         ...
 
 
-class _Kept(NamedTuple):
-    events_P: Int64Array
-    tensors: Tensor
-    """[layers, 2, tokens, G, C] keys and values."""
-
-    @property
-    def num_bytes(self) -> int:
-        return int(self.events_P.nbytes + self.tensors.nbytes)
-
-
 class _Found(NamedTuple):
     """What is used of a kept history."""
 
@@ -78,31 +69,38 @@ _NOTHING = _Found(0, None, None)
 class PrefixCache(Generic[C]):
     """Encodes contexts, from cached prefixes where there are some. Safe to call from several threads."""
 
-    def __init__(self, backbone: ReadsOn[C], max_bytes: int) -> None:
+    def __init__(self, backbone: ReadsOn[C], sizes: CacheSizes) -> None:
         """
         Args:
-            max_bytes: of events, keys and values; the least recently used history is evicted first.
+            sizes: bytes of events, keys and values in each tier; the least recently used history leaves
+                first.
+
+        Raises:
+            OSError: there is to be a tier on disk, and no file can be made.
         """
-        self._backbone, self._max_bytes = backbone, max_bytes
-        self._kept: OrderedDict[int, _Kept] = OrderedDict()
-        """By the hash of the events."""
+        self._backbone = backbone
+        self._kept = ContextTiers(sizes)
         self._lock = threading.Lock()
-        self.num_bytes = 0
-        """In the cache."""
         self.num_read = self.num_reused = 0
         """Events."""
 
     def __len__(self) -> int:
-        """Histories."""
-        return len(self._kept)
+        """Histories on the device."""
+        return len(self._kept.tiers[0].entries)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the histories on the device."""
+        return self._kept.tiers[0].num_bytes
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""
         return {
-            "prefix_cache_histories": len(self._kept),
+            "prefix_cache_histories": len(self),
             "prefix_cache_bytes": self.num_bytes,
             "prefix_cache_events_read": self.num_read,
             "prefix_cache_events_reused": self.num_reused,
+            **self._kept.metrics(),
         }
 
     def of(self, batch: TensorBatch) -> C:
@@ -127,13 +125,15 @@ class PrefixCache(Generic[C]):
     def _longest(self, history: Int64Array, keys: Sequence[int]) -> _Found:
         """The longest kept prefix; never all events, since the last one is read."""
         for key in filter(self._kept.__contains__, reversed(keys)):
-            kept = self._kept[key]
-            if not np.array_equal(kept.events_P, history[: len(kept.events_P)]):
+            events_P = self._kept.events(key)
+            if not np.array_equal(events_P, history[: len(events_P)]):
                 continue  # another history of the same hash
-            self._kept.move_to_end(key)
-            if not (used := min(len(kept.events_P), len(history) - 1)):
+            if not (used := min(len(events_P), len(history) - 1)):
                 break
-            return _Found(used, key, kept.tensors[:, :, : used * self._backbone.tokens_per_event])
+            tensors = self._kept.get(key, used)
+            if tensors is None:
+                continue  # it was lost; a shorter prefix may be kept
+            return _Found(used, key, tensors[:, :, : used * self._backbone.tokens_per_event])
         return _NOTHING
 
     def _keep(
@@ -159,19 +159,12 @@ class PrefixCache(Generic[C]):
                     continue
                 key, grown_from = keys[row][-1], found[row].key
                 if grown_from is not None and grown_from != key:
-                    self._forget(grown_from)
+                    self._kept.forget(grown_from)
                 if key in self._kept:
                     continue
                 # Copies: the rest of the batch is not to stay with them.
                 part = both[:, :, offsets_B1[row] * size : offsets_B1[row + 1] * size].clone()
-                self._kept[key] = _Kept(history.copy(), part)
-                self.num_bytes += self._kept[key].num_bytes
-            while self.num_bytes > self._max_bytes:
-                self._forget(next(iter(self._kept)))
-
-    def _forget(self, key: int) -> None:
-        if (kept := self._kept.pop(key, None)) is not None:
-            self.num_bytes -= kept.num_bytes
+                self._kept.put(key, Kept(history.copy(), part))
 
 
 def prefix_hashes(events_P: Int64Array) -> np.ndarray:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.models.decoding.beam import BeamResult, beam_search, beams_for, searches_of
-from rayrec.models.decoding.beam_policy import Beams
+from rayrec.models.decoding.beam_policy import Beams, widest
 from rayrec.models.decoding.leaf_filter import ItemSets, LeafFilter
 from rayrec.models.decoding.prefixes import ItemDistribution, JaggedStep, Step, item_log_probs
 from rayrec.models.decoding.trie import CodeTrie
@@ -161,7 +162,7 @@ class GenerativeRecommender(SequenceModel):
             for first in range(search.start, search.stop, size):
                 rows = slice(first, min(first + size, search.stop))
                 filtered = None if leaf_filter is None else leaf_filter.some_rows(rows)
-                result = self._search(context.some_rows(rows), width, of_rows_B[rows], filtered)
+                result = self._search(context.some_rows(rows), of_rows_B[rows], filtered)
                 missing = (0, max(k - width, 0))
                 found.append(
                     TopItems(
@@ -191,9 +192,9 @@ class GenerativeRecommender(SequenceModel):
         assert self.prefix_cache is not None, "looked at above"
         return self.prefix_cache.of(batch)
 
-    def use_prefix_cache(self, max_bytes: int) -> PrefixCache[Any] | None:
+    def use_prefix_cache(self, sizes: CacheSizes) -> PrefixCache[Any] | None:
         if isinstance(self.backbone, ReadsOn):
-            self.prefix_cache = PrefixCache(self.backbone, max_bytes)
+            self.prefix_cache = PrefixCache(self.backbone, sizes)
         return self.prefix_cache
 
     def summarize(self, chunks: ChunkBatch) -> Tensor:
@@ -203,9 +204,10 @@ class GenerativeRecommender(SequenceModel):
         return beams_for(k, self.beam_width, max_beams)
 
     def _search(
-        self, context: Context, width: int, beams_B: Sequence[Beams], leaf_filter: LeafFilter | None
+        self, context: Context, beams_B: Sequence[Beams], leaf_filter: LeafFilter | None
     ) -> BeamResult:
         distribution = self.distribution(context, leaf_filter, renormalized=False)
+        width = max(map(widest, beams_B))
         if all(each == width for each in beams_B):
             return beam_search(distribution, width)
         return beam_search(distribution, width, beams_B)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
@@ -81,7 +82,7 @@ class SequenceModel(nn.Module, ABC):
         scores every item; None of a model that does not say."""
         return None
 
-    def use_prefix_cache(self, max_bytes: int) -> CacheMetrics | None:
+    def use_prefix_cache(self, sizes: CacheSizes) -> CacheMetrics | None:
         """Let `recommend` cache what it reads of histories; None where a model cannot continue a prefix."""
         return None
 

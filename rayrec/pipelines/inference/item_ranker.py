@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.program.frozen_base import BASE, FrozenBase
 from rayrec.models.program.program import AllowedItems, RankedItems, Rows
@@ -98,7 +99,7 @@ class UnloadedRanker:
 
 
 def use_prefix_cache(
-    program: SequenceProgram | UnloadedRanker, model: TrainedModel, max_bytes: int
+    program: SequenceProgram | UnloadedRanker, model: TrainedModel, sizes: CacheSizes
 ) -> CacheMetrics:
     """Have the network keep what it reads of histories, at most so much of it.
 
@@ -113,7 +114,13 @@ def use_prefix_cache(
             "further chunk these begin elsewhere; leave out --prefix-cache-mib: what is old is kept as "
             "summaries (rayrec nearline)"
         )
-    kept = program.model.use_prefix_cache(max_bytes)
+    try:
+        kept = program.model.use_prefix_cache(sizes)
+    except OSError as error:
+        raise InputError(
+            f"prefix_cache_folder: contexts cannot be kept on disk ({error}); name a folder that can be "
+            "written to, or leave out --prefix-cache-disk-mib"
+        ) from error
     if kept is None or model.assembly.tables:
         why = "reads each history as a whole" if kept is None else "reads rows of tables, which change"
         raise InputError(

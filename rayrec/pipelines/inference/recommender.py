@@ -13,6 +13,7 @@ import torch
 import xxhash
 from numpy.typing import NDArray
 
+from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.models.compiled_ranking.job import RankingModel
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
 from rayrec.models.decoding.beam_policy import BeamPolicy, Beams, by_level
@@ -142,14 +143,14 @@ class Recommender:
         assert isinstance(self._ranker, SequenceProgram), "asked where the network is"
         return self._ranker.model
 
-    def use_prefix_cache(self, max_bytes: int) -> None:
+    def use_prefix_cache(self, sizes: CacheSizes) -> None:
         """Keep what the network reads of histories, at most so much of it, for users who return.
 
         Raises:
             InputError: it reads them again each time, or reads rows of tables, which change beside it.
         """
         assert isinstance(self._ranker, SequenceProgram), "contexts are kept where the network is"
-        self.prefix_cache = use_prefix_cache(self._ranker, self._model, max_bytes)
+        self.prefix_cache = use_prefix_cache(self._ranker, self._model, sizes)
 
     def rank_with(self, programs: CompiledPrograms) -> CompiledRanking:
         """Rank by compiled programs from now on, where there is one for a batch.

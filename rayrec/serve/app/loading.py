@@ -6,7 +6,7 @@ import gc
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -205,8 +205,8 @@ def check_service(run: str | Path, config: ServeConfig) -> None:
 
     def network_of(model: TrainedModel) -> ItemRanker:
         ranker = UnloadedRanker.of(model)
-        if config.max_context_bytes is not None:
-            use_prefix_cache(ranker, model, config.max_context_bytes)
+        if (sizes := config.context_sizes) is not None:
+            use_prefix_cache(ranker, model, replace(sizes, disk=0))  # it says whether there may be one
         if config.services is not None and (num_ranks := config.services.dense.tensor_parallel) > 1:
             check_split(ranker.model, num_ranks, model.run)
         return ranker
@@ -306,8 +306,8 @@ class _Builder:
         if self.live_graph is not None:
             self.live_graph.check_data(recommender.dataset)
             neighbors = NeighborRecommender(recommender.dataset, self.live_graph.graph, self.live_graph.now)
-        if ranker is None and (max_bytes := self._config.max_context_bytes) is not None:
-            recommender.use_prefix_cache(max_bytes)
+        if ranker is None and (sizes := self._config.context_sizes) is not None:
+            recommender.use_prefix_cache(sizes)
         if self._scorer is not None:
             assert self._config.ranking is not None
             candidates: Recommender | MergedCandidates = recommender

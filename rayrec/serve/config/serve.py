@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from pathlib import Path
 from typing import ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.platform.cluster import ClusterConfig
 from rayrec.platform.config import Config
@@ -82,6 +84,12 @@ class ServeConfig(Config):
     prefix_cache_mib: float | None = Field(None, ge=0)
     """Prefix-cache size in MiB for returning users (0 = off). Each network keeps what it has read of their
     histories, and requests with the header `X-User-Id` go to the replica that has their prefix."""
+    prefix_cache_host_mib: float = Field(0.0, ge=0)
+    """What has no room in it is kept in the host's memory, up to so much (0 = not)."""
+    prefix_cache_disk_mib: float = Field(0.0, ge=0)
+    """Then in files, up to so much, of each process, which removes them when it ends (0 = not)."""
+    prefix_cache_folder: str | None = None
+    """Where those files are; None: the folder of temporary files."""
     compile: CompileConfig | None = None
     """Batches that are ranked by compiled programs; None: all are ranked eagerly."""
     events: EventsConfig | None = None
@@ -143,8 +151,13 @@ class ServeConfig(Config):
         return bool(self.prefix_cache_mib)
 
     @property
-    def max_context_bytes(self) -> int | None:
-        return int(self.prefix_cache_mib * 2**20) if self.prefix_cache_mib else None
+    def context_sizes(self) -> CacheSizes | None:
+        """Of the prefix cache; None: there is none."""
+        if not self.prefix_cache_mib:
+            return None
+        tiers = (self.prefix_cache_mib, self.prefix_cache_host_mib, self.prefix_cache_disk_mib)
+        folder = None if self.prefix_cache_folder is None else Path(self.prefix_cache_folder)
+        return CacheSizes(*(int(mib * 2**20) for mib in tiers), folder)
 
     @property
     def shows_page(self) -> bool:
@@ -226,6 +239,11 @@ class ServeConfig(Config):
     @model_validator(mode="after")
     def _contexts_are_kept_by_one_thread(self) -> Self:
         if not self.has_prefix_cache:
+            if self.prefix_cache_host_mib or self.prefix_cache_disk_mib:
+                raise ValueError(
+                    "prefix_cache_host_mib and prefix_cache_disk_mib take what has no room in the prefix "
+                    "cache; give its size, too (--prefix-cache-mib)"
+                )
             return self
         if self.compile is not None:
             raise ValueError(

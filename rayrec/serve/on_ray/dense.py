@@ -208,8 +208,8 @@ def _use_prefix_cache(program: SequenceProgram, model: TrainedModel, config: Ser
     Raises:
         InputError: it has to be, and the model cannot.
     """
-    if (max_bytes := config.max_context_bytes) is not None:
-        use_prefix_cache(program, model, max_bytes)
+    if (sizes := config.context_sizes) is not None:
+        use_prefix_cache(program, model, sizes)
 
 
 class RemoteRanker:

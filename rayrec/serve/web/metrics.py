@@ -41,6 +41,9 @@
     rayrec_prefix_cache_bytes                     of them
     rayrec_prefix_cache_events_read_total         so far, by the network
     rayrec_prefix_cache_events_reused_total       so far, instead of being read again
+    rayrec_prefix_cache_TIER_histories            of host and disk, where there are such tiers
+    rayrec_prefix_cache_TIER_bytes                of them
+    rayrec_prefix_cache_TIER_events_reused_total  so far, by where they were: device, host or disk
     rayrec_graph_edges                            of the graph of neighbors, with `--neighbors`
     rayrec_graph_lag_seconds                      since it last had all of its store
     rayrec_graph_events_total                     that it took in from there

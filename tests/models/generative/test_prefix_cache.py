@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.models.generative import prefix_cache
 from rayrec.models.generative.causal_lm_config import CausalLmConfig
 from rayrec.models.generative.config import LazyDecoderConfig, PrefixDecoderConfig
@@ -73,7 +74,7 @@ def lengths(rows):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_user_who_returns_costs_what_is_new(name):
     keeping, plain = model(name), model(name)
-    kept = keeping.use_prefix_cache(PLENTY)
+    kept = keeping.use_prefix_cache(CacheSizes(PLENTY))
     assert_same(keeping, plain, [[0, 3, 5], [6]])
     assert (kept.num_read, kept.num_reused, len(kept)) == (4, 0, 2)
 
@@ -86,7 +87,7 @@ def test_a_user_who_returns_costs_what_is_new(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_same_history_again_costs_its_last_event(name):
     keeping, plain = model(name), model(name)
-    kept = keeping.use_prefix_cache(PLENTY)
+    kept = keeping.use_prefix_cache(CacheSizes(PLENTY))
     for _ in range(3):
         assert_same(keeping, plain, [[0, 3, 5]])
     assert (kept.num_read, kept.num_reused, len(kept)) == (3 + 1 + 1, 2 + 2, 1)
@@ -95,7 +96,7 @@ def test_the_same_history_again_costs_its_last_event(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_without_events_or_alone_or_twice_are_ranked_as_ever(name):
     keeping, plain = model(name), model(name)
-    kept = keeping.use_prefix_cache(PLENTY)
+    kept = keeping.use_prefix_cache(CacheSizes(PLENTY))
     assert_same(keeping, plain, [[], [1, 2], [], [1, 2]])
     assert_same(keeping, plain, [[1, 2, 3], [], [1, 2, 3]])
     assert len(kept) == 1
@@ -104,7 +105,7 @@ def test_rows_without_events_or_alone_or_twice_are_ranked_as_ever(name):
 def test_a_window_that_has_moved_is_read_anew():
     """Each event stands at another place than before, though all of them were seen."""
     keeping, plain = model(), model()
-    kept = keeping.use_prefix_cache(PLENTY)
+    kept = keeping.use_prefix_cache(CacheSizes(PLENTY))
     assert_same(keeping, plain, [[0, 1, 2, 3, 4, 5]])
     assert_same(keeping, plain, [[1, 2, 3, 4, 5, 6]])
     assert (kept.num_read, kept.num_reused) == (12, 0)
@@ -114,7 +115,7 @@ def test_a_window_that_moves_in_steps_is_read_on():
     features = SequenceFeatures(np.arange(NUM_ITEMS), max_length=LONGEST, window_step=3, tables=[])
     events = np.arange(20) % NUM_ITEMS
     keeping, plain = model(), model()
-    kept = keeping.use_prefix_cache(PLENTY)
+    kept = keeping.use_prefix_cache(CacheSizes(PLENTY))
     for num_events in range(1, 21):
         read = features.ranking(sample_batch([events[:num_events].tolist()])).items_N.tolist()
         assert_same(keeping, plain, [read])
@@ -130,7 +131,7 @@ def test_a_step_that_does_not_divide_the_window_is_refused():
 def test_no_more_is_kept_than_allowed_and_who_was_away_longest_goes():
     of_event = 2 * 2 * 8 * 4  # keys and values of two layers of eight float32
     keeping, plain = model(), model()
-    kept = keeping.use_prefix_cache(5 * of_event)
+    kept = keeping.use_prefix_cache(CacheSizes(5 * of_event))
     for rows in ([[0, 1]], [[2, 3]], [[0, 1]], [[4, 5]]):
         assert_same(keeping, plain, rows)
         assert kept.num_bytes <= 5 * of_event
@@ -144,7 +145,7 @@ def test_no_more_is_kept_than_allowed_and_who_was_away_longest_goes():
 def test_histories_of_one_hash_are_told_apart(monkeypatch):
     monkeypatch.setattr(prefix_cache, "prefix_hashes", lambda events_P: np.ones(len(events_P), np.uint64))
     keeping, plain = model(), model()
-    kept = keeping.use_prefix_cache(PLENTY)
+    kept = keeping.use_prefix_cache(CacheSizes(PLENTY))
     for rows in ([[0, 1, 2]], [[3, 4]], [[3, 4, 5]], [[0, 1, 2, 6]], [[0]]):
         assert_same(keeping, plain, rows)
     assert kept.num_reused > 0
@@ -158,7 +159,7 @@ def test_the_hash_of_a_prefix_is_that_of_its_events_in_order():
 
 def test_a_model_that_reads_a_history_as_a_whole_says_so():
     lazy = LazyDecoderConfig.parse({"name": "lazy_decoder", "backbone": SMALL})
-    assert build_model(lazy, CATALOG, seed=0).use_prefix_cache(PLENTY) is None
+    assert build_model(lazy, CATALOG, seed=0).use_prefix_cache(CacheSizes(PLENTY)) is None
 
 
 requests = st.lists(
@@ -169,11 +170,11 @@ requests = st.lists(
 
 
 @examples(40)
-@given(requests=requests, num_events=st.integers(1, 30))
-def test_whoever_comes_when_answers_are_those_of_reading_anew(requests, num_events):
+@given(requests=requests, num_events=st.integers(1, 30), num_tiers=st.integers(1, 3))
+def test_whoever_comes_when_answers_are_those_of_reading_anew(requests, num_events, num_tiers):
     """Users whose histories grow, in batches, with little room."""
     keeping, plain = model(), model()
-    keeping.use_prefix_cache(num_events * 2 * 2 * 8 * 4)
+    keeping.use_prefix_cache(CacheSizes(*(num_events * 2 * 2 * 8 * 4,) * num_tiers))
     of_user = {user: [user] for user in range(4)}
     for batch in requests:
         for user, item in batch:
