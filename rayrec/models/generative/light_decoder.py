@@ -47,7 +47,7 @@ class CodeDecoder(nn.Module):
 
     def tensor_plan(self) -> TensorPlan:
         """Each rank has some of the inner widths; logits are of all codes at once."""
-        (inner,) = {up.out_features for up in self.up}
+        (inner,) = {up.out_features for up in self.up if isinstance(up, nn.Linear)}
         levels = range(len(self.up))
         ups = {f"up.{level}": outputs(inner) for level in levels}
         return TensorPlan(

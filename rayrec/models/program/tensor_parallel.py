@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from rayrec.models.base.tensor_plan import PLAN, Joined, Part, TensorPlan
-from rayrec.models.quantization.linear import QuantizedLinear
 from rayrec.platform.errors import InputError
 
 
@@ -51,7 +50,8 @@ def check_plans(model: nn.Module, num_ranks: int, setting: str) -> int:
                     f"{setting}: {type(layer).__name__} has {name} {size}, which {num_ranks} ranks cannot "
                     "share equally; take a number that divides it"
                 )
-        if any(isinstance(layer.get_submodule(name), QuantizedLinear) for name in plan.modules):
+        shared = [layer.get_submodule(name) for name in plan.modules]
+        if any(not each.is_floating_point() for module in shared for each in module.parameters()):
             raise InputError(
                 f"{setting}: the layers of this run are quantized, and {num_ranks} ranks share layers of "
                 "floating-point numbers alone; serve the run it was made of, or let tensor_parallel be 1"

@@ -50,7 +50,7 @@ class VariantRows:
             found[name] = _quantile(latency_A[order_A], users_A[order_A], share)
         answers_U = np.bincount(users_A, minlength=num_users).astype(np.float64)
         for name, values_R in self.outcomes_R.items():
-            sums_U = np.bincount(users_A, values_R[answered_R], minlength=num_users)
+            sums_U = np.bincount(users_A, values_R[answered_R], minlength=num_users).astype(np.float64)
             found[name] = _ratio(sums_U, answers_U)
         return found
 

@@ -155,9 +155,10 @@ class ServeConfig(Config):
         """Of the prefix cache; None: there is none."""
         if not self.prefix_cache_mib:
             return None
-        tiers = (self.prefix_cache_mib, self.prefix_cache_host_mib, self.prefix_cache_disk_mib)
+        mibs = (self.prefix_cache_mib, self.prefix_cache_host_mib, self.prefix_cache_disk_mib)
+        device, host, disk = (int(mib * 2**20) for mib in mibs)
         folder = None if self.prefix_cache_folder is None else Path(self.prefix_cache_folder)
-        return CacheSizes(*(int(mib * 2**20) for mib in tiers), folder)
+        return CacheSizes(device, host, disk, folder)
 
     @property
     def shows_page(self) -> bool:

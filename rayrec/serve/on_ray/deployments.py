@@ -248,10 +248,12 @@ def build_services(run: str | Path, config: ServeConfig) -> serve.Application:
     for name, (of_target, settings) in targets_of(location, config, services).items():
         suffix = "" if name == MAIN else f".{name}"
         claim = _dense_claim(of_target, settings)
-        dense = _deployed(DENSE + suffix, DenseReplica, settings, services.dense, claim, by_user=True)
+        deployed = _deployed(DENSE + suffix, DenseReplica, settings, services.dense, claim, by_user=True)
         if services.dense.tensor_parallel > 1:
-            dense = dense.options(**_options_of_gang(services.dense, claim))
-        dense = dense.bind(of_target, settings.model_copy(update={"threads": services.dense.threads}), here)
+            deployed = deployed.options(**_options_of_gang(services.dense, claim))
+        dense = deployed.bind(
+            of_target, settings.model_copy(update={"threads": services.dense.threads}), here
+        )
         sparse = _deployed(SPARSE + suffix, SparseReplica, settings, services.sparse, by_user=True)
         targets[name] = sparse.bind(of_target, settings, here, dense, features)
     in_front = config.model_copy(update={"max_waiting": config.max_in_flight})
