@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.models.base.config import QuantizationConfig
 from rayrec.models.quantization.linear import with_quantized_layers
 from rayrec.models.sequence.sequence_model import SequenceModel
@@ -106,7 +107,7 @@ def _what_was_read_of_users_is_kept_in_parts() -> None:
         model = with_large_weights(model_of(name, **changed))
         whole, parts = program_of(model), program_of(copy.deepcopy(model))
         split(parts, name)
-        kept, alone = (each.model.use_prefix_cache(1 << 20) for each in (parts, whole))
+        kept, alone = (each.model.use_prefix_cache(CacheSizes(1 << 20)) for each in (parts, whole))
         features, _ = asked_of(name)
         features = dataclasses.replace(features, lookups={})
         for _ in range(2):

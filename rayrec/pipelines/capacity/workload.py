@@ -19,10 +19,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from rayrec.embeddings.base.row_codec import Wire, narrow_bytes
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.shard.step_buffer import DEFAULT_STEP_BUFFER
 from rayrec.embeddings.table.row_operations import RowOperations
-from rayrec.embeddings.transport.wire import Wire, narrow_bytes
 from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.training.memory_plan import dense_size
