@@ -8,6 +8,8 @@ import pytest
 import safetensors.numpy
 from fastapi.testclient import TestClient
 
+from rayrec.models.base.cache_sizes import CacheSizes
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError
 from rayrec.serve.app.loading import check_service, load_api
 from rayrec.serve.config.serve import ServeConfig
@@ -89,6 +91,22 @@ def test_a_launcher_checks_what_replicas_load_and_reads_no_weights(tmp_path, mon
 def test_contexts_are_kept_by_who_reads_whole_histories_one_after_the_other(settings, sentence):
     with pytest.raises(InputError, match=sentence):
         ServeConfig.parse({"prefix_cache_mib": 8, **settings})
+
+
+def test_tiers_below_the_prefix_cache_need_one():
+    sizes = ServeConfig.parse(
+        {"prefix_cache_mib": 1, "prefix_cache_host_mib": 2, "prefix_cache_disk_mib": 3}
+    ).context_sizes
+    assert sizes is not None
+    assert (sizes.device, sizes.host, sizes.disk) == (2**20, 2 * 2**20, 3 * 2**20)
+    with pytest.raises(InputError, match="give its size, too"):
+        ServeConfig.parse({"prefix_cache_host_mib": 2})
+
+
+def test_a_folder_that_takes_no_contexts_is_refused_by_name(tmp_path):
+    recommender = Recommender.load(make_run(tmp_path, "prefix", beam_width=4))
+    with pytest.raises(InputError, match="prefix_cache_folder: contexts cannot be kept on disk"):
+        recommender.use_prefix_cache(CacheSizes(100, disk=100, folder=tmp_path / "missing"))
 
 
 class _Log:

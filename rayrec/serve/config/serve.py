@@ -155,10 +155,12 @@ class ServeConfig(Config):
         """Of the prefix cache; None: there is none."""
         if not self.prefix_cache_mib:
             return None
-        mibs = (self.prefix_cache_mib, self.prefix_cache_host_mib, self.prefix_cache_disk_mib)
-        device, host, disk = (int(mib * 2**20) for mib in mibs)
-        folder = None if self.prefix_cache_folder is None else Path(self.prefix_cache_folder)
-        return CacheSizes(device, host, disk, folder)
+        return CacheSizes(
+            device=int(self.prefix_cache_mib * 2**20),
+            host=int(self.prefix_cache_host_mib * 2**20),
+            disk=int(self.prefix_cache_disk_mib * 2**20),
+            folder=None if self.prefix_cache_folder is None else Path(self.prefix_cache_folder),
+        )
 
     @property
     def shows_page(self) -> bool:
