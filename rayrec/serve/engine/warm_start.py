@@ -22,16 +22,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically
 from rayrec.serve.config.warm_start import WarmStartConfig
 from rayrec.serve.wire.schemas import RecommendRequest
-
-if TYPE_CHECKING:
-    from rayrec.serve.engine.service import RecommendationService
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +75,15 @@ class Left:
         return Left(users, buckets)
 
 
+class Answering(Protocol):
+    """What of a `RecommendationService` is asked here."""
+
+    @property
+    def kept(self) -> tuple[float, float, float] | None: ...
+
+    def warm(self, users: Sequence[str]) -> None: ...
+
+
 class WarmStart:
     """Remembers for the next replica, and has what the ones before have left. From any thread."""
 
@@ -121,7 +127,7 @@ class WarmStart:
             while len(self._users) > self._config.users:
                 self._users.popitem(last=False)
 
-    def warm(self, service: RecommendationService, max_batch: int = BATCH) -> int:
+    def warm(self, service: Answering, max_batch: int = BATCH) -> int:
         """Answer the newest users, as long as it helps and there is time; how many were answered."""
         began = time.perf_counter()
         users, size = list(reversed(self.left.users))[: self._config.users], min(max_batch, BATCH)
