@@ -164,6 +164,13 @@ def serve_command(
             help="Folder of named lists of items that requests filter by \\[kept in memory by one process]."
         ),
     ] = None,
+    warm_start: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder where replicas leave their newest users and compiled shapes, and those that start "
+            "answer them before they are ready \\[none]."
+        ),
+    ] = None,
     request_log: Annotated[
         Path | None,
         typer.Option(help="YAML file that says where requests and answers are logged \\[no log]."),
@@ -218,6 +225,7 @@ def serve_config(given: Mapping[str, Any]) -> ServeConfig:
     limits, neighbors, lists = file("admission") or file("access"), file("neighbors"), file("lists")
     data, scaling, nearline = file("data"), file("scaling"), file("nearline")
     events, request_log, services = file("events"), file("request_log"), file("services")
+    warm_start = file("warm_start")
     values = {
         "host": given["host"],
         "port": given["port"],
@@ -252,6 +260,7 @@ def serve_config(given: Mapping[str, Any]) -> ServeConfig:
         "neighbors": None if neighbors is None else neighbors_of(neighbors),
         "nearline": None if nearline is None else NearlineReadConfig.load(nearline),
         "lists": None if lists is None else str(lists.resolve()),
+        "warm_start": None if warm_start is None else {"folder": str(warm_start.resolve())},
         "request_log": None if request_log is None else RequestLogConfig.load(request_log),
         "services": None if services is None else ServicesConfig.load(services),
     }

@@ -38,6 +38,7 @@ from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.engine.live_graph import LiveGraph
 from rayrec.serve.engine.products import ProductReader
 from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.engine.warm_start import WarmStart
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.events.request_log import RequestLog
 from rayrec.serve.events.user_state import UserState
@@ -94,6 +95,9 @@ def load_api(
     compilation = None
     if config.compile is not None:
         compilation = CompileService(_folder_of(run), config.compile, config.threads)
+    warm_start = None if config.warm_start is None else WarmStart(config.warm_start)
+    if compilation is not None and warm_start is not None:
+        compilation.expected = warm_start.left.buckets
     _spare_collector()
     opened = _open(run, config, config.device, compilation, ranker_of)
     # What stays as long as the application has none of the first version, which others follow.
@@ -122,6 +126,12 @@ def load_api(
     if compilation is not None:
         first.compile(compilation)
     costs = first.measured_costs(config.max_batch, config.timeout_s / 2)
+    if warm_start is not None:
+        # After the costs, which would read what is kept of these users as if it were usual.
+        warm_start.warm(first, costs.max_size)
+        build.warm_start = first.warm_start = warm_start
+        warm_start.start((dict) if compilation is None else (lambda: compilation.ready))
+        meter.watch(warm_start.metrics)
     routes = (*ANSWERING_ROUTES, f"/{SERVICE}/ModelInfer")
     meters = [meter, RecentActivity(routes)] if config.shows_page else [meter]
 
@@ -142,6 +152,8 @@ def load_api(
     else:  # its model is replaced, and the collector has to find what is left of it
         follower.start(config.follow_every_s)
         on_close.append(follower.stop)
+    if warm_start is not None:
+        on_close.append(warm_start.close)
     if compilation is not None:
         on_close.append(compilation.close)
     if build.products is not None:
@@ -276,6 +288,7 @@ class _Builder:
     def __init__(self, config: ServeConfig, device: str | None, ranker_of: RankerOf | None) -> None:
         self.user_state: UserState | None = None
         self.item_lists: ItemLists | None = None
+        self.warm_start: WarmStart | None = None
         self._config, self._ranker_of = config, ranker_of
         self.live_graph = (
             None if config.neighbors is None else LiveGraph(config.neighbors, config.followed_store)
@@ -317,5 +330,5 @@ class _Builder:
             stage = RankingStage(candidates, self._scorer, self._config.ranking)
         service = RecommendationService(recommender, self._config.max_k, stage, before, neighbors)
         service.user_state, service.item_lists = self.user_state, self.item_lists
-        service.products = self.products
+        service.products, service.warm_start = self.products, self.warm_start
         return service

@@ -23,6 +23,7 @@ from rayrec.serve.config.neighbors import NeighborsConfig
 from rayrec.serve.config.scaling import ScalingConfig
 from rayrec.serve.config.services import ServicesConfig
 from rayrec.serve.config.tls import TlsConfig
+from rayrec.serve.config.warm_start import WarmStartConfig
 
 
 class ServeConfig(Config):
@@ -102,6 +103,8 @@ class ServeConfig(Config):
     lists: str | None = None
     """Folder of named lists of items that filters of requests refer to, which replicas share; None: a single
     process keeps them until it ends."""
+    warm_start: WarmStartConfig | None = None
+    """What a replica leaves to the one that takes its place; None: nothing."""
     request_log: RequestLogConfig | None = None
     """Where requests and answers are logged; None: nowhere."""
     target: str | None = None
@@ -279,6 +282,15 @@ class ServeConfig(Config):
             raise ValueError(
                 "scaling.worth_of_replica_s: no second has a price; give --admission with allocate, or "
                 "leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _whole_replicas_are_warmed(self) -> Self:
+        if self.services is not None and self.warm_start is not None:
+            raise ValueError(
+                "warm_start: of services, what is kept of users is in another deployment than the one that "
+                "answers them; leave out --warm-start, or --services"
             )
         return self
 

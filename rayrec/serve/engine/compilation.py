@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +89,13 @@ class CompileService:
         self.compiler = Compiler(PackageFolders(config.folders(run)))
         atexit.register(self.compiler.close)
         self._programs: dict[str, CompiledPrograms] = {}
+        self.expected: Mapping[str, Sequence[Bucket]] = {}
+        """Shapes that readiness waits for, too, by the fingerprint of their model."""
+
+    @property
+    def ready(self) -> dict[str, list[Bucket]]:
+        """Shapes of the programs that are there, by the fingerprint of their model."""
+        return {each.model.fingerprint: each.ready for each in list(self._programs.values()) if each.ready}
 
     def give(self, recommender: Versioned) -> CompiledRanking:
         """Have a version ranked by programs; those of a version of the same shapes are its own at once."""
@@ -144,6 +151,7 @@ class CompileService:
         lengths = [each for each in self._buckets.lengths if longest is None or each <= longest.length]
         # Small ones first: most batches are, and there most is gained.
         buckets = [Bucket(rows, length, width) for rows in self._buckets.row_counts for length in lengths]
+        buckets = list(dict.fromkeys([*buckets, *self.expected.get(programs.model.fingerprint, ())]))
         if self._config.graphs:
             graphs = graphs_of(programs.device)
             assert graphs is not None, "looked at when the version came"

@@ -36,6 +36,7 @@ from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
 from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.engine.products import NearAnswer, ProductReader
 from rayrec.serve.engine.understanding import Asked, DegradedRequest, Understanding, is_of_user, level_of
+from rayrec.serve.engine.warm_start import WarmStart
 from rayrec.serve.events.user_state import UserState
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.schemas import (
@@ -150,6 +151,8 @@ class RecommendationService:
         self._understanding = Understanding(
             recommender, self._item_keys, max_k, stage is not None, neighbors is not None
         )
+        self.warm_start: WarmStart | None = None
+        """Remembers who was answered, for the next replica."""
         self.products: ProductReader | None = None
         """What was computed of users before they ask."""
         self.ranker: RankerInfo | None = None
@@ -272,6 +275,8 @@ class RecommendationService:
         for answer in answers:
             if isinstance(answer, RecommendAnswer):
                 self._num_answers.add("empty" if answer.source == "none" else answer.source)
+        if self.warm_start is not None:
+            self.warm_start.note(requests)
         return answers
 
     def _answers_to(self, requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
@@ -505,6 +510,26 @@ class RecommendationService:
             for answer in self._answers_to([request]):
                 if isinstance(answer, Exception):
                     raise answer
+
+    @property
+    def kept(self) -> tuple[float, float, float] | None:
+        """(Histories in the prefix cache; events that were read so far, and reused); None: there is none."""
+        cache = self._recommender.prefix_cache
+        if cache is None:
+            return None
+        found = cache.metrics()
+        names = ("prefix_cache_histories", "prefix_cache_events_read", "prefix_cache_events_reused")
+        histories, read, reused = (found[name] for name in names)
+        return histories, read, reused
+
+    def warm(self, users: Sequence[str]) -> None:
+        """Answer users as if they had asked, so that what is kept of them is there when they do."""
+        groups: dict[Hashable, list[RecommendRequest]] = {}
+        for user in users:
+            request = RecommendRequest(user_id=user)
+            groups.setdefault(self.group_of(request), []).append(request)
+        for requests in groups.values():
+            self._answers_to(requests)
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""

@@ -37,6 +37,8 @@
     rayrec_allocation_actions_NAME_total          requests that got an action
     rayrec_allocation_decisions_REASON_total      by full, price, floor, explore, bad_value, no_curve
     rayrec_allocation_clock_jumps_total           times that the clock went back
+    rayrec_warm_start_users                       answered before the replica was ready, with `--warm-start`
+    rayrec_warm_start_seconds                     that it took
     rayrec_prefix_cache_histories                 histories whose context is kept, with `--prefix-cache-mib`
     rayrec_prefix_cache_bytes                     of them
     rayrec_prefix_cache_events_read_total         so far, by the network

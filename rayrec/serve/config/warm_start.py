@@ -1,0 +1,22 @@
+"""Settings of what a replica leaves to the one that takes its place."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rayrec.platform.config import Config
+
+
+class WarmStartConfig(Config):
+    """A replica that starts answers what the one before was asked, before it says that it is ready."""
+
+    folder: str = Field(min_length=1)
+    """Of this machine, or one that all have. Files name users, and only their owner can read them."""
+    users: int = Field(1000, ge=1)
+    """Newest users that are remembered, and asked for."""
+    every_s: float = Field(30.0, gt=0)
+    """Between two files; a process that is killed has left the last one."""
+    most_s: float = Field(30.0, ge=0)
+    """Readiness waits no longer for users; programs have `CompileConfig.wait_s`."""
+    max_age_s: float = Field(86_400.0, gt=0)
+    """Older files are deleted."""
