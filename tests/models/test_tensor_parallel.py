@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.models.base.config import QuantizationConfig
+from rayrec.models.program.fused_sums import fuse_sums
 from rayrec.models.quantization.linear import with_quantized_layers
 from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.models.sequence.sequence_program import SequenceProgram
@@ -98,8 +100,24 @@ def _ranks_answer_as_one_process_does(rank: int, folder: Path) -> None:
         split(parts, name)
         assert held(parts.model) < held(whole.model), name
         check_equal(parts, whole, *asked_of(name), name)
+    _compiled_layers_have_their_sums_in_the_graphs()
     _what_was_read_of_users_is_kept_in_parts()
     _prompts_are_read_together()
+
+
+def _compiled_layers_have_their_sums_in_the_graphs() -> None:
+    model = with_large_weights(model_of("hstu, dense"))
+    whole, parts = program_of(model), program_of(copy.deepcopy(model))
+    split(parts, "hstu")
+    sums: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        sums.extend(str(node.target) for node in graph.graph.nodes if "all_reduce" in str(node.target))
+        return graph
+
+    assert fuse_sums(parts.model, backend) == 4  # two methods of each of two layers
+    check_equal(parts, whole, *asked_of("hstu, dense"), "compiled")
+    assert sums
 
 
 def _what_was_read_of_users_is_kept_in_parts() -> None:

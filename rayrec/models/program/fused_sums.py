@@ -1,11 +1,12 @@
-"""Sums over ranks beside or inside of products, by torch's compiler: handed over, nothing of it is ours.
+"""Sums over ranks in graphs of torch's compiler, which fuses what it can of them: a hand-over.
 
-Of layers that are split, the methods that are compiled for training are compiled for inference. Torch then
-puts what is to be summed into memory that the ranks have in common, and sums it in one kernel
-(`torch.ops.symm_mem.one_shot_all_reduce`); products that follow a gather or come before a scatter it cuts
-into pieces that travel meanwhile (async tensor parallel).
+Of layers that are split, the methods that are compiled for training are compiled for inference, and async
+tensor parallelism is switched on: products beside a gather or a scatter are cut into pieces that travel
+meanwhile, in memory that the ranks have in common. Torch 2.13 looks for no such pieces in the plain sums that
+there are here. Its other way, one kernel for a small sum (`_collective.auto_select`), takes no graph whose
+number of tokens is open: it fails with a TypeError.
 
-Source: `torch.distributed._symmetric_memory`, `torch._inductor.config._micro_pipeline_tp`.
+Source: `torch._inductor.config._micro_pipeline_tp`, `torch.distributed._symmetric_memory`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ def fuse_sums(model: nn.Module, backend: str | Callable[..., Any] = "inductor") 
         warnings.simplefilter("ignore", FutureWarning)
         enable_symm_mem_for_group(group.group_name)
     inductor._micro_pipeline_tp = True
-    inductor._collective.auto_select = True
     count = 0
     for layer in model.modules():
         if not hasattr(layer, PLAN):

@@ -82,9 +82,10 @@ class DenseConfig(ReplicasConfig):
     tensor_parallel: int = Field(1, ge=1)
     """Ranks of each replica: processes of one node, each with a device of its own, that compute every layer
     of the network together. `cpus` and `threads` are of each rank."""
-    symmetric_memory: bool = False
-    """Let torch compile the ranks' layers and fuse their sums with what is around them (memory that GPUs have
-    in common). Devices that have none are refused."""
+    fused_communication: bool = False
+    """Let torch compile the ranks' layers, with their sums in the graphs, and fuse what it can of these
+    (async tensor parallelism, in memory that GPUs have in common). Devices without such memory are
+    refused."""
 
     @property
     def processes(self) -> int:
@@ -94,9 +95,9 @@ class DenseConfig(ReplicasConfig):
     @model_validator(mode="after")
     def _ranks_go_through_batches_in_one_order(self) -> Self:
         if self.tensor_parallel == 1:
-            if self.symmetric_memory:
+            if self.fused_communication:
                 raise ValueError(
-                    "dense.symmetric_memory is of ranks that sum what they compute, and "
+                    "dense.fused_communication is of ranks that sum what they compute, and "
                     "dense.tensor_parallel is 1; leave it out, or take more ranks"
                 )
             return self

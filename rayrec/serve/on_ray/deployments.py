@@ -310,9 +310,9 @@ def _dense_claim(run: str, config: ServeConfig) -> dict[str, Any]:
     """
     assert config.services is not None, "as these deployments are of it"
     kind, sharing = device_of(run, config), config.services.dense.mps
-    if config.services.dense.symmetric_memory and not device_named(kind).has_symmetric_memory:
+    if config.services.dense.fused_communication and not device_named(kind).has_symmetric_memory:
         raise InputError(
-            f"dense.symmetric_memory: torch has no memory that several devices of the kind {kind} have in "
+            f"dense.fused_communication: torch has no memory that several devices of the kind {kind} have in "
             "common; leave it out, or choose another device with --device"
         )
     if sharing is None:

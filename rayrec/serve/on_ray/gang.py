@@ -71,7 +71,7 @@ def part_of_rank(run: str, config: ServeConfig) -> DensePart:
 
     def take_part(program: SequenceProgram) -> None:
         split(program, run)
-        if services.dense.symmetric_memory:
+        if services.dense.fused_communication:
             fuse_sums(program.model)
 
     return DensePart.of(run, config, split=take_part)

@@ -78,11 +78,11 @@ def test_every_rank_claims_a_device(run):
     assert (claim, count) == ({"num_cpus": 0.1, "num_gpus": 1}, 8)
 
 
-def test_symmetric_memory_is_refused_where_there_is_none(run):
-    asked = {"tensor_parallel": 2, "symmetric_memory": True}
+def test_fused_communication_is_refused_where_there_is_none(run):
+    asked = {"tensor_parallel": 2, "fused_communication": True}
     assert resources_of(run, config_of(device="cuda", **asked))
     for device in ("cpu", "npu"):
-        with pytest.raises(InputError, match=rf"dense\.symmetric_memory: .* of the kind {device} have in"):
+        with pytest.raises(InputError, match=rf"dense\.fused_communication: .* of the kind {device} have in"):
             resources_of(run, config_of(device=device, **asked))
 
 
@@ -91,7 +91,10 @@ def test_symmetric_memory_is_refused_where_there_is_none(run):
     [
         ({"tensor_parallel": 2, "streams": 2}, r"dense\.tensor_parallel is 2 and dense\.streams 2"),
         ({"tensor_parallel": 2, "mps": {}}, r"dense\.tensor_parallel is 2, whose ranks have a device each"),
-        ({"symmetric_memory": True}, r"dense\.symmetric_memory is of ranks .* dense\.tensor_parallel is 1"),
+        (
+            {"fused_communication": True},
+            r"dense\.fused_communication is of ranks .* dense\.tensor_parallel is 1",
+        ),
         ({"tensor_parallel": 0}, "tensor_parallel"),
     ],
 )
