@@ -13,8 +13,10 @@ One thread, and measurements in turns. Bars:
 
 The last three are of the run in RAYREC_BENCH_RUN, trained on real data: `configs/movielens-generative.yaml`,
 say. Without it, a network that nobody has trained is quantized on a synthetic data set, which says whether
-all of it works and nothing of quality: its bars have no target. `python -m benchmarks.quantization RUN FILE`
-writes the dated record of a run.
+all of it works and nothing of quality: its bars have no target.
+
+`python -m benchmarks.quantization RUN FILE` writes the dated record of a run; `--max-users 2000` and
+`--scheme w8a8` (which may be repeated) compare less. Records are in `benchmarks/quality/quantization`.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from rayrec.models.quantization.observers import observed
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.quantization.comparison import divergence, user_batches
 from rayrec.pipelines.quantization.quantize import QuantizationReport, QuantizationRequest, quantize_run
+from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.platform.console import log
 from rayrec.platform.devices import HOST, has_wide_int8_products
 from rayrec.platform.files import write_json
@@ -166,11 +169,13 @@ def _divergence_with_outliers(run: Path, plan: QuantizationPlan) -> float:
     return float(np.mean(divergence(before, after)))
 
 
-def quantized_runs(run: Path, folder: Path, max_users: int | None) -> dict[str, QuantizationReport]:
+def quantized_runs(
+    run: Path, folder: Path, max_users: int | None, schemes: Sequence[str] = tuple(PLANNED)
+) -> dict[str, QuantizationReport]:
     """A report for each scheme."""
     found = {}
-    for name, plan in PLANNED.items():
-        request = QuantizationRequest(plan, max_users=max_users)
+    for name in schemes:
+        request = QuantizationRequest(PLANNED[name], max_users=max_users)
         which = "best" if json.loads((run / "run.json").read_text())["best"] else "last"
         found[name] = quantize_run(run, folder / f"of-{name.replace(' ', '-')}", request, which)
         comparison = found[name].to_json()
@@ -209,16 +214,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.quantization")
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument(
+        "--max-users", type=int, help="the first so many, by a hash of their ids"
+    )
+    parser.add_argument("--scheme", action="append", choices=PLANNED, help="may be repeated; else all")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder:
-        reports = quantized_runs(given.run, Path(folder), None)
+        reports = quantized_runs(given.run, Path(folder), given.max_users, given.scheme or tuple(PLANNED))
+    config = RunFolder.open(given.run).config
     record = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "torch": torch.__version__,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "vnni": has_wide_int8_products(HOST.torch),
         "threads": 1,
+        "data": Path(config.data.path).name,
+        "model": config.model.model_dump(mode="json", exclude_defaults=True),
+        "epochs": config.training.epochs,
         "schemes": {name: report.to_json() for name, report in reports.items()},
     }
     write_json(given.out, record)

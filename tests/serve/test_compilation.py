@@ -21,8 +21,10 @@ from fastapi.testclient import TestClient
 from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
 from rayrec.models.compiled_ranking.packages import PackageError, PackageFolders, load
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
+from rayrec.models.quantization.network import QuantizationPlan
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.quantization.quantize import QuantizationRequest, quantize_run
 from rayrec.serve.app.loading import load_api, load_service
 from rayrec.serve.config.compile import CompileConfig
 from rayrec.serve.config.serve import ServeConfig
@@ -248,6 +250,24 @@ def test_without_a_compiler_it_is_said_once_and_requests_are_answered(run, tmp_p
 
     assert programs.ready == []
     assert caplog.text.count("there is no C++ compiler") == 1
+
+
+def test_a_quantized_run_stays_with_eager_ranking_and_it_is_said_why(run, tmp_path, caplog):
+    request = QuantizationRequest(QuantizationPlan("w8a8"), calibrate=8, max_users=8)
+    quantize_run(run, tmp_path / "quantized", request)
+    compiler = Compiler(PackageFolders([tmp_path / "packages"]))
+    recommender = Recommender.load(tmp_path / "quantized")
+    programs, _ = programs_for(compiler, recommender)
+    queries = [recommender.query_of_user(f"u{number}") for number in range(4)]
+
+    for size in (1, 2, 4):
+        assert all(recommender.recommend(queries[:size], 10))
+    assert compiler.wait(timeout_s=120)
+    compiler.close()
+
+    assert programs.ready == []
+    assert caplog.text.count("the run is quantized: programs take weights as they are saved") == 1
+    assert not list(tmp_path.glob("packages/*.pt2"))
 
 
 def test_a_compiling_process_that_is_killed_leaves_the_shape_eager(run, tmp_path, caplog, monkeypatch):

@@ -66,10 +66,15 @@ def compile_package(job: Job, package: Path) -> None:
     """Compile a model's recommending program in a process of its own.
 
     Raises:
-        NeverCompiledError: there is no compiler, the model cannot be traced, or it reads lengths of rows
-            where padding cannot tell them.
+        NeverCompiledError: the run is quantized, there is no compiler, the model cannot be traced, or it
+            reads lengths of rows where padding cannot tell them.
         CannotCompileError: what came of it does not rank as eager ranking does.
     """
+    if job.model.config.quantization is not None:
+        raise NeverCompiledError(
+            "the run is quantized: programs take weights as they are saved, and its kernels take them packed"
+        )
+
     import torch._inductor
     from torch._inductor import config
     from torch._inductor.cpp_builder import get_cpp_compiler
@@ -78,9 +83,6 @@ def compile_package(job: Job, package: Path) -> None:
         get_cpp_compiler()
     except Exception as error:
         raise NeverCompiledError("there is no C++ compiler; install g++, or name one by CXX") from error
-    if job.model.config.quantization is not None:
-        # A program takes weights as they are saved; kernels take them packed.
-        raise NeverCompiledError("the run is quantized: its kernels are faster than what could be compiled")
     started = time.monotonic()
     device = torch.device(job.device)
     model = network(job).to(device).eval()

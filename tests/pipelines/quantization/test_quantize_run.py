@@ -1,12 +1,18 @@
 """Quantized runs: made, loaded everywhere, compared, and refused."""
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
+import yaml
 
+from rayrec.models.compiled_ranking.compiler_process import NeverCompiledError, compile_package
 from rayrec.models.quantization.network import QuantizationPlan
+from rayrec.models.quantization.observers import InputObserver
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.recommender import Recommender
@@ -212,6 +218,57 @@ def test_nothing_trains_on_a_quantized_run(run, quantized, tmp_path):
     )
     with pytest.raises(InputError, match="is quantized, and no training begins with its weights"):
         train(begun, tmp_path / "new")
+
+
+def test_a_quantized_run_is_never_compiled(quantized, tmp_path):
+    """Before a compiler is looked for: with one, nothing would be different."""
+    model = SimpleNamespace(config=RunFolder.open(quantized).config.model)
+
+    with pytest.raises(NeverCompiledError, match="the run is quantized: programs take weights as they are"):
+        compile_package(SimpleNamespace(model=model), tmp_path / "package.pt2")
+
+
+@pytest.mark.parametrize("model", ["dlrm", "keras"])
+def test_a_run_that_ranks_what_is_shown_is_refused_by_name(run, tmp_path, model):
+    ranker = tmp_path / "ranker"
+    shutil.copytree(run, ranker)
+    settings = {"dlrm": {"name": "dlrm"}, "keras": {"name": "keras", "build": "models:build"}}[model]
+    config = {"data": {"path": "data"}, "model": settings}
+    (ranker / "config.yaml").write_text(yaml.safe_dump(config))
+
+    with pytest.raises(InputError, match=f"'{model}' ranks what is shown; recommenders and language models"):
+        quantize_run(ranker, tmp_path / "q", asked())
+
+    assert not (tmp_path / "q").exists()
+
+
+def test_a_scheme_without_kernels_here_is_computed_as_it_means(run, tmp_path):
+    """A CPU has no products of float8: the numbers are float8 all the same, held as float32."""
+    report = quantize_run(run, tmp_path / "q", asked("fp8"))
+
+    assert set(report.kernels) == {"float32"}
+
+
+def test_a_kernel_that_the_device_lacks_is_refused_when_the_run_is_made(run, tmp_path):
+    request = QuantizationRequest(QuantizationPlan("fp8", kernel="torch_fp8"), calibrate=8)
+
+    with pytest.raises(InputError, match=r"'torch_fp8', which cannot compute .*: device 'cpu' has fbgemm"):
+        quantize_run(run, tmp_path / "q", request)
+
+    assert not (tmp_path / "q").exists()
+
+
+def test_inputs_that_are_no_numbers_are_refused_by_the_layer(run, tmp_path, monkeypatch):
+    def broken(self, x):
+        see(self, x * torch.nan)
+
+    see = InputObserver.see
+    monkeypatch.setattr(InputObserver, "see", broken)
+
+    with pytest.raises(InputError, match="its inputs on the calibration data are not finite"):
+        quantize_run(run, tmp_path / "q", asked())
+
+    assert not (tmp_path / "q").exists()
 
 
 def test_ranking_models_have_no_such_setting():
