@@ -214,9 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.quantization")
     parser.add_argument("run", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument(
-        "--max-users", type=int, help="the first so many, by a hash of their ids"
-    )
+    parser.add_argument("--max-users", type=int, help="the first so many, by a hash of their ids")
     parser.add_argument("--scheme", action="append", choices=PLANNED, help="may be repeated; else all")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)

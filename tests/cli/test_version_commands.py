@@ -21,6 +21,12 @@ def answer(*arguments: object) -> dict:
     return json.loads(found.stdout.splitlines()[-1])
 
 
+def published(*arguments: object) -> dict[str, object]:
+    found = answer("publish", *arguments)
+    assert found.pop("row_bytes") > 0
+    return found
+
+
 def refused(*arguments: object) -> str:
     found = CliRunner().invoke(app, [*map(str, arguments)])
     assert found.exit_code == 2, found.output
@@ -30,11 +36,11 @@ def refused(*arguments: object) -> str:
 def test_a_store_is_filled_listed_and_gone_back_in(run, tmp_path):
     store = tmp_path / "store"
     assert "nothing was published here" in refused("versions", store)
-    assert answer("publish", run, store, "--snapshot", "previous") == {"version": 1, "serving": 1}
+    assert published(run, store, "--snapshot", "previous") == {"version": 1, "serving": 1}
     assert "there is none before it" in refused("rollback", store)
-    assert answer("publish", run, store) == {"version": 2, "serving": 2}
+    assert published(run, store) == {"version": 2, "serving": 2}
     assert answer("rollback", store) == {"serving": 1, "before": 2, "is_held": True}
-    assert answer("publish", run, store, "--keep", 2) == {"version": 3, "serving": 1}
+    assert published(run, store, "--keep", 2) == {"version": 3, "serving": 1}
     listed = answer("versions", store)
     assert (listed["serving"], listed["is_held"]) == (1, True)
     assert [each["version"] for each in listed["versions"]] == [1, 2, 3]
