@@ -421,7 +421,10 @@ def test_operations_make_held_out_rows_whatever_a_cache_has_of_training_rows(fol
     assert "grass" in tokenizer.decode(judged.tokens_N)
 
 
-@pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "adapters"])
+@pytest.mark.parametrize(
+    "lora",
+    [pytest.param(None, id="whole", marks=pytest.mark.slow), pytest.param({"rank": 2}, id="adapters")],
+)
 def test_a_run_goes_on_from_one_of_other_texts(folders, tmp_path, lora):
     other = [{"prompt": f"name {number}", "completion": "Ann"} for number in range(40)]
     (tmp_path / "other.jsonl").write_text("".join(json.dumps(record) + "\n" for record in other))
