@@ -19,6 +19,7 @@ from torch import Tensor
 from rayrec.models.decoding.beam_policy import Beams, RowBeams, by_level
 from rayrec.models.decoding.prefixes import ItemDistribution, Prefixes
 from rayrec.models.decoding.trie import CodeTrie
+from rayrec.platform.devices import values_may_decide
 
 
 @dataclass(frozen=True)
@@ -127,12 +128,21 @@ def _largest(values_BN: Tensor, width: int) -> Tensor:
     indices_BN = torch.arange(num_values, device=values_BN.device).expand_as(values_BN)
     if width == num_values:
         return indices_BN
-    smallest_kept_B1 = values_BN.topk(width, dim=1, sorted=False).values.amin(dim=1, keepdim=True)
+    largest = values_BN.topk(width, dim=1, sorted=False)
+    smallest_kept_B1 = largest.values.amin(dim=1, keepdim=True)
+    if values_may_decide(values_BN.device) and _are_all(values_BN, largest.values, smallest_kept_B1):
+        return largest.indices.sort(dim=1).values
     kept_BN = _are_kept(values_BN, smallest_kept_B1, width)
     # Exactly `width` are kept; the others are written to one more column, which is cut off.
     place_BN = torch.where(kept_BN, kept_BN.cumsum(dim=1) - 1, width)
     chosen = torch.zeros(len(values_BN), width + 1, dtype=torch.int64, device=values_BN.device)
     return chosen.scatter_(1, place_BN, indices_BN)[:, :width]
+
+
+def _are_all(values_BN: Tensor, largest_BW: Tensor, smallest_kept_B1: Tensor) -> bool:
+    """Whether no value that was not kept ties with the smallest that was."""
+    num_tied_B = (values_BN == smallest_kept_B1).sum(dim=1)
+    return torch.equal(num_tied_B, (largest_BW == smallest_kept_B1).sum(dim=1))
 
 
 def _are_largest(values_BN: Tensor, widths_B1: Tensor) -> Tensor:

@@ -225,8 +225,8 @@ def _of_codes(logits_BWK: Tensor, place_BR: Tensor | None, codes_BRS: Tensor) ->
     """
     if place_BR is None:
         return logits_BWK.gather(2, codes_BRS)
-    row_B = torch.arange(len(codes_BRS), device=codes_BRS.device)
-    return logits_BWK[row_B[:, None, None], place_BR[:, :, None], codes_BRS]
+    place_BN = (place_BR[:, :, None] * logits_BWK.shape[2] + codes_BRS).flatten(1)
+    return logits_BWK.flatten(1).gather(1, place_BN).view_as(codes_BRS)
 
 
 def item_log_probs(distribution: ItemDistribution, items_BW: Tensor) -> Tensor:
