@@ -18,8 +18,12 @@ from tests.helpers.runs import make_run
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-SCALING = {"requests_per_replica": 0.01, "average_s": 0, "raise_again_s": 1, "look_s": 1}
-"""Anything at all in flight is too much for two replicas."""
+SOON = {"average_s": 0, "raise_again_s": 1, "look_s": 1}
+SIGNALS = {
+    "requests": {"requests_per_replica": 0.01, **SOON},
+    "batcher": {"batcher": {"work": 1e-4, "queue_wait_s": 1e-4}, **SOON},
+}
+"""Anything at all in flight, or that came of late, is too much for two replicas."""
 
 
 def wait_for(condition, timeout_s=240):
@@ -30,9 +34,12 @@ def wait_for(condition, timeout_s=240):
     return found
 
 
-def test_load_raises_replicas_and_a_limit_takes_them_away_while_requests_are_answered(tmp_path, free_port):
+@pytest.mark.parametrize("signal_of", SIGNALS)
+def test_load_raises_replicas_and_a_limit_takes_them_away_while_requests_are_answered(
+    signal_of, tmp_path, free_port
+):
     run, limits = make_run(tmp_path), ServiceLimits(tmp_path)
-    (tmp_path / "scaling.yaml").write_text(yaml.safe_dump(SCALING))
+    (tmp_path / "scaling.yaml").write_text(yaml.safe_dump(SIGNALS[signal_of]))
     command = [sys.executable, "-m", "rayrec", "serve", str(run), "--port", str(free_port)]
     command += ["--max-replicas", "2", "--scaling", str(tmp_path / "scaling.yaml")]
     kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
