@@ -15,8 +15,9 @@ The last three are of the run in RAYREC_BENCH_RUN, trained on real data: `config
 say. Without it, a network that nobody has trained is quantized on a synthetic data set, which says whether
 all of it works and nothing of quality: its bars have no target.
 
-`python -m benchmarks.quantization RUN FILE` writes the dated record of a run; `--max-users 2000` and
-`--scheme w8a8` (which may be repeated) compare less. Records are in `benchmarks/quality/quantization`.
+`python -m benchmarks.quantization RUN FILE` writes the dated record of a run, with what rows of its tables
+lose where a version has them in 8 bits; `--max-users 2000` and `--scheme w8a8` (which may be repeated)
+compare less. Records are in `benchmarks/quality/quantization`.
 """
 
 from __future__ import annotations
@@ -43,9 +44,13 @@ from benchmarks.untrained import untrained_run
 from rayrec.models.quantization.network import QuantizationPlan, quantize
 from rayrec.models.quantization.observers import observed
 from rayrec.pipelines.inference.recommender import Recommender
-from rayrec.pipelines.quantization.comparison import divergence, user_batches
+from rayrec.pipelines.quantization.comparison import compare, divergence, user_batches
 from rayrec.pipelines.quantization.quantize import QuantizationReport, QuantizationRequest, quantize_run
 from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.versions.loading import load_version
+from rayrec.pipelines.versions.publisher import Publisher
+from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.console import log
 from rayrec.platform.devices import HOST, has_wide_int8_products
 from rayrec.platform.files import write_json
@@ -187,6 +192,24 @@ def quantized_runs(
     return found
 
 
+def rows_in_8_bits(run: Path, folder: Path, max_users: int | None) -> dict[str, Any]:
+    """A run beside its version with 8-bit rows: bytes of rows, and how near the answers are."""
+    source = RunFolder.open(run)
+    if not source.config.model.tables:
+        return {}
+    snapshot = read_snapshot(source.chosen_snapshot("last"))
+    bytes_of = {}
+    for rows in ("float32", "int8_row"):
+        store = VersionStore(str(folder / f"versions-{rows}"))
+        version = Publisher(source, store, rows=rows).publish(snapshot)  # type: ignore[arg-type]
+        bytes_of[rows] = version.row_bytes
+    served = Recommender(load_version(store, version).model)
+    found = compare(Recommender.load(run, "last"), served, "test", BATCH, max_users)
+    recall = found.metrics["recall@10"].ratio.value
+    log.print(f"rows in 8 bits: recall@10 times {recall:.4f}, overlap@10 {found.overlap.value:.4f}")
+    return {"rows_in_8_bits": {"bytes": bytes_of, **found.to_json()}}
+
+
 def _quality(name: str, reports: dict[str, QuantizationReport], claims: bool) -> list[Bar]:
     kl = {
         scheme: reports[scheme].to_json()["kl_of_first_codes"]["value"] for scheme in ("w4a16 plain", "w4a16")
@@ -220,6 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder:
         reports = quantized_runs(given.run, Path(folder), given.max_users, given.scheme or tuple(PLANNED))
+        rows = rows_in_8_bits(given.run, Path(folder), given.max_users)
     config = RunFolder.open(given.run).config
     record = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -231,6 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "model": config.model.model_dump(mode="json", exclude_defaults=True),
         "epochs": config.training.epochs,
         "schemes": {name: report.to_json() for name, report in reports.items()},
+        **rows,
     }
     write_json(given.out, record)
 

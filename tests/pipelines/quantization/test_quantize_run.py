@@ -232,7 +232,7 @@ def test_a_quantized_run_is_never_compiled(quantized, tmp_path):
 def test_a_run_that_ranks_what_is_shown_is_refused_by_name(run, tmp_path, model):
     ranker = tmp_path / "ranker"
     shutil.copytree(run, ranker)
-    settings = {"dlrm": {"name": "dlrm"}, "keras": {"name": "keras", "build": "models:build"}}[model]
+    settings = {"dlrm": {"name": "dlrm"}, "keras": {"name": "keras", "builder": "models:build"}}[model]
     config = {"data": {"path": "data"}, "model": settings}
     (ranker / "config.yaml").write_text(yaml.safe_dump(config))
 
