@@ -56,6 +56,7 @@ BENCHES: dict[str, Bench] = {
     "off-policy": partial(_run, "off_policy", "bench"),
     "online": partial(_run, "online", "bench"),
     "parallel": partial(_run, "parallel", "bench"),
+    "parallel-rows": partial(_run, "parallel_rows", "bench"),
     "pipeline": partial(_run, "pipeline", "bench"),
     "quantization": partial(_run, "quantization", "bench"),
     "rl": partial(_run, "rl", "bench"),
@@ -87,5 +88,6 @@ BENCHES: dict[str, Bench] = {
     "value": partial(_run, "value", "bench"),
     "value-live": partial(_run, "value_live", "bench"),
     "value-replay": partial(_run, "value_replay", "bench"),
+    "wire-quality": partial(_run, "wire_quality", "bench"),
     **{name: partial(_run, "quality", "bench", name) for name in QUALITY_CONFIGS},
 }

@@ -9,6 +9,8 @@ go through the same variants in turns. Bars:
 * `parallel-dense-bytes`: 0.51 over the bytes that the kernel has sent with `training.reduce_dtype: bfloat16`,
   of those with float32.
 * `parallel-dense-step`: steps per second with bfloat16 over those with float32; nothing is claimed of it.
+* `parallel-rows-...`: rows and gradients between trainers and servers; see `benchmarks.parallel_rows`, which
+  can be measured alone as `rayrec bench parallel-rows`.
 
 Without root, or without iproute2, they are not measured. `RAYREC_BENCH_STEPS` are steps of a window,
 `RAYREC_BENCH_PAIRS` windows of each variant.
@@ -25,6 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks import parallel_rows
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.shaped_link import shaped_link, why_not
 from rayrec.platform.console import log
@@ -34,6 +37,10 @@ HIDDEN, BYTES = 0.5, 0.51
 
 
 def bench(options: BenchOptions) -> list[Bar]:
+    return [*dense_bars(options), *parallel_rows.bench(options)]
+
+
+def dense_bars(options: BenchOptions) -> list[Bar]:
     if (reason := why_not()) is not None:
         log.print(f"not measured: {reason}")
         names = {

@@ -2,7 +2,7 @@
 
 numba compiles a kernel when it is first called, and keeps it in a cache. Of a new installation, each process
 of the first run compiles the same ones at once, half a minute of each. Two runs of a made-up log, in one
-process, call most of them with the types that runs have.
+process, call most of them with the types that runs have; two more those of `sparse.wire`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ _RUNS: tuple[dict[str, Any], ...] = (
         "sparse": {"optimizer": {"kind": "rowwise_adagrad", "lr": 0.01}, "cache_rows": 16},
         "pipeline": {"num_trainers": 2},
     },
+    {"model": {"name": "sasrec"}, "sparse": {"wire": "bfloat16"}},
+    {"model": {"name": "sasrec"}, "sparse": {"wire": "int8_row"}},
 )
 
 
