@@ -95,7 +95,7 @@ class Windows:
 def main(data: str, address: str, interface: str, num_windows: int, steps: int) -> None:
     """Print every window but the first of each run."""
     with ExitStack() as stack:
-        runs = []
+        runs: list[Windows] = []
         for mode, wire in VARIANTS:
             config = config_of(data, address, wire, mode)
             if not runs:
