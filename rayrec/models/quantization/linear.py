@@ -75,7 +75,7 @@ class QuantizedLinear(nn.Module):
         values_OK = weight.values_OK
         if self.settings.scheme == "w4a16":
             self.weight_packed.data = packed_int32(values_OK, 4)
-            self.weight_shape.data = torch.tensor(values_OK.shape)
+            self.weight_shape.data = torch.tensor(values_OK.shape, device=values_OK.device)
         else:
             self.weight.data = values_OK.view(torch.uint8) if values_OK.dtype == FLOAT8 else values_OK
         self.weight_scale.data = weight.scale_OG
