@@ -399,6 +399,8 @@ class _StepPlan(NamedTuple):
 
 def _step_bytes(tables: Sequence[_StepPlan], num_trainers: int, max_staleness: int, step_buffer: int) -> int:
     """What a server holds in the steps of all trainers."""
+    if not tables:
+        return 0
     rows, updates, total, growing, records, swept = (sum(parts) for parts in zip(*tables, strict=True))
     if num_trainers == 1:
         return rows + (1 + max_staleness) * (updates + records) + swept  # applied as they came

@@ -15,6 +15,7 @@ from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training import memory_plan
 from rayrec.pipelines.training.memory_plan import plan_memory
+from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform import files
 from rayrec.platform.devices import get_device
@@ -253,8 +254,9 @@ def test_a_disk_that_takes_no_rows_is_refused_before_anything_starts(
     disk = {"memory": "1 GiB", "folder": str(tmp_path / folder), "may_be_memory": may_be_memory}
     assembly = assembly_of(dataset, sparse={"tables": {"user": {"disk": disk}}})
 
+    # In this process: whether another test has left it in a cluster, whose disks nobody sees, does not matter.
     with pytest.raises(InputError, match=expected):
-        train(assembly.config, tmp_path / "run")
+        train(assembly.config, tmp_path / "run", cluster=in_process)
     assert not (tmp_path / "run").exists()
 
 

@@ -282,6 +282,8 @@ def test_every_version_is_given_the_compiled_programs_and_only_the_first_is_wait
     given, waited, closed = [], [], []
 
     class Compilation:
+        records = False
+
         def __init__(self, folder, config, threads):
             assert folder == Path(store.url)
 

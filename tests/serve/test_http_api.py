@@ -69,7 +69,7 @@ def test_health_says_which_model_is_ready(client):
         (
             {"histroy": []},
             "histroy: unknown field; known are user_id, history, timestamps, row, instruction, k, "
-            "exclude_seen, filter, candidates, quotas, diversity, rank",
+            "exclude_seen, filter, candidates, quotas, diversity, beams, beam_margin, rank",
         ),
         (
             {"instruction": {"mood": "x"}},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
 
@@ -18,7 +19,7 @@ def test_settings_of_the_service_are_read_under_their_old_names():
     )
 
     assert old.admission.service.concurrency == 3
-    assert (old.prefix_cache_mib, old.max_context_bytes) == (8, 8 * 2**20)
+    assert (old.prefix_cache_mib, old.context_sizes) == (8, CacheSizes(8 * 2**20))
     assert old.services.gateway.replicas == 2
 
 
@@ -26,7 +27,7 @@ def test_settings_of_the_service_are_read_under_their_old_names():
 def test_without_a_size_there_is_no_prefix_cache(none):
     config = ServeConfig.parse({"keep_contexts_mib": none})
 
-    assert (config.has_prefix_cache, config.max_context_bytes) == (False, None)
+    assert (config.has_prefix_cache, config.context_sizes) == (False, None)
 
 
 def test_both_names_of_one_setting_are_refused():

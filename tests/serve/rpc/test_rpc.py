@@ -244,7 +244,7 @@ BAD = {
         "INVALID_ARGUMENT",
         "9 rows in one request; send from 1 to 8",
     ),
-    "parameter": (request_of(ANN, beams=3), "INVALID_ARGUMENT", "'beams' is not known"),
+    "parameter": (request_of(ANN, width=3), "INVALID_ARGUMENT", "'width' is not known"),
     "k": (request_of(ANN, k=51), "INVALID_ARGUMENT", "51 items are more than the 50"),
     "utf-8": (
         request_of(("user_id", "BYTES", [1], "bytes_contents", [b"\xff"])),
