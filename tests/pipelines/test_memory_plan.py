@@ -254,7 +254,7 @@ def test_a_disk_that_takes_no_rows_is_refused_before_anything_starts(
     disk = {"memory": "1 GiB", "folder": str(tmp_path / folder), "may_be_memory": may_be_memory}
     assembly = assembly_of(dataset, sparse={"tables": {"user": {"disk": disk}}})
 
-    # In this process: whether another test has left it in a cluster, whose disks nobody sees, does not matter.
+    # In this process: another test may have left it in a cluster, whose disks nobody sees.
     with pytest.raises(InputError, match=expected):
         train(assembly.config, tmp_path / "run", cluster=in_process)
     assert not (tmp_path / "run").exists()
