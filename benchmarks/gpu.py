@@ -121,6 +121,18 @@ PIECES: dict[str, Piece] = {
         needs=["transformers", "pydantic", "yaml"],
         on_cpu=("--device", "cpu", "--small"),
     ),
+    "language-tune": Piece(
+        "Tuning a language model on packed rows: tokens/s and MFU, beside a padded loop; losses are equal",
+        ("-m", "benchmarks.language_tune_cuda"),
+        needs=["transformers", "pydantic", "yaml"],
+        on_cpu=("--device", "cpu", "--small"),
+    ),
+    "language-serve": Piece(
+        "The embedded engine: tokens/s and times to tokens, beside generate; greedy answers are equal",
+        ("-m", "benchmarks.language_serve_cuda"),
+        needs=["transformers", "pydantic", "yaml", "prometheus_client"],
+        on_cpu=("--device", "cpu", "--small"),
+    ),
 }
 
 

@@ -139,3 +139,24 @@ def test_it_runs_where_torch_numpy_and_transformers_are_all_there_is(tmp_path, m
     pieces = json.loads(out.read_text())["pieces"]
     assert [figures["context_tokens"] for figures in pieces["decode"]["figures"]] == [99, 498]
     assert pieces["attention-sdpa"]["skipped"] > 40
+
+
+@pytest.mark.slow
+def test_language_models_are_measured_without_ray_and_http(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    absent = ("ray", "fastapi", "starlette", "uvicorn", "tritonclient", "xxhash", "lmdb", "rich", "typer")
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({absent}))\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    out = tmp_path / "report.json"
+    pieces = ("--piece", "language-tune", "--piece", "language-serve")
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--out", str(out), *pieces]
+
+    done = subprocess.run(command, cwd=gpu.ROOT, capture_output=True, text=True, timeout=240)
+
+    assert done.returncode == 0, done.stdout + done.stderr + out.read_text()
+    found = {name: piece["figures"] for name, piece in json.loads(out.read_text())["pieces"].items()}
+    assert found["language-tune"]["largest_loss_difference"] < 1e-5
+    assert {"packed", "packed_masters", "padded"} <= found["language-tune"].keys()
+    assert found["language-serve"]["equal_answers"] == 8
+    assert {"generate", "engine_1", "engine_8"} <= found["language-serve"].keys()

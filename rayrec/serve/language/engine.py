@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,7 @@ class EmbeddedEngine:
         plan = page_plan(settings)
         self._manager = _Manager(
             network,
-            ContinuousBatchingConfig(
+            _batching(
                 page_size=settings.page_tokens,
                 num_blocks=plan.num_pages,
                 max_batch_tokens=settings.prefill_tokens,
@@ -306,7 +306,7 @@ class EmbeddedEngine:
     def _pages_used(self) -> float:
         """Share of the pages for keys and values that is in use."""
         processor = self._manager.batch_processor
-        return 0.0 if processor is None else 1.0 - float(processor.cache.compute_free_capacity())
+        return 0.0 if processor is None else 1.0 - _free_share(processor.cache)
 
     def _fail_all(self) -> None:
         with self._lock:
@@ -322,6 +322,22 @@ class EmbeddedEngine:
 
     def _stopped_error(self) -> EngineStoppedError:
         return EngineStoppedError(f"the engine of {self.settings.name} has stopped; its log says why")
+
+
+def _batching(**settings: Any) -> ContinuousBatchingConfig:
+    """Settings by the names of transformers 5.19; before, tokens of a page were called `block_size`, and
+    nothing kept it from switching the network to another attention."""
+    known = {each.name for each in fields(ContinuousBatchingConfig)}
+    if "page_size" not in known:
+        settings["block_size"] = settings["page_size"]
+    return ContinuousBatchingConfig(**{name: value for name, value in settings.items() if name in known})
+
+
+def _free_share(cache: Any) -> float:
+    """Of the pages; transformers before 5.18 counts pages and no bytes."""
+    if hasattr(cache, "compute_free_capacity"):
+        return float(cache.compute_free_capacity())
+    return float(cache.get_num_free_blocks() / cache.num_blocks)
 
 
 class _Manager(ContinuousBatchingManager):
