@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -188,11 +189,18 @@ def test_adapters_are_refused():
         check_split(prompt_models.model(lora={"rank": 2}), 2, "runs/a")
 
 
-def test_quantized_layers_are_refused():
-    model = model_of("sasrec")
-    with_quantized_layers(model, QuantizationConfig(scheme="w8a8", modules=("backbone.blocks.0.qkv",)))
+@pytest.mark.parametrize(
+    ("name", "layers"), [("sasrec", "qkv"), ("causal_lm", r"[qo]_proj"), ("light_decoder", r"up\.\d+")]
+)
+def test_quantized_layers_are_refused(name, layers):
+    if name in OF_TRANSFORMERS:
+        pytest.importorskip("transformers")
+    model = model_of(name)
+    quantized = tuple(full for full, _ in model.named_modules() if re.search(rf"\.{layers}$", full))
+    assert quantized
+    with_quantized_layers(model, QuantizationConfig(scheme="w8a8", modules=quantized))
 
-    with pytest.raises(InputError, match="the layers of this run are quantized"):
+    with pytest.raises(InputError, match=r"^runs/a: dense\.tensor_parallel: .* of this run are quantized"):
         check_split(model, 2, "runs/a")
 
 

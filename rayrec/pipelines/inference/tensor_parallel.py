@@ -12,6 +12,7 @@ from torch import nn
 from rayrec.models.generative.language_backbone import LanguageBackbone
 from rayrec.models.language.tensor_parallel import Sharers, TensorParallel, check_divides
 from rayrec.models.program.tensor_parallel import check_plans, split_layers
+from rayrec.models.quantization.linear import quantized_layers
 from rayrec.models.sequence.sequence_program import SequenceProgram
 from rayrec.platform.errors import InputError
 
@@ -25,6 +26,11 @@ def check_split(model: nn.Module, num_ranks: int, run: str) -> None:
     Raises:
         InputError: heads or widths do not divide, layers are quantized or have adapters, or there is no plan.
     """
+    if any(True for _ in quantized_layers(model)):  # first: plans ask layers for what quantized ones lack
+        raise InputError(
+            f"{run}: {SETTING}: the layers of this run are quantized, and {num_ranks} ranks share layers of "
+            "floating-point numbers alone; serve the run it was made of, or let tensor_parallel be 1"
+        )
     count = check_plans(model, num_ranks, f"{run}: {SETTING}")
     for backbone in _language_backbones(model):
         _check_adapters(backbone, run)

@@ -263,6 +263,17 @@ class ServeConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _ranks_keep_the_same_contexts(self) -> Self:
+        ranks = 1 if self.services is None else self.services.dense.tensor_parallel
+        if ranks > 1 and self.prefix_cache_disk_mib:
+            raise ValueError(
+                f"prefix_cache_disk_mib: dense.tensor_parallel is {ranks}, and a rank whose disk is full "
+                "would keep other histories than the rest and read more of a batch than they do; leave out "
+                "--prefix-cache-disk-mib, or let tensor_parallel be 1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _services_are_alone(self) -> Self:
         if self.services is None:
             return self

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -47,13 +48,16 @@ class RankActor:
         self._part = part_of_rank(run, config)
         self._commands: Commands | None = None
 
-    def join(self, address: Address, num_ranks: int, rank: int) -> int:
-        """Meet the others; returns the number of this process."""
+    def ping(self) -> int:
+        """The number of this process, which so has started."""
+        return os.getpid()
+
+    def join(self, address: Address, num_ranks: int, rank: int) -> None:
+        """Meet the others."""
         from torch.distributed import TCPStore
 
         store = TCPStore(*address, num_ranks, is_master=False)
         self._commands = meet(store, self._device, num_ranks, rank)
-        return os.getpid()
 
     def read(self, version: int | None) -> None:
         self._part.read(version)
@@ -95,7 +99,7 @@ class Gang:
             _spawned(number, config.services.dense.cpus, device).remote(run, config, working_directory)
             for number in range(1, num_ranks)
         ]
-        commands = self._joined(device, num_ranks)
+        commands, self._pids = joined(self._ranks, device)
         self._first = FirstRank(commands, self.part, self._read)
         following = [rank.follow.remote() for rank in self._ranks]
         threading.Thread(target=self._watch, args=(following,), name="watch", daemon=True).start()
@@ -128,19 +132,6 @@ class Gang:
         for rank in self._ranks:
             ray.kill(rank)
 
-    def _joined(self, device: Device, num_ranks: int) -> Commands:
-        from torch.distributed import TCPStore
-
-        host = ray.util.get_node_ip_address()
-        store = TCPStore(host, 0, num_ranks, is_master=True, wait_for_workers=False)
-        address = (host, store.port)
-        joining = [
-            rank.join.remote(address, num_ranks, number) for number, rank in enumerate(self._ranks, start=1)
-        ]
-        commands = meet(store, device, num_ranks, 0)
-        self._pids: tuple[int, ...] = tuple(_results(joining))
-        return commands
-
     def _read(self, version: int | None) -> None:
         reading = [rank.read.remote(version) for rank in self._ranks]
         self.part.read(version)
@@ -159,6 +150,32 @@ class Gang:
         except RayTaskError as error:
             reason = f"a rank has failed: {error.cause}"
         self._first.lose(reason)
+
+
+def joined(ranks: Sequence[Any], device: Device) -> tuple[Commands, tuple[int, ...]]:
+    """Meet the other ranks, as the first one; the way to them, and their processes.
+
+    Raises:
+        UnavailableError: a rank was lost, or did not come.
+        Exception: what one of them has raised.
+    """
+    from torch.distributed import TCPStore
+
+    # Ranks that meet wait for `LOST_S`, which is less than actors may take to start: they are there first.
+    pids = tuple(_results([rank.ping.remote() for rank in ranks]))
+    host, num_ranks = ray.util.get_node_ip_address(), 1 + len(ranks)
+    store = TCPStore(host, 0, num_ranks, is_master=True, wait_for_workers=False)
+    joining = [
+        rank.join.remote((host, store.port), num_ranks, number) for number, rank in enumerate(ranks, start=1)
+    ]
+    try:
+        commands = meet(store, device, num_ranks, 0)
+    except RuntimeError as error:  # it says that one is missing; that one says why
+        failed, _ = ray.wait(joining, num_returns=len(joining), timeout=0)
+        _results(failed)
+        raise UnavailableError(SERVICE, 1, str(error)) from error
+    _results(joining)
+    return commands, pids
 
 
 def _spawned(number: int, cpus: float, device: Device) -> Any:

@@ -103,6 +103,16 @@ def test_settings_that_exclude_each_other_are_refused(dense, said):
         config_of(**dense)
 
 
+def test_ranks_that_would_each_keep_contexts_on_disk_are_refused():
+    """An error of one disk would let ranks read different parts of a batch, and sum what does not fit."""
+    kept = {"prefix_cache_mib": 1, "prefix_cache_host_mib": 1, "prefix_cache_disk_mib": 1}
+    config = config_of(tensor_parallel=2).model_dump()
+
+    with pytest.raises(InputError, match=r"prefix_cache_disk_mib: dense\.tensor_parallel is 2"):
+        ServeConfig.parse({**config, **kept})
+    ServeConfig.parse({**config, **kept, "prefix_cache_disk_mib": 0})
+
+
 def test_a_network_that_ranks_cannot_share_is_refused_before_anything_starts(run, free_port):
     config = config_of(tensor_parallel=3).model_copy(update={"port": free_port})
 
