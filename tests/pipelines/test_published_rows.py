@@ -1,5 +1,7 @@
 """Rows of versions in fewer bits: what services read of them, and what is refused."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,19 @@ def test_services_read_what_every_row_was_rounded_to(run, store, rows):
         np.testing.assert_array_equal(rows_of(held.model, ids_M), expected)
     assert [segment.since is None for segment in versions[-1].segments] == [True, False, False]
     assert {segment.rows for segment in versions[-1].segments} == {rows}
+
+
+@pytest.mark.parametrize("rows", ["float32", *NARROW])
+def test_the_manifest_names_a_rounding_only_where_there_is_one(run, store, rows):
+    """Services of earlier versions, which know no rounding, refuse a manifest with a key for it."""
+    (version,) = published(run, store, rows, run.snapshot_names()[:1])
+
+    (segment,) = json.loads(version.to_bytes())["segments"]
+
+    assert segment.get("rows", "float32") == rows
+    assert segment.keys() - {"rows"} == {"bundle", "step", "since", "snapshot"}
+    assert ("rows" in segment) == (rows != "float32")
+    assert store.version(1) == version
 
 
 def test_answers_of_probes_are_those_that_services_give(run, store):

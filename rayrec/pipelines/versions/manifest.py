@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, SerializerFunctionWrapHandler, model_serializer
 
 from rayrec.embeddings.base.row_codec import Wire
 from rayrec.pipelines.runs.snapshots import RunState
@@ -66,6 +66,15 @@ class Segment(Config):
     """Fingerprint of the run's snapshot that it was made of."""
     rows: Wire = "float32"
     """What its rows are rounded to; readers get float32 of them."""
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Services of earlier versions refuse a manifest with a key that they do not know: it is there only
+        where they could not read the rows."""
+        values: dict[str, Any] = values_of(self)
+        if self.rows == "float32":
+            del values["rows"]
+        return values
 
 
 class Probe(Config):
