@@ -37,6 +37,8 @@ _COLUMNS = (
 )
 _EVENT_COLUMNS = ("user_id", "item_id", "timestamp")
 MOST_WINDOW_S = 30 * 86_400.0
+_WITH_NULLS = {pa.int64(): pd.Int64Dtype()}
+"""Where one is null, pandas takes integers for floats: ids of 64 bits lose some, and versions become 3.0."""
 
 
 @dataclass(frozen=True)
@@ -113,15 +115,14 @@ def read_ab_log(
 
 
 def _requests(folder: str) -> pd.DataFrame:
-    table = _read(folder, _COLUMNS, ("error",), "rayrec serve --request-log")
-    frame = table.to_pandas()
+    frame = _read(folder, _COLUMNS, ("error",), "rayrec serve --request-log")
     if not len(frame):
         raise InputError(f"{folder}: no request was logged there")
     # A replica that was not heard may have answered the same message again.
     return frame.drop_duplicates(["request_id", "row"], keep="last").reset_index(drop=True)
 
 
-def _read(folder: str, columns: tuple[str, ...], optional: tuple[str, ...], writer: str) -> pa.Table:
+def _read(folder: str, columns: tuple[str, ...], optional: tuple[str, ...], writer: str) -> pd.DataFrame:
     place = remote_folder(folder)
     try:
         files = pads.dataset(place.path, filesystem=place.filesystem, format="parquet")
@@ -136,7 +137,7 @@ def _read(folder: str, columns: tuple[str, ...], optional: tuple[str, ...], writ
     for name in optional:
         if name not in there:
             table = table.append_column(name, pa.nulls(len(table), pa.string()))
-    return table
+    return table.to_pandas(types_mapper=_WITH_NULLS.get)
 
 
 def _variants(frame: pd.DataFrame, folder: str, by: By | None) -> tuple[By, pd.Series]:
@@ -183,13 +184,11 @@ def _outcomes(frame: pd.DataFrame, events: str, window_s: float) -> dict[str, np
     events have one."""
     if not 0 < window_s <= MOST_WINDOW_S:
         raise InputError(f"window: {window_s:g} s; give from 1 s to {MOST_WINDOW_S:g} s")
-    logged = _read(events, _EVENT_COLUMNS, ("behavior",), "rayrec serve --events").to_pandas()
+    logged = _read(events, _EVENT_COLUMNS, ("behavior",), "rayrec serve --events")
     known = frame["user_id"].notna() & frame["error"].isna()
     asked = frame.loc[known, ["user_id", "time", "recommended"]].assign(request=np.flatnonzero(known))
     shown = asked.explode("recommended").dropna(subset=["recommended"])
-    shown = shown.assign(
-        item_id=_item_ids(shown["recommended"], logged["item_id"]), user_id=shown["user_id"].astype("int64")
-    )
+    shown = shown.assign(item_id=_item_ids(shown["recommended"], logged["item_id"]))
     both = shown.merge(logged, on=["user_id", "item_id"])
     after_s = (both["timestamp"] - both["time"]).dt.total_seconds()
     both = both[(after_s >= 0) & (after_s <= window_s)]
@@ -218,5 +217,5 @@ def _item_ids(keys: pd.Series, seen: pd.Series) -> np.ndarray:
     if plain.isna().any() or (plain != plain.round()).any():
         return hashed
     as_integers = keys.astype("int64").to_numpy() if len(keys) else np.empty(0, np.int64)
-    ids = pd.Index(seen.unique())
+    ids = seen.dropna().unique().astype(np.int64)
     return as_integers if np.isin(as_integers, ids).sum() >= np.isin(hashed, ids).sum() else hashed

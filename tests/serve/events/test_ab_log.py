@@ -125,6 +125,25 @@ def test_items_are_joined_by_their_ids_whichever_kind_these_have(tmp_path):
     assert metrics_of(read_ab_log(digits, events=hashed))["events per answer"].baseline.value == 1.0
 
 
+def test_ids_of_64_bits_are_joined_beside_rows_without_a_user_or_a_version(tmp_path):
+    users = hash_strings(pa.array([f"user {number}" for number in range(4)])).tolist()
+    items = hash_strings(pa.array([f"item {number}" for number in range(4)])).tolist()
+    rows = [
+        request(number, user, number // 2, [f"item {number}"], version=3 + number % 2)
+        for number, user in enumerate(users)
+    ]
+    rows.append(request(8, None, 0.5, version=3, error="RuntimeError: failed"))
+    rows.append(request(9, users[0], 0.5, ["item 0"], version=None))
+    log = write_requests(tmp_path / "requests", rows)
+    events = [(user, item, 2, None) for user, item in zip(users, items, strict=True)]
+    found = read_ab_log(log, events=write_events(tmp_path / "events", events), baseline="3")
+    assert (found.baseline, found.variant) == ("3", "4")
+    found = metrics_of(found)
+    assert found["events per answer"].baseline.value == 1.0
+    assert found["events per answer"].variant.value == 1.0
+    assert found["errors"].baseline.value == pytest.approx(1 / 3)
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "sentence"),
     [
