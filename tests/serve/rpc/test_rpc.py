@@ -433,8 +433,7 @@ class Recorded:
 
 
 def rpc_of(service, **more):
-    behind = api_of(service).state.answering
-    return RpcService(behind.inference, behind.admission, **more)
+    return RpcService([api_of(service, **more).state.answering])
 
 
 def ask(service, method, message, address="127.0.0.1"):
