@@ -51,12 +51,9 @@ class Books(FakeRecommender):
         return type(answer)(items, answer.num_read, answer.num_unread)
 
 
-def two_models(films=None, books=None, **more):
+def two_models(films=None, **more):
     """The application of films, which come first, and books, and their meters."""
-    services = (
-        films or RecommendationService(FakeRecommender(), 50),
-        books or RecommendationService(Books(), 50),
-    )
+    services = films or RecommendationService(FakeRecommender(), 50), RecommendationService(Books(), 50)
     return together(
         [
             api_of(service, model_name=name, meters=[PrometheusMeter(name)], **more)
@@ -256,19 +253,19 @@ def settings(*beside, **more):
         (
             [{"name": "recommend", "run": "r"}],
             {},
-            "two of them are called 'recommend'; give each a name of its own",
+            "called 'recommend'; give each a name of its own",
         ),
         ([{"name": "a", "run": "r"}, {"name": "a", "run": "s"}], {}, "two of them are called 'a'"),
         ([{"name": "a/b", "run": "r"}], {}, "1 to 64 letters, digits, .* got 'a/b'"),
         ([{"name": "", "run": "r"}], {}, "1 to 64 letters, digits, .* got ''"),
         ([{"name": "stats", "run": "r"}], {}, "'stats' is a path of the service itself"),
-        ([{"run": "r"}], {}, r"the setting 'models\[0\].name' is missing|models.0.name"),
-        ([{"name": "a", "run": "r", "port": 1}], {}, "port"),
+        ([{"run": "r"}], {}, r"the setting 'models\.0\.name' is missing"),
+        ([{"name": "a", "run": "r", "port": 1}], {}, "models: port is of the whole service, and not of one"),
         ([{"name": "a", "run": "r"}], {"services": {}}, "leave out --models, or --services"),
         (
             [{"name": "a", "run": "r"}],
             {"max_replicas": 2},
-            "by the load of one model; leave out --models, or",
+            "by the load of one model; leave out",
         ),
         (
             [{"name": "a", "run": "r", "prefix_cache_mib": 1, "compile": {}}],

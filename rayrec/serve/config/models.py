@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.platform.config import Config
@@ -104,6 +104,19 @@ class BesideConfig(ModelSettings):
     name: str = Field()
     run: str
     """Folder of a run, or folder or URL of published versions, which are followed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _settings_are_of_a_model(cls, values: Any) -> Any:
+        from rayrec.serve.config.serve import ServeConfig  # which has models like this one
+
+        of_service = ServeConfig.model_fields.keys() - cls.model_fields.keys()
+        if isinstance(values, dict) and (wrong := sorted(of_service & values.keys())):
+            raise ValueError(
+                f"models: {wrong[0]} is of the whole service, and not of one of its models; give it to the "
+                "service"
+            )
+        return values
 
 
 INHERITED = (

@@ -432,8 +432,8 @@ class Recorded:
         pass
 
 
-def rpc_of(service, **more):
-    return RpcService([api_of(service, **more).state.answering])
+def rpc_of(service, meters=(), **more):
+    return RpcService([api_of(service, meters=meters).state.answering], **more)
 
 
 def ask(service, method, message, address="127.0.0.1"):
