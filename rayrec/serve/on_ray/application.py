@@ -76,10 +76,11 @@ def replica_resources(run: str | Path, config: ServeConfig) -> dict[str, Any]:
 
 def build_application(run: str | Path, config: ServeConfig) -> serve.Application:
     """What `ray.serve.run` takes; nothing is loaded until then."""
+    models = [config, *config.beside.values()]
     deployed = serve.deployment(
         name=DEPLOYMENT,
         num_replicas=config.num_replicas,
-        max_ongoing_requests=config.max_in_flight + SPARE_REQUESTS,
+        max_ongoing_requests=sum(each.max_waiting for each in models) + SPARE_REQUESTS,
         ray_actor_options=replica_resources(run, config),
         **(sticky_routing() if config.is_sticky else {}),
         graceful_shutdown_wait_loop_s=0.1,

@@ -278,7 +278,7 @@ def test_a_message_that_is_too_large_is_refused(stub, num_bytes):
 
 
 def test_unknown_methods_are_not_implemented(stub):
-    assert refused(stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())[0] == "UNIMPLEMENTED"
+    assert refused(stub.RepositoryModelLoad, service_pb2.RepositoryModelLoadRequest())[0] == "UNIMPLEMENTED"
 
 
 def test_with_a_token_probes_alone_are_open(recommender):
