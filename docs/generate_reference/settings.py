@@ -48,8 +48,8 @@ _PAGES = {
     "config-serving": (
         "Serving settings",
         "Settings of the service. `rayrec serve` takes most of them as options, and larger sections as YAML "
-        "files: admission, `events`, `request_log`, `scaling` and `services`.",
-        ["rayrec.serve.config.serve:ServeConfig"],
+        "files: admission, `events`, `models`, `request_log`, `scaling` and `services`.",
+        ["rayrec.serve.config.serve:ServeConfig", "rayrec.serve.config.models:ModelsFile"],
     ),
     "config-language": (
         "Settings of models",

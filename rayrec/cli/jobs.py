@@ -208,6 +208,8 @@ def _service(
         raise InputError(
             "serve: the queue knows services of whole replicas; leave --actors and --services out"
         )
+    if given["models"] is not None and cpus is None:
+        raise InputError("serve: --models takes the threads of all models; say how many with --cpus")
     most = given.get("max_replicas") or given["replicas"]
     least = given.get("min_replicas") or (1 if given.get("max_replicas") else given["replicas"])
     if least > most:

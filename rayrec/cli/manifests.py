@@ -74,10 +74,14 @@ def manifests_of(entry: JobEntry, config: KubernetesConfig) -> list[Manifest]:
             f"job {entry.id}: a RayService has no certificate of rayrec's; leave out --tls-cert and "
             "--tls-key, and let the cluster's ingress speak TLS"
         )
-    run = str(parsed["run"])
-    run = run if "://" in run else str(where / run)
+
+    def located(run: str) -> str:
+        return run if "://" in run else str(where / run)
+
+    run = located(str(parsed["run"]))
+    models = tuple(each.model_copy(update={"run": located(each.run)}) for each in serve.models)
     # Nobody scales it there, as `rayrec serve` does: it has what it was submitted with.
     fixed = {"min_replicas": None, "max_replicas": None, "num_replicas": entry.job.sizes[0].groups[0].count}
-    served = serve.model_copy(update={**fixed, "host": "0.0.0.0"})
+    served = serve.model_copy(update={**fixed, "host": "0.0.0.0", "models": models})
     values = served.model_dump(mode="json", exclude_defaults=True)
     return service_manifests(entry.job, {"run": run, **values}, config)

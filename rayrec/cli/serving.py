@@ -175,6 +175,13 @@ def serve_command(
         Path | None,
         typer.Option(help="YAML file that says where requests and answers are logged \\[no log]."),
     ] = None,
+    models: Annotated[
+        Path | None,
+        typer.Option(
+            help="YAML file: further models of the same service, each with a name, a run or store and "
+            "settings of its own, and the name of RUN \\[RUN alone, as `recommend`]."
+        ),
+    ] = None,
     services: Annotated[
         Path | None,
         typer.Option(
@@ -187,7 +194,8 @@ def serve_command(
     from rayrec.serve.launch.launch import serve_run
 
     config = serve_config(context.params)
-    check_served(run)
+    for each in (run, *(model.run for model in config.models)):
+        check_served(each)
     if ranker is not None:
         check_run(ranker)
     serve_run(run, config)
@@ -206,6 +214,7 @@ def serve_config(given: Mapping[str, Any]) -> ServeConfig:
     from rayrec.serve.config.admission import OPEN, AdmissionConfig
     from rayrec.serve.config.bearer_token import token_digest
     from rayrec.serve.config.events import EventsConfig, RequestLogConfig
+    from rayrec.serve.config.models import MODEL_NAME, ModelsFile
     from rayrec.serve.config.nearline import NearlineReadConfig
     from rayrec.serve.config.neighbors import neighbors_of
     from rayrec.serve.config.scaling import ScalingConfig
@@ -225,7 +234,8 @@ def serve_config(given: Mapping[str, Any]) -> ServeConfig:
     limits, neighbors, lists = file("admission") or file("access"), file("neighbors"), file("lists")
     data, scaling, nearline = file("data"), file("scaling"), file("nearline")
     events, request_log, services = file("events"), file("request_log"), file("services")
-    warm_start = file("warm_start")
+    warm_start, models = file("warm_start"), file("models")
+    beside = None if models is None else ModelsFile.load(models)
     values = {
         "host": given["host"],
         "port": given["port"],
@@ -262,6 +272,8 @@ def serve_config(given: Mapping[str, Any]) -> ServeConfig:
         "lists": None if lists is None else str(lists.resolve()),
         "warm_start": None if warm_start is None else {"folder": str(warm_start.resolve())},
         "request_log": None if request_log is None else RequestLogConfig.load(request_log),
+        "name": MODEL_NAME if beside is None else beside.name,
+        "models": () if beside is None else beside.models,
         "services": None if services is None else ServicesConfig.load(services),
     }
     return ServeConfig.parse(values, source="rayrec serve")

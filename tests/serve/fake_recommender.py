@@ -173,10 +173,16 @@ def api_of(
     timeout_s: float = 10.0,
     max_batch: int = 1,
     admission: AdmissionConfig = OPEN,
+    **more: Any,
 ) -> FastAPI:
-    """The application, with a thread that computes."""
+    """The application, with a thread that computes.
+
+    Args:
+        more: of `build_api`.
+    """
     costs = BatchCosts({1: 1e-6, max_batch: 1e-6}, WIDTH)
-    return build_api(service, Batcher(service.recommend_all, costs, max_waiting), timeout_s, admission)
+    batcher = Batcher(service.recommend_all, costs, max_waiting)
+    return build_api(service, batcher, timeout_s, admission, **more)
 
 
 class HeldService(RecommendationService):

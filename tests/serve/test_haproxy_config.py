@@ -150,12 +150,13 @@ def test_haproxy_refuses_what_the_replicas_have_no_room_for_and_nothing_else(tmp
             held = [pool.submit(post, "/v1/recommend") for _ in range(MOST)]
             for _ in held:
                 assert Replica.held.acquire(timeout=20)
-            plain = [post(path) for path in ("/v1/recommend", "/v2/models/recommend/infer")]
-            openai = post("/v1/completions")
-            assert [answer.status_code for answer in (*plain, openai)] == [503] * 3
-            assert [answer.headers["Retry-After"] for answer in (*plain, openai)] == ["1"] * 3
-            assert [answer.json() for answer in plain] == [NO_REPLICA] * 2
-            assert openai.json() == NO_REPLICA_OPENAI
+            of_one = ("/v1/recommend", "/v2/models/recommend/infer")
+            plain = [post(path) for path in (*of_one, *(f"/models/books{path}" for path in of_one))]
+            openai = [post(path) for path in ("/v1/completions", "/models/books/v1/completions")]
+            assert [answer.status_code for answer in (*plain, *openai)] == [503] * 6
+            assert [answer.headers["Retry-After"] for answer in (*plain, *openai)] == ["1"] * 6
+            assert [answer.json() for answer in plain] == [NO_REPLICA] * 4
+            assert [answer.json() for answer in openai] == [NO_REPLICA_OPENAI] * 2
             assert post("/v1/events").status_code == 200
             Replica.let.set()
             assert [each.result().status_code for each in held] == [200] * MOST
@@ -416,7 +417,10 @@ def free_port() -> int:
 
 def test_where_no_replica_answers_it_is_said_when_to_come_back_in_the_form_of_the_protocol(tmp_path):
     """With the real one, whose only replica takes no connection, and then one that ends them."""
-    paths = ("/v1/recommend", "/v2/models/recommend/infer", "/v1/completions", "/v1/models")
+    paths = (
+        *("/v1/recommend", "/models/books/v1/recommend"),
+        *("/v1/completions", "/models/books/v1/completions", "/v1/models"),
+    )
     with running_haproxy(tmp_path, MOST, free_port()) as port, httpx.Client(trust_env=False) as client:
         absent = [client.post(f"http://127.0.0.1:{port}{path}", content=b"{}") for path in paths]
     with (
@@ -429,8 +433,8 @@ def test_where_no_replica_answers_it_is_said_when_to_come_back_in_the_form_of_th
         server.shutdown()
 
     for answers in (absent, dying):
-        assert [(answer.status_code, answer.headers["Retry-After"]) for answer in answers] == [(503, "1")] * 4
-        assert [answer.json() for answer in answers] == [NO_REPLICA] * 2 + [NO_REPLICA_OPENAI] * 2
+        assert [(answer.status_code, answer.headers["Retry-After"]) for answer in answers] == [(503, "1")] * 5
+        assert [answer.json() for answer in answers] == [NO_REPLICA] * 2 + [NO_REPLICA_OPENAI] * 3
 
 
 class DyingReplica(Replica):

@@ -14,8 +14,9 @@ from ray.serve._private.http_util import RequestIdMiddleware
 
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.events.request_log import REQUEST_ID
 from rayrec.serve.web.api import MAX_BODY_BYTES
-from rayrec.serve.web.guards import WithoutRequestId
+from rayrec.serve.web.guards import WithoutHeader
 from rayrec.serve.wire.schemas import MAX_HISTORY
 from tests.helpers.examples import examples
 from tests.serve.fake_recommender import FakeRecommender, api_of
@@ -426,7 +427,7 @@ def test_large_answers_are_packed_for_those_that_take_it(client):
 
 def test_an_answer_behind_ray_serve_has_one_request_id():
     api = api_of(RecommendationService(FakeRecommender(), max_k=50))
-    api.add_middleware(WithoutRequestId)
+    api.add_middleware(WithoutHeader, name=REQUEST_ID)
     behind = TestClient(RequestIdMiddleware(api))
     for headers in ({"X-Request-Id": "mine"}, {}):
         answer = behind.post("/v1/recommend", json={"history": ["alien"]}, headers=headers)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,7 @@ from rayrec.serve.events.user_state import UserState
 from rayrec.serve.rpc.messages import SERVICE
 from rayrec.serve.web.api import ANSWERING_ROUTES, build_api
 from rayrec.serve.web.metrics import Meter
+from rayrec.serve.web.models import together
 from rayrec.serve.web.pages import RecentActivity
 from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest
 
@@ -63,6 +65,40 @@ class _Opened:
     build: _Builder
     """Of what answers after it."""
     follower: VersionFollower | None = None
+
+
+def load_models(
+    run: str | Path, config: ServeConfig, meter_of: Callable[[str, str | None], Meter]
+) -> FastAPI:
+    """The application of all models of a service, each as `load_api` makes it.
+
+    Args:
+        run: of the first.
+        meter_of: by a run, and a model's name where there are several.
+
+    Raises:
+        InputError: a model cannot be loaded; names it, where there are several.
+    """
+    if not config.models:
+        return load_api(run, config, meter_of(str(run), None))
+    # What is not there is found before the first takes its time.
+    for each in config.models:
+        with _of_model(each.name):
+            device_of(each.run, config.beside[each.name])
+    first = load_api(run, config, meter_of(str(run), config.name))
+    others = []
+    for each in config.models:
+        with _of_model(each.name):
+            others.append(load_api(each.run, config.beside[each.name], meter_of(each.run, each.name)))
+    return together([first, *others])
+
+
+@contextmanager
+def _of_model(name: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"models: {name}: {error}") from error
 
 
 def load_api(
@@ -89,7 +125,7 @@ def load_api(
         InputError: the run, the version, or that of the ranking stage, cannot be loaded, or its answers are
             not those of a model.
     """
-    torch.set_num_threads(config.threads)
+    _use_threads(config.threads)
     switch_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     compilation = None
@@ -120,7 +156,11 @@ def load_api(
     lists = None
     if keeps_lists(config):
         lists = build.item_lists = first.item_lists = ItemLists(config.lists)
-    request_log = None if config.request_log is None else RequestLog(config.request_log, config.target)
+    request_log = (
+        None
+        if config.request_log is None
+        else RequestLog(config.request_log, config.target, model_name=config.name)
+    )
     first.warm_up()
     first.check_answers()
     if compilation is not None:
@@ -140,6 +180,7 @@ def load_api(
             each.batch(num_requests, seconds)
 
     def compute(requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
+        _use_threads(config.threads)  # of this thread: another model's may have another number
         return service.pinned.recommend_all(requests)
 
     batcher = Batcher(compute, costs, config.max_waiting, on_batch=on_batch)
@@ -172,9 +213,16 @@ def load_api(
         on_close,
         None if follower is None else follower.metrics,
         lists,
+        config.name,
     )
     api.state.has_token = config.token_sha256 is not None
     return api
+
+
+def _use_threads(number: int) -> None:
+    """Let PyTorch have so many in what this thread calls, and threads that begin later."""
+    if torch.get_num_threads() != number:
+        torch.set_num_threads(number)
 
 
 def keeps_lists(config: ServeConfig) -> bool:
@@ -199,6 +247,14 @@ def load_service(run: str | Path, config: ServeConfig, device: str | None) -> Re
         InputError: the run, the version, or that of the ranking stage, cannot be loaded.
     """
     return _open(run, config, device).first
+
+
+def check_models(run: str | Path, config: ServeConfig) -> None:
+    """As `check_service`, of all models of a service."""
+    check_service(run, config)
+    for each in config.models:
+        with _of_model(each.name):
+            check_service(each.run, config.beside[each.name])
 
 
 def check_service(run: str | Path, config: ServeConfig) -> None:
@@ -270,6 +326,7 @@ def _open(
     current = CurrentService(service)
 
     def build_next(version: LoadedVersion) -> RecommendationService:
+        _use_threads(config.threads)
         following = build(version.model, current.pinned)
         if compilation is not None:  # what has a program keeps it, and nobody waits for others
             following.compile(compilation, waits=False)

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from rayrec.models.base.cache_sizes import CacheSizes
-from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.platform.cluster import ClusterConfig
-from rayrec.platform.config import Config
-from rayrec.platform.devices import device_named
-from rayrec.serve.config.admission import AdmissionConfig
-from rayrec.serve.config.compile import CompileConfig
 from rayrec.serve.config.connections import ConnectionsConfig
-from rayrec.serve.config.events import EventsConfig, RequestLogConfig
-from rayrec.serve.config.nearline import NearlineReadConfig
-from rayrec.serve.config.neighbors import NeighborsConfig
+from rayrec.serve.config.models import INHERITED, BesideConfig, ModelSettings
 from rayrec.serve.config.scaling import ScalingConfig
 from rayrec.serve.config.services import ServicesConfig
 from rayrec.serve.config.tls import TlsConfig
-from rayrec.serve.config.warm_start import WarmStartConfig
 
 
-class ServeConfig(Config):
-    """Where the service listens and how it answers."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"access": "admission", "keep_contexts_mib": "prefix_cache_mib"}
+class ServeConfig(ModelSettings):
+    """Where the service listens and how it answers: its first model is the run or store that it is started
+    with."""
 
     host: str = "127.0.0.1"
     """Address to listen on; by default nothing outside this machine reaches the service."""
@@ -47,27 +37,6 @@ class ServeConfig(Config):
     """When replicas are added and taken away."""
     single_process: bool = False
     """Answer in the process that starts the service, without Ray."""
-    threads: int = Field(1, ge=1)
-    """Threads of each replica's model, and the CPUs Ray reserves for it; more help large models only."""
-    max_k: int = Field(1000, ge=1)
-    """Most items a request may ask for."""
-    max_waiting: int = Field(64, ge=1)
-    """Requests a replica holds, those it computes included; it refuses more with status 503. Each counts as
-    one, whatever it asks for: what takes longer is refused by its deadline (`timeout_s`)."""
-    max_batch: int = Field(32, ge=1)
-    """Most requests that a replica computes together; how many pay is measured when it starts."""
-    timeout_s: float = Field(10.0, gt=0)
-    """A request that a replica could not answer in this time is refused with status 503, not computed."""
-    snapshot: str = "best"
-    """Of the run: `best`, `last`, `previous`, or the name of one."""
-    follow_every_s: float = Field(1.0, gt=0)
-    """Published versions are looked for so often."""
-    device: str | None = None
-    """Device to compute on; None takes that of the run."""
-    data: str | None = None
-    """Where the run's data set lies now, if it was moved."""
-    ranking: RankingConfig | None = None
-    """A ranking stage after the model."""
     tls: TlsConfig | None = None
     """Certificate to speak HTTPS with; None: HTTP."""
     token_sha256: str | None = Field(None, pattern="^[0-9a-f]{64}$")
@@ -80,35 +49,10 @@ class ServeConfig(Config):
     other machine reaches it."""
     connections: ConnectionsConfig = ConnectionsConfig()
     """How many there may be, and how long clients may take."""
-    admission: AdmissionConfig = AdmissionConfig()
-    """Which requests are admitted, and what degrades under load before any is refused."""
-    prefix_cache_mib: float | None = Field(None, ge=0)
-    """Prefix-cache size in MiB for returning users (0 = off). Each network keeps what it has read of their
-    histories, and requests with the header `X-User-Id` go to the replica that has their prefix."""
-    prefix_cache_host_mib: float = Field(0.0, ge=0)
-    """What has no room in it is kept in the host's memory, up to so much (0 = not)."""
-    prefix_cache_disk_mib: float = Field(0.0, ge=0)
-    """Then in files, up to so much, of each process, which removes them when it ends (0 = not)."""
-    prefix_cache_folder: str | None = None
-    """Where those files are; None: the folder of temporary files."""
-    compile: CompileConfig | None = None
-    """Batches that are ranked by compiled programs; None: all are ranked eagerly."""
-    events: EventsConfig | None = None
-    """Where events go that are posted; None refuses them."""
-    neighbors: NeighborsConfig | None = None
-    """Items that others met beside those of a history: candidates of the ranking stage, and answers where the
-    model has none."""
-    nearline: NearlineReadConfig | None = None
-    """What was computed of users before they ask; None: everything is computed for each request."""
-    lists: str | None = None
-    """Folder of named lists of items that filters of requests refer to, which replicas share; None: a single
-    process keeps them until it ends."""
-    warm_start: WarmStartConfig | None = None
-    """What a replica leaves to the one that takes its place; None: nothing."""
-    request_log: RequestLogConfig | None = None
-    """Where requests and answers are logged; None: nowhere."""
     target: str | None = None
     """Of services, which one this is; it is in the log of requests. None: the only one."""
+    models: tuple[BesideConfig, ...] = ()
+    """Beside the first one, in the same processes; each answers by its name."""
     services: ServicesConfig | None = None
     """Gateway, features and inference as deployments of their own; None: replicas that do it all."""
     cluster: ClusterConfig = ClusterConfig()
@@ -138,7 +82,30 @@ class ServeConfig(Config):
         if self.services is not None:
             held = self.max_waiting * self.services.sparse.most * self.services.num_asked
             most = -(-held // self.services.gateway.replicas)
-        return min(self.admission.service.concurrency or most, most)
+        own = min(self.admission.service.concurrency or most, most)
+        return own + sum(each.max_in_flight for each in self.beside.values())
+
+    @property
+    def beside(self) -> dict[str, ServeConfig]:
+        """Settings of the models beside the first one, by name: as of a service of each alone.
+
+        Raises:
+            InputError: a model's settings do not fit together, or not to the service's.
+        """
+        alone = {"models", *ModelSettings.model_fields} - set(INHERITED)
+        of_service = {name: getattr(self, name) for name in ServeConfig.model_fields if name not in alone}
+        return {
+            each.name: ServeConfig.parse(
+                of_service | {name: getattr(each, name) for name in each.model_fields_set - {"run"}},
+                source=f"models: {each.name}",
+            )
+            for each in self.models
+        }
+
+    @property
+    def num_threads(self) -> int:
+        """Of all models of a replica."""
+        return self.threads + sum(each.threads for each in self.beside.values())
 
     @property
     def followed_store(self) -> str | None:
@@ -152,6 +119,21 @@ class ServeConfig(Config):
     @property
     def has_prefix_cache(self) -> bool:
         return bool(self.prefix_cache_mib)
+
+    @property
+    def _written_folders(self) -> list[str]:
+        """Which another model, whose ids stand for other items, must not write to."""
+        events = self.events
+        found = [each.folder for each in (self.request_log, self.warm_start) if each is not None]
+        if events is not None:
+            found += [] if events.log is None else [events.log.folder]
+            found += [] if events.store is None or "://" in events.store else [events.store]
+        return found
+
+    @property
+    def is_sticky(self) -> bool:
+        """Whether a user's requests go to one replica, for any of the models."""
+        return self.has_prefix_cache or any(each.has_prefix_cache for each in self.beside.values())
 
     @property
     def context_sizes(self) -> CacheSizes | None:
@@ -188,6 +170,34 @@ class ServeConfig(Config):
                 "grpc_port: the gateway of --services forwards messages of HTTP; leave out --grpc-port, or "
                 "--services"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _models_have_all_of_their_own(self) -> Self:
+        if not self.models:
+            return self
+        names = [self.name, *(each.name for each in self.models)]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"models: two of them are called {twice[0]!r}; give each a name of its own")
+        if self.services is not None:
+            raise ValueError(
+                "models: deployments of --services are those of one model; leave out --models, or --services"
+            )
+        if self.is_scaled:
+            raise ValueError(
+                "models: replicas are added and taken away by the load of one model; leave out --models, or "
+                "--min-replicas and --max-replicas"
+            )
+        for each in self.models:
+            if self.admission.allocate is not None and "admission" not in each.model_fields_set:
+                raise ValueError(
+                    f"models: {each.name} would have the service's admission, and curves of allocate are of "
+                    "one model; give it an admission of its own"
+                )
+        settings: list[ServeConfig] = [self, *self.beside.values()]
+        written = [folder for each in settings for folder in each._written_folders]
+        if shared := [folder for folder in written if written.count(folder) > 1]:
+            raise ValueError(f"models: two of them write to {shared[0]!r}; give each a folder of its own")
         return self
 
     @model_validator(mode="after")
@@ -339,8 +349,3 @@ class ServeConfig(Config):
                 "and what was not; name another one, give it the weight 0, or leave out --request-log"
             )
         return self
-
-    @field_validator("device")
-    @classmethod
-    def _device_is_known(cls, value: str | None) -> str | None:
-        return None if value is None else device_named(value).kind  # which refuses other names

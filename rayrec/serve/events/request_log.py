@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 
 from rayrec.serve.config.events import RequestLogConfig
+from rayrec.serve.config.models import MODEL_NAME
 from rayrec.serve.events.intake import log_metrics
 from rayrec.serve.events.parquet_log import ParquetLog
 from rayrec.serve.wire.schemas import ModelInfo, RecommendAnswer, RecommendRequest
@@ -48,6 +49,7 @@ SCHEMA = pa.schema(
         ("step", pa.int64()),
         ("version", pa.int64()),
         ("latency_ms", pa.float64()),
+        ("model", pa.string()),  # its name in the service
         ("error", pa.string()),  # of a request that has got no answer; null: it has
         *DECIDED.items(),
     ]
@@ -73,12 +75,15 @@ class RequestLog:
         config: RequestLogConfig,
         target: str | None = None,
         clock: Callable[[], float] = time.time,
+        model_name: str = MODEL_NAME,
     ) -> None:
         """
         Args:
             target: that answers, where there are several.
+            model_name: of the model in the service.
         """
         self._share, self._target, self._clock = config.share, target, clock
+        self._model_name = model_name
         self.log = ParquetLog(config.folder, SCHEMA, config.roll_s, config.roll_rows, config.max_queued)
 
     def wants(self, request_id: str) -> bool:
@@ -131,6 +136,7 @@ class RequestLog:
                 "step": answer.model.step,
                 "version": answer.model.version,
                 "latency_ms": 1000 * seconds,
+                "model": self._model_name,
                 "error": None,
                 **(dict.fromkeys(DECIDED) if decided is None else decided),
             }
@@ -161,6 +167,7 @@ class RequestLog:
             "step": model.step,
             "version": model.version,
             "latency_ms": 1000 * seconds,
+            "model": self._model_name,
             "error": f"{type(error).__name__}: {error}"[:MAX_ERROR],
         }
         return {name: known.get(name) for name in SCHEMA.names}

@@ -1,6 +1,6 @@
 """The service in this process, without Ray: for small installations, and for the least time per request.
 
-One process answers, with one model; nothing starts it again when it dies.
+One process answers, with all models; nothing starts it again when it dies.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ import uvicorn
 from fastapi import FastAPI
 
 from rayrec.platform.errors import InputError
-from rayrec.serve.app.loading import load_api
+from rayrec.serve.app.loading import load_models
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.tls import check_tls
 from rayrec.serve.rpc.server import answering_calls
 from rayrec.serve.rpc.service import RpcService
 from rayrec.serve.web.address import check_port, url_of, wait_until_ready
-from rayrec.serve.web.bearer_token import require_token
-from rayrec.serve.web.browsers import keep_pages_out
 from rayrec.serve.web.connections import Connections, allowed_by_files
 from rayrec.serve.web.metrics import PrometheusMeter
+from rayrec.serve.web.models import protect
 
 KEEP_ALIVE_S = 5
 STOP_TIMEOUT_S = 5
@@ -64,7 +63,8 @@ def serving_here(run: str | Path, config: ServeConfig) -> Iterator[str]:
         check_port(config.host, config.grpc_port, "--grpc-port")
     if config.tls is not None:
         check_tls(config.tls)
-    with answering_here(load_api(run, config, PrometheusMeter()), config) as url:
+    api = load_models(run, config, lambda _, name: PrometheusMeter(name))
+    with answering_here(api, config) as url:
         yield url
 
 
@@ -76,8 +76,7 @@ def answering_here(api: FastAPI, config: ServeConfig) -> Iterator[str]:
     Raises:
         RuntimeError: it does not answer.
     """
-    require_token(api, config.token_sha256)
-    keep_pages_out(api, config)
+    protect(api, config)
     connections = Connections(allowed_by_files(config.connections))
     server = _Server(
         config,

@@ -37,6 +37,7 @@ from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import MAIN, DenseConfig, ReplicasConfig, ServicesConfig
 from rayrec.serve.engine.pointer import PointerFollower
+from rayrec.serve.events.request_log import REQUEST_ID
 from rayrec.serve.on_ray.application import QUIET, SPARE_REQUESTS
 from rayrec.serve.on_ray.dense import DensePart, RemoteRanker
 from rayrec.serve.on_ray.features import FeaturesPart, RemoteState
@@ -53,7 +54,7 @@ from rayrec.serve.on_ray.http_messages import (
 from rayrec.serve.on_ray.ray_ingress import by_message, of_session, sticky_routing
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.browsers import keep_pages_out
-from rayrec.serve.web.guards import WithoutRequestId
+from rayrec.serve.web.guards import WithoutHeader
 from rayrec.serve.web.metrics import RayMeter
 
 GATEWAY, FEATURES, SPARSE, DENSE = "gateway", "features", "sparse", "dense"
@@ -81,7 +82,7 @@ class GatewayReplica:
         self._api = build_gateway(gateway, [RayMeter(Path(run).name)])
         require_token(self._api, config.token_sha256)
         keep_pages_out(self._api, config)
-        self._api.add_middleware(WithoutRequestId)
+        self._api.add_middleware(WithoutHeader, name=REQUEST_ID)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

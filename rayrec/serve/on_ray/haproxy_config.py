@@ -101,6 +101,8 @@ REST_MS = 20
 replica has in flight takes it many times as long, so it does not run out of work."""
 HEADERS_S = 10
 """In which the headers of a request have to come."""
+_OF_MODEL = "^/models/[^/]+"
+"""Paths of one of several models begin so, see `web/models.py`."""
 _UNBOUNDED_MS = 1_000_000_000
 _NO_TIME_HEADER = "X-No-Time"
 """As `wire/deadlines.py` has it."""
@@ -213,7 +215,10 @@ def _requests(listen: Listen, has_token: bool, of_one_address: int | None) -> li
     scheme = "http" if listen["certificate"] is None else "https"
     no_routes = "http-request return status 403 content-type application/json string"
     of_routes = "if { path,url_dec -m reg -i ^/+-/+routes/*$ }"
-    of_openai = "if { path /v1/completions } or { path_beg /v1/models } or { path_beg /v1/chat }"
+    of_openai = (
+        "if { path /v1/completions } or { path_beg /v1/models } or { path_beg /v1/chat } "
+        f"or {{ path_reg {_OF_MODEL}/v1/completions$ }}"
+    )
     return [
         bind,
         *_bounds(of_one_address),
@@ -312,6 +317,7 @@ def _refusals(most: int, rest_ms: int) -> list[str]:
         # As `web/guards.py` has them.
         "acl rayrec_computes path /v1/recommend /v1/completions",
         "acl rayrec_computes path_reg ^/v2/models/.*/infer$",
+        f"acl rayrec_computes path_reg {_OF_MODEL}/(v1/recommend|v1/completions|v2/models/.*/infer)$",
         f"http-request set-var(txn.rayrec_most) nbsrv,mul({most})",
         # The request itself counts already.
         "http-request set-var(txn.rayrec_room) be_conn,neg,add(txn.rayrec_most)",
@@ -324,7 +330,7 @@ def _refusals(most: int, rest_ms: int) -> list[str]:
         *(
             f"{refused} '{json.dumps(body)}' {when}{path}"
             for when in (full, late)
-            for body, path in ((NO_REPLICA_OPENAI, " { path /v1/completions }"), (NO_REPLICA, ""))
+            for body, path in ((NO_REPLICA_OPENAI, " { path_end /v1/completions }"), (NO_REPLICA, ""))
         ),
         f"http-response set-var(proc.rayrec_late_ms) var(txn.rayrec_has_ms) {said_late}",
         f"http-response set-var(proc.rayrec_late_until) date({rest_ms},ms) {said_late}",

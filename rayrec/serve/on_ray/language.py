@@ -27,6 +27,7 @@ from rayrec.platform.devices import ray_claim
 from rayrec.serve.admission.limits import RefusedError, ServiceLimitError
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batching import DeadlineError
+from rayrec.serve.events.request_log import REQUEST_ID
 from rayrec.serve.language.api import build_language_api
 from rayrec.serve.language.config import EmbeddedModel, ModelsConfig, RemoteModel
 from rayrec.serve.language.forwarding import ForwardedCall
@@ -38,7 +39,7 @@ from rayrec.serve.on_ray.application import QUIET, SPARE_REQUESTS
 from rayrec.serve.on_ray.language_metrics import RayLanguageMetrics
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.browsers import keep_pages_out
-from rayrec.serve.web.guards import WithoutRequestId
+from rayrec.serve.web.guards import WithoutHeader
 from rayrec.serve.web.metrics import RayMeter
 from rayrec.serve.wire.errors import RequestError
 
@@ -263,7 +264,7 @@ class LanguageGatewayReplica:
         RayLanguageMetrics({other.settings.name: other.measures for other in others}, self._api.state.shared)
         require_token(self._api, config.token_sha256)
         keep_pages_out(self._api, config)
-        self._api.add_middleware(WithoutRequestId)
+        self._api.add_middleware(WithoutHeader, name=REQUEST_ID)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""

@@ -282,7 +282,7 @@ def _fast(config: ServeConfig, haproxy: HAProxy, folder: Path) -> Ingress:
 
 
 def _sticky(config: ServeConfig) -> Mapping[str, str]:
-    return STICKY if config.has_prefix_cache else {}
+    return STICKY if config.is_sticky else {}
 
 
 def _keep_alive(config: ServeConfig) -> dict[str, int]:

@@ -22,7 +22,7 @@ from rayrec.pipelines.cluster.nodes import cluster_folder
 from rayrec.pipelines.cluster.service_limits import APPLICATION, ServiceLimits
 from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
 from rayrec.platform.errors import InputError
-from rayrec.serve.app.loading import check_service
+from rayrec.serve.app.loading import check_models, check_service
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.services import MAIN
 from rayrec.serve.config.tls import check_tls
@@ -244,7 +244,7 @@ def _dashboard_url() -> str:
 
 
 def _cpus(config: ServeConfig) -> float:
-    return config.num_replicas * config.threads if config.services is None else config.services.cpus
+    return config.num_replicas * config.num_threads if config.services is None else config.services.cpus
 
 
 def _claims(run: str, config: ServeConfig) -> list[tuple[dict[str, Any], int]]:
@@ -264,7 +264,7 @@ def _why_not_running() -> str:
 
 def _check_run(run: str, config: ServeConfig) -> None:
     """Check what replicas will load, so that what they cannot is refused in its own words."""
-    check_service(run, config)
+    check_models(run, config)
     if config.services is not None:
         for name, (other, settings) in targets_of(run, config, config.services).items():
             if name != MAIN:

@@ -33,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.request_info import info_of
 from rayrec.serve.config.admission import USER_HEADER
+from rayrec.serve.config.models import MODEL_NAME
 from rayrec.serve.engine.current import Service
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.protocols.rows import answers_of_all
@@ -45,7 +46,7 @@ from rayrec.serve.wire.request_body import (
     json_object,
     unpacked_body,
 )
-from rayrec.serve.wire.schemas import MODEL_NAME, Filter, RecommendAnswer, RecommendedItem, RecommendRequest
+from rayrec.serve.wire.schemas import Filter, RecommendAnswer, RecommendedItem, RecommendRequest
 
 MAX_LOGPROBS = 5
 """As in OpenAI's API."""
@@ -105,10 +106,12 @@ _BODY = {
 }
 
 
-def completions_router(service: Service, admission: AdmissionControl) -> APIRouter:
+def completions_router(
+    service: Service, admission: AdmissionControl, model_name: str = MODEL_NAME
+) -> APIRouter:
     """Routes of OpenAI's API; errors are in its form. For models without semantic IDs, there is no model."""
     router = APIRouter(prefix="/v1", tags=["Completions"])
-    described = {"id": MODEL_NAME, "object": "model", "created": int(time.time()), "owned_by": "rayrec"}
+    described = {"id": model_name, "object": "model", "created": int(time.time()), "owned_by": "rayrec"}
 
     def texts_of(name: str, of: Service) -> ItemTexts:
         if (texts := of.item_texts) is None:
@@ -119,9 +122,9 @@ def completions_router(service: Service, admission: AdmissionControl) -> APIRout
                 param="model",
                 code="model_not_found",
             )
-        if name != MODEL_NAME:
+        if name != model_name:
             raise RequestError(
-                f"there is no model {name!r}; the one here is {MODEL_NAME!r}",
+                f"there is no model {name!r}; the one here is {model_name!r}",
                 404,
                 param="model",
                 code="model_not_found",
@@ -295,7 +298,7 @@ def _completion(
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
         "created": int(time.time()),
-        "model": MODEL_NAME,
+        "model": asked.model,
         "choices": choices,
         "usage": {
             "prompt_tokens": num_read,

@@ -37,9 +37,13 @@ Axes: B rows (users) of a request, T events of the longest history, K items aske
 The configuration of a model and its statistics are those of Triton's extensions of these names: each row
 counts as a request, and what was refused before it was admitted is in the metrics alone.
 
+A service may have several models (`web/models.py`): a message is answered by the one that it names, with the
+limits, the batcher and the counts of that one.
+
 Sources: github.com/kserve/open-inference-protocol, specification/protocol; Triton's extensions
-`binary_tensor_data`, `model_configuration` and `statistics`. Its other ones (repository, shared memory) are
-neither named in the server's metadata nor there.
+`binary_tensor_data`, `model_configuration` and `statistics`, and of `model_repository` the index: models are
+neither loaded nor unloaded by messages, so that one is not named in the server's metadata. Its other ones
+(shared memory) are neither named nor there.
 """
 
 from __future__ import annotations
@@ -56,6 +60,7 @@ from pydantic import ValidationError
 from rayrec import __version__
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.request_info import RequestInfo
+from rayrec.serve.config.models import MODEL_NAME
 from rayrec.serve.engine.batching import DEFAULT_PRIORITY
 from rayrec.serve.engine.current import Service
 from rayrec.serve.engine.inference_statistics import Lasted, Statistics
@@ -64,7 +69,7 @@ from rayrec.serve.protocols.rows import answers_of_all
 from rayrec.serve.protocols.tensor_codec import DTYPES, InferenceCall, NamedTensor
 from rayrec.serve.wire.errors import RequestError, explain
 from rayrec.serve.wire.request_body import LARGE_ITEMS, json_object, strict_json
-from rayrec.serve.wire.schemas import MODEL_NAME, RecommendAnswer, RecommendRequest, fields_of
+from rayrec.serve.wire.schemas import RecommendAnswer, RecommendRequest, fields_of
 
 IDS = ("BYTES", "INT64", "INT32", "UINT64", "UINT32")
 INPUTS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -126,9 +131,12 @@ class Answered:
 
 
 class OpenInference:
-    """Answers calls, whichever way they come; on the event loop of the admission control."""
+    """Answers calls to one model, whichever way they come; on the event loop of the admission control."""
 
-    def __init__(self, service: Service, admission: AdmissionControl) -> None:
+    def __init__(self, service: Service, admission: AdmissionControl, name: str = MODEL_NAME) -> None:
+        self.name = name
+        self.beside: Sequence[OpenInference] = ()
+        """The other models of the service, where this is its first: what is asked of all is answered here."""
         self._service, self._admission = service, admission
 
     def server(self) -> dict[str, Any]:
@@ -145,8 +153,10 @@ class OpenInference:
         Raises:
             RequestError: there is no such model or version (404).
         """
-        if name != MODEL_NAME:
-            raise RequestError(f"there is no model {name!r}; the one here is {MODEL_NAME!r}", 404)
+        if name != self.name:
+            names = ", ".join(each.name for each in (self, *self.beside))
+            here = f"those here are {names}" if self.beside else f"the one here is {names!r}"
+            raise RequestError(f"there is no model {name!r}; {here}", 404)
         if version is None:
             return self._service.pinned if user is None else self._service.pinned_for(user)
         if (found := self._service.version(version)) is None:
@@ -156,12 +166,12 @@ class OpenInference:
 
     def metadata(self, name: str, version: str | None = None) -> dict[str, Any]:
         """Names, datatypes and shapes of inputs and outputs; raises as `asked`."""
-        return model_metadata(self.asked(name, version).model.label)
+        return model_metadata(self.name, self.asked(name, version).model.label)
 
     def config(self, name: str, version: str | None = None) -> dict[str, Any]:
         """What Triton calls the configuration of a model; raises as `asked`."""
         self.asked(name, version)
-        return model_config(self._admission.most_at_once)
+        return model_config(self.name, self._admission.most_at_once)
 
     def statistics(self, name: str = "", version: str | None = None) -> dict[str, Any]:
         """What was computed since the service began, by whatever version; raises as `asked`.
@@ -169,8 +179,18 @@ class OpenInference:
         Args:
             name: of the model; empty: of all.
         """
-        label = self.asked(name or MODEL_NAME, version).model.label
-        return {"model_stats": [model_statistics(label, self._admission.statistics.read())]}
+        if not name:
+            counted = [each.statistics(each.name) for each in (self, *self.beside)]
+            return {"model_stats": [stats for one in counted for stats in one["model_stats"]]}
+        label = self.asked(name, version).model.label
+        return {"model_stats": [model_statistics(name, label, self._admission.statistics.read())]}
+
+    def index(self) -> list[dict[str, str]]:
+        """The models of the service: it answers once all are loaded."""
+        return [
+            {"name": each.name, "version": each.asked(each.name).model.label, "state": "READY", "reason": ""}
+            for each in (self, *self.beside)
+        ]
 
     def understood(self, call: InferenceCall) -> Asked:
         """What a call asks; its size says for how long this takes.
@@ -216,7 +236,7 @@ def _said_of(answers: Sequence[RecommendAnswer]) -> dict[str, str | int]:
     return said
 
 
-def model_config(max_rows: int) -> dict[str, Any]:
+def model_config(model_name: str, max_rows: int) -> dict[str, Any]:
     """What Triton calls the configuration of a model: dimensions are those of one row, and an input with one
     value per row has none.
 
@@ -224,7 +244,7 @@ def model_config(max_rows: int) -> dict[str, Any]:
         max_rows: of a message.
     """
     return {
-        "name": MODEL_NAME,
+        "name": model_name,
         "platform": "rayrec",
         "backend": "rayrec",
         "max_batch_size": max_rows,
@@ -249,7 +269,7 @@ def _config_type(datatype: str) -> str:
     return "TYPE_STRING" if datatype == "BYTES" else f"TYPE_{datatype}"
 
 
-def model_statistics(version: str, counted: Statistics) -> dict[str, Any]:
+def model_statistics(model_name: str, version: str, counted: Statistics) -> dict[str, Any]:
     """As Triton's extension writes them."""
     outcomes = {name: counted.outcomes.get(name, Lasted()) for name in ("success", "fail", "cache_hit")}
     parts = outcomes | {
@@ -260,7 +280,7 @@ def model_statistics(version: str, counted: Statistics) -> dict[str, Any]:
         "cache_miss": Lasted(),
     }
     return {
-        "name": MODEL_NAME,
+        "name": model_name,
         "version": version,
         "last_inference": int(counted.last_at * 1e3),
         "inference_count": counted.computed.count,
@@ -282,10 +302,10 @@ def _lasted(each: Lasted) -> dict[str, int]:
     return {"count": each.count, "ns": int(each.seconds * 1e9)}
 
 
-def model_metadata(version: str) -> dict[str, Any]:
+def model_metadata(model_name: str, version: str) -> dict[str, Any]:
     """What the protocol calls the metadata of a model."""
     return {
-        "name": MODEL_NAME,
+        "name": model_name,
         "versions": [version],
         "platform": "rayrec",
         "inputs": [

@@ -12,7 +12,6 @@ from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.protocols.open_inference import INPUTS, OUTPUTS, Asked, OpenInference
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH, read_call, write_answer
 from rayrec.serve.wire.request_body import LARGE_BYTES, beside_the_loop, unpacked_body
-from rayrec.serve.wire.schemas import MODEL_NAME
 
 _TENSOR = {
     "type": "object",
@@ -106,6 +105,11 @@ def open_inference_router(inference: OpenInference) -> APIRouter:
         """What was computed since this process began, as Triton's extension has it."""
         return inference.statistics()
 
+    @router.post("/repository/index")
+    async def index() -> list[dict[str, str]]:
+        """The models of the service, as Triton's extension has them."""
+        return inference.index()
+
     @router.get("/models/{name}")
     @router.get("/models/{name}/versions/{version}")
     async def model(name: str, version: str | None = None) -> dict[str, Any]:
@@ -145,7 +149,7 @@ def open_inference_router(inference: OpenInference) -> APIRouter:
         asked = await beside_the_loop(len(body) > LARGE_BYTES, read)
         request_id = request_id_of(request.headers.get(REQUEST_ID))
         answered = await inference.answered(pinned, asked, info_of(request), request_id)
-        head: dict[str, Any] = {"model_name": MODEL_NAME, "model_version": answered.version}
+        head: dict[str, Any] = {"model_name": inference.name, "model_version": answered.version}
         if asked.call.call_id is not None:
             head["id"] = asked.call.call_id
         if answered.parameters:

@@ -7,7 +7,7 @@ is in the repository, and the clients' own stubs, which define the same names, c
 each pool of descriptors may define a name once.
 
 Sources: github.com/kserve/open-inference-protocol, specification/protocol/inference_grpc.md, and, for
-`ModelStreamInfer`, `ModelConfig` and `ModelStatistics`, Triton's extensions in
+`ModelStreamInfer`, `ModelConfig`, `ModelStatistics` and `RepositoryIndex`, Triton's extensions in
 github.com/triton-inference-server/common, protobuf/grpc_service.proto and model_config.proto. What is not in
 the table is skipped where it comes; a test compares every number with those of Triton's client.
 """
@@ -160,6 +160,14 @@ SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "batch_stats": (7, "repeated InferBatchStatistics"),
     },
     "ModelStatisticsResponse": {"model_stats": (1, "repeated ModelStatistics")},
+    "RepositoryIndexRequest": {"repository_name": (1, "string"), "ready": (2, "bool")},
+    "RepositoryIndexResponse.ModelIndex": {
+        "name": (1, "string"),
+        "version": (2, "string"),
+        "state": (3, "string"),
+        "reason": (4, "string"),
+    },
+    "RepositoryIndexResponse": {"models": (1, "repeated RepositoryIndexResponse.ModelIndex")},
 }
 """Messages, inner ones before those that have them: number and type of each field."""
 

@@ -1,7 +1,7 @@
 """Methods of the Open Inference Protocol over gRPC: bytes in, bytes out.
 
-    call ─► token? ─► room? ─► message ─► `OpenInference`, as over HTTP ─► answer
-             └ UNAUTHENTICATED  └ UNAVAILABLE, RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED
+    call ─► token? ─► its model ─► room? ─► message ─► `OpenInference`, as over HTTP ─► answer
+             └ UNAUTHENTICATED      └ UNAVAILABLE, RESOURCE_EXHAUSTED, DEADLINE_EXCEEDED
 
 What is behind `OpenInference` is shared with HTTP: limits, deadlines, steps under load, the batcher, the log.
 A call that is cancelled, or whose deadline is over, gives back its places: what waits is not computed.
@@ -19,7 +19,6 @@ from typing import Any
 from fastapi import FastAPI
 
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.limits import CallerLimitError, RefusedError
 from rayrec.serve.config.admission import USER_HEADER
 from rayrec.serve.config.serve import ServeConfig
@@ -32,7 +31,7 @@ from rayrec.serve.rpc.messages import SERVICE, message_class
 from rayrec.serve.rpc.tensors import read_request, written_answer
 from rayrec.serve.web.api import Answering
 from rayrec.serve.web.bearer_token import NO_TOKEN, has_token
-from rayrec.serve.web.metrics import Meter
+from rayrec.serve.web.models import applications_of
 from rayrec.serve.wire.deadlines import HeaderError
 from rayrec.serve.wire.errors import RequestError
 from rayrec.serve.wire.request_body import LARGE_BYTES, MAX_BODY_BYTES, beside_the_loop
@@ -41,49 +40,44 @@ logger = logging.getLogger(__name__)
 
 OPEN_METHODS = ("ServerLive", "ServerReady")
 """Probes, which need no token."""
-METHODS = (
-    *OPEN_METHODS,
-    "ModelReady",
-    "ServerMetadata",
-    "ModelMetadata",
-    "ModelConfig",
-    "ModelStatistics",
-    "ModelInfer",
-)
+_OF_A_MODEL = ("ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "ModelInfer")
+"""Whose messages name one."""
+METHODS = (*OPEN_METHODS, "ServerMetadata", "RepositoryIndex", *_OF_A_MODEL)
 
-Method = Callable[[bytes, Call], Awaitable[Reply]]
+Method = Callable[[bytes, Call, Answering], Awaitable[Reply]]
+Describe = Callable[[Any, OpenInference], dict[str, Any]]
+"""Fields of the response by the request."""
 
 
 class RpcService:
-    """Answers calls of one service; on the event loop of its admission control."""
+    """Answers calls of one service; on the event loop of its admission controls."""
 
     def __init__(
-        self,
-        inference: OpenInference,
-        admission: AdmissionControl,
-        meters: Sequence[Meter] = (),
-        token_digest: str | None = None,
-        only_here: bool = False,
+        self, models: Sequence[Answering], token_digest: str | None = None, only_here: bool = False
     ) -> None:
         """
         Args:
+            models: the first one answers what is asked of the service.
             token_digest: SHA-256 of the token that callers have to send; None: none.
             only_here: refuse calls from other machines, wherever the server listens.
         """
-        self._inference, self._admission, self._meters = inference, admission, meters
+        self._first = models[0]
+        self._models = {each.inference.name: each for each in models}
         self._token_digest, self._only_here = token_digest, only_here
-        self._methods: dict[str, Method] = {
-            "ServerLive": partial(self._described, "ServerLive", lambda asked: {"live": True}),
-            "ServerReady": partial(self._described, "ServerReady", lambda asked: {"ready": True}),
-            "ModelReady": partial(self._described, "ModelReady", self._ready),
-            "ServerMetadata": partial(
-                self._described, "ServerMetadata", lambda asked: self._inference.server()
-            ),
-            "ModelMetadata": partial(self._described, "ModelMetadata", self._metadata),
-            "ModelConfig": partial(self._described, "ModelConfig", self._config),
-            "ModelStatistics": partial(self._described, "ModelStatistics", self._statistics),
-            "ModelInfer": self._infer,
+        described: dict[str, Describe] = {
+            "ServerLive": lambda asked, inference: {"live": True},
+            "ServerReady": lambda asked, inference: {"ready": True},
+            "ServerMetadata": lambda asked, inference: inference.server(),
+            "RepositoryIndex": lambda asked, inference: {"models": inference.index()},
+            "ModelReady": _ready,
+            "ModelMetadata": _metadata,
+            "ModelConfig": _config,
+            "ModelStatistics": _statistics,
         }
+        self._methods: dict[str, Method] = {
+            name: partial(_described, name, describe) for name, describe in described.items()
+        }
+        self._methods["ModelInfer"] = _infer
         assert tuple(self._methods) == METHODS, "each is declared"
 
     @classmethod
@@ -91,10 +85,10 @@ class RpcService:
         """Of what answers over HTTP.
 
         Args:
-            api: of `build_api`.
+            api: of `build_api`, or of `together`.
         """
-        behind: Answering = api.state.answering
-        return cls(behind.inference, behind.admission, behind.meters, config.token_sha256, config.is_loopback)
+        models = [each.state.answering for each in applications_of(api)]
+        return cls(models, config.token_sha256, config.is_loopback)
 
     async def answer(self, method: str, content: bytes, call: Call) -> Reply:
         """What a call gets, errors included.
@@ -103,17 +97,21 @@ class RpcService:
             method: one of `METHODS`.
             content: the serialized message.
         """
-        began, status = time.perf_counter(), 499
+        began, status, model = time.perf_counter(), 499, self._first
         try:
-            reply = await self._answered(method, content, call)
+            reply = self._refusal(method, content, call)
+            if reply is None:
+                model = self._asked(method, content)
+                reply = await self._answered(method, content, call, model)
             status = reply.status
             return reply
         finally:  # also of one that is cancelled
             seconds = time.perf_counter() - began
-            for meter in self._meters:
+            for meter in model.meters:
                 meter.request(f"/{SERVICE}/{method}", status, seconds)
 
-    async def _answered(self, method: str, content: bytes, call: Call) -> Reply:
+    def _refusal(self, method: str, content: bytes, call: Call) -> Reply | None:
+        """What is refused whatever it asks; None: this is not."""
         if self._only_here and not is_loopback(call.address):
             return Reply.failed(403, "this service answers its own machine alone")
         digest = None if method in OPEN_METHODS else self._token_digest
@@ -121,8 +119,22 @@ class RpcService:
             return Reply.failed(401, NO_TOKEN)
         if len(content) > MAX_BODY_BYTES:
             return Reply.failed(413, f"the message is larger than {MAX_BODY_BYTES} bytes; send less")
+        return None
+
+    def _asked(self, method: str, content: bytes) -> Answering:
+        """The model that a message names; the first, which says what is wrong, where there is none."""
+        if len(self._models) == 1 or method not in _OF_A_MODEL:
+            return self._first
         try:
-            return await self._methods[method](content, call)
+            # All of them have its name in the same field, and this one knows little else to look at.
+            name = _parsed("ModelReadyRequest", content).name
+        except RequestError:
+            return self._first
+        return self._models.get(name, self._first)
+
+    async def _answered(self, method: str, content: bytes, call: Call, model: Answering) -> Reply:
+        try:
+            return await self._methods[method](content, call, model)
         except RequestError as error:
             return Reply.failed(error.status, str(error), 1.0 if error.status == 503 else None)
         except (HeaderError, RefusedRequestError) as error:
@@ -142,57 +154,59 @@ class RpcService:
             logger.exception("%s failed, error %s", method, error_id)
             return Reply.failed(500, f"something failed in the service; its log says what under {error_id}")
 
-    async def _described(
-        self, method: str, describe: Callable[[Any], dict[str, Any]], content: bytes, call: Call
-    ) -> Reply:
-        """Answer what is not computed.
 
-        Args:
-            describe: fields of the response by the request.
-        """
-        asked = _parsed(f"{method}Request", content)
-        return Reply(message_class(f"{method}Response")(**describe(asked)).SerializeToString())
+async def _described(method: str, describe: Describe, content: bytes, call: Call, model: Answering) -> Reply:
+    """Answer what is not computed."""
+    asked = _parsed(f"{method}Request", content)
+    fields = describe(asked, model.inference)
+    return Reply(message_class(f"{method}Response")(**fields).SerializeToString())
 
-    def _ready(self, asked: Any) -> dict[str, Any]:
-        try:
-            self._inference.asked(asked.name, asked.version or None)
-        except RequestError:
-            return {"ready": False}
-        return {"ready": True}
 
-    def _metadata(self, asked: Any) -> dict[str, Any]:
-        return self._inference.metadata(asked.name, asked.version or None)
+def _ready(asked: Any, inference: OpenInference) -> dict[str, Any]:
+    try:
+        inference.asked(asked.name, asked.version or None)
+    except RequestError:
+        return {"ready": False}
+    return {"ready": True}
 
-    def _config(self, asked: Any) -> dict[str, Any]:
-        return {"config": self._inference.config(asked.name, asked.version or None)}
 
-    def _statistics(self, asked: Any) -> dict[str, Any]:
-        return self._inference.statistics(asked.name, asked.version or None)
+def _metadata(asked: Any, inference: OpenInference) -> dict[str, Any]:
+    return inference.metadata(asked.name, asked.version or None)
 
-    async def _infer(self, content: bytes, call: Call) -> Reply:
-        info = self._admission.read_headers(call.headers, call.address)
-        if call.left_s is not None:
-            info.expires_at = min(info.expires_at, info.began_at + max(call.left_s, 0.0))
-        self._admission.check_room(info)
-        try:
 
-            def read() -> tuple[Any, Asked]:
-                message, asked = read_request(content)
-                return message, self._inference.understood(asked)
+def _config(asked: Any, inference: OpenInference) -> dict[str, Any]:
+    return {"config": inference.config(asked.name, asked.version or None)}
 
-            message, asked = await beside_the_loop(len(content) > LARGE_BYTES, read)
-            user = call.headers.get(USER_HEADER)
-            pinned = self._inference.asked(message.model_name, message.model_version or None, user)
-            request_id = request_id_of(call.headers.get(REQUEST_ID))
-            answered = await self._inference.answered(pinned, asked, info, request_id)
-        finally:
-            self._admission.here(info)
 
-        def written() -> bytes:
-            return written_answer(message, answered, asked.is_binary).SerializeToString()
+def _statistics(asked: Any, inference: OpenInference) -> dict[str, Any]:
+    return inference.statistics(asked.name, asked.version or None)
 
-        content = await beside_the_loop(answered.is_large, written)
-        return Reply(content, trailing=((REQUEST_ID.lower(), request_id),))
+
+async def _infer(content: bytes, call: Call, model: Answering) -> Reply:
+    inference, admission = model.inference, model.admission
+    info = admission.read_headers(call.headers, call.address)
+    if call.left_s is not None:
+        info.expires_at = min(info.expires_at, info.began_at + max(call.left_s, 0.0))
+    admission.check_room(info)
+    try:
+
+        def read() -> tuple[Any, Asked]:
+            message, asked = read_request(content)
+            return message, inference.understood(asked)
+
+        message, asked = await beside_the_loop(len(content) > LARGE_BYTES, read)
+        user = call.headers.get(USER_HEADER)
+        pinned = inference.asked(message.model_name, message.model_version or None, user)
+        request_id = request_id_of(call.headers.get(REQUEST_ID))
+        answered = await inference.answered(pinned, asked, info, request_id)
+    finally:
+        admission.here(info)
+
+    def written() -> bytes:
+        return written_answer(message, answered, asked.is_binary).SerializeToString()
+
+    content = await beside_the_loop(answered.is_large, written)
+    return Reply(content, trailing=((REQUEST_ID.lower(), request_id),))
 
 
 def _parsed(name: str, content: bytes) -> Any:

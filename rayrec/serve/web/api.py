@@ -26,6 +26,7 @@ from rayrec import __version__
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.request_info import info_of
 from rayrec.serve.config.admission import OPEN, AdmissionConfig
+from rayrec.serve.config.models import MODEL_NAME
 from rayrec.serve.engine.allocation import Allocator
 from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.current import Service
@@ -91,6 +92,7 @@ def build_api(
     on_close: Sequence[Callable[[], None]] = (),
     version_metrics: ReadMetrics | None = None,
     item_lists: ItemLists | None = None,
+    model_name: str = MODEL_NAME,
 ) -> FastAPI:
     """The application that answers for one service.
 
@@ -105,6 +107,7 @@ def build_api(
         on_close: called when the application shuts down, after the logs are closed.
         item_lists: that filters of requests name; None: nobody keeps any.
         version_metrics: of a service that follows versions; metrics and the page show them.
+        model_name: of protocols that name models.
     """
     admission = AdmissionControl(
         admission_config, service, batcher, timeout_s, request_log=request_log, allocator=allocator
@@ -175,10 +178,10 @@ def build_api(
             api.include_router(metrics_router(meter))
         elif isinstance(meter, RecentActivity):
             api.include_router(page_router(service, admission, meter, version_metrics))
-    inference = OpenInference(service, admission)
+    inference = OpenInference(service, admission, model_name)
     api.state.answering = Answering(inference, admission, meters)
     api.include_router(open_inference_router(inference))
-    api.include_router(completions_router(service, admission))
+    api.include_router(completions_router(service, admission, model_name))
     api.include_router(events_router(intake, admit))
     api.include_router(lists_router(item_lists))
     describe(api, ANSWERING_ROUTES)

@@ -23,7 +23,6 @@ from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.limits import CallerLimitError, RefusedError
 from rayrec.serve.admission.request_info import RequestInfo, address_of, attach_info
 from rayrec.serve.engine.batching import DeadlineError, TooManyWaitingError
-from rayrec.serve.events.request_log import REQUEST_ID
 from rayrec.serve.wire.deadlines import NO_TIME_HEADER, HeaderError
 from rayrec.serve.wire.errors import error_response, status_of_bad_request
 
@@ -94,17 +93,16 @@ class RequestGuard:
             await answer(scope, receive, send)
 
 
-class WithoutRequestId:
-    """ASGI middleware: the answer's `X-Request-Id` is left to Ray Serve, which adds the same one."""
+class WithoutHeader:
+    """ASGI middleware: a header of answers does not leave the application."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    def __init__(self, app: ASGIApp, name: str) -> None:
+        self._app, self._name = app, name.lower().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_without(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = REQUEST_ID.lower().encode()
-                kept = [each for each in message["headers"] if each[0].lower() != own]
+                kept = [each for each in message["headers"] if each[0].lower() != self._name]
                 message = {**message, "headers": kept}
             await send(message)
 

@@ -65,7 +65,8 @@
     rayrec_dense_ranks                            processes that a replica of the dense part consists of
 
 One process shows them at /metrics. Of replicas of Ray Serve, a proxy would ask any one: theirs go to Ray's
-own metrics, which say whose they are, with names that begin with `ray_`.
+own metrics, which say whose they are, with names that begin with `ray_`. Where there are several models, all
+of these have a label `model`.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ from typing import Protocol
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -117,7 +118,14 @@ class Meter(Protocol):
 class PrometheusMeter:
     """In a registry of its own: services in one process do not mix."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str | None = None) -> None:
+        """
+        Args:
+            model: whose metrics they are, which a label says; None: of the only one.
+        """
+        self.beside: Sequence[PrometheusMeter] = ()
+        """Of the service's other models, which the page shows, too."""
+        self._labels = {} if model is None else {"model": model}
         self._registry = CollectorRegistry()
         own = self._registry
         self._requests = Counter("rayrec_requests", "Requests answered", ("route", "status"), registry=own)
@@ -144,7 +152,22 @@ class PrometheusMeter:
 
     def page(self) -> bytes:
         """In Prometheus's text format."""
-        return generate_latest(self._registry)
+        return generate_latest(_Labeled([(each._labels, each._registry) for each in (self, *self.beside)]))
+
+
+class _Labeled(Collector):
+    """Metrics of several registries, each with labels of its own; those of one name are one metric."""
+
+    def __init__(self, registries: Sequence[tuple[Mapping[str, str], CollectorRegistry]]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for labels, registry in self._registries:
+            for metric in registry.collect():
+                whole = found.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+                whole.samples += [each._replace(labels={**labels, **each.labels}) for each in metric.samples]
+        yield from found.values()
 
 
 class _Gauges(Collector):
@@ -162,23 +185,25 @@ class _Gauges(Collector):
 class RayMeter:
     """Through Ray's metrics agent, where the dashboard finds them."""
 
-    def __init__(self, run: str, replica: Mapping[str, str] = NO_TAGS) -> None:
+    def __init__(self, run: str, replica: Mapping[str, str] = NO_TAGS, model: str | None = None) -> None:
         """
         Args:
             replica: tags of gauges, by which those of one replica are told from another's.
+            model: its name, where there are several.
         """
         from ray.util import metrics
 
-        self._tags = {"run": run}
-        self._requests = metrics.Counter("rayrec_requests", "Requests answered", ("run", "route", "status"))
+        self._tags = {"run": run} | ({} if model is None else {"model": model})
+        keys = tuple(self._tags)
+        self._requests = metrics.Counter("rayrec_requests", "Requests answered", (*keys, "route", "status"))
         self._request_s = metrics.Histogram(
-            "rayrec_request_seconds", "Time to answer", list(REQUEST_SECONDS), ("run", "route")
+            "rayrec_request_seconds", "Time to answer", list(REQUEST_SECONDS), (*keys, "route")
         )
         self._batch_requests = metrics.Histogram(
-            "rayrec_batch_requests", "Requests computed together", list(BATCH_REQUESTS), ("run",)
+            "rayrec_batch_requests", "Requests computed together", list(BATCH_REQUESTS), keys
         )
         self._batch_s = metrics.Histogram(
-            "rayrec_batch_seconds", "Time to compute a batch", list(REQUEST_SECONDS), ("run",)
+            "rayrec_batch_seconds", "Time to compute a batch", list(REQUEST_SECONDS), keys
         )
         self._gauges = RayMetrics({**self._tags, **replica})
         self._publishing = Publishing()

@@ -22,9 +22,6 @@ from pydantic import (
 from rayrec.pipelines.inference.answers import Mode, Query
 from rayrec.serve.config.admission import StepName
 
-MODEL_NAME = "recommend"
-"""What the model is called by protocols that name models; there is one in a service."""
-
 MAX_HISTORY = 10_000
 """Most items of a request's history: far above what a model reads, far below what would hold up others."""
 

@@ -278,7 +278,7 @@ def test_a_message_that_is_too_large_is_refused(stub, num_bytes):
 
 
 def test_unknown_methods_are_not_implemented(stub):
-    assert refused(stub.RepositoryIndex, service_pb2.RepositoryIndexRequest())[0] == "UNIMPLEMENTED"
+    assert refused(stub.RepositoryModelLoad, service_pb2.RepositoryModelLoadRequest())[0] == "UNIMPLEMENTED"
 
 
 def test_with_a_token_probes_alone_are_open(recommender):
@@ -432,9 +432,8 @@ class Recorded:
         pass
 
 
-def rpc_of(service, **more):
-    behind = api_of(service).state.answering
-    return RpcService(behind.inference, behind.admission, **more)
+def rpc_of(service, meters=(), **more):
+    return RpcService([api_of(service, meters=meters).state.answering], **more)
 
 
 def ask(service, method, message, address="127.0.0.1"):
