@@ -27,11 +27,19 @@ WARM_UPS = 3
 Work = Callable[[], None]
 
 
+class CaptureFailedError(RuntimeError):
+    """Work was not recorded; says what it did first that cannot be."""
+
+
 class Graphs(Protocol):
     """What records."""
 
     def capture(self, work: Work) -> Work:
-        """Record work, and return what repeats it."""
+        """Record work, and return what repeats it.
+
+        Raises:
+            Exception: it does what cannot be recorded; nothing more should be recorded then.
+        """
         ...
 
 
@@ -59,7 +67,12 @@ class DeviceGraphs:
         self._lock = threading.Lock()
 
     def capture(self, work: Work) -> Work:
-        """Record work, and return what repeats it."""
+        """Record work, and return what repeats it.
+
+        Raises:
+            CaptureFailedError: it cannot be recorded. The memory that recordings share may be in use by what
+                was recorded of it, so nothing more is.
+        """
         module = self._module
         with self._lock:
             self._stream.wait_stream(module.current_stream())
@@ -68,8 +81,7 @@ class DeviceGraphs:
                     work()
             module.synchronize()
             graph = self._graph_class()
-            with module.graph(graph, pool=self._pool, stream=self._stream, **self._options):
-                work()
+            self._record(graph, work)
             self._pool = graph.pool()
 
         def replay() -> None:
@@ -80,6 +92,22 @@ class DeviceGraphs:
                 module.current_stream().wait_stream(self._stream)
 
         return replay
+
+    def _record(self, graph: Any, work: Work) -> None:
+        module, first = self._module, list[Exception]()
+        stream = module.current_stream()
+        try:
+            with module.graph(graph, pool=self._pool, stream=self._stream, **self._options):
+                try:
+                    work()
+                except Exception as error:
+                    first.append(error)
+                    raise
+        except Exception as error:
+            # The end of the recording has failed as well, with an error of its own, and left its stream.
+            module.set_stream(stream)
+            original = first[0] if first else error
+            raise CaptureFailedError(f"{type(original).__name__}: {original}") from original
 
 
 def graphs_of(device: torch.device) -> Graphs | None:

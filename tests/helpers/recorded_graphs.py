@@ -8,9 +8,10 @@ read, a number of elements that depends on values, an array that is copied from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -106,18 +107,28 @@ class RecordingGraphs:
 
 @contextmanager
 def _no_copies_from_the_host() -> Iterator[None]:
+    """And none to it: on a CPU, these would pass by the recorder."""
+
     def refuse(*args: Any, **more: Any) -> Any:
         raise NotRecordableError("values are copied from the host")
 
-    names = ("from_numpy", "tensor", "as_tensor")
-    before = {name: getattr(torch, name) for name in names}
-    for name in names:
-        setattr(torch, name, refuse)
-    try:
+    def reads(*args: Any, **more: Any) -> Any:
+        raise NotRecordableError("reads values: they are copied to the host")
+
+    to = Tensor.to
+
+    def moves(tensor: Tensor, *args: Any, **more: Any) -> Tensor:
+        # By name alone: the device itself is a CPU here.
+        return reads() if "cpu" in (*args, more.get("device")) else to(tensor, *args, **more)
+
+    with ExitStack() as stack:
+        for name in ("from_numpy", "tensor", "as_tensor", "asarray"):
+            stack.enter_context(mock.patch.object(torch, name, refuse))
+        stack.enter_context(mock.patch.object(Tensor, "new_tensor", refuse))
+        for name in ("tolist", "numpy", "cpu"):
+            stack.enter_context(mock.patch.object(Tensor, name, reads))
+        stack.enter_context(mock.patch.object(Tensor, "to", moves))
         yield
-    finally:
-        for name, each in before.items():
-            setattr(torch, name, each)
 
 
 class Counting(TorchDispatchMode):

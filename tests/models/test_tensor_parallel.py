@@ -204,6 +204,15 @@ def test_quantized_layers_are_refused(name, layers):
         check_split(model, 2, "runs/a")
 
 
+def test_a_network_of_which_nothing_could_be_compiled_with_its_sums_is_refused():
+    pytest.importorskip("transformers")
+    check_split(model_of("hstu"), 2, "runs/a", fuses=True)
+    check_split(model_of("causal_lm"), 2, "runs/a")
+
+    with pytest.raises(InputError, match=r"^runs/a: dense\.fused_communication .* leave fused_communication"):
+        check_split(model_of("causal_lm"), 2, "runs/a", fuses=True)
+
+
 def test_a_model_without_layers_to_share_is_refused():
     with pytest.raises(InputError, match="Linear has no layers that ranks could share"):
         check_split(torch.nn.Linear(2, 2), 2, "runs/a")

@@ -10,7 +10,7 @@ import torch
 
 from rayrec.platform import devices
 from rayrec.platform.devices import fixed_shapes, values_may_decide
-from rayrec.platform.graphs import WARM_UPS, DeviceGraphs, graphs_of
+from rayrec.platform.graphs import WARM_UPS, CaptureFailedError, DeviceGraphs, graphs_of
 
 
 class Module:
@@ -67,6 +67,39 @@ def test_work_is_warmed_up_recorded_and_replayed_with_one_pool(kind, graph_class
 
     assert module.calls == ["wait", "replay 0", "waited for", "wait", "replay 1", "waited for"]
     assert len(num_runs) == 2 * (WARM_UPS + 1), "no Python runs"
+
+
+def test_what_work_did_wrong_is_said_and_the_stream_is_the_one_before(monkeypatch):
+    class Broken(Module):
+        """As torch's, whose recordings end with an error of their own and leave their stream current."""
+
+        @contextmanager
+        def graph(self, graph, **options):
+            self.calls.clear()
+            try:
+                yield
+            finally:
+                raise RuntimeError("capture was invalidated")
+
+        def current_stream(self):
+            return SimpleNamespace(wait_stream=lambda other: None, name="before")
+
+        def set_stream(self, stream):
+            self.calls.append(stream.name)
+
+    module, num_runs = Broken("CUDAGraph"), []
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+
+    def work():
+        num_runs.append(1)
+        if len(num_runs) > WARM_UPS:
+            raise ValueError("a value was read")
+
+    with pytest.raises(CaptureFailedError, match="ValueError: a value was read") as raised:
+        DeviceGraphs(SimpleNamespace(type="cuda")).capture(work)
+
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert module.calls == ["before"]
 
 
 def test_the_host_has_no_graphs():

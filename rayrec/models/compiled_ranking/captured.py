@@ -92,7 +92,8 @@ def capture(ranking: CompiledRanking, graphs: Graphs, buckets: Sequence[Bucket])
         ranking: of `captured_programs`; it has seen a batch.
 
     Returns:
-        How many were recorded; one that cannot be is ranked eagerly, and said.
+        How many were recorded. When one cannot be, that is said, and it and all after it are ranked eagerly:
+        a recording that has failed may still hold memory that the next one would take.
     """
     programs = ranking.programs
     assert programs.signature is not None, "a batch tells what the inputs are"
@@ -102,8 +103,10 @@ def capture(ranking: CompiledRanking, graphs: Graphs, buckets: Sequence[Bucket])
             run = CapturedRun(ranking.model, programs.signature, bucket, programs.device, graphs)
             programs.add(bucket, run)
         except Exception as error:  # torch has no class of its own for it
-            logger.warning("%s stay with eager ranking, they cannot be recorded: %s", bucket, error)
-            continue
+            logger.warning(
+                "%s cannot be recorded, and it and smaller ones stay with eager ranking: %s", bucket, error
+            )
+            break
         num_recorded += 1
     logger.info("recorded %d shapes in %.1f s", num_recorded, time.monotonic() - started)
     return num_recorded

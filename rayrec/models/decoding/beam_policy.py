@@ -56,11 +56,13 @@ class BeamPolicy:
         return self.widths[min(level, len(self.widths) - 1)]
 
     def within(self, k: int, max_beams: int | None = None) -> BeamPolicy:
-        """A policy that finds k items and otherwise keeps at most `max_beams`, as `beams_for` has it."""
+        """A policy that finds k items and otherwise keeps at most `max_beams`, as `beams_for` has it.
+
+        No level keeps fewer than k: two prefixes may lead to four items, whatever is kept below them. With a
+        margin, fewer than k may be found all the same.
+        """
         widths = self.widths if max_beams is None else tuple(min(each, max_beams) for each in self.widths)
-        if max_beams is not None:  # k items need not be found through fewer prefixes than were wanted
-            widths = tuple(max(few, min(k, each)) for few, each in zip(widths, self.widths, strict=True))
-        return BeamPolicy((*widths[:-1], max(widths[-1], k)), self.margin)
+        return BeamPolicy(tuple(max(each, k) for each in widths), self.margin)
 
     @property
     def beams(self) -> Beams:

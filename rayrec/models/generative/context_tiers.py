@@ -5,10 +5,9 @@
              └──────── get: back to the device, where it is used ──────┘
 
 A context is in one tier at a time, and comes back with the bits that it left with. Tiers that are given no
-bytes are not there; on a host without a device, the first tier is in its memory already. Files are of this
-process alone and go with it: other weights, another version, would have computed other contexts. Moves are
-made while the batch waits, which takes less than reading a history again does wherever a context is worth
-keeping at all.
+bytes are not there; on a host without a device, the first tier is in its memory already. Tiers, and their
+sizes, are of one network: other weights, another version, would have computed other contexts. Its files go
+with it, or, after a kill, when the next one starts. Moves are made while the batch waits.
 
 Axes: P events of a history, G heads, C channels of a head.
 """
@@ -16,11 +15,10 @@ Axes: P events of a history, G heads, C channels of a head.
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
-import weakref
+import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,8 +28,12 @@ from torch import Tensor
 from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import HOST
+from rayrec.platform.held_folders import HeldFolder
 
 logger = logging.getLogger(__name__)
+
+PAUSE_S = 60.0
+"""A tier that could not store a context is given none for so long."""
 
 
 class Kept(NamedTuple):
@@ -56,8 +58,9 @@ class _Entry(NamedTuple):
 class _Tier(ABC):
     """What is kept in one place, least lately used first."""
 
-    def __init__(self, name: str, max_bytes: int) -> None:
-        self.name, self._max_bytes = name, max_bytes
+    def __init__(self, name: str, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name, self._max_bytes, self._clock = name, max_bytes, clock
+        self._paused_until = float("-inf")
         self.entries: OrderedDict[int, _Entry] = OrderedDict()
         """By the hash of the events."""
         self.num_bytes = 0
@@ -76,12 +79,13 @@ class _Tier(ABC):
         Args:
             is_last: nobody takes what leaves.
         """
-        if kept.num_bytes > self._max_bytes:
+        if kept.num_bytes > self._max_bytes or self._clock() < self._paused_until:
             return [(key, kept)]
         try:
             stored = self._stored(key, kept)
         except OSError as error:
-            logger.warning("contexts are not kept on %s: %s", self.name, error)
+            self._paused_until = self._clock() + PAUSE_S
+            logger.warning("for %g s, contexts are not kept on %s: %s", PAUSE_S, self.name, error)
             return [(key, kept)]
         self.entries[key] = _Entry(kept.events_P, kept.num_bytes, stored)
         self.num_bytes += kept.num_bytes
@@ -118,19 +122,20 @@ class _MemoryTier(_Tier):
 
 
 class _DiskTier(_Tier):
-    def __init__(self, max_bytes: int, folder: Path | None) -> None:
+    def __init__(self, max_bytes: int, folder: Path | None, clock: Callable[[], float]) -> None:
         """Raises OSError where there can be no files."""
-        super().__init__("disk", max_bytes)
-        self._folder = Path(tempfile.mkdtemp(prefix="rayrec-contexts-", dir=folder))
-        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        super().__init__("disk", max_bytes, clock)
+        self._folder = HeldFolder("rayrec-contexts-", folder)
 
     def _stored(self, key: int, kept: Kept) -> None:
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
+        path = self._path_of(key)
         try:
-            save_file({"tensors": kept.tensors.contiguous().to(HOST.torch)}, self._path_of(key))
-        except SafetensorError as error:  # which it also is where there is no room
+            save_file({"tensors": kept.tensors.contiguous().to(HOST.torch)}, path)
+        except (OSError, SafetensorError) as error:  # the latter, too, where there is no room
+            path.unlink(missing_ok=True)  # what there was room for
             raise OSError(str(error)) from error
 
     def _read(self, key: int, entry: _Entry) -> Tensor | None:
@@ -149,19 +154,19 @@ class _DiskTier(_Tier):
         self._path_of(key).unlink(missing_ok=True)
 
     def _path_of(self, key: int) -> Path:
-        return self._folder / f"{key:016x}.safetensors"
+        return self._folder.path / f"{key:016x}.safetensors"
 
 
 class ContextTiers:
     """Contexts by the hash of their events. Not thread-safe."""
 
-    def __init__(self, sizes: CacheSizes) -> None:
+    def __init__(self, sizes: CacheSizes, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises OSError where files are wanted and there can be none."""
         self.tiers: list[_Tier] = [_MemoryTier("device", sizes.device, on_host=False)]
         if sizes.host:
             self.tiers.append(_MemoryTier("host", sizes.host, on_host=True))
         if sizes.disk:
-            self.tiers.append(_DiskTier(sizes.disk, sizes.folder))
+            self.tiers.append(_DiskTier(sizes.disk, sizes.folder, clock))
         self.num_reused = dict.fromkeys((tier.name for tier in self.tiers), 0)
         """Events, by the tier that they were found in."""
         self._device: torch.device | None = None

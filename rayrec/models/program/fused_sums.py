@@ -12,7 +12,7 @@ Source: `torch._inductor.config._micro_pipeline_tp`, `torch.distributed._symmetr
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,14 @@ from torch import nn
 
 from rayrec.models.base.tensor_plan import PLAN
 from rayrec.models.program.compiled_parts import COMPILED_METHODS
+
+
+def fused_methods(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """(Layer, name of a method) of what `fuse_sums` compiles."""
+    for layer in model.modules():
+        if hasattr(layer, PLAN):
+            for name in getattr(type(layer), COMPILED_METHODS, ()):
+                yield layer, name
 
 
 def fuse_sums(model: nn.Module, backend: str | Callable[..., Any] = "inductor") -> int:
@@ -38,11 +46,7 @@ def fuse_sums(model: nn.Module, backend: str | Callable[..., Any] = "inductor") 
         warnings.simplefilter("ignore", FutureWarning)
         enable_symm_mem_for_group(group.group_name)
     inductor._micro_pipeline_tp = True
-    count = 0
-    for layer in model.modules():
-        if not hasattr(layer, PLAN):
-            continue
-        for name in getattr(type(layer), COMPILED_METHODS, ()):
-            setattr(layer, name, torch.compile(getattr(layer, name), dynamic=True, backend=backend))
-            count += 1
-    return count
+    methods = list(fused_methods(model))
+    for layer, name in methods:
+        setattr(layer, name, torch.compile(getattr(layer, name), dynamic=True, backend=backend))
+    return len(methods)

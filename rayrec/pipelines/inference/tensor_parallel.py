@@ -11,6 +11,7 @@ from torch import nn
 
 from rayrec.models.generative.language_backbone import LanguageBackbone
 from rayrec.models.language.tensor_parallel import Sharers, TensorParallel, check_divides
+from rayrec.models.program.fused_sums import fused_methods
 from rayrec.models.program.tensor_parallel import check_plans, split_layers
 from rayrec.models.quantization.linear import quantized_layers
 from rayrec.models.sequence.sequence_program import SequenceProgram
@@ -20,11 +21,15 @@ SETTING = "dense.tensor_parallel"
 RANKS = Sharers(SETTING, "ranks", "let tensor_parallel be 1")
 
 
-def check_split(model: nn.Module, num_ranks: int, run: str) -> None:
+def check_split(model: nn.Module, num_ranks: int, run: str, fuses: bool = False) -> None:
     """Check that so many ranks can share the network of a run; its weights need not be there.
 
+    Args:
+        fuses: whether what they compute is to be compiled with its sums (`fused_sums`).
+
     Raises:
-        InputError: heads or widths do not divide, layers are quantized or have adapters, or there is no plan.
+        InputError: heads or widths do not divide, layers are quantized or have adapters, there is no plan, or
+            nothing could be compiled.
     """
     if any(True for _ in quantized_layers(model)):  # first: plans ask layers for what quantized ones lack
         raise InputError(
@@ -40,6 +45,11 @@ def check_split(model: nn.Module, num_ranks: int, run: str) -> None:
         raise InputError(
             f"{run}: {SETTING} is {num_ranks}, and {type(model).__name__} has no layers that ranks could "
             "share; let tensor_parallel be 1"
+        )
+    if fuses and not any(True for _ in fused_methods(model)):
+        raise InputError(
+            f"{run}: dense.fused_communication compiles layers that name what can be compiled, and those of "
+            f"{type(model).__name__} name nothing; leave fused_communication out"
         )
 
 

@@ -275,8 +275,8 @@ def check_service(run: str | Path, config: ServeConfig) -> None:
         ranker = UnloadedRanker.of(model)
         if (sizes := config.context_sizes) is not None:
             use_prefix_cache(ranker, model, replace(sizes, disk=0))  # it says whether there may be one
-        if config.services is not None and (num_ranks := config.services.dense.tensor_parallel) > 1:
-            check_split(ranker.model, num_ranks, model.run)
+        if config.services is not None and (dense := config.services.dense).tensor_parallel > 1:
+            check_split(ranker.model, dense.tensor_parallel, model.run, dense.fused_communication)
         return ranker
 
     opened = _open(run, config, HOST.kind, ranker_of=network_of, loads=False)

@@ -61,7 +61,8 @@ class ModelSettings(Config):
     prefix_cache_host_mib: float = Field(0.0, ge=0)
     """What has no room in it is kept in the host's memory, up to so much (0 = not)."""
     prefix_cache_disk_mib: float = Field(0.0, ge=0)
-    """Then in files, up to so much, of each process, which removes them when it ends (0 = not)."""
+    """Then in files, up to so much, which go with the network (0 = not). Sizes are of each network: a process
+    that holds several versions has as many caches."""
     prefix_cache_folder: str | None = None
     """Where those files are; None: the folder of temporary files."""
     compile: CompileConfig | None = None

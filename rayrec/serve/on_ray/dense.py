@@ -43,15 +43,19 @@ Split = Callable[[SequenceProgram], None]
 class DensePart:
     """Ranks packed batches. Safe to call from several threads."""
 
-    def __init__(self, load: Load, streams: int = 1, split: Split | None = None) -> None:
+    def __init__(
+        self, load: Load, streams: int = 1, split: Split | None = None, check: Split | None = None
+    ) -> None:
         """
         Args:
             streams: batches that are computed at a time.
             split: None: the network is whole here.
+            check: whether it could be split, which is asked before others take part.
         """
-        self._load, self._split = load, split
+        self._load, self._split, self._check = load, split, check
         self._read: dict[int | None, SequenceProgram] = {}
-        """Networks that are whole still, and answer nobody so far."""
+        """The network that was read last: whole still, and nobody's so far. One where another rank failed to
+        read it goes when the next one comes."""
         self._programs: OrderedDict[int | None, SequenceProgram] = OrderedDict()
         self._streams, self._of_thread = threading.Semaphore(streams), threading.local()
         self._loading, self._adding, self._holding = threading.Lock(), threading.Lock(), threading.Lock()
@@ -68,12 +72,18 @@ class DensePart:
         return part
 
     @staticmethod
-    def of(run: str | Path, config: ServeConfig, streams: int = 1, split: Split | None = None) -> DensePart:
+    def of(
+        run: str | Path,
+        config: ServeConfig,
+        streams: int = 1,
+        split: Split | None = None,
+        check: Split | None = None,
+    ) -> DensePart:
         """The same without any network."""
         torch.set_num_threads(config.threads)
         if VersionStore.is_there(run):
-            return DensePart(_VersionLoader(VersionStore(run), config), streams, split)
-        return DensePart(lambda version: _of_run(run, config, version), streams, split)
+            return DensePart(_VersionLoader(VersionStore(run), config), streams, split, check)
+        return DensePart(lambda version: _of_run(run, config, version), streams, split, check)
 
     def beam_width(self) -> int:
         """Of the version that was asked last; 0 of a model that scores every item."""
@@ -97,11 +107,24 @@ class DensePart:
         """Load a version without asking other ranks for anything, so that `hold` takes no time.
 
         Raises:
-            InputError: it cannot be loaded.
+            InputError: it cannot be loaded, or not be split.
         """
         with self._loading:
             if version not in self._read and not self.holds(version):
-                self._read[version] = self._load(version)
+                self._read.clear()  # first: two more networks may not fit
+                self._read[version] = self._loaded(version)
+
+    def _loaded(self, version: int | None) -> SequenceProgram:
+        program = self._load(version)
+        if self._check is not None:
+            self._check(program)
+        return program
+
+    def _taken(self, version: int | None) -> SequenceProgram:
+        """A version that was read, or else is loaded now."""
+        with self._loading:
+            program = self._read.pop(version, None)
+            return self._loaded(version) if program is None else program
 
     def recommend(self, packed: bytes) -> bytes:
         """Best items of a packed `RankBatch`."""
@@ -140,8 +163,7 @@ class DensePart:
         with self._adding:  # batches of versions that are there do not wait for it
             if (program := self._held(version)) is not None:
                 return program
-            self.read(version)
-            program = self._read.pop(version)
+            program = self._taken(version)
             if self._split is not None:
                 self._split(program)
             synchronize(program.device)  # threads have streams of their own, which would not wait for it

@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rayrec.actors.collective import Address
 from rayrec.models.program.fused_sums import fuse_sums
 from rayrec.models.sequence.sequence_program import SequenceProgram
-from rayrec.pipelines.inference.tensor_parallel import split
+from rayrec.pipelines.inference.tensor_parallel import check_split, split
 from rayrec.platform.devices import Device, device_named, ray_claim
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.app.loading import device_of
@@ -73,12 +73,17 @@ def part_of_rank(run: str, config: ServeConfig) -> DensePart:
     services = config.services
     assert services is not None, "as these deployments are of it"
 
+    dense = services.dense
+
+    def check(program: SequenceProgram) -> None:
+        check_split(program.model, dense.tensor_parallel, run, dense.fused_communication)
+
     def take_part(program: SequenceProgram) -> None:
         split(program, run)
-        if services.dense.fused_communication:
+        if dense.fused_communication:
             fuse_sums(program.model)
 
-    return DensePart.of(run, config, split=take_part)
+    return DensePart.of(run, config, split=take_part, check=check)
 
 
 class Gang:

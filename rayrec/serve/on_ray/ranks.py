@@ -7,7 +7,8 @@
 
 All ranks get the same commands in the same order, and hold the same versions. So none waits in a sum that
 another does not take part in. What a batch does wrong (an `InputError`) all of them find; whatever else goes
-wrong in one of them parts their ways, and the ranks are given up as a whole: they start again together.
+wrong in one of them, a version that it alone cannot load included, parts their ways, and the ranks are given
+up as a whole: they start again together.
 
 No Ray in here.
 """
@@ -111,11 +112,27 @@ def follow(commands: Commands, part: Part) -> None:
 
 
 def _do(part: Part, kind: CommandKind, body: bytes, batch: RankBatch | None = None) -> bytes:
+    """
+    Raises:
+        InputError: what a batch does wrong, which all ranks find.
+        RuntimeError: a version that this rank cannot hold.
+    """
     if kind is CommandKind.HOLD:
-        part.hold(int(body) if body else None)
+        _hold(part, int(body) if body else None)
     elif kind is CommandKind.ANSWER:
-        return part.answer(RankBatch.unpacked(body) if batch is None else batch)
+        batch = RankBatch.unpacked(body) if batch is None else batch
+        _hold(part, batch.version)
+        return part.answer(batch)
     return b""
+
+
+def _hold(part: Part, version: int | None) -> None:
+    try:
+        part.hold(version)
+    except (
+        InputError
+    ) as error:  # others have read it as well, and go on to what this rank would be missing in
+        raise RuntimeError(f"a rank cannot hold a version that was read: {error}") from error
 
 
 @dataclass

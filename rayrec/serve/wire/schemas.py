@@ -155,7 +155,8 @@ class RecommendRequest(Asked):
     beams: StrictInt | list[StrictInt] | None = None
     """Prefixes that a generative model keeps on the way to an item: so many after every code, or a list of
     numbers, one per code, the last of which holds for the codes after it. More cost more and find better
-    lists; the last number is at least `k`. What the service has set, if it is not said."""
+    lists; the last number is at least `k`, and earlier ones count as at least `k`, since fewer prefixes may
+    lead to fewer items. What the service has set, if it is not said."""
     beam_margin: Annotated[StrictFloat | StrictInt, Field(gt=0, allow_inf_nan=False)] | None = None
     """Prefixes whose log-probability is more than this below that of the best one are dropped, which saves
     time where the model is sure. Fewer items may come back."""

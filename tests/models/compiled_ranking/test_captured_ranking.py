@@ -95,6 +95,31 @@ def test_a_model_that_reads_a_value_is_not_recorded():
         CapturedRun(Reads(), KINDS["prefix"][2], Bucket(1, LENGTH, BEAMS), CPU, RecordingGraphs())
 
 
+@pytest.mark.parametrize(
+    "works",
+    [
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: x.cpu(),
+        lambda x: x.to("cpu"),
+        lambda x: x.to(device="cpu"),
+        lambda x: x.item(),
+        lambda x: torch.asarray([1.0]),
+        lambda x: torch.tensor([1.0]),
+        lambda x: x.new_tensor([1.0]),
+    ],
+)
+def test_the_stand_in_records_no_copies_from_or_to_the_host(works):
+    x = torch.ones(1)
+    before = [getattr(torch.Tensor, name) for name in ("tolist", "numpy", "cpu", "to", "new_tensor")]
+
+    with pytest.raises(NotRecordableError):
+        RecordingGraphs().capture(lambda: works(x))
+
+    assert [getattr(torch.Tensor, n) for n in ("tolist", "numpy", "cpu", "to", "new_tensor")] == before
+    assert works(x) is not None
+
+
 @pytest.fixture
 def program():
     settings, catalog, signature = KINDS["prefix"]
@@ -143,10 +168,15 @@ def test_rows_with_a_policy_are_ranked_eagerly(program):
 
 def test_a_bucket_that_cannot_be_recorded_is_said_and_ranked_eagerly(program, caplog):
     class Broken:
+        num_tried = 0
+
         def capture(self, work):
+            self.num_tried += 1
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    assert frozen(program, Broken(), [Bucket(1, LENGTH, BEAMS)]) == 0
+    broken = Broken()
+    assert frozen(program, broken, [Bucket(1, LENGTH, BEAMS), Bucket(2, LENGTH, BEAMS)]) == 0
+    assert broken.num_tried == 1, "nothing more goes to memory that a failed recording may hold"
 
     assert "not permitted when stream is capturing" in caplog.text
     assert program.recommend(asked([[1, 2]])[1], {}, 3, None).items_BK.shape == (1, 3)

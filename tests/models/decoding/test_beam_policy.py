@@ -150,9 +150,25 @@ def test_a_budget_narrows_a_policy_and_leaves_it_wide_enough_for_the_items():
     assert schedule.within(10) == schedule
     assert schedule.within(10, 30) == BeamPolicy((30, 30, 20), 2.0)
     assert schedule.within(10, 4) == BeamPolicy((10, 10, 10), 2.0)
-    assert schedule.within(60, 4) == BeamPolicy((60, 50, 60), 2.0)
+    assert schedule.within(60, 4) == BeamPolicy((60, 60, 60), 2.0)
     assert BeamPolicy((64,)).within(10, 20).beams == 20
     assert BeamPolicy((64, 64)).beams == 64
+
+
+def test_a_schedule_that_begins_narrow_finds_as_many_items_as_are_asked_for():
+    """Two items below each first code: two first codes alone would lead to four."""
+    codes_IL = np.array([[code, digit] for code in range(6) for digit in range(2)])
+
+    def step(depth, codes_BWd, parent_BW):
+        return torch.zeros(1, codes_BWd.shape[1], 2 if depth else 6)
+
+    def num_found(policy):
+        found = beam_search(ItemDistribution(step, CodeTrie.from_codes(codes_IL), 1), 10, [policy])
+        return found.num_valid_B.tolist()
+
+    schedule = BeamPolicy((2, 10))
+    assert num_found(schedule) == [4]
+    assert num_found(schedule.within(10)) == [10]
 
 
 @pytest.mark.parametrize(

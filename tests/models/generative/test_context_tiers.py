@@ -4,9 +4,11 @@ import logging
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from rayrec.models.base.cache_sizes import CacheSizes
+from rayrec.models.generative import context_tiers
 from rayrec.models.generative.context_tiers import ContextTiers, Kept
 
 
@@ -84,14 +86,28 @@ def test_a_damaged_file_is_a_context_less(tmp_path, caplog):
     assert "a kept context is lost" in caplog.text
 
 
-def test_a_disk_that_takes_nothing_is_said_and_nothing_is_kept_there(tmp_path, caplog, monkeypatch):
-    tiers = tiers_of(tmp_path, device=0, host=0)
-    (folder,) = tmp_path.iterdir()
-    folder.rmdir()
+def test_a_disk_that_takes_nothing_is_said_once_and_left_alone_for_a_while(tmp_path, caplog, monkeypatch):
+    now, tried, save_file = [0.0], [], safetensors.torch.save_file
+
+    def fill(tensors, path):
+        tried.append(path)
+        path.write_bytes(b"what there was room for")
+        raise safetensors.SafetensorError("No space left on device")
+
+    tiers = ContextTiers(CacheSizes(0, disk=144, folder=tmp_path), clock=lambda: now[0])
+    monkeypatch.setattr(safetensors.torch, "save_file", fill)
     with caplog.at_level(logging.WARNING):
-        tiers.put(1, kept(1))
-    assert 1 not in tiers
-    assert "contexts are not kept on disk" in caplog.text
+        for number in range(3):
+            tiers.put(number, kept(number))
+    assert not any(number in tiers for number in range(3))
+    assert len(tried) == 1
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert caplog.text.count("contexts are not kept on disk: No space left") == 1
+
+    monkeypatch.setattr(safetensors.torch, "save_file", save_file)
+    now[0] = context_tiers.PAUSE_S
+    tiers.put(4, kept(4))
+    assert 4 in tiers
 
 
 def test_files_go_with_the_cache(tmp_path):

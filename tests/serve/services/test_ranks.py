@@ -135,6 +135,55 @@ def test_whatever_else_goes_wrong_gives_the_ranks_up_and_is_told_as_a_service_th
         two.first.check()
 
 
+def test_a_rank_that_alone_cannot_load_a_version_is_lost_instead_of_left_behind():
+    two = Two()
+
+    def load(version):
+        raise InputError("no room on the disk of this rank")
+
+    two.parts[1]._load, two.parts[1]._read = load, {}
+    two.parts[1].read = lambda version: None
+    two.first.hold(1)
+
+    (error,) = two.end()
+    assert isinstance(error, RuntimeError)
+    assert "no room on the disk of this rank" in str(error)
+
+
+def test_a_first_rank_that_alone_cannot_load_a_version_gives_the_ranks_up():
+    two = Two()
+
+    def split(program):
+        raise InputError("the split network computes something else")
+
+    two.parts[0]._split = split
+    with pytest.raises(UnavailableError, match="computes something else"):
+        two.first.hold(1)
+    with pytest.raises(UnavailableError):
+        two.first.check()
+
+
+def test_a_network_that_nobody_came_to_hold_goes_when_the_next_one_is_read():
+    part = DensePart(lambda version: FakeProgram())
+    for version in (1, 2, 3):
+        part.read(version)
+
+    assert list(part._read) == [3]
+    part.hold(3)
+    assert part._read == {}
+
+
+def test_a_network_that_could_not_be_split_is_refused_when_it_is_read():
+    def refuse(program):
+        raise InputError("heads do not divide")
+
+    part = DensePart(lambda version: FakeProgram(), split=lambda program: None, check=refuse)
+
+    with pytest.raises(InputError, match="heads do not divide"):
+        part.read(1)
+    assert part._read == {}
+
+
 def test_who_waits_when_a_rank_is_lost_is_told_at_once():
     two, is_computing, goes_on = Two(), threading.Event(), threading.Event()
 
