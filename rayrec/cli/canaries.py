@@ -179,6 +179,7 @@ def _last(store: str) -> tuple[Canaries, Canary]:
 
 def _running(store: str) -> tuple[Canaries, Canary]:
     canaries, canary = _last(store)
+    canaries.settle()
     if (end := canaries.end(canary)) is not None:
         raise InputError(
             f"{store}: the canary, version {canary.version}, is {end.state} already: {end.reason}"

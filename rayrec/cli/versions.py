@@ -67,12 +67,18 @@ def publish_command(
     canaries, settings = Canaries(versions), None
     if canary is not None:
         settings = CanarySettings.parse({"share": canary}, source="--canary")
-        # Held before it is published, or it would answer everybody meanwhile.
-        was_held = canaries.hold_baseline()
+        canaries.check_start()
     publisher = Publisher(
         folder, versions, min_overlap=min_overlap, other_catalog=other_catalog, rows=rows.value
     )
-    version = publisher.publish(read_snapshot(folder.chosen_snapshot(snapshot)))
+    chosen = read_snapshot(folder.chosen_snapshot(snapshot))
+    if settings is None:
+        version = publisher.publish(chosen)
+    else:
+        # Held before it is published, or it would answer everybody meanwhile.
+        with canaries.baseline_held() as was_held:
+            version = publisher.publish(chosen)
+            canaries.start(version.number, settings, was_held)
     versions.keep_newest(keep)
     size = human_size(sum(bundle.num_bytes for bundle in version.bundles))
     of_rows = f", {human_size(version.row_bytes)} of it rows as {rows.value}" if version.segments else ""
@@ -84,7 +90,6 @@ def publish_command(
     pointer = versions.current()
     assert pointer is not None
     if settings is not None:
-        canaries.start(version.number, settings, was_held)
         out.print(
             f"It is a canary for {canary:.3g} of the users, beside version {pointer.version}, which is held"
         )

@@ -39,6 +39,14 @@ def test_a_version_is_published_as_a_canary_shown_and_promoted(run, tmp_path):
     assert answer("canary", "status", store)["state"] == "promoted"
 
 
+@pytest.mark.parametrize("refusal", [("--min-overlap", 1), ("--snapshot", "none")])
+def test_a_version_that_is_not_published_leaves_nothing_held(run, store, refusal, monkeypatch):
+    monkeypatch.setattr("rayrec.pipelines.versions.publisher.overlap", lambda probes, before: 0.5)
+    refused("publish", run, store, "--canary", 0.1, *refusal)
+    listed = answer("versions", store)
+    assert (listed["serving"], listed["is_held"], len(listed["versions"])) == (1, False, 1)
+
+
 def test_one_is_started_of_what_is_there_and_stopped(run, store, tmp_path):
     answer("publish", run, store)
     assert "version 2 serves already" in refused("canary", "start", store)

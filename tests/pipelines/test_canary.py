@@ -200,6 +200,71 @@ def test_one_that_is_taken_back_leaves_the_version_before_and_the_first_word_cou
     assert (store.current().version, store.current().is_held) == (2, False)  # as it was before
 
 
+class CutOffStore(VersionStore):
+    """Stops answering when the pointer is to be moved."""
+
+    def point_to(self, number, is_held):
+        if not is_held:
+            raise OSError("cut off")
+        super().point_to(number, is_held)
+
+
+@pytest.mark.parametrize("url", ["folder", "memory"])
+def test_an_end_that_had_no_effect_has_it_at_the_next_look_and_once(run, tmp_path, url):
+    url = str(tmp_path / "store") if url == "folder" else f"memory://{tmp_path.name}-ends"
+    store = VersionStore(url)
+    publish(run, store)
+    canaries = Canaries(store)
+    was_held = canaries.hold_baseline()
+    publish(run, store)
+    canary = canaries.start(2, SETTINGS, was_held)
+    with pytest.raises(OSError, match="cut off"):
+        Canaries(CutOffStore(url)).finish(canary, "promoted", "passed")
+    assert (canaries.running(), store.current().version) == (None, 1)
+    canaries.settle()
+    assert (store.current().version, store.current().is_held) == (2, False)
+    store.point_to(1, is_held=True)  # somebody goes back, and means it
+    Canaries(store).settle()
+    assert (store.current().version, store.current().is_held) == (1, True)
+
+
+def test_an_end_without_effect_has_it_before_another_canary_starts(run, store):
+    publish(run, store)
+    canaries = Canaries(store)
+    was_held = canaries.hold_baseline()
+    publish(run, store)
+    canary = canaries.start(2, SETTINGS, was_held)
+    with pytest.raises(OSError, match="cut off"):
+        Canaries(CutOffStore(store.url)).finish(canary, "promoted", "passed")
+    with pytest.raises(InputError, match="version 2 serves already"):
+        Canaries(store).start(2, SETTINGS)
+
+
+def test_one_that_another_has_followed_is_not_promoted_by_a_replica_that_comes_late(run, store):
+    publish(run, store)
+    canaries = Canaries(store)
+    was_held = canaries.hold_baseline()
+    publish(run, store, 2)
+    late = canaries.start(2, SETTINGS, was_held)
+    canaries.finish(late, "stopped", "enough")
+    other = canaries.start(3, SETTINGS)
+    end = canaries.finish(late, "promoted", "passed")
+    assert (end.state, end.reason) == ("stopped", "another canary was started since")
+    assert (canaries.running(), canaries.end(late)) == (other, None)
+    assert (store.current().version, store.current().is_held) == (1, True)
+
+
+@pytest.mark.parametrize("was_held", [False, True])
+def test_what_fails_before_a_canary_starts_leaves_the_baseline_as_it_was(run, store, was_held):
+    publish(run, store)
+    store.point_to(1, is_held=was_held)
+    canaries = Canaries(store)
+    with pytest.raises(KeyboardInterrupt), canaries.baseline_held():
+        assert store.current().is_held
+        raise KeyboardInterrupt
+    assert (store.current().version, store.current().is_held) == (1, was_held)
+
+
 def test_the_counts_of_all_replicas_are_judged_together(run, store):
     publish(run, store)
     canaries = Canaries(store)

@@ -5,9 +5,11 @@
                                     ├ worse ─────► canary/ID/end.json: returned, with the reason
                                     └ no worse ──► canary/ID/end.json: promoted ─► the pointer moves
 
-All is in the store, so replicas need not know each other. Each of them judges all counts by the same rule;
-the first to write the end has the last word. While a canary runs, the version that serves is held: the one
-that it is compared with must not change.
+All is in the store, so replicas need not know each other. Each of them judges all counts by the same rule.
+The first to write the end has the last word in a folder; of two that write at once to an object store, the last
+one. So the end is read back before the pointer moves, and an end without its effect is completed by whoever
+looks next. While a canary runs, the version that serves is held: the one that it is compared with must not
+change.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
@@ -274,6 +277,8 @@ class Canaries:
             clock: UNIX seconds.
         """
         self._store, self._clock = store, clock
+        self._settled: str | None = None
+        """The canary whose end is known to have had its effect."""
 
     @property
     def serving(self) -> int | None:
@@ -311,6 +316,19 @@ class Canaries:
         assert pointer is not None, "there is a baseline"
         self._store.point_to(baseline, is_held=True)
         return pointer.is_held
+
+    @contextmanager
+    def baseline_held(self) -> Iterator[bool]:
+        """Hold the version that serves, as `hold_baseline`, for a block that starts a canary. When the block
+        fails before, the version is let go, so that it does not stay held for nothing."""
+        was_held = self.hold_baseline()
+        held = self.serving
+        try:
+            yield was_held
+        except BaseException:
+            if held is not None and not was_held and self.running() is None:
+                self._store.point_to(held, is_held=False)
+            raise
 
     def start(self, version: int, settings: CanarySettings, was_held: bool | None = None) -> Canary:
         """Give a version its share, and hold the one that serves.
@@ -350,6 +368,7 @@ class Canaries:
         Raises:
             InputError: none serves, or another canary runs.
         """
+        self.settle()
         pointer = self._store.current()
         if pointer is None:
             raise InputError(
@@ -365,18 +384,43 @@ class Canaries:
 
     def finish(self, canary: Canary, state: EndState, reason: str) -> CanaryEnd:
         """End a canary, and let the one serve that is to; returns how it ended, which somebody else may have
-        said before."""
+        said before. One that another has followed is over, and nothing is done."""
+        if not self._is_last(canary):
+            return CanaryEnd(state="stopped", reason="another canary was started since", at=self._clock())
         mine = CanaryEnd(state=state, reason=reason, at=self._clock())
         self._store.write_new(_end_of(canary), mine.model_dump_json().encode())
-        end = self.end(canary) or mine
+        self.settle()
+        return self.end(canary) or mine
+
+    def settle(self) -> None:
+        """Let the end of the last canary have its effect, unless it has had it: whoever wrote the end may have
+        been killed, or cut off from the store, before it moved the pointer.
+
+        Raises:
+            InputError: a file of the canary is damaged.
+        """
+        canary = self.last()
+        if canary is None or canary.id == self._settled or (end := self.end(canary)) is None:
+            return
+        name = f"{FOLDER}/{canary.id}/{_SETTLED}"
+        # Once: whoever goes back to the baseline later means it.
+        if self._store.read(name) is None:
+            self._move_pointer(canary, end)
+            self._store.write(name, b"{}\n")
+        self._settled = canary.id
+
+    def _move_pointer(self, canary: Canary, end: CanaryEnd) -> None:
         pointer = self._store.current()
         if pointer is None or pointer.version != canary.baseline or not pointer.is_held:
-            return end  # somebody has moved it since
+            return  # somebody has moved it since
         if end.state == "promoted":
             self._store.point_to(canary.version, is_held=False)
         elif not canary.was_held and self._store.numbers()[-1] == canary.baseline:
             self._store.point_to(canary.baseline, is_held=False)
-        return end
+
+    def _is_last(self, canary: Canary) -> bool:
+        last = self.last()
+        return last is not None and last.id == canary.id
 
     def report(self, canary: Canary, replica: str, counts: CanaryCounts) -> None:
         """Write down what a replica has counted so far."""
@@ -407,7 +451,7 @@ class Canaries:
         return judged(self.counts(canary), canary.settings, ran_s, self.evaluation(canary))
 
 
-_REPORT, _OFFLINE = "counts-", "offline.json"
+_REPORT, _OFFLINE, _SETTLED = "counts-", "offline.json", "settled.json"
 
 
 def _end_of(canary: Canary) -> str:

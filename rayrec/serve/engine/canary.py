@@ -94,8 +94,11 @@ class CanaryFollower:
             InputError: a file of the canary is damaged.
             OSError: the store does not answer.
         """
-        canary = self._canaries.running()
-        if self._running is not None and (canary is None or canary.id != self._running.canary.id):
+        self._canaries.settle()
+        canary, running = self._canaries.running(), self._running
+        if running is not None and (canary is None or canary.id != running.canary.id):
+            if self._is_about_to_serve(running.canary, serving):
+                return  # its users keep it until it answers everybody, after the next look
             self._end()
         if canary is None:
             return
@@ -111,6 +114,9 @@ class CanaryFollower:
             self._start(canary)
         elif not 0 <= self._clock() - self._reported_at < REPORT_EVERY_S:
             self._report(self._running)
+
+    def _is_about_to_serve(self, canary: Canary, serving: int) -> bool:
+        return serving != canary.version and self._canaries.serving == canary.version
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""
@@ -151,11 +157,10 @@ class CanaryFollower:
         verdict = self._canaries.verdict(canary)
         if verdict.state == "worse":
             self._canaries.finish(canary, "returned", verdict.reason)
+            self._end()
         elif verdict.state == "passed" and canary.settings.promotes:
+            # It ends here when this replica has gone to it: until then its users keep it.
             self._canaries.finish(canary, "promoted", verdict.reason)
-        else:
-            return
-        self._end()
 
     def _end(self) -> None:
         assert self._running is not None, "the caller looks"
