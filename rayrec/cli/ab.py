@@ -44,15 +44,20 @@ def ab_command(
     window: Annotated[
         float, typer.Option(min=1, help="Seconds after a request, in which its user's events count.")
     ] = 3600,
+    share: Annotated[
+        float,
+        typer.Option(min=0.001, max=0.999, help="Of the users of both, that the variant was to get."),
+    ] = 0.5,
     resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples of users.")] = 999,
     seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
 ) -> Answer:
     """Compare two variants by a service's log: errors, latency and outcomes, with intervals over users."""
-    from rayrec.pipelines.metrics.ab_test import compared
+    from rayrec.pipelines.metrics.ab_test import compared, sample_ratio
     from rayrec.serve.events.ab_log import read_ab_log
 
     log = read_ab_log(requests, None if by is None else by.value, baseline, variant, events, window)
     found = compared(*log.rows, log.num_users, resamples, seed)
+    ratio = sample_ratio(*log.num_began, share)
     table = Table("", f"{log.by} {log.baseline}", f"{log.by} {log.variant}", "difference")
     for column in table.columns[1:]:
         column.justify = "right"
@@ -70,6 +75,12 @@ def ab_command(
         console.print(f"{log.num_left_out:,} requests before and after it are left out")
     if log.num_shared_users:
         console.print(f"{log.num_shared_users:,} of {log.num_users:,} users have seen both")
+    if ratio.is_off:
+        console.print(
+            f"[bold]warning:[/bold] {log.variant} got {ratio.found:.1%} of the users, and "
+            f"{ratio.expected:.1%} were expected (p = {ratio.p_value:.1g}): name the share that it was to "
+            "get (--share), or find what keeps users from one of the two before you trust a difference"
+        )
     return {
         "by": log.by,
         "baseline": log.baseline,
@@ -78,6 +89,12 @@ def ab_command(
         "users": dict(zip((log.baseline, log.variant), num_users, strict=True)),
         "left_out": log.num_left_out,
         "shared_users": log.num_shared_users,
+        "sample_ratio": {
+            "expected": ratio.expected,
+            "found": ratio.found,
+            "p_value": ratio.p_value,
+            "is_off": ratio.is_off,
+        },
         "metrics": {
             name: {
                 "baseline": _plain(each.baseline),
@@ -92,6 +109,8 @@ def ab_command(
 def _said(estimate: Estimate) -> str:
     if math.isnan(estimate.value):
         return "-"
+    if math.isnan(estimate.low):
+        return f"{estimate.value:.4g} (-)"
     return f"{estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g})"
 
 

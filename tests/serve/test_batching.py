@@ -288,6 +288,29 @@ def test_an_error_of_the_computation_is_that_of_all_and_the_next_are_computed():
     batcher.close()
 
 
+@pytest.mark.parametrize(
+    ("costs", "follows", "full_batches", "queue_wait_s"),
+    [
+        ({1: 1.0, 2: 1.2}, False, 1 / 3, 0.75),  # of first, ab and c
+        ({1: 1.0, 2: 1.2}, True, 0.0, 0.5),  # one message, which no other one waits for
+        ({1: 1.0}, False, 0.0, 0.75),  # batches do not pay: no size is full
+    ],
+)
+def test_the_load_is_of_batches_that_leave_others_waiting(
+    device, start, costs, follows, full_batches, queue_wait_s
+):
+    batcher = start(costs)
+    waiting = [batcher.submit("a")] + [batcher.submit(name, follows=follows) for name in "bc"]
+    device.now = 1.0
+    device.free(4)
+    results(waiting)
+    batcher.close()
+    load = batcher.load
+    assert load.full_batches == pytest.approx(full_batches)
+    assert load.queue_wait_s == pytest.approx(queue_wait_s)
+    assert load.work == pytest.approx(4 * BatchCosts(costs).least_s)
+
+
 def test_a_meter_that_fails_keeps_no_answer_back():
     def fail(num_requests: int, seconds: float) -> None:
         raise RuntimeError("no meter")

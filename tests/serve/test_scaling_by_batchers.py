@@ -101,6 +101,52 @@ def test_the_batchers_decide_unless_something_else_is_named():
     assert (wish.needed, wish.why) == (4.0, "work")
 
 
+def test_a_trickle_adds_no_replicas_whatever_waits():
+    trickle = BatcherLoad(0.001, 0.5, 1.0, 0.0)
+    wish = Wish(Bounds(1, 16), ScalingConfig(average_s=0, batcher=TARGETS, lower_after_s=60), 4)
+    seen = [wish.observe(at, load_of(*[trickle] * wish.replicas), wish.replicas) for at in range(0, 600, 5)]
+    assert sorted(seen, reverse=True) == seen
+    assert seen[-1] == 1
+
+
+class WaitingByNumber:
+    """A service in which requests wait though there is little work: with one replica at a third of it, and
+    with two at all of it."""
+
+    def __init__(self, **settings):
+        self.now, self.num_waits = 0, 0
+        settings = {"average_s": 0, "batcher": TARGETS, "lower_after_s": 60, **settings}
+        self.wish = Wish(Bounds(1, 16), ScalingConfig(**settings), 1)
+
+    def run(self, work, seconds):
+        """Numbers of replicas."""
+        seen = []
+        for _ in range(0, seconds, 5):
+            self.now += 5
+            num = self.wish.replicas
+            waits = num <= (2 if work > 0.8 else 1)
+            self.num_waits += waits
+            each = BatcherLoad(work / num, 0.25 if waits else 0.0, 0.0, 0.0)
+            seen.append(self.wish.observe(self.now, load_of(*[each] * num), num))
+        return seen
+
+
+def test_replicas_that_were_added_for_waiting_stay_while_like_work_comes():
+    service = WaitingByNumber()
+    assert set(service.run(0.9, 900)[30:]) == {3}  # work alone needs two
+    assert service.run(0.86, 300) == [3] * 60
+    assert service.run(0.3, 400)[-1] == 2  # which work alone would do with one of
+    num_waits = service.num_waits
+    assert min(service.run(0.9, 60)) >= 3
+    assert service.run(0.3, 400)[-1] == 2
+    assert service.num_waits <= num_waits + 1  # before the work was seen to be back
+
+
+def test_replicas_that_were_added_for_waiting_are_tried_without_when_it_is_long_ago():
+    service = WaitingByNumber(lower_after_s=10)
+    assert service.run(0.9, 1100)[30:].count(2) == 3  # once in 240 s, and what it takes to see it
+
+
 def scaled_of(scaling):
     return scaled_deployments(ServeConfig.parse({"max_replicas": 4, "scaling": scaling}))["recommend"]
 
@@ -186,7 +232,8 @@ class Replicas:
             waited = [now - came for came in taken]
             self.waits += [(now, wait) for wait in waited]
             self._free_at[each] = now + self._costs.of(size)
-            self._windows[each].computed(waited, size >= self._costs.full_size)
+            is_full = 1 < self._costs.full_size <= size and bool(self._queues[each])
+            self._windows[each].computed(waited, is_full)
 
     def load(self):
         loads = []

@@ -2,7 +2,7 @@
 
 Requests of one user are alike, so intervals are over users: a bootstrap takes users again and again, with all
 their requests of both variants. A user who has seen both, as where requests are routed at random, is taken
-with both.
+with both. Few users, or such as are all alike, say nothing of others: then there is no interval.
 
 Axes: R requests, U users, S resamples.
 """
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import binomtest
 
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.platform.arrays import BoolArray, Float64Array, Int64Array
@@ -21,6 +22,10 @@ from rayrec.platform.arrays import BoolArray, Float64Array, Int64Array
 QUANTILES = {"latency p50": 0.5, "latency p95": 0.95}
 """In ms."""
 NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
+LEAST_USERS = 20
+"""Of a variant, for an interval."""
+RARE = 1e-3
+"""Probability of so uneven a division of users, below which it is no chance."""
 
 Measure = Callable[[Float64Array], float]
 """[U] how often each user is taken, to a metric."""
@@ -56,6 +61,29 @@ class VariantRows:
 
 
 @dataclass(frozen=True)
+class SampleRatio:
+    """Whether as many users came to each variant as were to."""
+
+    expected: float
+    """Share of the users that the variant was to get."""
+    found: float
+    p_value: float
+    """Of a share as far from the expected one, by chance (exact binomial test)."""
+
+    @property
+    def is_off(self) -> bool:
+        """Something else than chance divides the users, and may divide them by what they do."""
+        return self.p_value < RARE
+
+
+def sample_ratio(num_baseline: int, num_variant: int, share: float) -> SampleRatio:
+    """Compare users of the variants with what the variant was to get of them."""
+    num_users = num_baseline + num_variant
+    p_value = float(binomtest(num_variant, num_users, share).pvalue)
+    return SampleRatio(share, num_variant / num_users, p_value)
+
+
+@dataclass(frozen=True)
 class Difference:
     """One metric."""
 
@@ -68,7 +96,10 @@ class Difference:
 def compared(
     baseline: VariantRows, variant: VariantRows, num_users: int, num_resamples: int = 999, seed: int = 0
 ) -> dict[str, Difference]:
-    """Metrics of both by name, with 95 % percentile intervals of a bootstrap over users (Efron, 1979)."""
+    """Metrics of both by name, with 95 % percentile intervals of a bootstrap over users (Efron, 1979).
+
+    An interval is not known where a variant has few users, nor where all samples are alike.
+    """
     of_baseline, of_variant = baseline.measures(num_users), variant.measures(num_users)
     random = np.random.default_rng(seed)
     resampled: dict[str, list[tuple[float, float]]] = {name: [] for name in of_baseline}
@@ -78,14 +109,15 @@ def compared(
         for name, pairs in resampled.items():
             pairs.append((of_baseline[name](weights_U), of_variant[name](weights_U)))
     ones_U = np.ones(num_users)
+    enough = [len(np.unique(rows.users_R)) >= LEAST_USERS for rows in (baseline, variant)]
     found = {}
     for name, pairs in resampled.items():
         values_S2 = np.array(pairs)
         first, second = of_baseline[name](ones_U), of_variant[name](ones_U)
         found[name] = Difference(
-            _estimate(first, values_S2[:, 0]),
-            _estimate(second, values_S2[:, 1]),
-            _estimate(second - first, values_S2[:, 1] - values_S2[:, 0]),
+            _estimate(first, values_S2[:, 0], enough[0]),
+            _estimate(second, values_S2[:, 1], enough[1]),
+            _estimate(second - first, values_S2[:, 1] - values_S2[:, 0], all(enough)),
         )
     return found
 
@@ -108,9 +140,11 @@ def _quantile(sorted_R: Float64Array, users_R: Int64Array, share: float) -> Meas
     return measure
 
 
-def _estimate(value: float, values_S: Float64Array) -> Estimate:
+def _estimate(value: float, values_S: Float64Array, has_interval: bool) -> Estimate:
     known_S = values_S[np.isfinite(values_S)]
     if not math.isfinite(value) or not len(known_S):
         return NO_ESTIMATE
+    if not has_interval or known_S.min() == known_S.max():
+        return Estimate(value, math.nan, math.nan)
     low, high = np.quantile(known_S, [0.025, 0.975])
     return Estimate(value, float(low), float(high))

@@ -294,7 +294,13 @@ class AdmissionControl:
                     group = pinned.group_of(entry.request)
                     width = pinned.width_of(entry.request)
                     future = self._batcher.submit(
-                        entry.request, group, timeout_s, compute, width, info.priority
+                        entry.request,
+                        group,
+                        timeout_s,
+                        compute,
+                        width,
+                        info.priority,
+                        follows=bool(submitted),
                     )
                     # A caller that disconnects does not stop the model: the slot is free when the batcher is
                     # done with the request.

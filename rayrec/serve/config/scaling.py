@@ -15,9 +15,9 @@ class BatcherTargets(Config):
     work: float = Field(0.7, gt=0, le=1)
     """Seconds of computing that come per second, in batches of the size that pays most; at 1 it is full."""
     queue_wait_s: float = Field(0.1, gt=0)
-    """Mean time that requests wait until their batch begins."""
+    """Mean time that requests wait until their batch begins; of a message, its first row."""
     full_batches: float = Field(0.5, gt=0, le=1)
-    """Share of the batches that take as many requests as pay."""
+    """Share of the batches that take as many requests as pay and leave others waiting."""
     backlog_s: float = Field(0.5, gt=0)
     """Seconds of computing that wait at once."""
 

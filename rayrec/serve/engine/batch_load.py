@@ -3,13 +3,14 @@
     name            what                                                            is 1 replica's fill where
     work            s of computing that come per s, in batches of the best size     it reaches 1
     queue_wait_s    s that a request waits until its batch begins                   it passes what users bear
-    full_batches    share of the batches that take as many as pay                   it nears 1
+    full_batches    share of the batches that take as many as pay, and leave some   it nears 1
     backlog_s       s of computing that wait now                                    it does not fall again
 
 Requests in flight and the time that the model is busy say little here: batches grow with the load, so that a
 replica is always busy long before it is full, and answers ten times as many with hardly more in flight.
 `work` grows in proportion to the requests, whatever size their batches have. What was refused came, too: a
-full service that refuses half of its load needs twice the replicas, and not one.
+full service that refuses half of its load needs twice the replicas, and not one. Rows of one message wait for
+each other however many replicas there are: waits are those of its first row.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Second:
     number: int
     work_s: float = 0.0
     waited_s: float = 0.0
-    num_computed: int = 0
+    num_waited: int = 0
     num_batches: int = 0
     num_full: int = 0
 
@@ -71,11 +72,16 @@ class LoadWindow:
             self._now().work_s += work_s
 
     def computed(self, waited_s: Sequence[float], is_full: bool) -> None:
-        """A batch was computed, of as many requests as have waited."""
+        """A batch was computed.
+
+        Args:
+            waited_s: of the requests whose waits count.
+            is_full: it took as many as pay, and others still waited.
+        """
         with self._lock:
             now = self._now()
             now.waited_s += sum(waited_s)
-            now.num_computed += len(waited_s)
+            now.num_waited += len(waited_s)
             now.num_batches += 1
             now.num_full += is_full
 
@@ -84,11 +90,11 @@ class LoadWindow:
             self._now()
             span_s = min(max(self._clock() - self._began, 1.0), float(WINDOW_S))
             seen = list(self._seconds)
-            num_computed = sum(each.num_computed for each in seen)
+            num_waited = sum(each.num_waited for each in seen)
             num_batches = sum(each.num_batches for each in seen)
             return BatcherLoad(
                 sum(each.work_s for each in seen) / span_s,
-                sum(each.waited_s for each in seen) / max(num_computed, 1),
+                sum(each.waited_s for each in seen) / max(num_waited, 1),
                 sum(each.num_full for each in seen) / max(num_batches, 1),
                 backlog_s,
             )

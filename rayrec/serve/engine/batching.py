@@ -64,6 +64,7 @@ class _Waiting(Generic[Request, Answer]):
     width: int = field(compare=False)
     compute: Compute[Request, Answer] = field(compare=False)
     future: Future[Answer] = field(compare=False)
+    follows: bool = field(default=False, compare=False)
 
 
 class Batcher(Generic[Request, Answer]):
@@ -144,6 +145,7 @@ class Batcher(Generic[Request, Answer]):
         compute: Compute[Request, Answer] | None = None,
         width: int | None = None,
         priority: int = DEFAULT_PRIORITY,
+        follows: bool = False,
     ) -> Future[Answer]:
         """Hand a request to the thread that computes.
 
@@ -153,6 +155,8 @@ class Batcher(Generic[Request, Answer]):
             timeout_s: time in which the answer is of use.
             priority: lower ones are computed first.
             compute: for this request, instead of the batcher's; it is computed with others of the same alone.
+            follows: it came together with the one before, for which it may wait: more replicas change
+                nothing of that, and so the load counts its work alone.
 
         Returns:
             The answer, its own exception, or a `DeadlineError`. One that is cancelled before its turn is not
@@ -172,7 +176,7 @@ class Batcher(Generic[Request, Answer]):
             width = self.costs.measured_width if width is None else width
             deadline, number = now + timeout_s, self._num_submitted
             self._load.came(self.costs.at(width).least_s)
-            new = _Waiting(priority, deadline, number, now, request, group, width, compute, future)
+            new = _Waiting(priority, deadline, number, now, request, group, width, compute, future, follows)
             self._check_room(new, now)
             insort(self._waiting, new)
             self._changed.notify()
@@ -240,6 +244,7 @@ class Batcher(Generic[Request, Answer]):
             if not self._waiting:
                 return False
             late, batch = self._next_batch()
+            others_wait = any(not each.follows for each in self._waiting)
             self._num_computing = len(late) + len(batch)
             if batch:
                 self._widths_computing = Counter(each.width for each in batch)
@@ -258,7 +263,7 @@ class Batcher(Generic[Request, Answer]):
             else:
                 each.future.set_result(answer)
         if seconds is not None:
-            self._count(batch, began, seconds)
+            self._count(batch, began, seconds, others_wait)
         return True
 
     def _next_batch(self) -> tuple[list[_Waiting[Request, Answer]], list[_Waiting[Request, Answer]]]:
@@ -330,12 +335,17 @@ class Batcher(Generic[Request, Answer]):
             return [error] * len(batch), None
         return answers, self._clock() - began
 
-    def _count(self, batch: list[_Waiting[Request, Answer]], began: float, seconds: float) -> None:
+    def _count(
+        self, batch: list[_Waiting[Request, Answer]], began: float, seconds: float, others_wait: bool
+    ) -> None:
         try:
             waited_s = [max(began - each.came_at, 0.0) for each in batch]
             widths = [each.width for each in batch]
             self.statistics.batch(waited_s, seconds, time.time())
-            self._load.computed(waited_s, len(batch) >= self.costs.at(max(widths)).full_size)
+            firsts_s = [wait_s for wait_s, each in zip(waited_s, batch, strict=True) if not each.follows]
+            full_size = self.costs.at(max(widths)).full_size
+            # Where batches do not pay, one that takes all that waits is as large as it can be, and not full.
+            self._load.computed(firsts_s, others_wait and 1 < full_size <= len(batch))
             self.costs.observe_batch(widths, seconds)
             self._on_batch(len(batch), seconds)
         except Exception:  # a metric that fails must not end the thread

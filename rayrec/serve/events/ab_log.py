@@ -58,6 +58,8 @@ class AbLog:
     until: pd.Timestamp
     num_left_out: int
     """Requests of the two, outside the time in which both answered."""
+    num_began: tuple[int, int]
+    """Users by the variant of their first request; so each counts once, however requests are routed."""
 
 
 def read_ab_log(
@@ -85,7 +87,11 @@ def read_ab_log(
     by, names = _variants(frame, requests, by)
     baseline, variant = _chosen(names, requests, by, baseline, variant)
     column = frame[by].astype("string")
-    frame = frame[column.isin([baseline, variant])].assign(variant=column)
+    frame = frame[column.isin([baseline, variant])].assign(variant=column, failed=frame["error"].notna())
+    # A replica that was not heard may have answered the same message again. One that failed in a variant and
+    # was asked of another one is a failure of the first all the same.
+    frame = frame.drop_duplicates(["request_id", "row", "variant", "failed"], keep="last")
+    frame = frame.reset_index(drop=True)
     first, last = (frame.groupby("variant")["time"].agg(each) for each in ("min", "max"))
     since, until = first.max(), last.min()
     together = frame[frame["time"].between(since, until)]
@@ -101,6 +107,7 @@ def read_ab_log(
     outcomes = {} if events is None else _outcomes(together, events, window_s)
     rows = tuple(_rows_of(together, together["variant"] == name, outcomes) for name in (baseline, variant))
     seen = together.groupby("user")["variant"].nunique()
+    began = together.sort_values("time", kind="stable").drop_duplicates("user")["variant"].value_counts()
     return AbLog(
         by=by,
         baseline=baseline,
@@ -111,6 +118,7 @@ def read_ab_log(
         since=since,
         until=until,
         num_left_out=len(frame) - len(together),
+        num_began=(int(began.get(baseline, 0)), int(began.get(variant, 0))),
     )
 
 
@@ -118,8 +126,7 @@ def _requests(folder: str) -> pd.DataFrame:
     frame = _read(folder, _COLUMNS, ("error",), "rayrec serve --request-log")
     if not len(frame):
         raise InputError(f"{folder}: no request was logged there")
-    # A replica that was not heard may have answered the same message again.
-    return frame.drop_duplicates(["request_id", "row"], keep="last").reset_index(drop=True)
+    return frame
 
 
 def _read(folder: str, columns: tuple[str, ...], optional: tuple[str, ...], writer: str) -> pd.DataFrame:

@@ -13,7 +13,8 @@ wants something else says it here: the queue that needs the room lowers the maxi
 A dead band and two waits keep the wish from going up and down: the one for new replicas to come up, during
 which requests pile up before the old ones, and the time for which the load has to be low. That time doubles
 each time that it was too short (the load came back soon after). The Horizontal Pod Autoscaler of Kubernetes
-has the dead band ("tolerance"), the time ("stabilization window") and the bound on a step as well.
+has the dead band ("tolerance"), the time ("stabilization window") and the bound on a step as well. Replicas
+that were added since requests waited are kept while like work comes: work alone would take them away again.
 """
 
 from __future__ import annotations
@@ -43,6 +44,12 @@ MOST_PATIENCE = 8.0
 """Times `lower_after_s`, that the load has to be low where it came back each time."""
 CHEAP = 0.5
 """Share of what a second of a replica has to earn: where it earns less, one replica fewer would do."""
+LEAST_WORK = 0.1
+"""Share of the work that a replica is for: where less comes, what waits would wait with any number of
+replicas, and more are not added for it."""
+REMEMBERED = 24.0
+"""Times `lower_after_s`, for which it is remembered with how many replicas requests waited: then fewer are
+tried again, since it may have been a stall."""
 ROUNDING = 1e-9
 WARN_EVERY_S = 60.0
 TELL_EVERY_S = 5.0
@@ -90,17 +97,19 @@ class Load:
 
         Work is all that comes, so that it says how few would do. The others say of the replicas that there
         are how much too few they are, in proportion, and nothing of how few would do: nobody waits for a
-        replica that is half full.
+        replica that is half full. They say nothing of replicas that are hardly asked.
         """
         if not self.batchers:
             return {}
         num = len(self.batchers)
+        work = math.fsum(each.work for each in self.batchers) / targets.work
+        if work < LEAST_WORK * num:
+            return {"work": work}
         per_replica = {
             "queue wait": math.fsum(each.queue_wait_s for each in self.batchers) / targets.queue_wait_s,
             "full batches": math.fsum(each.full_batches for each in self.batchers) / targets.full_batches,
             "backlog": math.fsum(each.backlog_s for each in self.batchers) / targets.backlog_s,
         }
-        work = math.fsum(each.work for each in self.batchers) / targets.work
         return {"work": work, **{name: need for name, need in per_replica.items() if need > num}}
 
 
@@ -115,6 +124,43 @@ class Deployed:
     """Ids of the replicas that answer."""
     node_ids: tuple[str, ...] = ()
     """Ray's, of the same replicas as `nodes`."""
+
+
+class WaitMemory:
+    """With how many replicas requests have waited, by the work that came."""
+
+    def __init__(self, kept_s: float, band: float) -> None:
+        """
+        Args:
+            band: share of the work, by which less is still like it.
+        """
+        self._kept_s, self._band = kept_s, band
+        self._waited: list[tuple[float, float, int]] = []
+        """(When, work, the least number of replicas with which they may not wait)."""
+
+    def waited(self, now: float, work: float, num_running: int) -> None:
+        least = num_running + 1
+        self._waited = [
+            each
+            for each in self._waited
+            if now - each[0] <= self._kept_s and not (self._is_like(each[1], work) and each[2] <= least)
+        ]
+        self._waited.append((now, work, least))
+
+    def least(self, now: float, work: float) -> int:
+        """Replicas that such work needs for nobody to wait, as far as it is known; 0 where it is not."""
+        return max(
+            (
+                least
+                for at, seen, least in self._waited
+                if now - at <= self._kept_s and self._is_like(work, seen)
+            ),
+            default=0,
+        )
+
+    def _is_like(self, work: float, seen: float) -> bool:
+        """What waits with some work waits with more."""
+        return work >= seen * (1 - self._band)
 
 
 class Wish:
@@ -132,8 +178,9 @@ class Wish:
         self._bounds, self._settings, self._requests = bounds, settings, requests
         self._targets = settings.targets if requests is None else None
         self.replicas = min(max(begin, bounds.least), bounds.most)
-        self._seen: deque[tuple[float, float]] = deque()
-        """Of late: when, and what was in flight, or the price."""
+        self._seen: deque[tuple[float, float, float]] = deque()
+        """Of late: when, what was in flight, or the price, or needed, and what of that the work needed."""
+        self._waits = WaitMemory(REMEMBERED * settings.lower_after_s, settings.dead_band)
         self._needs: deque[tuple[float, float]] = deque()
         """Since when the wish is what it is, or of late: when, and how many replicas were needed."""
         self.needed = 0.0
@@ -147,20 +194,28 @@ class Wish:
 
     def observe(self, now: float, load: Load, num_running: int) -> int:
         """Take in what is seen now, and return the wish. What is not known changes nothing."""
-        value, is_complete = self._value(load)
+        value, work, is_complete = self._value(load)
         if value is None or not math.isfinite(value) or value < 0:
             return self.replicas
         if self._seen and not 0 <= now - self._seen[-1][0] <= LONGEST_GAP_S:
             self._seen.clear()
             self._needs.clear()
-        self._seen.append((now, value))
+        self._seen.append((now, value, work))
         while self._seen[0][0] < now - self._settings.average_s:
             self._seen.popleft()
-        need = self.needed = self._need(math.fsum(each for _, each in self._seen) / len(self._seen))
+        need = self._need(math.fsum(each for _, each, _ in self._seen) / len(self._seen))
         band, wish = self._settings.dead_band, self.replicas
+        work = math.fsum(each for _, _, each in self._seen) / len(self._seen)
+        has_waited = need > wish * (1 + band) >= work
+        if (kept := self._waits.least(now, work) * (1 - band)) > need:
+            need, self.why = kept, "requests waited at such work"
+        self.needed = need
         if need > wish * (1 + band) and wish < self._bounds.most:
             # Requests that wait for replicas which are coming up are counted again and again.
             if num_running >= wish or now - self._raised_at >= self._settings.raise_again_s:
+                if has_waited and self._targets is not None:
+                    most_work = max(each for _, _, each in self._seen)  # the average is late where it rises
+                    self._waits.waited(now, most_work, min(num_running, wish))
                 self._raise(now, need)
             else:
                 self._needs.append((now, need))
@@ -177,17 +232,17 @@ class Wish:
                 self._lower(now, fewer)
         return self.replicas
 
-    def _value(self, load: Load) -> tuple[float | None, bool]:
-        """(What is averaged: a need by the batchers, the price, or what is in flight; whether it is of all
-        replicas)."""
+    def _value(self, load: Load) -> tuple[float | None, float, bool]:
+        """(What is averaged: a need by the batchers, the price, or what is in flight; what work alone needs,
+        0 where it does not decide; whether it is of all replicas)."""
         if self._targets is not None:
             needs = load.needs(self._targets)
             if not needs:
-                return None, False
+                return None, 0.0, False
             self.why = max(needs, key=lambda name: needs[name])
-            return needs[self.why], len(load.batchers) >= load.num_running > 0
+            return needs[self.why], needs["work"], len(load.batchers) >= load.num_running > 0
         value = load.in_flight if self._settings.worth_of_replica_s is None else load.price
-        return value, load.is_complete
+        return value, 0.0, load.is_complete
 
     def _need(self, value: float) -> float:
         """Replicas, not rounded, by the average of what `_value` takes."""

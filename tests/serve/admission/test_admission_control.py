@@ -495,6 +495,21 @@ def test_rows_of_a_message_are_degraded_as_one_after_the_other_would_be(start):
     assert [answer.degraded for answer in run(scenario())] == [[], [], ["popular_items"], ["popular_items"]]
 
 
+def test_rows_of_a_message_do_not_count_as_waiting_for_each_other(start):
+    model = start()
+
+    async def scenario() -> None:
+        tasks = await model.occupy(1)
+        rows = model.admission.begin_all([RecommendRequest(k=1)] * 3, model.info())
+        model.clock.now += 1.0
+        model.free()
+        await asyncio.gather(*tasks, *rows)
+
+    run(scenario())
+    model.batcher.close()
+    assert model.batcher.load.queue_wait_s == pytest.approx(0.5)  # of the first one, and the one in flight
+
+
 def test_rows_that_have_an_answer_of_before_need_no_place(start):
     model = start(degrade=degrade(step("cached_answer", ALWAYS)))
 

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from typer.testing import CliRunner
 
 from rayrec.cli import app
-from rayrec.pipelines.metrics.ab_test import VariantRows, compared
+from rayrec.pipelines.metrics.ab_test import VariantRows, compared, sample_ratio
 from rayrec.platform.errors import InputError
 from rayrec.samples.prepare.ids import hash_strings
 from rayrec.serve.config.events import RequestLogConfig
@@ -194,19 +194,66 @@ def test_a_bootstrap_over_users_covers_no_difference_as_often_as_it_says():
     """Users whose own rates differ much: by requests, intervals would be half as wide as they have to be."""
     random = np.random.default_rng(5)
     covered, widths = 0, []
-    for _ in range(60):
+    for _ in range(300):
         rates_U = random.beta(0.5, 1.5, 200)
         rows = []
         for users in (np.arange(100), np.arange(100, 200)):
-            users_R = np.repeat(users, 20)
+            users_R = np.repeat(users, 5)
             clicked_R = (random.random(len(users_R)) < rates_U[users_R]).astype(np.float64)
             nothing_R = np.zeros(len(users_R))
             rows.append(VariantRows(users_R, nothing_R > 0, nothing_R, {"clicks": clicked_R}))
         found = compared(*rows, 200, num_resamples=200)["clicks"].difference
         covered += found.low <= 0 <= found.high
         widths.append(found.high - found.low)
-    assert 52 <= covered <= 60
-    assert np.mean(widths) > 0.12  # as if requests were independent: 0.054
+    assert 275 <= covered <= 294  # 285, give or take less than three standard deviations
+    assert np.mean(widths) > 0.14  # as if requests were independent: 0.107
+
+
+def test_a_failure_counts_though_another_variant_answered_the_same_message(tmp_path):
+    rows = [
+        request(1, 1, 0, version=1, error="RuntimeError: failed"),
+        request(1, 1, 1, ["7"], version=2),
+        request(1, 1, 2, ["7"], version=2),  # from a replica that was not heard
+        request(2, 2, 3, ["7"], version=1),
+        request(3, 3, 0, ["7"], version=2),
+        request(4, 4, 3, ["7"], version=2),
+    ]
+    found = read_ab_log(write_requests(tmp_path / "requests", rows), baseline="1")
+    assert [len(each.users_R) for each in found.rows] == [2, 3]
+    assert metrics_of(found)["errors"].baseline.value == 0.5
+
+
+def rows_of(num_users, num_errors, first_user=0):
+    has_error_R = np.arange(num_users) < num_errors
+    latency_ms_R = np.linspace(10, 20, num_users)
+    return VariantRows(np.arange(first_user, first_user + num_users), has_error_R, latency_ms_R, {})
+
+
+def test_few_users_and_users_who_are_alike_have_no_interval():
+    few = compared(rows_of(1, 0), rows_of(19, 9, 1), 20, num_resamples=100)["errors"]
+    alike = compared(rows_of(30, 0), rows_of(30, 10, 30), 60, num_resamples=100)["errors"]
+    for estimate in (few.baseline, few.variant, few.difference, alike.baseline):
+        assert np.isnan([estimate.low, estimate.high]).all()
+        assert not np.isnan(estimate.value)
+    assert 0 < alike.variant.low < 1 / 3 < alike.variant.high
+
+
+def test_worked_numbers_of_the_sample_ratio():
+    assert sample_ratio(8, 2, 0.5).p_value == pytest.approx(2 * (1 + 10 + 45) / 1024)
+    assert sample_ratio(900, 100, 0.1).p_value == pytest.approx(1)
+    assert not sample_ratio(900, 100, 0.1).is_off
+    assert sample_ratio(900, 100, 0.5).is_off
+
+
+@pytest.mark.parametrize(("options", "is_off"), [([], True), (["--share", "0.1"], False)])
+def test_a_share_of_the_users_that_was_not_expected_is_told(tmp_path, options, is_off):
+    rows = [request(number, number, number % 7, version=1 + (number % 10 == 1)) for number in range(200)]
+    log = write_requests(tmp_path / "requests", rows)
+    found = CliRunner().invoke(app, ["ab", log, "--resamples", "100", "--json", *options])
+    assert found.exit_code == 0, found.output
+    ratio = json.loads(found.stdout.splitlines()[-1])["sample_ratio"]
+    assert (ratio["is_off"], ratio["found"]) == (is_off, 0.1)
+    assert ("10.0% of the users" in " ".join(found.output.split())) == is_off
 
 
 def test_the_command_says_it_in_a_table_and_in_json(tmp_path):
@@ -235,8 +282,11 @@ def test_the_command_says_it_in_a_table_and_in_json(tmp_path):
     assert 5 < latency["low"] < latency["value"] < latency["high"] < 15
     assert errors["value"] == pytest.approx(0.2)
     assert errors["low"] > 0
+    assert said["metrics"]["errors"]["baseline"] == {"value": 0, "low": None, "high": None}
+    assert not said["sample_ratio"]["is_off"]
     shown = CliRunner().invoke(app, ["ab", log, "--resamples", "100"])
     assert "latency p95" in shown.output
+    assert "0 (-)" in shown.output
 
 
 def test_a_request_that_fails_is_logged_with_the_version_that_was_asked(tmp_path):
