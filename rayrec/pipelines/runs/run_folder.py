@@ -357,7 +357,10 @@ class RunFolder:
                 f"{self.path}: has no best snapshot, since none was validated yet; take --snapshot last"
             )
         if last is None:
-            raise InputError(f"{self.path}: the run has no snapshot yet (its state: {self.condition})")
+            raise InputError(
+                f"{self.path}: the run has no snapshot yet (its state: {self.condition}); rayrec train with its "
+                "config begins it anew"
+            )
         if which != "previous":
             return self.snapshots / str(last)
         earlier = [name for name in self.snapshot_names() if name < last]

@@ -140,7 +140,9 @@ def _read(folder: str, columns: tuple[str, ...], optional: tuple[str, ...], writ
         there = [name for name in (*columns, *optional) if name in schema.names]
         table = files.replace_schema(schema).to_table(columns=there)
     except (OSError, pa.ArrowInvalid) as error:
-        raise InputError(f"{folder}: no log can be read there ({error})") from error
+        raise InputError(
+            f"{folder}: no log can be read there ({error}); rayrec serve writes one with request_log"
+        ) from error
     for name in optional:
         if name not in there:
             table = table.append_column(name, pa.nulls(len(table), pa.string()))
