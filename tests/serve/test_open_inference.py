@@ -359,7 +359,7 @@ def test_other_models_versions_and_extensions_are_not_there(triton):
             "there is no model 'other'; the one here is",
         ),
         (lambda: triton.get_model_metadata("recommend", "7"), "there is no version '7' of 'recommend'"),
-        (lambda: triton.get_model_repository_index(), "there is no POST /v2/repository/index"),
+        (lambda: triton.load_model("other"), "there is no POST /v2/repository/models/other/load"),
         (lambda: triton.get_system_shared_memory_status(), "there is no GET /v2/systemsharedmemory/status"),
     ):
         with pytest.raises(InferenceServerException, match=sentence) as error:

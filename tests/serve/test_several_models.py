@@ -24,7 +24,7 @@ from rayrec.pipelines.inference.answers import Recommendation
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError
 from rayrec.serve.app.loading import load_models
-from rayrec.serve.config.models import ModelsFile
+from rayrec.serve.config.models import INHERITED, OF_THE_SERVICE, ModelSettings, ModelsFile
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.launch.launch import serving
@@ -300,6 +300,11 @@ def test_a_model_has_the_settings_of_the_first_that_do_not_depend_on_its_data():
     assert (b.threads, b.max_waiting, b.snapshot, b.request_log) == (2, 4, "last", None)
     assert a.token_sha256 == b.token_sha256 == "0" * 64
     assert (config.num_threads, config.max_in_flight) == (7, 13)
+
+
+def test_each_setting_is_of_a_model_or_of_the_service():
+    assert set(OF_THE_SERVICE) == ServeConfig.model_fields.keys() - ModelSettings.model_fields.keys()
+    assert set(INHERITED) < ModelSettings.model_fields.keys()
 
 
 def test_the_command_reads_the_models_from_a_file(tmp_path):

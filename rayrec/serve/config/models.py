@@ -21,6 +21,12 @@ from rayrec.serve.config.warm_start import WarmStartConfig
 MODEL_NAME = "recommend"
 """Of a service's first model, unless it is named."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+OF_THE_SERVICE = (
+    *("host", "port", "grpc_port", "tls", "token_sha256", "allowed_hosts", "page", "connections"),
+    *("num_replicas", "min_replicas", "max_replicas", "scaling", "single_process", "services", "target"),
+    *("models", "cluster"),
+)
+"""Settings of `ServeConfig` that are not of one of its models."""
 _TAKEN = ("stats",)
 """Below `/v2/models`, where names of models are as well."""
 
@@ -109,10 +115,7 @@ class BesideConfig(ModelSettings):
     @model_validator(mode="before")
     @classmethod
     def _settings_are_of_a_model(cls, values: Any) -> Any:
-        from rayrec.serve.config.serve import ServeConfig  # which has models like this one
-
-        of_service = ServeConfig.model_fields.keys() - cls.model_fields.keys()
-        if isinstance(values, dict) and (wrong := sorted(of_service & values.keys())):
+        if isinstance(values, dict) and (wrong := [name for name in OF_THE_SERVICE if name in values]):
             raise ValueError(
                 f"models: {wrong[0]} is of the whole service, and not of one of its models; give it to the "
                 "service"
