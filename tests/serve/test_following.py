@@ -290,7 +290,7 @@ def test_every_version_is_given_the_compiled_programs_and_only_the_first_is_wait
         def give(self, recommender):
             given.append(recommender.version)
 
-        def warm_up(self, ranking):
+        def warm_up(self, ranking, ks):
             waited.append(list(given))
 
         def close(self):

@@ -6,14 +6,19 @@ import pytest
 
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.platform.errors import InputError
+from rayrec.serve.app import loading
+from rayrec.serve.app.loading import check_service, load_api
 from rayrec.serve.config.compile import CompileConfig
+from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine import compilation
 from rayrec.serve.engine.compilation import CompileService
 from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.web.pages import RecentActivity
 from rayrec.serve.wire.schemas import RecommendRequest
 from tests.helpers.recorded_graphs import RecordingGraphs
-from tests.helpers.runs import make_run
+from tests.helpers.runs import make_run, trained
 
 CONFIG = CompileConfig(max_rows=2, max_length=32, graphs=True)
 REQUESTS = [RecommendRequest(user_id=f"u{number}", k=5) for number in range(5)]
@@ -60,18 +65,55 @@ def test_all_shapes_are_recorded_before_requests_and_none_after(run, graphs, com
     assert len(graphs.recordings) == len(recorded)
 
 
-def test_each_version_is_recorded_before_it_answers(run, graphs, compile_service):
-    services = [RecommendationService(Recommender.load(run), 100) for _ in range(2)]
+def test_each_version_is_recorded_before_it_answers_and_replays_its_own_weights(
+    run, graphs, compile_service, tmp_path
+):
+    other = trained(RunFolder.open(run).config.model_copy(update={"seed": 7}), tmp_path / "other")
+    services = [RecommendationService(Recommender.load(each), 100) for each in (run, other)]
+    eager = [items_of(service.recommend_all(REQUESTS[:2])) for service in services]
+    assert eager[0] != eager[1]
     services[0].compile(compile_service)
     before = len(graphs.recordings)
 
     services[1].compile(compile_service, waits=False)
 
     assert len(graphs.recordings) == 2 * before
+    for version in (0, 1, 0, 1):
+        assert items_of(services[version].recommend_all(REQUESTS[:2])) == eager[version]
+    for service in services:
+        assert service.recommender._ranker.compiled.answered["compiled"] >= 2
 
 
-def test_a_device_that_records_nothing_is_refused_by_name(run, compile_service):
-    service = RecommendationService(Recommender.load(run), 100)
+@pytest.mark.parametrize(
+    "load", [check_service, lambda run, config: load_api(run, config, RecentActivity(()))]
+)
+def test_a_device_that_records_nothing_is_refused_by_name_before_anything_is_loaded(run, load, monkeypatch):
+    monkeypatch.setattr(loading, "_open", lambda *arguments, **more: pytest.fail("it was loaded"))
 
     with pytest.raises(InputError, match="cpu records no kernels; leave it out, or serve on cuda or npu"):
-        service.compile(compile_service)
+        load(run, ServeConfig(compile=CONFIG))
+
+
+def test_items_that_are_looked_for_by_default_without_a_recording_are_said(
+    run, graphs, compile_service, caplog
+):
+    recommender = Recommender.load(run)
+    service = RecommendationService(recommender, 100)
+    ranking = compile_service.give(recommender)
+    service.warm_up()
+
+    compile_service.warm_up(ranking, (20, 5))
+
+    assert "requests for which 20 items are looked for are ranked eagerly" in caplog.text
+    assert "which 5 items" not in caplog.text
+    assert ranking.programs.ready == [Bucket(1, 32, 8), Bucket(2, 32, 8)]
+
+
+def test_recorded_shapes_are_left_to_the_next_replica(run, graphs, compile_service):
+    recommender = Recommender.load(run)
+
+    RecommendationService(recommender, 100).compile(compile_service)
+
+    ((fingerprint, shapes),) = compile_service.ready.items()
+    assert fingerprint == recommender.ranking_model.fingerprint
+    assert shapes == [Bucket(1, 32, 8), Bucket(2, 32, 8)]

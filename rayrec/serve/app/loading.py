@@ -32,7 +32,7 @@ from rayrec.platform.remote_files import absolute
 from rayrec.serve.app.allocator import make_allocator, read_files
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batching import SWITCH_S, Batcher
-from rayrec.serve.engine.compilation import CompileService
+from rayrec.serve.engine.compilation import CompileService, check_records
 from rayrec.serve.engine.current import CurrentService, Service
 from rayrec.serve.engine.following import VersionFollower
 from rayrec.serve.engine.lists import ItemLists
@@ -129,6 +129,7 @@ def load_api(
     switch_s = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_S)
     compilation = None
+    _check_records(run, config)
     if config.compile is not None:
         compilation = CompileService(_folder_of(run), config.compile, config.threads)
     warm_start = None if config.warm_start is None else WarmStart(config.warm_start)
@@ -267,6 +268,7 @@ def check_service(run: str | Path, config: ServeConfig) -> None:
     Raises:
         InputError: the run, the version, or that of the ranking stage, cannot be loaded, or curves or values.
     """
+    _check_records(run, config)
     if (allocate := config.admission.allocate) is not None:
         read_files(allocate)
     # The CPU is always here; this machine may lack the device of the replicas.
@@ -282,6 +284,12 @@ def check_service(run: str | Path, config: ServeConfig) -> None:
     opened = _open(run, config, HOST.kind, ranker_of=network_of, loads=False)
     if opened.build.live_graph is not None:
         opened.build.live_graph.stop()  # its store stays closed to the process that starts others
+
+
+def _check_records(run: str | Path, config: ServeConfig) -> None:
+    """Refuse recordings on a device that has none, before anything is loaded."""
+    if config.compile is not None and config.compile.graphs:
+        check_records(device_of(run, config))
 
 
 def device_of(run: str | Path, config: ServeConfig) -> str:

@@ -49,7 +49,8 @@ LOWEST_PRIORITY = 19
 MAX_FAILURES = 3
 """In a row, after which nothing is compiled any more."""
 FIRST_K = 10
-"""Programs that readiness waits for are those of so many items, the default of requests."""
+"""Programs that readiness waits for are those of so many items, the default of requests, unless the service
+says otherwise."""
 
 
 class CompilationFailedError(RuntimeError):
@@ -125,32 +126,39 @@ class CompileService:
         return self._config.graphs
 
     def _recorded(self, recommender: Versioned) -> CompiledRanking:
-        device = recommender.device
-        if graphs_of(device) is None:
-            able = [kind for kind in KINDS if device_named(kind).graph_class is not None]
-            raise InputError(
-                f"compile.graphs: {device.type} records no kernels; leave it out, or serve on "
-                f"{' or '.join(able)} (--device)"
-            )
-        return recommender.rank_with(captured_programs(recommender.ranking_model, self._buckets, device))
+        model, device = recommender.ranking_model, recommender.device
+        programs = captured_programs(model, self._buckets, device)
+        # For what is left to the next replica, which records these shapes too.
+        self._programs = {f"{model.fingerprint} {device}": programs}
+        return recommender.rank_with(programs)
 
-    def warm_up(self, ranking: CompiledRanking) -> None:
+    def warm_up(self, ranking: CompiledRanking, ks: Sequence[int] = (FIRST_K,)) -> None:
         """Wait until batches of all lengths that the model reads have their programs, but not too long.
 
         Args:
             ranking: one that has seen a batch.
+            ks: items that the service looks for where a request says nothing else.
         """
         programs = ranking.programs
+        for k in ks:
+            if ranking.width(k) is None:
+                logger.warning("requests for which %d items are looked for are ranked eagerly", k)
         # A model of fewer beams ranks so many items eagerly, and fewer by programs.
-        width = ranking.width(FIRST_K) or ranking.width(1)
-        if programs.signature is None or width is None:
+        found = [ranking.width(k) or ranking.width(1) for k in ks]
+        widths = list(dict.fromkeys(width for width in found if width is not None))
+        if programs.signature is None or not widths:
             logger.warning("nothing is compiled before requests come: no batch was ranked to learn from")
             self.compiler.give_way()
             return
-        longest = self._buckets.of(1, programs.signature.max_length, width)
+        longest = self._buckets.of(1, programs.signature.max_length, widths[0])
         lengths = [each for each in self._buckets.lengths if longest is None or each <= longest.length]
         # Small ones first: most batches are, and there most is gained.
-        buckets = [Bucket(rows, length, width) for rows in self._buckets.row_counts for length in lengths]
+        buckets = [
+            Bucket(rows, length, width)
+            for width in widths
+            for rows in self._buckets.row_counts
+            for length in lengths
+        ]
         buckets = list(dict.fromkeys([*buckets, *self.expected.get(programs.model.fingerprint, ())]))
         if self._config.graphs:
             graphs = graphs_of(programs.device)
@@ -170,6 +178,20 @@ class CompileService:
 
     def close(self) -> None:
         self.compiler.close()
+
+
+def check_records(kind: str) -> None:
+    """Check that devices of a kind have graphs.
+
+    Raises:
+        InputError: names those that have.
+    """
+    if device_named(kind).graph_class is None:
+        able = [each for each in KINDS if device_named(each).graph_class is not None]
+        raise InputError(
+            f"compile.graphs: {kind} records no kernels; leave it out, or serve on {' or '.join(able)} "
+            "(--device)"
+        )
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from rayrec.pipelines.versions.gate import check_answers, overlap, probe
 from rayrec.pipelines.versions.manifest import Probe
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.engine.batch_costs import BatchCosts
-from rayrec.serve.engine.compilation import CompileService
+from rayrec.serve.engine.compilation import FIRST_K, CompileService
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
 from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.engine.products import NearAnswer, ProductReader
@@ -549,7 +549,9 @@ class RecommendationService:
         if not waits and not compilation.records:
             return
         self.warm_up()  # from which the programs' inputs are learned
-        compilation.warm_up(ranking)
+        # A ranking stage looks for its candidates, and requests may leave it out.
+        usual = () if self._stage is None else (self._stage.config.candidates,)
+        compilation.warm_up(ranking, (*usual, FIRST_K))
 
     def measured_costs(self, max_batch: int, most_s: float = float("inf"), repeats: int = 2) -> BatchCosts:
         """What batches of users' requests take, at sizes 1, 2, 4, ... and `max_batch`.

@@ -54,8 +54,7 @@ class DensePart:
         """
         self._load, self._split, self._check = load, split, check
         self._read: dict[int | None, SequenceProgram] = {}
-        """The network that was read last: whole still, and nobody's so far. One where another rank failed to
-        read it goes when the next one comes."""
+        """Networks that are whole still, and answer nobody so far."""
         self._programs: OrderedDict[int | None, SequenceProgram] = OrderedDict()
         self._streams, self._of_thread = threading.Semaphore(streams), threading.local()
         self._loading, self._adding, self._holding = threading.Lock(), threading.Lock(), threading.Lock()
@@ -111,8 +110,12 @@ class DensePart:
         """
         with self._loading:
             if version not in self._read and not self.holds(version):
-                self._read.clear()  # first: two more networks may not fit
                 self._read[version] = self._loaded(version)
+
+    def forget(self, version: int | None) -> None:
+        """Drop a version that was read and will not be held, as another rank could not read it."""
+        with self._loading:
+            self._read.pop(version, None)
 
     def _loaded(self, version: int | None) -> SequenceProgram:
         program = self._load(version)

@@ -41,7 +41,7 @@ from rayrec.serve.events.request_log import REQUEST_ID
 from rayrec.serve.on_ray.application import QUIET, SPARE_REQUESTS
 from rayrec.serve.on_ray.dense import DensePart, RemoteRanker
 from rayrec.serve.on_ray.features import FeaturesPart, RemoteState
-from rayrec.serve.on_ray.gang import START_S, Gang
+from rayrec.serve.on_ray.gang import Gang
 from rayrec.serve.on_ray.gateway import Gateway, build_gateway
 from rayrec.serve.on_ray.handle_calls import HandleCalls, unanswered_by
 from rayrec.serve.on_ray.http_messages import (
@@ -51,6 +51,7 @@ from rayrec.serve.on_ray.http_messages import (
     answered_by,
     lifespan_of,
 )
+from rayrec.serve.on_ray.ranks import START_S
 from rayrec.serve.on_ray.ray_ingress import by_message, of_session, sticky_routing
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.browsers import keep_pages_out
@@ -127,6 +128,8 @@ class SparseReplica:
         os.chdir(working_directory)
         self._calls = HandleCalls()
         call, timeout_s = self._calls.call, config.timeout_s
+        assert config.services is not None, "as these deployments are of it"
+        is_compiled = config.services.dense.fused_communication
         # What comes here is of some users where their contexts are kept, which are then at one network.
         session = None if not config.has_prefix_cache else uuid.uuid4().hex
         dense = self._calls.handle_of(dense, session)
@@ -134,9 +137,14 @@ class SparseReplica:
         beam_width: int = call(dense, "beam_width", timeout_s=START_S)
 
         def ranker_of(model: TrainedModel) -> ItemRanker:
+            # A version is warmed up before it answers anybody, and may then wait for a compiler.
+            waits_s = START_S if is_compiled else timeout_s
+
             def ask(packed: bytes) -> bytes:
+                nonlocal waits_s
                 with unanswered_by("the dense part"):
-                    ranked: bytes = call(dense, "recommend", packed, timeout_s=timeout_s)
+                    ranked: bytes = call(dense, "recommend", packed, timeout_s=waits_s)
+                waits_s = timeout_s
                 return ranked
 
             return RemoteRanker(ask, model.version, beam_width)

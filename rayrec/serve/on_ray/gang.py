@@ -31,12 +31,9 @@ from rayrec.platform.errors import UnavailableError
 from rayrec.serve.app.loading import device_of
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.on_ray.dense import DensePart, first_version
-from rayrec.serve.on_ray.ranks import SERVICE, Commands, FirstRank, follow, meet
+from rayrec.serve.on_ray.ranks import SERVICE, START_S, Commands, FirstRank, follow, meet
 
 logger = logging.getLogger(__name__)
-
-START_S = 600.0
-"""All ranks have joined and loaded by then."""
 
 
 class RankActor:
@@ -61,6 +58,9 @@ class RankActor:
 
     def read(self, version: int | None) -> None:
         self._part.read(version)
+
+    def forget(self, version: int | None) -> None:
+        self._part.forget(version)
 
     def follow(self) -> None:
         """Until the first rank ends, or one is lost."""
@@ -139,8 +139,14 @@ class Gang:
 
     def _read(self, version: int | None) -> None:
         reading = [rank.read.remote(version) for rank in self._ranks]
-        self.part.read(version)
-        _results(reading)
+        try:
+            self.part.read(version)
+            _results(reading)
+        except Exception:
+            self.part.forget(version)
+            for rank in self._ranks:  # each after it has read
+                rank.forget.remote(version)
+            raise
 
     def _watch(self, following: list[Any]) -> None:
         """Wait until a rank follows no more."""

@@ -38,6 +38,9 @@ SILENCE_S = 5.0
 """The leader says nothing for so long at most."""
 LOST_S = 120.0
 """Ranks that wait for each other for so long are given up."""
+START_S = 600.0
+"""All ranks have joined and loaded by then, and a version that is new has answered its first batch, for which
+it may have to be compiled."""
 SERVICE = "the ranks of the dense part"
 
 
@@ -129,9 +132,7 @@ def _do(part: Part, kind: CommandKind, body: bytes, batch: RankBatch | None = No
 def _hold(part: Part, version: int | None) -> None:
     try:
         part.hold(version)
-    except (
-        InputError
-    ) as error:  # others have read it as well, and go on to what this rank would be missing in
+    except InputError as error:  # others hold it, and go on to what this rank would miss
         raise RuntimeError(f"a rank cannot hold a version that was read: {error}") from error
 
 
@@ -152,19 +153,25 @@ class FirstRank:
         part: Part,
         read: Callable[[int | None], None],
         most_s: float = LOST_S,
+        start_s: float = START_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             read: loads a version on every rank, this one included; returns when all have.
             most_s: a command that takes longer has lost a rank.
+            start_s: the same of what a new version does first.
         """
+        self._start_s = start_s
         self._commands, self._part, self._read = commands, part, read
         self._most_s, self._clock = most_s, clock
         self._waiting: queue.Queue[_Command] = queue.Queue()
         self._lock = threading.Lock()
         self._unanswered: dict[int, _Command] = {}
-        self._begun: float | None = None
+        self._ends: tuple[float, float] | None = None
+        """By when the command at hand has lost a rank, and how long that is."""
+        self._answered: set[int | None] = set()
+        """Versions that a batch was computed with."""
         self._lost: str | None = None
         self._reading = threading.Lock()
         self._thread = threading.Thread(target=self._lead, name="leader", daemon=True)
@@ -213,9 +220,9 @@ class FirstRank:
         Raises:
             UnavailableError: they are not.
         """
-        begun = self._begun
-        if begun is not None and self._clock() - begun > self._most_s:
-            self.lose(f"a command takes longer than {self._most_s:.0f} s")
+        ends = self._ends
+        if ends is not None and self._clock() > ends[0]:
+            self.lose(f"a command takes longer than {ends[1]:.0f} s")
         if self._lost is not None:
             raise self._error()
 
@@ -242,17 +249,24 @@ class FirstRank:
                 command = self._waiting.get(timeout=SILENCE_S)
             except queue.Empty:
                 command = _Command(CommandKind.NOTHING)
-            self._begun = self._clock()
+            most_s = self._most_of(command)
+            self._ends = self._clock() + most_s, most_s
             self._take(command)
-            self._begun = None
+            self._ends = None
             if command.kind is CommandKind.END:
                 return
+
+    def _most_of(self, command: _Command) -> float:
+        is_first = command.batch is not None and command.batch.version not in self._answered
+        return self._start_s if is_first or command.kind is CommandKind.HOLD else self._most_s
 
     def _take(self, command: _Command) -> None:
         """Do a command on all ranks."""
         try:
             self._commands.send(command.kind, command.body)
             answer = _do(self._part, command.kind, command.body, command.batch)
+            if command.batch is not None:
+                self._answered.add(command.batch.version)
         except InputError as error:
             if self._is_waited_for(command):
                 command.done.set_exception(error)

@@ -1,4 +1,4 @@
-"""How the ranks of a gang come together, with actors that are plain objects."""
+"""How the ranks of a gang come together, and read versions, with actors that are plain objects."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ray.exceptions import RayActorError
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.serve.on_ray import gang
+from rayrec.serve.on_ray.dense import DensePart
 from rayrec.serve.on_ray.ranks import Commands
 
 
@@ -83,3 +84,17 @@ def test_what_a_rank_says_is_raised_where_the_first_one_only_misses_it(fake_ray,
         gang.joined([rank_that(ping=11, join=InputError("this device has no nccl"))], HOST)
     with pytest.raises(UnavailableError, match="1 of 2 ranks are there"):
         gang.joined([rank_that(ping=11, join=None)], HOST)
+
+
+def test_a_version_that_one_rank_cannot_read_stays_with_none(fake_ray):
+    forgotten = []
+    broken = rank_that(read=InputError("version 9 is damaged"))
+    broken.forget = SimpleNamespace(remote=forgotten.append)
+    ranks = gang.Gang.__new__(gang.Gang)
+    ranks.part, ranks._ranks = DensePart(lambda version: object()), [broken]
+
+    with pytest.raises(InputError, match="version 9 is damaged"):
+        ranks._read(9)
+
+    assert ranks.part._read == {}
+    assert forgotten == [9]

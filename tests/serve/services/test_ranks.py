@@ -163,16 +163,6 @@ def test_a_first_rank_that_alone_cannot_load_a_version_gives_the_ranks_up():
         two.first.check()
 
 
-def test_a_network_that_nobody_came_to_hold_goes_when_the_next_one_is_read():
-    part = DensePart(lambda version: FakeProgram())
-    for version in (1, 2, 3):
-        part.read(version)
-
-    assert list(part._read) == [3]
-    part.hold(3)
-    assert part._read == {}
-
-
 def test_a_network_that_could_not_be_split_is_refused_when_it_is_read():
     def refuse(program):
         raise InputError("heads do not divide")
@@ -216,7 +206,8 @@ def test_who_waits_when_a_rank_is_lost_is_told_at_once():
     assert len(told) == 3
 
 
-def test_a_rank_that_hangs_is_found_by_the_health_check():
+@pytest.mark.parametrize(("is_new", "most_s"), [(False, 60), (True, 600)])
+def test_a_rank_that_hangs_is_found_by_the_health_check_later_where_it_may_compile(is_new, most_s):
     now = [0.0]
     two, is_computing, goes_on = Two(lambda: now[0]), threading.Event(), threading.Event()
 
@@ -229,15 +220,17 @@ def test_a_rank_that_hangs_is_found_by_the_health_check():
         with contextlib.suppress(UnavailableError):
             two.first.recommend(asking(1))
 
+    if not is_new:
+        two.first.recommend(asking(1))
     two.first.hold(None)
     two.parts[0]._programs[None] = SimpleNamespace(device=torch.device("cpu"), recommend=recommend)
     asked = threading.Thread(target=ask)
     asked.start()
     assert is_computing.wait(60)
-    now[0] = 60
+    now[0] = most_s
     two.first.check()
-    now[0] = 61
-    with pytest.raises(UnavailableError, match="a command takes longer than 60 s"):
+    now[0] = most_s + 1
+    with pytest.raises(UnavailableError, match=f"a command takes longer than {most_s} s"):
         two.first.check()
     asked.join(60)
     goes_on.set()
