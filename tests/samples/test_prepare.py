@@ -1,8 +1,10 @@
 import errno
 import fcntl
 import json
+import os
 import random
 import shutil
+import stat
 import subprocess
 import sys
 from datetime import timedelta
@@ -542,6 +544,35 @@ def test_a_folder_that_is_deleted_before_it_is_locked_is_made_again(tmp_path, mo
     with whole_folder(tmp_path / "data") as folder:
         assert folder.parent != deleted[0]
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_file_system_that_numbers_open_files_differently_is_written_to(tmp_path, monkeypatch):
+    fstat = os.fstat
+
+    def numbered(descriptor):
+        found = fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            return found
+        return os.stat_result((found.st_mode, found.st_ino + 1, *found[2:10]))
+
+    monkeypatch.setattr("os.fstat", numbered)
+    monkeypatch.setattr(writer, "_TRIES", 3)
+    with whole_folder(tmp_path / "data") as folder:
+        (folder / "dataset.json").touch()
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_file_system_on_which_every_file_is_locked_is_refused(tmp_path, monkeypatch):
+    def locked(lock, operation):
+        raise BlockingIOError(errno.EWOULDBLOCK, "locked")
+
+    monkeypatch.setattr("fcntl.flock", locked)
+    with (
+        pytest.raises(InputError, match=rf"{tmp_path}: in 100 tries no new file there"),
+        whole_folder(tmp_path / "data"),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])

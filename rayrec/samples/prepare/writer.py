@@ -26,6 +26,8 @@ from rayrec.samples.dataset.dataset_folder import DatasetKind, FileEntry, kind_o
 _UNFINISHED = "unfinished-"
 _LOCK = "lock"
 """In an unfinished folder, beside what is written: held by the process that writes it."""
+_TRIES = 100
+"""To have a folder of one's own: only another process that begins at the same moment takes one away."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of a file system that has no locks."""
 
@@ -104,8 +106,12 @@ def _sharers_of_locks(folder: Path) -> str:
 
 
 def _begin(parent: Path, prefix: str) -> tuple[Path, IO[str]]:
-    """A new folder, and its lock, which this process holds."""
-    while True:
+    """A new folder, and its lock, which this process holds.
+
+    Raises:
+        InputError: the file system gives no lock.
+    """
+    for _ in range(_TRIES):
         begun = Path(tempfile.mkdtemp(dir=parent, prefix=prefix))
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, begun, ignore_errors=True)
@@ -114,6 +120,9 @@ def _begin(parent: Path, prefix: str) -> tuple[Path, IO[str]]:
                 stack.pop_all()
                 return begun, lock
             # Another process locked it before, and deletes what it takes for abandoned.
+    raise InputError(
+        f"{parent}: in {_TRIES} tries no new file there could be locked; give a folder on another disk"
+    )
 
 
 def _is_locked(lock: IO[str]) -> bool:
@@ -126,10 +135,12 @@ def _is_locked(lock: IO[str]) -> bool:
         if error.errno not in _NO_LOCKS:
             raise
         # Then nobody deletes the folder but this process.
+    # By its name alone, which no other folder has: some file systems number a file that is open differently.
     try:
-        return os.path.samestat(os.fstat(lock.fileno()), os.stat(lock.name))
+        os.stat(lock.name)
     except FileNotFoundError:
         return False
+    return True
 
 
 def _remove_abandoned(parent: Path, prefix: str) -> None:
