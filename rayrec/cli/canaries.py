@@ -174,7 +174,8 @@ def _last(store: str) -> tuple[Canaries, Canary]:
     canaries = Canaries(VersionStore(store))
     if (canary := canaries.last()) is None:
         raise InputError(
-            f"{store}: no canary was started here; rayrec publish RUN STORE --canary SHARE does it, where a version serves"
+            f"{store}: no canary was started here; rayrec publish RUN STORE --canary SHARE does it, where a "
+            "version serves"
         )
     return canaries, canary
 

@@ -358,8 +358,8 @@ class RunFolder:
             )
         if last is None:
             raise InputError(
-                f"{self.path}: the run has no snapshot yet (its state: {self.condition}); rayrec train with its "
-                "config begins it anew"
+                f"{self.path}: the run has no snapshot yet (its state: {self.condition}); rayrec train with "
+                "its config begins it anew"
             )
         if which != "previous":
             return self.snapshots / str(last)
