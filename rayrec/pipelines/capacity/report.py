@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from rayrec.pipelines.capacity.planner import NOT_MODELED, Change, ClusterPlan
+from rayrec.pipelines.capacity.planner import NOT_MODELED, Change, ClusterPlan, failing_nodes
 from rayrec.pipelines.capacity.quantity import Mark
 from rayrec.platform.memory import human_size
 
@@ -144,10 +144,14 @@ def _money(plan: ClusterPlan) -> Section:
     cluster = plan.cluster
     if not cluster.money_per_h:
         return Section("Money", [("", "prices are 0")])
+    used = sum(num_nodes for num_nodes, _ in failing_nodes(plan.work, cluster).values())
+    nodes = f"all {cluster.num_nodes} nodes" if used < cluster.num_nodes else "the cluster"
+    if used < cluster.num_nodes:
+        nodes += f", of which the run has processes on {used} (--scale lets it fill them)"
     return Section(
         "Money",
         [
-            ("the cluster", f"{amount(cluster.money_per_h)} {cluster.currency} an hour"),
+            (nodes, f"{amount(cluster.money_per_h)} {cluster.currency} an hour"),
             ("a billion rows, with losses", f"{amount(plan.money_per_billion)} {cluster.currency}"),
         ],
     )

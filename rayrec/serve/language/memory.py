@@ -174,8 +174,8 @@ def folder_of(model: EmbeddedModel) -> Path:
     if model.folder is not None and not (folder / "config.json").is_file():
         raise InputError(
             f"{model.name}: {folder} is no folder with a config.json of transformers; nothing is downloaded "
-            "from a hub: save the model to a folder first, or name a run (run: ...); rayrec export RUN FOLDER makes "
-            "such a folder, too"
+            "from a hub: save the model there first, or name a run (run: ...); rayrec export RUN FOLDER "
+            "makes such a folder, too"
         )
     if model.run is not None and not (folder / "config.yaml").is_file():
         raise InputError(f"{model.name}: {folder} is no folder of a run")

@@ -81,6 +81,13 @@ def test_the_report_has_everything_that_was_asked_for(calibration):
         assert words in text, words
 
 
+def test_money_of_nodes_that_nobody_uses_is_said(calibration):
+    plan = plan_cluster(replace(large(), num_trainers=1), TABLES, cluster_with(), calibration)
+
+    (money,) = (rows for title, rows in sections(plan) if title == "Money")
+    assert money[0][0].startswith("all 6 nodes, of which the run has processes on 3")
+
+
 @pytest.mark.parametrize(
     ("money", "shown"), [(0.1, "0.1"), (0.012, "0.012"), (4.1, "4.10"), (42, "42.00"), (1033.4, "1,033")]
 )
