@@ -151,7 +151,7 @@ class WarmStart:
         answers nobody after that.
         """
         began = time.perf_counter()
-        users, most_s = list(reversed(self.left.users))[: self._config.users], self._config.most_s
+        users, most_s = list(self.left.users)[::-1][: self._config.users], self._config.most_s
         if users and most_s > 0:
             arguments = (service, users, min(max_batch, BATCH), began + most_s)
             thread = threading.Thread(target=self._warm, args=arguments, name="warm-start-users", daemon=True)
