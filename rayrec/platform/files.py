@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +102,17 @@ def remove_unfinished(folder: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`; a crash leaves the old file or the new one."""
-    with written_whole(path, on_disk=True) as unfinished:
-        unfinished.write_bytes(content)
+def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Replace `path` by `content`; a crash leaves the old file or the new one.
+
+    Args:
+        mode: of the file, from its first byte on; less what the process's umask takes.
+    """
+    with (
+        written_whole(path, on_disk=True) as unfinished,
+        open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file,
+    ):
+        file.write(content)
 
 
 def sync(path: Path) -> None:

@@ -358,9 +358,9 @@ def test_load_is_read_from_the_nodes_that_have_replicas():
     assert deployments["recommend"] == Deployed(2, ("10.0.0.1", "10.0.0.2", "10.0.0.2"), ("a", "b"))
     assert client.loads("rayrec", deployments) == {"recommend": Load(7.0, True, 3.0, num_running=2)}
     del pages["http://10.0.0.2:9002/metrics"]
-    assert client.loads("rayrec", deployments) == {"recommend": Load(3.0, False, 2.0)}
+    assert client.loads("rayrec", deployments) == {"recommend": Load(3.0, False, 2.0, num_running=2)}
     pages.clear()
-    assert client.loads("rayrec", deployments) == {"recommend": Load(None, False, None)}
+    assert client.loads("rayrec", deployments) == {"recommend": Load(None, False, None, num_running=2)}
     assert client.deployments("other") == {}
 
 

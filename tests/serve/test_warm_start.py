@@ -1,8 +1,13 @@
 """What a replica leaves, and what the next one makes of it before it is ready."""
 
+import errno
+import itertools
 import json
 import os
 import stat
+import threading
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +37,7 @@ class Service:
 
     def warm(self, users):
         self.asked += users
+        return len(users)
 
 
 def warm_start(folder, clock=None, **settings):
@@ -39,8 +45,8 @@ def warm_start(folder, clock=None, **settings):
     return WarmStart(config) if clock is None else WarmStart(config, clock)
 
 
-def left_by(folder, users, buckets=None, **settings):
-    before = warm_start(folder, **settings)
+def left_by(folder, users, buckets=None, clock=None, **settings):
+    before = warm_start(folder, clock, **settings)
     before.note([RecommendRequest(user_id=user) for user in users])
     if buckets is not None:
         before.start(lambda: buckets)
@@ -55,13 +61,14 @@ def test_the_newest_users_are_answered_first_and_once(tmp_path):
 
 
 def test_users_of_all_replicas_are_known_and_no_more_than_are_wanted(tmp_path):
-    left_by(tmp_path, ["a", "b"])
-    left_by(tmp_path, ["c", "a"])
-    after = warm_start(tmp_path, users=2)
-    assert after.left.users == ("c", "a")
+    clock = itertools.count(1.0).__next__
+    left_by(tmp_path, ["a", "b"], clock=clock)
+    left_by(tmp_path, ["c", "a"], clock=clock)
+    after = warm_start(tmp_path, clock, users=2)
+    assert list(after.left.users) == ["c", "a"]
     after.note([RecommendRequest(user_id="d")])
     after.save()
-    assert set(warm_start(tmp_path, users=10).left.users) == {"a", "b", "c", "d"}
+    assert set(warm_start(tmp_path, clock, users=10).left.users) == {"a", "b", "c", "d"}
 
 
 def test_histories_and_nobody_are_not_remembered(tmp_path):
@@ -72,9 +79,9 @@ def test_histories_and_nobody_are_not_remembered(tmp_path):
 
 
 def test_shapes_of_programs_are_left_by_model(tmp_path):
-    buckets = {"model": [Bucket(4, 64, 10), Bucket(8, 64, 10)]}
-    left_by(tmp_path, [], buckets)
-    left_by(tmp_path, ["a"], {"model": [Bucket(4, 64, 10)], "other": [Bucket(1, 32, 5)]})
+    now = time.time()
+    left_by(tmp_path, [], {"model": {Bucket(4, 64, 10): now, Bucket(8, 64, 10): now}})
+    left_by(tmp_path, ["a"], {"model": {Bucket(4, 64, 10): now}, "other": {Bucket(1, 32, 5): now}})
     found = warm_start(tmp_path).left.buckets
     assert {name: set(each) for name, each in found.items()} == {
         "model": {Bucket(4, 64, 10), Bucket(8, 64, 10)},
@@ -100,13 +107,97 @@ def test_damaged_and_old_files_are_passed_over(tmp_path, caplog):
     left_by(tmp_path, ["a"])
     (tmp_path / "warm-damaged.json").write_text('{"users": 3}')
     (tmp_path / "other.json").write_text("?")
-    assert warm_start(tmp_path).left.users == ("a",)
+    assert list(warm_start(tmp_path).left.users) == ["a"]
     assert "warm-damaged.json: cannot be read" in caplog.text
     mine = next(path for path in tmp_path.glob("warm-*.json") if "damaged" not in path.name)
     assert stat.S_IMODE(mine.stat().st_mode) == 0o600
     later = mine.stat().st_mtime + 100
     assert warm_start(tmp_path, clock=lambda: later, max_age_s=50).left == Left()
     assert not mine.exists()
+
+
+def test_files_that_vanish_or_cannot_be_deleted_keep_nobody_from_starting(tmp_path, caplog):
+    left_by(tmp_path, ["a"])
+    (tmp_path / "warm-gone.json").symlink_to(tmp_path / "gone")  # as if another replica had just deleted it
+    (tmp_path / "warm-folder.json").mkdir()
+    os.utime(tmp_path / "warm-folder.json", (0, 0))
+    assert list(warm_start(tmp_path).left.users) == ["a"]
+    assert "warm-folder.json: cannot be read" in caplog.text
+
+
+def test_a_store_that_is_down_keeps_nobody_from_starting(tmp_path, monkeypatch, caplog):
+    def down(*_, **__):
+        raise OSError(errno.EIO, "the store is down")
+
+    monkeypatch.setattr(Path, "mkdir", down)
+    monkeypatch.setattr(Path, "glob", down)
+    assert warm_start(tmp_path / "warm").left == Left()
+    assert "the store is down" in caplog.text
+
+
+def test_readiness_does_not_wait_for_a_store_that_hangs(tmp_path, caplog):
+    left_by(tmp_path, [f"u{number}" for number in range(40)])
+    goes_on, asked = threading.Event(), []
+
+    def hang(users):
+        asked.append(len(users))
+        goes_on.wait(60)
+        return len(users)
+
+    before = threading.active_count()
+    assert warm_start(tmp_path, most_s=0.2).warm(SimpleNamespace(kept=None, warm=hang)) == 0
+    assert "ready after 0.2 s" in caplog.text
+    goes_on.set()
+    wait_until(lambda: threading.active_count() == before)
+    assert asked == [16]
+
+
+def wait_until(condition):
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_users_who_got_no_answer_are_not_counted(tmp_path):
+    left_by(tmp_path, ["a", "b", "c"])
+    assert warm_start(tmp_path).warm(SimpleNamespace(kept=None, warm=lambda users: len(users) - 1)) == 2
+
+
+def test_what_nobody_asks_for_any_more_is_forgotten_though_it_is_read_and_written_again(tmp_path):
+    now = [100.0]
+    settings = {"clock": lambda: now[0], "max_age_s": 50}
+    left_by(tmp_path, ["old"], {"model": {Bucket(1, 4, 8): 100.0}}, **settings)
+    now[0] = 140.0
+    between = warm_start(tmp_path, **settings)
+    assert list(between.left.users) == ["old"]
+    between.note([RecommendRequest(user_id="new")])
+    now[0] = 160.0
+    between.close()
+    assert warm_start(tmp_path, **settings).left == Left({"new": 140.0}, {})
+    found = [json.loads(path.read_bytes())["users"] for path in tmp_path.iterdir()]
+    assert [["new", 140.0]] in found
+
+
+def test_a_file_is_its_owners_alone_from_the_first_byte_on(tmp_path, monkeypatch):
+    replace, modes = os.replace, []
+
+    def noted(source, target):
+        modes.append(stat.S_IMODE(os.stat(source).st_mode))
+        replace(source, target)
+
+    monkeypatch.setattr("os.replace", noted)
+    left_by(tmp_path, ["a"])
+    assert modes == [0o600]
+
+
+def test_shapes_are_left_with_when_a_batch_last_had_them():
+    service = CompileService.__new__(CompileService)
+    asked, only_ordered = Bucket(1, 4, 8), Bucket(2, 8, 100)
+    model = SimpleNamespace(fingerprint="model")
+    programs = SimpleNamespace(model=model, ready=[asked, only_ordered], asked_at={asked: 5.0})
+    service._programs = {"one": programs}
+    assert service.asked == {"model": {asked: 5.0}}
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path):

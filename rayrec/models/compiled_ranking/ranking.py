@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -65,6 +66,8 @@ class CompiledPrograms:
         """Of the version that was made last."""
         self._order = order
         self._programs: dict[Bucket, Run] = {}
+        self.asked_at: dict[Bucket, float] = {}
+        """UNIX seconds when a batch last was of a bucket."""
         self._ordered: set[Bucket] = set()
         self._changes = threading.Lock()
 
@@ -179,6 +182,7 @@ class CompiledRanking:
         bucket = None if width is None else programs.buckets.of(len(lengths_B), longest, width)
         if bucket is None:
             return None
+        programs.asked_at[bucket] = time.time()
         program = programs.of(bucket)
         if program is None:
             programs.want(bucket)

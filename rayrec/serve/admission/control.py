@@ -285,8 +285,9 @@ class AdmissionControl:
         submitted: list[Future[RecommendAnswer]] = []
         all_answered: list[asyncio.Future[RecommendAnswer]] = []
         try:
-            for entry, release in zip(entries, releases, strict=True):
+            for request, entry, release in zip(requests, entries, releases, strict=True):
                 if entry.kept is not None:
+                    self._batcher.spared(pinned.width_of(request))
                     _release_all(release)
                     answered = asyncio.get_running_loop().create_future()
                     answered.set_result(entry.kept)
@@ -301,6 +302,7 @@ class AdmissionControl:
                         width,
                         info.priority,
                         follows=bool(submitted),
+                        asked_width=pinned.width_of(request),
                     )
                     # A caller that disconnects does not stop the model: the slot is free when the batcher is
                     # done with the request.

@@ -171,7 +171,7 @@ def load_api(
         # After the costs, which would read what is kept of these users as if it were usual.
         warm_start.warm(first, costs.max_size)
         build.warm_start = first.warm_start = warm_start
-        warm_start.start((dict) if compilation is None else (lambda: compilation.ready))
+        warm_start.start((dict) if compilation is None else (lambda: compilation.asked))
         meter.watch(warm_start.metrics)
     routes = (*ANSWERING_ROUTES, f"/{SERVICE}/ModelInfer")
     meters = [meter, RecentActivity(routes)] if config.shows_page else [meter]

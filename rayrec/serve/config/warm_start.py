@@ -17,6 +17,6 @@ class WarmStartConfig(Config):
     every_s: float = Field(30.0, gt=0)
     """Between two files; a process that is killed has left the last one."""
     most_s: float = Field(30.0, ge=0)
-    """Readiness waits no longer for users; programs have `CompileConfig.wait_s`."""
+    """Readiness waits no longer for users, whatever hangs; programs have `CompileConfig.wait_s`."""
     max_age_s: float = Field(86_400.0, gt=0)
-    """Older files are deleted."""
+    """Users and shapes that nobody has asked for since are forgotten, and older files deleted."""

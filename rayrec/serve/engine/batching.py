@@ -137,6 +137,10 @@ class Batcher(Generic[Request, Answer]):
         """So many requests did not come here, since there was no room for them."""
         self._load.came(count * self.costs.at(self.costs.measured_width).least_s)
 
+    def spared(self, width: int) -> None:
+        """A request of a width got an answer of before, since there is little room."""
+        self._load.came(self.costs.at(width).least_s)
+
     def submit(
         self,
         request: Request,
@@ -146,6 +150,7 @@ class Batcher(Generic[Request, Answer]):
         width: int | None = None,
         priority: int = DEFAULT_PRIORITY,
         follows: bool = False,
+        asked_width: int | None = None,
     ) -> Future[Answer]:
         """Hand a request to the thread that computes.
 
@@ -157,6 +162,8 @@ class Batcher(Generic[Request, Answer]):
             compute: for this request, instead of the batcher's; it is computed with others of the same alone.
             follows: it came together with the one before, for which it may wait: more replicas change
                 nothing of that, and so the load counts its work alone.
+            asked_width: of what was asked for, where less is computed since there is little room: so much
+                work came, and with enough replicas it would be done; None: `width`.
 
         Returns:
             The answer, its own exception, or a `DeadlineError`. One that is cancelled before its turn is not
@@ -175,7 +182,7 @@ class Batcher(Generic[Request, Answer]):
             compute = compute or self._compute
             width = self.costs.measured_width if width is None else width
             deadline, number = now + timeout_s, self._num_submitted
-            self._load.came(self.costs.at(width).least_s)
+            self._load.came(self.costs.at(width if asked_width is None else asked_width).least_s)
             new = _Waiting(priority, deadline, number, now, request, group, width, compute, future, follows)
             self._check_room(new, now)
             insort(self._waiting, new)

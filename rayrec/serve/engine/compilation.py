@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,13 +90,19 @@ class CompileService:
         self.compiler = Compiler(PackageFolders(config.folders(run)))
         atexit.register(self.compiler.close)
         self._programs: dict[str, CompiledPrograms] = {}
-        self.expected: Mapping[str, Sequence[Bucket]] = {}
+        self.expected: Mapping[str, Iterable[Bucket]] = {}
         """Shapes that readiness waits for, too, by the fingerprint of their model."""
 
     @property
-    def ready(self) -> dict[str, list[Bucket]]:
-        """Shapes of the programs that are there, by the fingerprint of their model."""
-        return {each.model.fingerprint: each.ready for each in list(self._programs.values()) if each.ready}
+    def asked(self) -> dict[str, dict[Bucket, float]]:
+        """Shapes of the programs that are there, with when a batch last had them (UNIX seconds), by the
+        fingerprint of their model."""
+        found = {}
+        for each in list(self._programs.values()):
+            asked_at = each.asked_at.copy()
+            if asked := {bucket: asked_at[bucket] for bucket in each.ready if bucket in asked_at}:
+                found[each.model.fingerprint] = asked
+        return found
 
     def give(self, recommender: Versioned) -> CompiledRanking:
         """Have a version ranked by programs; those of a version of the same shapes are its own at once."""

@@ -522,14 +522,15 @@ class RecommendationService:
         histories, read, reused = (found[name] for name in names)
         return histories, read, reused
 
-    def warm(self, users: Sequence[str]) -> None:
-        """Answer users as if they had asked, so that what is kept of them is there when they do."""
+    def warm(self, users: Sequence[str]) -> int:
+        """Answer users as if they had asked, so that what is kept of them is there when they do; how many
+        got an answer."""
         groups: dict[Hashable, list[RecommendRequest]] = {}
         for user in users:
             request = RecommendRequest(user_id=user)
             groups.setdefault(self.group_of(request), []).append(request)
-        for requests in groups.values():
-            self._answers_to(requests)
+        answers = [answer for requests in groups.values() for answer in self._answers_to(requests)]
+        return sum(isinstance(answer, RecommendAnswer) for answer in answers)
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""

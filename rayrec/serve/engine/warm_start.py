@@ -8,6 +8,10 @@
 The first requests of a replica that knows nobody cost what a history costs that is read as a whole, and all
 of them come at once when it says that it is ready. Replicas of Ray Serve have no names that outlive them, so
 each reads what all have left; with more users than a prefix cache holds, it stops where the cache is full.
+Each user and shape has the time when it was last asked for: else what is read would be left again for ever.
+
+Nothing here keeps a replica from starting: files that cannot be read are passed over, and readiness waits for
+users no longer than it may.
 """
 
 from __future__ import annotations
@@ -18,11 +22,10 @@ import os
 import threading
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.platform.errors import InputError
@@ -32,30 +35,41 @@ from rayrec.serve.wire.schemas import RecommendRequest
 
 logger = logging.getLogger(__name__)
 
+_Key = TypeVar("_Key")
 _PREFIX = "warm-"
 BATCH = 16
 """Users that are answered together, at most."""
 MAX_USER_KEY = 256
 """Characters; users with longer keys are not remembered."""
 
-Buckets = Mapping[str, Sequence[Bucket]]
-"""Shapes of programs, by the fingerprint of the model that they are of."""
+Times = Mapping[str, float]
+"""When users were last asked for, in UNIX seconds."""
+Buckets = Mapping[str, Mapping[Bucket, float]]
+"""Shapes of programs with the same, by the fingerprint of the model that they are of."""
 
 
 @dataclass(frozen=True)
 class Left:
     """By one replica, or by all."""
 
-    users: tuple[str, ...] = ()
-    """Newest last."""
+    users: Times = field(default_factory=dict)
     buckets: Buckets = field(default_factory=dict)
+
+    def since(self, first: float) -> Left:
+        """What was asked for from then on."""
+        users = {user: at for user, at in self.users.items() if at >= first}
+        buckets = {
+            name: {each: at for each, at in found.items() if at >= first}
+            for name, found in self.buckets.items()
+        }
+        return Left(users, {name: found for name, found in buckets.items() if found})
 
     def to_bytes(self) -> bytes:
         shapes = {
-            name: [[each.num_rows, each.length, each.width] for each in buckets]
-            for name, buckets in self.buckets.items()
+            name: [[each.num_rows, each.length, each.width, at] for each, at in found.items()]
+            for name, found in self.buckets.items()
         }
-        return json.dumps({"users": self.users, "buckets": shapes}).encode()
+        return json.dumps({"users": list(self.users.items()), "buckets": shapes}).encode()
 
     @staticmethod
     def of_bytes(content: bytes) -> Left:
@@ -65,9 +79,9 @@ class Left:
         """
         found = json.loads(content)
         try:
-            users = tuple(user for user in found["users"] if isinstance(user, str))
+            users = {str(user): float(at) for user, at in found["users"]}
             buckets = {
-                str(name): [Bucket(*map(int, shape)) for shape in shapes]
+                str(name): {Bucket(*map(int, shape)): float(at) for *shape, at in shapes}
                 for name, shapes in found["buckets"].items()
             }
         except (TypeError, KeyError, AttributeError) as error:
@@ -81,7 +95,7 @@ class Answering(Protocol):
     @property
     def kept(self) -> tuple[float, float, float] | None: ...
 
-    def warm(self, users: Sequence[str]) -> None: ...
+    def warm(self, users: Sequence[str]) -> int: ...
 
 
 class WarmStart:
@@ -93,19 +107,22 @@ class WarmStart:
             clock: UNIX seconds, as files have them.
 
         Raises:
-            InputError: the folder cannot be used.
+            InputError: the folder is none, or not to be used by this process.
         """
         self._config, self._clock = config, clock
         self._folder = Path(config.folder)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
+        except (FileExistsError, NotADirectoryError, PermissionError) as error:
             raise InputError(f"warm_start.folder: {self._folder} cannot be made ({error})") from error
-        if not os.access(self._folder, os.W_OK | os.X_OK):
-            raise InputError(f"warm_start.folder: {self._folder} cannot be written to")
+        except OSError as error:  # of a store that is down now
+            logger.warning("warm_start.folder: %s cannot be made now: %s", self._folder, error)
+        else:
+            if not os.access(self._folder, os.W_OK | os.X_OK):
+                raise InputError(f"warm_start.folder: {self._folder} cannot be written to")
         self.left = self._read()
-        """By the replicas before."""
-        self._users: OrderedDict[str, None] = OrderedDict.fromkeys(self.left.users)
+        """By the replicas before; users newest last."""
+        self._users = dict(self.left.users)
         self._lock = threading.Lock()
         self._path = self._folder / f"{_PREFIX}{uuid.uuid4().hex[:12]}.json"
         self._stopping = threading.Event()
@@ -122,33 +139,43 @@ class WarmStart:
         ]
         with self._lock:
             for user in users:
-                self._users[user] = None
-                self._users.move_to_end(user)
+                self._users.pop(user, None)  # newest last
+                self._users[user] = self._clock()
             while len(self._users) > self._config.users:
-                self._users.popitem(last=False)
+                del self._users[next(iter(self._users))]
 
     def warm(self, service: Answering, max_batch: int = BATCH) -> int:
-        """Answer the newest users, as long as it helps and there is time; how many were answered."""
+        """Answer the newest users, as long as it helps and there is time; how many were answered.
+
+        It waits no longer than there is time. What hangs by then goes on beside the first requests, and
+        answers nobody after that.
+        """
         began = time.perf_counter()
-        users, size = list(reversed(self.left.users))[: self._config.users], min(max_batch, BATCH)
-        kept = service.kept
-        for start in range(0, len(users), size):
-            if time.perf_counter() - began >= self._config.most_s:
-                break
-            part = users[start : start + size]
-            try:
-                service.warm(part)
-            except Exception as error:  # they are answered all the same when they come, or get their error
-                logger.warning("users of the replica before are not answered ahead: %s", error)
-                break
-            self._num_warmed += len(part)
-            before, kept = kept, service.kept
-            if before is not None and kept is not None and _is_full(before, kept):
-                break
+        users, most_s = list(self.left.users)[::-1][: self._config.users], self._config.most_s
+        if users and most_s > 0:
+            arguments = (service, users, min(max_batch, BATCH), began + most_s)
+            thread = threading.Thread(target=self._warm, args=arguments, name="warm-start-users", daemon=True)
+            thread.start()
+            thread.join(most_s)
+            if thread.is_alive():
+                logger.warning("ready after %g s, while users of the replica before are not answered", most_s)
         self._seconds = time.perf_counter() - began
         if users:
             logger.info("answered %d users ahead, in %.1f s", self._num_warmed, self._seconds)
         return self._num_warmed
+
+    def _warm(self, service: Answering, users: Sequence[str], size: int, until: float) -> None:
+        try:
+            kept = service.kept
+            for start in range(0, len(users), size):
+                if time.perf_counter() >= until:
+                    return
+                self._num_warmed += service.warm(users[start : start + size])
+                before, kept = kept, service.kept
+                if before is not None and kept is not None and _is_full(before, kept):
+                    return
+        except Exception as error:  # they are answered all the same when they come, or get their error
+            logger.warning("users of the replica before are not answered ahead: %s", error)
 
     def start(self, buckets: Callable[[], Buckets] = dict) -> None:
         """Write a file every so often, from now on.
@@ -175,10 +202,10 @@ class WarmStart:
     def save(self) -> None:
         """Write what there is now; nothing where nobody was answered."""
         with self._lock:
-            left = Left(tuple(self._users), self._buckets())
+            left = Left(dict(self._users), self._buckets())
+        left = left.since(self._clock() - self._config.max_age_s)
         if left.users or left.buckets:
-            write_atomically(self._path, left.to_bytes())
-            self._path.chmod(0o600)
+            write_atomically(self._path, left.to_bytes(), mode=0o600)
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""
@@ -187,28 +214,45 @@ class WarmStart:
     def _save_or_say(self) -> None:
         try:
             self.save()
-        except OSError as error:
+        except Exception as error:  # requests are answered all the same, and the next file may be written
             logger.warning("nothing is left to the next replica: %s", error)
 
     def _read(self) -> Left:
-        users: OrderedDict[str, None] = OrderedDict()
-        buckets: dict[str, list[Bucket]] = {}
-        files = [(each.stat().st_mtime, each) for each in self._folder.glob(f"{_PREFIX}*.json")]
-        for written_at, path in sorted(files):
-            if self._clock() - written_at > self._config.max_age_s:
-                path.unlink(missing_ok=True)
-                continue
-            try:
-                left = Left.of_bytes(path.read_bytes())
-            except (OSError, ValueError) as error:
-                logger.warning("%s: cannot be read, and is passed over: %s", path, error)
-                continue
-            for user in left.users:
-                users[user] = None
-                users.move_to_end(user)
+        first = self._clock() - self._config.max_age_s
+        users: dict[str, float] = {}
+        buckets: dict[str, dict[Bucket, float]] = {}
+        for path in self._files():
+            left = self._read_file(path, first)
+            _add(users, left.users)
             for name, found in left.buckets.items():
-                buckets[name] = list(dict.fromkeys([*buckets.get(name, ()), *found]))
-        return Left(tuple(users)[-self._config.users :], buckets)
+                _add(buckets.setdefault(name, {}), found)
+        newest = sorted(users.items(), key=lambda each: each[1])[-self._config.users :]
+        return Left(dict(newest), buckets).since(first)
+
+    def _files(self) -> list[Path]:
+        try:
+            return sorted(self._folder.glob(f"{_PREFIX}*.json"))
+        except OSError as error:
+            logger.warning("%s: cannot be read, and nobody is answered ahead: %s", self._folder, error)
+            return []
+
+    def _read_file(self, path: Path, first: float) -> Left:
+        """Empty where there is nothing of use; one that is older than all of use is deleted."""
+        try:
+            if path.stat().st_mtime >= first:
+                return Left.of_bytes(path.read_bytes())
+            path.unlink()
+        except FileNotFoundError:
+            pass  # another replica that starts has deleted it
+        except (OSError, ValueError) as error:
+            logger.warning("%s: cannot be read, and is passed over: %s", path, error)
+        return Left()
+
+
+def _add(times: dict[_Key, float], more: Mapping[_Key, float]) -> None:
+    """The later time of each."""
+    for key, at in more.items():
+        times[key] = max(at, times.get(key, at))
 
 
 def _is_full(before: tuple[float, float, float], after: tuple[float, float, float]) -> bool:

@@ -351,6 +351,26 @@ def test_load_may_be_the_wait_by_what_batches_take(start):
     assert model.recommender.budgets[-1] == Budget(3, None)  # 0.2 when the last one came
 
 
+@pytest.mark.parametrize("done", ["fewer_beams", "popular_items", "cached_answer"])
+def test_a_degraded_service_counts_the_work_that_it_was_asked_for(start, done):
+    """Else its replicas would be taken away, since it answers with less."""
+    asked, degraded = (
+        start(),
+        start(degrade=degrade(step(done, ALWAYS, 1 if done == "fewer_beams" else None))),
+    )
+    for model in (asked, degraded):
+        model.batcher.costs.observe(1, 1, 0.1)  # of a search with one beam
+        model.batcher.costs.observe(0, 1, 0.001)  # of popular items
+
+    async def scenario(model: Model) -> list[RecommendAnswer]:
+        return [await model.ask(user_id="ann", k=1) for _ in range(3)]
+
+    run(scenario(asked))
+    answers = run(scenario(degraded))
+    assert answers[-1].degraded == [done]
+    assert degraded.batcher.load.work == pytest.approx(asked.batcher.load.work, rel=0.2)
+
+
 def test_the_services_own_limit_is_capacity_too(start):
     model = start(service={"concurrency": 2}, degrade=degrade(step("popular_items", 0.9)))
 
