@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import threading
 from types import SimpleNamespace
@@ -405,4 +404,4 @@ def test_replicas_of_ray_serve_hold_all_models(runs, free_port):
         index = client.post("/v2/repository/index").json()
         assert [each["name"] for each in index] == ["films", "books"]
         assert [each.name for each in calls.get_model_repository_index().models] == ["films", "books"]
-        assert json.loads(client.get("/models/books/health/ready").text)["ready"]
+        assert client.get("/models/books/health/ready").json()["status"] == "ready"
