@@ -86,15 +86,13 @@ def status_command(store: StoreArgument) -> Answer:
     arms: dict[str, Any] = {}
     for name, arm in (("canary", counts.canary), ("baseline", counts.baseline)):
         p50, p95 = arm.quantile_s(0.5), arm.quantile_s(0.95)
-        rows.append(
-            (
-                f"{name}: requests, errors, p50, p95",
-                f"{arm.num_requests:,}, {arm.num_errors:,}, {1000 * p50:.1f} ms, {1000 * p95:.1f} ms",
-            )
-        )
+        shown = f"{arm.num_requests:,}, {arm.num_errors:,}, {arm.num_users:,}"
+        times = f"{1000 * p50:.1f} ms, {1000 * p95:.1f} ms"
+        rows.append((f"{name}: requests, errors, users, p50, p95", f"{shown}, {times}"))
         arms[name] = {
             "requests": arm.num_requests,
             "errors": arm.num_errors,
+            "users": arm.num_users,
             "p50_ms": 1000 * p50,
             "p95_ms": 1000 * p95,
         }
@@ -137,7 +135,8 @@ def evaluate_command(
     split: SplitOption = "test",
     max_users: MaxUsersOption = None,
 ) -> Answer:
-    """Compare the canary with the version that serves on held-out data; where it is worse, it ends."""
+    """Compare the canary with the version that serves on held-out data; where it is worse, it ends, and where
+    it may be, it is not promoted by itself."""
     from rayrec.pipelines.versions.store import VersionStore
 
     canaries, canary = _running(store)
@@ -150,6 +149,8 @@ def evaluate_command(
     )
     if why is not None:
         _ended(canaries, canary, "returned", why, store)
+    elif found.doubt(canary.settings) is not None:
+        out.print("It may be worse: it is not promoted by itself before more users tell; see --max-users")
     return {"evaluation": found.model_dump(), "is_worse": why is not None}
 
 

@@ -9,14 +9,15 @@ import pytest
 from rayrec.pipelines.metrics.proportions import newcombe, wilson
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
-from rayrec.pipelines.versions.canary import (
+from rayrec.pipelines.versions.canary import Canaries, CanarySettings, OfflineEvaluation, judged
+from rayrec.pipelines.versions.canary_counts import (
+    FIRST_BIN_S,
+    NUM_BINS,
+    NUM_GROUPS,
+    STEP,
     ArmCounts,
-    Canaries,
     CanaryCounts,
-    CanarySettings,
-    OfflineEvaluation,
     bin_of,
-    judged,
 )
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
@@ -43,16 +44,16 @@ def test_newcombes_interval_covers_the_difference_as_often_as_it_says():
     assert 0.93 <= covered / 2000 <= 0.98
 
 
-def counts_of(canary, baseline=(20_000, 20, 0.010), seed=0):
-    """(Requests, errors, median in s) of each: log-normal times."""
+def counts_of(canary, baseline=(20_000, 20, 0.010), seed=0, num_users=10**6, spread=0.5):
+    """(Requests, errors, median in s) of each: log-normal times, of users who are drawn."""
     random = np.random.default_rng(seed)
     arms = []
     for requests, errors, median_s in (baseline, canary):
+        bits = random.integers(0, 2**40, min(num_users, requests)).tolist()
+        times = [*(median_s * np.exp(spread * random.standard_normal(requests - errors))).tolist()]
         arm = ArmCounts()
-        for seconds in median_s * np.exp(0.5 * random.standard_normal(requests - errors)):
-            arm.add(float(seconds))
-        for _ in range(errors):
-            arm.add(None)
+        for number, seconds in enumerate([*times, *[None] * errors]):
+            arm.add(seconds, bits[number % len(bits)])
         arms.append(arm)
     return CanaryCounts(*arms)
 
@@ -63,8 +64,10 @@ def counts_of(canary, baseline=(20_000, 20, 0.010), seed=0):
         ((2000, 2, 0.010), "passed", "2,000 requests"),
         ((2000, 2, 0.011), "passed", "no worse"),  # slower, but by less than may be
         ((500, 0, 0.010), "open", "500 of 1,000 requests"),
+        ((1001, 2, 0.010), "open", "999 of 1,000 requests"),  # errors are no answers
+        ((1500, 1, 0.0124), "open", "may be slower"),  # by more than the 20 % that may be
         ((60, 30, 0.010), "worse", "30 of 60 requests have failed"),
-        ((20, 20, 0.010), "open", "20 of 1,000"),  # too few to say so
+        ((20, 20, 0.010), "open", "0 of 1,000"),  # too few to say so
         (
             (2000, 80, 0.010),
             "worse",
@@ -82,8 +85,8 @@ def test_a_canary_is_judged_by_its_errors_and_its_latency(canary, state, reason)
 
 def test_a_tail_that_is_worse_is_seen_though_the_median_is_not():
     counts = counts_of((2000, 0, 0.010))
-    for _ in range(200):
-        counts.canary.add(0.5)
+    for number in range(200):
+        counts.canary.add(0.5, number)
     verdict = judged(counts, SETTINGS, 100)
     assert verdict.state == "worse"
     assert "95th percentile" in verdict.reason
@@ -95,44 +98,113 @@ def test_time_and_evaluation_are_waited_for_and_a_worse_metric_ends_it():
     needs = SETTINGS.model_copy(update={"needs_evaluation": True})
     assert "not evaluated yet" in judged(counts, needs, 100).reason
     values = {"metric": "ndcg@10", "split": "test", "num_users": 900, "baseline": 0.2, "canary": 0.19}
-    same = OfflineEvaluation(**values, ratio=(0.95, 0.89, 1.01))
-    assert judged(counts, needs, 100, same).state == "passed"
-    worse = OfflineEvaluation(**values, ratio=(0.95, 0.92, 0.98))
+    unknown = OfflineEvaluation(**values, ratio=(0.95, 0.89, 1.01))
+    verdict = judged(counts, needs, 100, unknown)
+    assert verdict.state == "open"
+    assert "it may be worse, and more users would tell" in verdict.reason
+    worse = OfflineEvaluation(**values, ratio=(0.95, 0.92, 0.975))
     verdict = judged(counts, needs, 100, worse)
     assert verdict.state == "worse"
-    assert "0.950 times as much (0.920 to 0.980), and 1 is the least" in verdict.reason
-    assert judged(counts, needs.model_copy(update={"max_loss": 0.03}), 100, worse).state == "passed"
+    assert "0.950 times as much (0.920 to 0.975), and 0.98 is the least" in verdict.reason
+    assert judged(counts, needs.model_copy(update={"max_loss": 0.09}), 100, worse).state == "passed"
+    same = OfflineEvaluation(**values, ratio=(1.0, 0.985, 1.015))
+    assert judged(counts, needs, 100, same).state == "passed"
 
 
-def test_of_two_equal_versions_hardly_any_canary_is_taken_back_however_often_it_is_looked_at():
+class Users:
+    """Who differ in how much they ask, how often their requests fail, and how long these take."""
+
+    def __init__(self, random, num_users, spread, share_failing):
+        activity_U = np.exp(spread * random.standard_normal(num_users))
+        self.random, self.activity_U = random, activity_U / activity_U.sum()
+        self.errors_U = np.where(random.random(num_users) < share_failing, 1.0, 0.001)
+        self.seconds_U = 0.01 * np.exp(0.5 * random.standard_normal(num_users))
+        self.group_U = random.integers(0, NUM_GROUPS, num_users)
+        self.is_of_canary_U = random.random(num_users) < 0.05
+
+    def ask(self, counts, num_requests):
+        asked_U = self.random.multinomial(num_requests, self.activity_U)
+        failed_U = self.random.binomial(asked_U, self.errors_U)
+        for arm, is_of_it_U in (
+            (counts.canary, self.is_of_canary_U),
+            (counts.baseline, ~self.is_of_canary_U),
+        ):
+            np.add.at(arm.errors_G, self.group_U, failed_U * is_of_it_U)
+            of_answer = np.repeat(np.arange(len(asked_U)), (asked_U - failed_U) * is_of_it_U)
+            seconds = self.seconds_U[of_answer] * np.exp(0.2 * self.random.standard_normal(len(of_answer)))
+            bins = np.ceil(np.log(seconds / FIRST_BIN_S) / np.log(STEP)).astype(int)
+            np.add.at(arm.bins_GB, (self.group_U[of_answer], np.clip(bins, 0, NUM_BINS - 1)), 1)
+
+
+@pytest.mark.parametrize(
+    ("num_users", "spread", "share_failing"),
+    [
+        (3000, 1.5, 0.02),
+        pytest.param(1000, 2.0, 0.05, marks=pytest.mark.slow),
+        pytest.param(20_000, 0.0, 0.02, marks=pytest.mark.slow),
+    ],
+)
+def test_equal_versions_are_hardly_ever_taken_back_though_users_differ(num_users, spread, share_failing):
+    """Of 5 % of the users, at 60 looks; as independent requests, more than every tenth would be."""
     taken_back = 0
-    for seed in range(100):
-        random = np.random.default_rng(seed)
+    for seed in range(50):
+        users = Users(np.random.default_rng(seed), num_users, spread, share_failing)
         counts = CanaryCounts(ArmCounts(), ArmCounts())
-        for _ in range(40):  # looks
-            for arm, num in ((counts.baseline, 475), (counts.canary, 25)):
-                arm.num_requests += num
-                arm.num_errors += int(random.binomial(num, 0.02))
-                times = 0.01 * np.exp(0.5 * random.standard_normal(num))
-                arm.bins.update(map(bin_of, times.tolist()))
-            taken_back += judged(counts, SETTINGS, 0).state == "worse"
+        for _ in range(60):
+            users.ask(counts, 500)
+            if judged(counts, SETTINGS, 0).state == "worse":
+                taken_back += 1
+                break
     assert taken_back <= 1
 
 
-def test_bins_hold_their_times_and_counts_survive_a_file():
-    for seconds in (1e-5, 1e-4, 0.0101, 0.3, 7.0, 1e4):
-        number = bin_of(seconds)
-        assert seconds <= 1e-4 * 1.1**number * (1 + 1e-6)
-        assert number == 0 or seconds >= 1e-4 * 1.1 ** (number - 1) * (1 - 1e-6)
-    counts = counts_of((50, 3, 0.02), (70, 1, 0.01))
-    assert CanaryCounts.of_json(counts.to_json().encode()) == counts
-    with pytest.raises(ValueError, match="no counts of a canary"):
-        CanaryCounts.of_json(b'{"baseline": 1}')
+def test_errors_of_one_user_say_nothing_of_others_and_a_bot_promotes_nothing():
+    counts = counts_of((2000, 2, 0.010))
+    for _ in range(200):
+        counts.canary.add(None, 5)
+    assert judged(counts, SETTINGS, 100).state == "open"
+    bot = counts_of((5000, 0, 0.010), num_users=1)
+    assert judged(bot, SETTINGS, 100).reason == "about 1 of 100 users so far"
+    few = counts_of((60, 60, 0.010), num_users=20)
+    assert judged(few, SETTINGS, 100).state == "worse"
+
+
+@pytest.mark.parametrize("num_users", [1, 50, 1000, 8000])
+def test_users_are_counted_about(num_users):
     arm = ArmCounts()
-    for seconds in (0.01, 0.02, 0.04):
-        arm.add(seconds)
-    assert arm.quantile_s(0.5) == pytest.approx(0.02, rel=0.1)
-    assert (arm.num_above(0.025), arm.num_above(0.05)) == (1, 0)
+    for _ in range(2):
+        for bits in np.random.default_rng(7).integers(0, 2**40, num_users).tolist():
+            arm.add(0.01, bits)
+    assert arm.num_users == pytest.approx(num_users, rel=0.06)
+    twice = arm.plus(arm)
+    assert (twice.num_users, twice.num_answers) == (arm.num_users, 4 * num_users)
+
+
+def test_bins_hold_their_times_and_counts_survive_a_file():
+    for seconds in (1e-5, 1e-4, 0.0101, 0.3, 7.0, 500.0):
+        number = bin_of(seconds)
+        assert seconds <= FIRST_BIN_S * STEP**number * (1 + 1e-6)
+        assert number == 0 or seconds >= FIRST_BIN_S * STEP ** (number - 1) * (1 - 1e-6)
+    assert bin_of(1e9) == NUM_BINS - 1
+    counts = counts_of((50, 3, 0.02), (70, 1, 0.01))
+    again = CanaryCounts.of_json(counts.to_json().encode())
+    assert again.to_json() == counts.to_json()
+    assert (again.canary.num_requests, again.canary.num_errors) == (50, 3)
+    for content in (b'{"baseline": 1}', counts.to_json().replace('"places": [', '"places": [1, ').encode()):
+        with pytest.raises(ValueError, match="no counts of a canary"):
+            CanaryCounts.of_json(content)
+
+
+def test_quantiles_are_interpolated_in_their_bins():
+    times = 0.01 * np.exp(0.5 * np.random.default_rng(5).standard_normal(50_000))
+    arm = ArmCounts()
+    for number, seconds in enumerate(times.tolist()):
+        arm.add(seconds, number)
+    for share in (0.5, 0.95):
+        assert arm.quantile_s(share) == pytest.approx(np.quantile(times, share), rel=0.01)
+        above = arm.above(float(np.quantile(times, share)))
+        assert above.hits_G.sum() / above.num_trials == pytest.approx(1 - share, abs=0.005)
+    assert ArmCounts().quantile_s(0.5) == 0
 
 
 @pytest.fixture(scope="module")
@@ -259,9 +331,14 @@ def test_what_fails_before_a_canary_starts_leaves_the_baseline_as_it_was(run, st
     publish(run, store)
     store.point_to(1, is_held=was_held)
     canaries = Canaries(store)
-    with pytest.raises(KeyboardInterrupt), canaries.baseline_held():
-        assert store.current().is_held
-        raise KeyboardInterrupt
+
+    def interrupted():
+        with canaries.baseline_held():
+            assert store.current().is_held
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert (store.current().version, store.current().is_held) == (1, was_held)
 
 

@@ -9,21 +9,26 @@ from fastapi.testclient import TestClient
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import WEIGHTS, read_snapshot
-from rayrec.pipelines.versions.canary import ArmCounts, Canaries, Canary, CanaryCounts, CanarySettings
+from rayrec.pipelines.versions.canary import Canaries, Canary, CanarySettings
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
+from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.app.loading import load_api
+from rayrec.serve.config.admission import USER_HEADER, AdmissionConfig
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.batch_costs import BatchCosts
+from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.canary import REPORT_EVERY_S, RunningCanary
 from rayrec.serve.engine.current import CurrentService
 from rayrec.serve.engine.following import VersionFollower
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.engine.understanding import RefusedRequestError
 from rayrec.serve.web.metrics import PrometheusMeter
+from rayrec.serve.wire.schemas import RecommendRequest
 from tests.helpers.runs import make_run
 
-SETTINGS = CanarySettings(share=0.25, min_requests=30, for_s=60)
+SETTINGS = CanarySettings(share=0.25, min_requests=30, min_users=30, for_s=60)
 USERS = [f"u{number}" for number in range(400)]
 
 
@@ -66,9 +71,12 @@ class Replica:
 
     def answer(self, users, seconds=0.01, errors=()):
         for user in users:
-            pinned = self.current.pinned_for(user)
-            failed = pinned.model.version in errors
-            self.current.noted(pinned, seconds, RuntimeError("failed") if failed else None)
+            pinned, note = self.current.drawn_for(user)
+            if note is not None:
+                note(seconds, RuntimeError("failed") if pinned.model.version in errors else None)
+
+    def version_for(self, user):
+        return self.current.drawn_for(user)[0].model.version
 
 
 @pytest.fixture
@@ -83,10 +91,10 @@ def test_a_share_of_the_users_is_answered_by_it_and_always_the_same_in_every_rep
     start_canary(run, store, clock.read)
     first.look()
     second.look()
-    of_first = {user: first.current.pinned_for(user).model.version for user in USERS}
-    assert of_first == {user: second.current.pinned_for(user).model.version for user in USERS}
+    of_first = {user: first.version_for(user) for user in USERS}
+    assert of_first == {user: second.version_for(user) for user in USERS}
     assert 60 <= list(of_first.values()).count(2) <= 140  # of 400, a quarter
-    drawn = [first.current.pinned_for(None).model.version for _ in range(400)]
+    drawn = [first.version_for(None) for _ in range(400)]
     assert 60 <= drawn.count(2) <= 140
     assert first.current.pinned.model.version == 1
     assert (first.current.version("2").model.version, first.current.version("7")) == (2, None)
@@ -98,9 +106,9 @@ def test_one_that_fails_is_taken_back_in_all_replicas_by_what_they_count_togethe
     canaries, canary = start_canary(run, store, clock.read)
     for replica in replicas:
         replica.look()
-    replicas[0].answer(USERS[:200], errors=(2,))
+    replicas[0].answer(USERS[:300], errors=(2,))
     clock.s += REPORT_EVERY_S
-    replicas[1].answer(USERS[200:])
+    replicas[1].answer(USERS[300:])
     replicas[1].look()  # has seen nothing wrong
     assert canaries.running() == canary
     replicas[0].look()
@@ -108,7 +116,7 @@ def test_one_that_fails_is_taken_back_in_all_replicas_by_what_they_count_togethe
     assert "requests have failed" in canaries.end(canary).reason
     replicas[1].look()
     for replica in replicas:
-        assert {replica.current.pinned_for(user).model.version for user in USERS} == {1}
+        assert {replica.version_for(user) for user in USERS} == {1}
         assert replica.follower.metrics()["canary_version"] == 0
         assert replica.follower.metrics()["canaries_returned_total"] == 1
     assert store.current().version == 1
@@ -118,16 +126,20 @@ def test_one_that_passes_serves_everybody_and_is_not_loaded_again(run, store, cl
     replica = Replica(store, clock.read)
     canaries, canary = start_canary(run, store, clock.read)
     replica.look()
-    for _ in range(4):
+    for _ in range(6):
         replica.answer(USERS)
     clock.s += REPORT_EVERY_S
     replica.look()
     assert canaries.verdict(canary).reason == "5 of 60 s so far"
     clock.s += 60
+    mine = next(user for user in USERS if replica.version_for(user) == 2)
     replica.look()
     assert canaries.end(canary).state == "promoted"
+    assert (replica.current.model.version, replica.version_for(mine)) == (1, 2)  # who keeps it meanwhile
     replica.look()
     assert replica.current.model.version == 2
+    assert replica.current.drawn_for(mine)[1] is None
+    assert replica.follower.metrics()["canary_version"] == 0
     assert replica.built == [1, 2]
     publish(run, store, 0)
     assert replica.look()
@@ -139,7 +151,7 @@ def test_one_that_waits_for_somebody_is_not_promoted_by_itself(run, store, clock
     settings = SETTINGS.model_copy(update={"promotes": False})
     canaries, canary = start_canary(run, store, clock.read, settings)
     replica.look()
-    for _ in range(4):
+    for _ in range(6):
         replica.answer(USERS)
     clock.s += 100
     replica.look()
@@ -155,7 +167,7 @@ def test_one_that_cannot_be_loaded_is_taken_back_and_the_others_answer(run, stor
     end = canaries.end(canary)
     assert end.state == "returned"
     assert "it could not be loaded" in end.reason
-    assert replica.current.pinned_for("u1").model.version == 1
+    assert replica.version_for("u1") == 1
     assert "the canary, version 2, is taken back" in caplog.text
 
 
@@ -171,21 +183,61 @@ def test_one_whose_baseline_is_gone_back_from_is_stopped(run, store, clock):
     replica.look()
     assert canaries.end(canary).state == "stopped"
     assert replica.current.model.version == 3
-    assert {replica.current.pinned_for(user).model.version for user in USERS} == {3}
+    assert {replica.version_for(user) for user in USERS} == {3}
 
 
 def test_what_callers_do_wrong_is_no_error_of_a_version():
     canary = Canary(id="c", version=2, baseline=1, began_at=0.0, was_held=False, settings=SETTINGS)
-    service = SimpleNamespace(model=SimpleNamespace(version=2))
-    other = SimpleNamespace(model=SimpleNamespace(version=7))
-    running = RunningCanary(canary, service)
-    running.note(service, 0.1, None)
-    running.note(service, 0.1, RefusedRequestError("k is too large"))
-    running.note(service, 0.1, asyncio.CancelledError())
-    running.note(service, 0.1, TimeoutError())
-    running.note(other, 0.1, None)  # of one that has answered while versions changed
+    running = RunningCanary(canary, SimpleNamespace(model=SimpleNamespace(version=2)))
+    is_canarys, note = next(draw for user in USERS if (draw := running.draw(user)).is_canarys)
+    for error in (None, RefusedRequestError("k is too large"), asyncio.CancelledError(), TimeoutError()):
+        note(0.1, error)
+    assert is_canarys
     assert (running.counts.canary.num_requests, running.counts.canary.num_errors) == (2, 1)
-    assert running.counts.baseline == CanaryCounts(ArmCounts(), ArmCounts()).baseline
+    assert running.counts.baseline.num_requests == 0
+
+
+def test_only_messages_that_were_drawn_are_counted_and_once(run, store, clock):
+    replica = Replica(store, clock.read)
+    start_canary(run, store, clock.read)
+    replica.look()
+    of_two, of_one = (next(u for u in USERS if replica.version_for(u) == number) for number in (2, 1))
+    costs = BatchCosts({1: 1.0}, 8)
+    batcher = Batcher(lambda requests: replica.current.pinned.recommend_all(requests), costs, 64)
+    admission = AdmissionControl(AdmissionConfig(), replica.current, batcher, 10.0)
+
+    async def ask(*users, header=None, named=None):
+        info = admission.read_headers({} if header is None else {USER_HEADER: header}, None)
+        requests = [RecommendRequest(user_id=user, k=3) for user in users]
+        pinned = admission.draw(users, info) if named is None else named
+        await asyncio.gather(*admission.begin_all(requests, info, pinned))
+        return pinned.model.version
+
+    def counted():
+        counts = replica.follower._canary.running.counts
+        return counts.baseline.num_requests, counts.canary.num_requests
+
+    try:
+        assert asyncio.run(ask(of_two)) == 2
+        assert asyncio.run(ask(of_one)) == 1
+        assert counted() == (1, 1)
+        assert asyncio.run(ask(of_two, of_two)) == 2  # several rows of one message
+        assert asyncio.run(ask(of_one, header=of_two)) == 1  # the body says more
+        assert counted() == (2, 2)
+        assert asyncio.run(ask(of_two, of_one)) == 1  # one of them would meet both versions
+        assert asyncio.run(ask(of_two, named=replica.current.version("2"))) == 2
+        assert counted() == (2, 2)
+        assert asyncio.run(ask(of_one, "u1", header=of_two)) == 2
+        assert counted() == (2, 3)
+    finally:
+        batcher.close()
+
+
+def test_a_replica_that_starts_answers_the_canarys_users_from_its_first_request(run, store):
+    start_canary(run, store, lambda: 0.0)
+    config = ServeConfig(follow_every_s=60, page=False)
+    with TestClient(load_api(store.url, config, PrometheusMeter())) as client:
+        assert "rayrec_canary_version 2.0" in client.get("/metrics").text
 
 
 def test_over_http_answers_say_which_version_they_are_of(run, store):
@@ -213,9 +265,12 @@ def test_over_http_answers_say_which_version_they_are_of(run, store):
         }
         plain = client.post("/v2/models/recommend/infer", json=body).json()
         named = client.post("/v2/models/recommend/versions/2/infer", json=body).json()
-        by_header = client.post("/v2/models/recommend/infer", json=body, headers={"X-User-Id": mine}).json()
-        found = [each["model_version"] for each in (plain, named, by_header)]
-        assert found == ["1", "2", "2"]
+        header = {"X-User-Id": mine}
+        several = [{"name": "user_id", "shape": [2], "datatype": "BYTES", "data": USERS[:2]}]
+        by_header = client.post("/v2/models/recommend/infer", json={"inputs": several}, headers=header).json()
+        of_several = client.post("/v2/models/recommend/infer", json={"inputs": several}).json()
+        found = [each["model_version"] for each in (plain, named, by_header, of_several)]
+        assert found == ["2", "2", "2", "1"]
         metrics = client.get("/metrics").text
         assert "rayrec_canary_share 0.25" in metrics
         assert canaries.running() == canary

@@ -15,7 +15,7 @@ Z_95 = 1.959964
 """Standard deviations of a 95 % interval."""
 
 
-def wilson(successes: float, count: int, z: float = Z_95) -> Estimate:
+def wilson(successes: float, count: float, z: float = Z_95) -> Estimate:
     """A share with its interval; of no trials, anything is possible."""
     if not count:
         return Estimate(math.nan, 0.0, 1.0)
@@ -25,7 +25,7 @@ def wilson(successes: float, count: int, z: float = Z_95) -> Estimate:
     return Estimate(share, max(center - half, 0.0), min(center + half, 1.0))
 
 
-def newcombe(after: tuple[float, int], before: tuple[float, int], z: float = Z_95) -> Estimate:
+def newcombe(after: tuple[float, float], before: tuple[float, float], z: float = Z_95) -> Estimate:
     """The first share minus the second, with its interval; both as (successes, trials)."""
     first, second = wilson(*after, z), wilson(*before, z)
     if math.isnan(first.value) or math.isnan(second.value):

@@ -6,28 +6,26 @@
                                     └ no worse ──► canary/ID/end.json: promoted ─► the pointer moves
 
 All is in the store, so replicas need not know each other. Each of them judges all counts by the same rule.
-The first to write the end has the last word in a folder; of two that write at once to an object store, the last
-one. So the end is read back before the pointer moves, and an end without its effect is completed by whoever
-looks next. While a canary runs, the version that serves is held: the one that it is compared with must not
-change.
+The first to write the end has the last word in a folder; of two that write at once to an object store, the
+last one. So the end is read back before the pointer moves, and an end without its effect is completed by
+whoever looks next. While a canary runs, the version that serves is held: the one that it is compared with
+must not change.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from pydantic import Field
 
 from rayrec.pipelines.metrics.estimate import Estimate
-from rayrec.pipelines.metrics.proportions import Z_95, newcombe, wilson
+from rayrec.pipelines.versions.canary_counts import MOST_USERS, CanaryCounts
 from rayrec.pipelines.versions.store import CANARY, VersionStore
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
@@ -42,9 +40,6 @@ QUANTILES = (0.5, 0.95)
 """Of the latency that are compared. A slow canary delays the others' tail, since both share the device, but
 hardly their median."""
 OFFLINE_METRIC = "ndcg@10"
-STEP = 1.1
-"""Times an upper bound of a bin of latencies that the next one is."""
-FIRST_BIN_S = 1e-4
 
 EndState = Literal["returned", "promoted", "stopped"]
 
@@ -56,14 +51,16 @@ class CanarySettings(Config):
     """Of the users."""
     min_requests: int = Field(1000, ge=LEAST_REQUESTS)
     """That it has answered, before it is promoted."""
+    min_users: int = Field(100, ge=1, le=MOST_USERS)
+    """Whom it has answered, about, before it is promoted: many requests of a few say little of others."""
     for_s: float = Field(600.0, ge=0)
     """Time that it has to run before it is promoted."""
     max_more_errors: float = Field(0.01, gt=0, lt=1)
     """By which its share of errors may be above that of the version that serves."""
     max_latency_ratio: float = Field(1.2, ge=1)
     """Times the median, and the 95th percentile, of the version that serves, which its own may be."""
-    max_loss: float = Field(0.0, ge=0, lt=1)
-    """Share of the offline metric that may be lost."""
+    max_loss: float = Field(0.02, ge=0, lt=1)
+    """Share of the offline metric that may be lost; the smaller, the more users tell."""
     needs_evaluation: bool = False
     """It is not promoted before an offline evaluation."""
     promotes: bool = True
@@ -106,113 +103,19 @@ class OfflineEvaluation(Config):
 
     def failure(self, settings: CanarySettings) -> str | None:
         """Why it takes the canary back; None: it does not."""
+        return self._compared(settings) if Estimate(*self.ratio).high < 1 - settings.max_loss else None
+
+    def doubt(self, settings: CanarySettings) -> str | None:
+        """Why it does not let the canary be promoted; None: it does."""
+        return self._compared(settings) if Estimate(*self.ratio).low < 1 - settings.max_loss else None
+
+    def _compared(self, settings: CanarySettings) -> str:
         ratio, least = Estimate(*self.ratio), 1 - settings.max_loss
-        if ratio.high >= least:
-            return None
         return (
             f"{self.metric} of {self.num_users:,} users ({self.split}) is {self.canary:.4f} instead of "
             f"{self.baseline:.4f}: {ratio.value:.3f} times as much ({ratio.low:.3f} to {ratio.high:.3f}), "
             f"and {least:.3g} is the least"
         )
-
-
-@dataclass
-class ArmCounts:
-    """What became of the requests of one version."""
-
-    num_requests: int = 0
-    num_errors: int = 0
-    bins: Counter[int] = field(default_factory=Counter)
-    """Answers by their time, see `bin_of`."""
-
-    def add(self, seconds: float | None) -> None:
-        """Count a request.
-
-        Args:
-            seconds: until its answer; None: it got an error.
-        """
-        self.num_requests += 1
-        if seconds is None:
-            self.num_errors += 1
-        else:
-            self.bins[bin_of(seconds)] += 1
-
-    def plus(self, other: ArmCounts) -> ArmCounts:
-        return ArmCounts(
-            self.num_requests + other.num_requests,
-            self.num_errors + other.num_errors,
-            self.bins + other.bins,
-        )
-
-    @property
-    def num_answers(self) -> int:
-        return self.num_requests - self.num_errors
-
-    def quantile_s(self, share: float) -> float:
-        """Upper bound of the bin that a quantile of the times is in; 0 where there are none."""
-        wanted, seen = share * self.num_answers, 0
-        for number in sorted(self.bins):
-            seen += self.bins[number]
-            if seen >= wanted:
-                return FIRST_BIN_S * STEP**number
-        return 0.0
-
-    def num_above(self, seconds: float) -> int:
-        """Answers in bins that are wholly above a time."""
-        return sum(
-            count for number, count in self.bins.items() if FIRST_BIN_S * STEP ** (number - 1) >= seconds
-        )
-
-
-def bin_of(seconds: float) -> int:
-    """The number of a time's bin: its upper bound is `FIRST_BIN_S * STEP ** number`."""
-    return 0 if seconds <= FIRST_BIN_S else math.ceil(math.log(seconds / FIRST_BIN_S, STEP) - 1e-9)
-
-
-@dataclass(frozen=True)
-class CanaryCounts:
-    """Of both versions, by one replica or by all."""
-
-    baseline: ArmCounts
-    canary: ArmCounts
-
-    def to_json(self) -> str:
-        return json.dumps(
-            {
-                name: [arm.num_requests, arm.num_errors, sorted(arm.bins.items())]
-                for name, arm in (("baseline", self.baseline), ("canary", self.canary))
-            }
-        )
-
-    @staticmethod
-    def of_json(content: bytes) -> CanaryCounts:
-        """
-        Raises:
-            ValueError: it is something else.
-        """
-        found = json.loads(content)
-        try:
-            arms = [
-                ArmCounts(
-                    int(requests), int(errors), Counter({int(number): int(count) for number, count in bins})
-                )
-                for requests, errors, bins in (found["baseline"], found["canary"])
-            ]
-        except (TypeError, KeyError) as error:
-            raise ValueError(f"no counts of a canary: {error!r}") from error
-        return CanaryCounts(*arms)
-
-    @staticmethod
-    def total(counts: Iterable[CanaryCounts]) -> CanaryCounts:
-        baseline, canary = ArmCounts(), ArmCounts()
-        for each in counts:
-            baseline, canary = baseline.plus(each.baseline), canary.plus(each.canary)
-        return CanaryCounts(baseline, canary)
-
-    def more_errors(self, z: float = Z_95) -> Estimate:
-        """By which the canary's share of errors is above the other's, with its interval."""
-        mine, other = self.canary, self.baseline
-        return newcombe((mine.num_errors, mine.num_requests), (other.num_errors, other.num_requests), z)
 
 
 @dataclass(frozen=True)
@@ -233,8 +136,7 @@ def judged(
     if offline is not None and (why := offline.failure(settings)) is not None:
         return Verdict("worse", why)
     canary, baseline = counts.canary, counts.baseline
-    fewest = min(canary.num_requests, baseline.num_requests)
-    if fewest >= LEAST_REQUESTS:
+    if min(canary.num_requests, baseline.num_requests) >= LEAST_REQUESTS:
         more = counts.more_errors(Z_OF_LOOKS)
         if more.low > settings.max_more_errors:
             return Verdict(
@@ -242,30 +144,40 @@ def judged(
                 f"{canary.num_errors:,} of {canary.num_requests:,} requests have failed, and of the version "
                 f"that serves {baseline.num_errors:,} of {baseline.num_requests:,}",
             )
+    fewest = min(canary.num_answers, baseline.num_answers)
     is_slow = False
-    if min(canary.num_answers, baseline.num_answers) >= LEAST_REQUESTS:
+    if fewest >= LEAST_REQUESTS:
         for share in QUANTILES:
-            bound_s = settings.max_latency_ratio * baseline.quantile_s(share)
-            slower = wilson(canary.num_above(bound_s), canary.num_answers, Z_OF_LOOKS)
-            is_slow |= slower.value > 1 - share
-            if slower.low > 1 - share:
+            slower = counts.more_beyond(share, settings.max_latency_ratio, Z_OF_LOOKS)
+            is_slow |= slower.value > 0
+            if slower.low > 0:
                 mine, other = canary.quantile_s(share), baseline.quantile_s(share)
                 return Verdict(
                     "worse",
                     f"the {100 * share:.0f}th percentile of its latency is {1000 * mine:.1f} ms, and of the "
                     f"version that serves {1000 * other:.1f} ms",
                 )
-    if fewest < settings.min_requests:
-        return Verdict("open", f"{fewest:,} of {settings.min_requests:,} requests so far")
-    if ran_s < settings.for_s:
-        return Verdict("open", f"{ran_s:.0f} of {settings.for_s:g} s so far")
+    if (why := _too_early(counts, settings, ran_s)) is not None:
+        return Verdict("open", why)
     if (high := counts.more_errors().high) > settings.max_more_errors:
         return Verdict("open", f"up to {high:.2%} more of its requests may fail; more of them will tell")
     if is_slow:
         return Verdict("open", "it may be slower; more requests will tell")
     if offline is None and settings.needs_evaluation:
         return Verdict("open", "it is not evaluated yet: rayrec canary evaluate STORE --data DATA")
+    if offline is not None and (why := offline.doubt(settings)) is not None:
+        return Verdict("open", f"it may be worse, and more users would tell: {why}")
     return Verdict("passed", f"{canary.num_requests:,} requests, no worse than the version that serves")
+
+
+def _too_early(counts: CanaryCounts, settings: CanarySettings, ran_s: float) -> str | None:
+    """What a canary still waits for before anything is said for it."""
+    arms = counts.canary, counts.baseline
+    if (fewest := min(arm.num_answers for arm in arms)) < settings.min_requests:
+        return f"{fewest:,} of {settings.min_requests:,} requests so far"
+    if (fewest := min(arm.num_users for arm in arms)) < settings.min_users:
+        return f"about {fewest:,} of {settings.min_users:,} users so far"
+    return f"{ran_s:.0f} of {settings.for_s:g} s so far" if ran_s < settings.for_s else None
 
 
 class Canaries:
@@ -393,8 +305,8 @@ class Canaries:
         return self.end(canary) or mine
 
     def settle(self) -> None:
-        """Let the end of the last canary have its effect, unless it has had it: whoever wrote the end may have
-        been killed, or cut off from the store, before it moved the pointer.
+        """Let the end of the last canary have its effect, unless it has had it: whoever wrote the end may
+        have been killed, or cut off from the store, before it moved the pointer.
 
         Raises:
             InputError: a file of the canary is damaged.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +31,7 @@ from rayrec.serve.engine.allocation import Allocator, Decision, Facts, draw_of, 
 from rayrec.serve.engine.batching import Batcher, DeadlineError, TooManyWaitingError
 from rayrec.serve.engine.current import Service
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel, DegradationPolicy, combined
+from rayrec.serve.engine.draws import Note
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.engine.understanding import DegradedRequest, RefusedRequestError
 from rayrec.serve.events.request_log import RequestLog
@@ -162,6 +163,22 @@ class AdmissionControl:
         """
         return self._admissions.admit(info.caller)
 
+    def draw(self, users: Iterable[str | int | None], info: RequestInfo) -> RecommendationService:
+        """The model that answers a message now, by one rule for all protocols: a canary answers its share of
+        the users, who never meet two versions. May be called from any thread.
+
+        Args:
+            users: of the rows, as its body names them; where it names none, or several, its header says whom
+                it is for. A message for several users has no share.
+        """
+        named = {str(user) for user in users if user is not None}
+        several = len(named) > 1
+        if several and info.user is None:
+            return self._service.pinned
+        user = info.user if several or not named else named.pop()
+        pinned, info.note = self._service.drawn_for(user)
+        return pinned
+
     def begin(
         self,
         request: RecommendRequest,
@@ -185,7 +202,7 @@ class AdmissionControl:
 
         Args:
             requests: at most `most_at_once`.
-            pinned: the model that is to answer; None: the one that answers the user of the first one now.
+            pinned: the model that is to answer; None: the one that `draw` finds.
             request_id: of the message, for the log; None: it is not logged.
 
         Returns:
@@ -200,15 +217,18 @@ class AdmissionControl:
         """
         began = time.perf_counter()
         info.num_rows = len(requests)
-        pinned = self._service.pinned_for(requests[0].user_id) if pinned is None else pinned
+        if pinned is None:
+            pinned = self.draw([request.user_id for request in requests], info)
         entries, all_answered = self._begun(requests, info, pinned, request_id)
         counted = partial(self._count, began)
         for entry, answered in zip(entries, all_answered, strict=True):
             if entry.kept is not None:
                 self.statistics.outcome("cache_hit", 0.0)
-            else:
-                answered.add_done_callback(partial(self._note, pinned, began))
             answered.add_done_callback(counted)
+        computed = [each for entry, each in zip(entries, all_answered, strict=True) if entry.kept is None]
+        if info.note is not None and computed:
+            together = asyncio.gather(*computed, return_exceptions=True)
+            together.add_done_callback(partial(_noted, info.note, began))
         log = self._request_log
         if log is not None and request_id is not None and log.wants(request_id):
             for row, (entry, request, answered) in enumerate(
@@ -224,12 +244,6 @@ class AdmissionControl:
     def _count(self, began: float, answered: asyncio.Future[RecommendAnswer]) -> None:
         is_success = not answered.cancelled() and answered.exception() is None
         self.statistics.outcome("success" if is_success else "fail", time.perf_counter() - began)
-
-    def _note(
-        self, pinned: RecommendationService, began: float, answered: asyncio.Future[RecommendAnswer]
-    ) -> None:
-        if not answered.cancelled():  # else nobody waited for it
-            self._service.noted(pinned, time.perf_counter() - began, answered.exception())
 
     def _begun(
         self,
@@ -501,6 +515,13 @@ class AdmissionControl:
         if answer is None:
             return None
         return answer.model_copy(update={"degraded": [*answer.degraded, "cached_answer"]})
+
+
+def _noted(note: Note, began: float, answered: asyncio.Future[list[RecommendAnswer | BaseException]]) -> None:
+    """A message is counted once, with its first error, or the time of the last of its answers."""
+    if not answered.cancelled():
+        error = next((each for each in answered.result() if isinstance(each, BaseException)), None)
+        note(time.perf_counter() - began, error)
 
 
 def _unless_refused(

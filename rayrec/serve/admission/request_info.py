@@ -10,8 +10,10 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from rayrec.serve.admission.limits import Room
+from rayrec.serve.config.admission import USER_HEADER
 from rayrec.serve.engine import allocation
 from rayrec.serve.engine.batching import DEFAULT_PRIORITY
+from rayrec.serve.engine.draws import Note
 from rayrec.serve.wire.deadlines import HeaderError, timeout_of
 
 MAX_CALLER_KEY = 256
@@ -30,6 +32,10 @@ class RequestInfo:
     """When its answer is of no use any more, by the clock that it was made with."""
     began_at: float
     """When its headers were read, by the same clock."""
+    user: str | None = None
+    """Whom its header says that it is for."""
+    note: Note | None = None
+    """What to call when it is answered; None: no version was drawn for it."""
     num_rows: int = 1
     """Requests in the message, as limits count them; 1 until its body is understood."""
     priority: int = DEFAULT_PRIORITY
@@ -65,14 +71,14 @@ class RequestInfo:
         # What the body takes to come counts: the caller waits from now on.
         began_at = clock()
         expires_at = began_at + timeout_of(headers, timeout_s)
-        key = headers.get(caller_header)
+        key, user = headers.get(caller_header), headers.get(USER_HEADER) or None
         if key is None:
-            return RequestInfo(("address", address), expires_at, began_at)
+            return RequestInfo(("address", address), expires_at, began_at, user)
         if len(key) > MAX_CALLER_KEY:
             raise HeaderError(
                 f"{caller_header}: expected at most {MAX_CALLER_KEY} characters, got {len(key)}"
             )
-        return RequestInfo(("key", key), expires_at, began_at)
+        return RequestInfo(("key", key), expires_at, began_at, user)
 
 
 def address_of(http: HTTPConnection) -> str | None:

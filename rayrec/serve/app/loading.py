@@ -192,6 +192,7 @@ def load_api(
     if follower is None:
         _spare_collector()
     else:  # its model is replaced, and the collector has to find what is left of it
+        follower.look()  # a canary that runs has its share before the first request
         follower.start(config.follow_every_s)
         on_close.append(follower.stop)
     if warm_start is not None:

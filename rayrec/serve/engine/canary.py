@@ -14,10 +14,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 
 import xxhash
 
-from rayrec.pipelines.versions.canary import ArmCounts, Canaries, Canary, CanaryCounts
+from rayrec.pipelines.versions.canary import Canaries, Canary
+from rayrec.pipelines.versions.canary_counts import ArmCounts, CanaryCounts
+from rayrec.serve.engine.draws import Draw
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.engine.understanding import RefusedRequestError
 
@@ -34,23 +37,20 @@ class RunningCanary:
         self._baseline, self._own = ArmCounts(), ArmCounts()
         self._lock = threading.Lock()
 
-    def takes(self, user: str | int | None) -> bool:
+    def draw(self, user: str | int | None) -> Draw:
         """Whether a user is answered by it: always the same ones, in every replica; requests without a user
-        are drawn."""
+        are drawn each for itself."""
         key = uuid.uuid4().hex if user is None else str(user)
         bits = xxhash.xxh3_64_intdigest(f"{self.canary.id}/{key}".encode(errors="replace"))
-        return bits < self.canary.settings.share * 2.0**64
+        takes = bits < self.canary.settings.share * 2.0**64
+        # Of the lower bits, which say nothing of the share.
+        return Draw(takes, partial(self._note, self._own if takes else self._baseline, bits))
 
-    def note(self, service: RecommendationService, seconds: float, error: BaseException | None) -> None:
-        """Count what became of a request; what a caller did wrong, or did not wait for, is no error."""
+    def _note(self, arm: ArmCounts, bits: int, seconds: float, error: BaseException | None) -> None:
         if isinstance(error, (RefusedRequestError, asyncio.CancelledError)):
             return
-        version = service.model.version
         with self._lock:
-            if version == self.canary.version:
-                self._own.add(None if error is not None else seconds)
-            elif version == self.canary.baseline:
-                self._baseline.add(None if error is not None else seconds)
+            arm.add(None if error is not None else seconds, bits)
 
     @property
     def counts(self) -> CanaryCounts:

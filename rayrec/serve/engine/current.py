@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from rayrec.serve.engine.canary import RunningCanary
+from rayrec.serve.engine.draws import Note
 from rayrec.serve.engine.service import KnownHistory, RecommendationService
 from rayrec.serve.wire.item_texts import ItemTexts
 from rayrec.serve.wire.schemas import ModelInfo, RankerInfo
@@ -20,16 +21,16 @@ class Service(Protocol):
         """The model that a request which comes now is answered by, whatever follows while it waits."""
         ...
 
-    def pinned_for(self, user: str | int | None) -> RecommendationService:
-        """The same for a user: of a canary, where there is one and the user is of its share."""
+    def drawn_for(self, user: str | int | None) -> tuple[RecommendationService, Note | None]:
+        """The same for a user: of a canary, where there is one and the user is of its share.
+
+        Returns:
+            The model, and what to call when it has answered; None: nothing is compared.
+        """
         ...
 
     def version(self, label: str) -> RecommendationService | None:
         """One that answers somebody now, by the label of its version."""
-        ...
-
-    def noted(self, pinned: RecommendationService, seconds: float, error: BaseException | None) -> None:
-        """A request was answered by a model, in so many seconds, or has got an error."""
         ...
 
     @property
@@ -83,9 +84,12 @@ class CurrentService:
     def pinned(self) -> RecommendationService:
         return self._now
 
-    def pinned_for(self, user: str | int | None) -> RecommendationService:
-        canary = self._canary
-        return self._now if canary is None or not canary.takes(user) else canary.service
+    def drawn_for(self, user: str | int | None) -> tuple[RecommendationService, Note | None]:
+        canary, now = self._canary, self._now
+        if canary is None or now.model.version != canary.canary.baseline:  # it serves, or is about to end
+            return now, None
+        draw = canary.draw(user)
+        return canary.service if draw.is_canarys else now, draw.note
 
     def version(self, label: str) -> RecommendationService | None:
         canary = self._canary
@@ -93,10 +97,6 @@ class CurrentService:
             if service.model.label == label:
                 return service
         return None
-
-    def noted(self, pinned: RecommendationService, seconds: float, error: BaseException | None) -> None:
-        if (canary := self._canary) is not None:
-            canary.note(pinned, seconds, error)
 
     @property
     def model(self) -> ModelInfo:

@@ -33,6 +33,7 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.serve.engine.batch_costs import BatchCosts
 from rayrec.serve.engine.compilation import FIRST_K, CompileService
 from rayrec.serve.engine.degradation import NOT_DEGRADED, DegradationLevel
+from rayrec.serve.engine.draws import Note
 from rayrec.serve.engine.lists import ItemLists
 from rayrec.serve.engine.products import NearAnswer, ProductReader
 from rayrec.serve.engine.understanding import Asked, DegradedRequest, Understanding, is_of_user, level_of
@@ -168,16 +169,13 @@ class RecommendationService:
         """This one: its model does not change."""
         return self
 
-    def pinned_for(self, user: str | int | None) -> RecommendationService:
-        """This one: it answers everybody."""
-        return self
+    def drawn_for(self, user: str | int | None) -> tuple[RecommendationService, Note | None]:
+        """This one: it answers everybody, and nothing is compared with it."""
+        return self, None
 
     def version(self, label: str) -> RecommendationService | None:
         """This one, if it has the label."""
         return self if self.model.label == label else None
-
-    def noted(self, pinned: RecommendationService, seconds: float, error: BaseException | None) -> None:
-        """Nothing is compared with it."""
 
     @property
     def device(self) -> torch.device:

@@ -32,9 +32,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.admission.request_info import info_of
-from rayrec.serve.config.admission import USER_HEADER
 from rayrec.serve.config.models import MODEL_NAME
 from rayrec.serve.engine.current import Service
+from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.protocols.rows import answers_of_all
 from rayrec.serve.wire.errors import RequestError, explain
@@ -146,23 +146,24 @@ def completions_router(
     async def completions(request: Request) -> JSONResponse:
         """The items that the model expects next, as tokens of their semantic IDs."""
         body = await unpacked_body(request)
-        user = request.headers.get(USER_HEADER)
-        # Whose semantic IDs the prompts are read by.
-        pinned = service.pinned if user is None else service.pinned_for(user)
+        info = info_of(request)
 
-        def read() -> tuple[CompletionRequest, ItemTexts, list[RecommendRequest]]:
+        def read() -> tuple[CompletionRequest, RecommendationService, ItemTexts, list[RecommendRequest]]:
             asked = read_request(json_object(body))
+            # Whose semantic IDs the prompts are read by.
+            pinned = admission.draw([asked.user], info)
             texts = texts_of(asked.model, pinned)
             _check_numbers(asked, texts, service.max_k)
-            return asked, texts, requests_of(asked, texts, pinned.ranker is not None, admission.most_at_once)
+            has_ranker = pinned.ranker is not None
+            return asked, pinned, texts, requests_of(asked, texts, has_ranker, admission.most_at_once)
 
-        asked, texts, requests = await beside_the_loop(len(body) > LARGE_BYTES, read)
+        asked, pinned, texts, requests = await beside_the_loop(len(body) > LARGE_BYTES, read)
 
         def error_of(position: int, sentence: str, status: int = 400) -> RequestError:
             return _of_prompt(position, len(requests), sentence, status)
 
         request_id = request_id_of(request.headers.get(REQUEST_ID))
-        answers = await answers_of_all(admission, pinned, requests, info_of(request), error_of, request_id)
+        answers = await answers_of_all(admission, pinned, requests, info, error_of, request_id)
         headers = {REQUEST_ID: request_id}
         for position, answer in enumerate(answers):
             if "popular_items" in answer.degraded:  # which have no probability

@@ -143,12 +143,16 @@ class OpenInference:
         """The server's name and extensions."""
         return {"name": "rayrec", "version": __version__, "extensions": list(EXTENSIONS)}
 
-    def asked(self, name: str, version: str | None = None, user: str | None = None) -> RecommendationService:
+    def named(self, name: str, version: str | None = None) -> RecommendationService | None:
+        """The model that a message names by its version; None: it names none. Raises as `asked`."""
+        found = self.asked(name, version)
+        return None if version is None else found
+
+    def asked(self, name: str, version: str | None = None) -> RecommendationService:
         """The model that is asked.
 
         Args:
             version: of a canary, too; None: the one that answers.
-            user: that the message names by its header; without it, a canary gets no share of the messages.
 
         Raises:
             RequestError: there is no such model or version (404).
@@ -158,7 +162,7 @@ class OpenInference:
             here = f"those here are {names}" if self.beside else f"the one here is {names!r}"
             raise RequestError(f"there is no model {name!r}; {here}", 404)
         if version is None:
-            return self._service.pinned if user is None else self._service.pinned_for(user)
+            return self._service.pinned
         if (found := self._service.version(version)) is None:
             own = self._service.pinned.model.label
             raise RequestError(f"there is no version {version!r} of {name!r}; the one here is {own!r}", 404)
@@ -201,12 +205,12 @@ class OpenInference:
         return Asked(call, _wanted_outputs(call), rows_of(call, self._admission.most_at_once))
 
     async def answered(
-        self, pinned: RecommendationService, asked: Asked, info: RequestInfo, request_id: str
+        self, named: RecommendationService | None, asked: Asked, info: RequestInfo, request_id: str
     ) -> Answered:
         """Recommend to all rows; either all are answered or none.
 
         Args:
-            pinned: of `asked`.
+            named: of `named`.
             info: of the message; its parameters are added to it.
 
         Raises:
@@ -217,6 +221,9 @@ class OpenInference:
         if (timeout_s := timeout_in(parameters)) is not None:
             info.expires_at = min(info.expires_at, info.began_at + timeout_s)
         info.priority = parameters.get("priority") or DEFAULT_PRIORITY
+        pinned = named
+        if pinned is None:
+            pinned = self._admission.draw([request.user_id for request in requests], info)
         answers = await answers_of_all(self._admission, pinned, requests, info, _of_row, request_id)
         return Answered(pinned.model.label, _said_of(answers), answers, requests[0].k)
 

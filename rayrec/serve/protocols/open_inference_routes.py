@@ -7,7 +7,6 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from rayrec.serve.admission.request_info import info_of
-from rayrec.serve.config.admission import USER_HEADER
 from rayrec.serve.events.request_log import REQUEST_ID, request_id_of
 from rayrec.serve.protocols.open_inference import INPUTS, OUTPUTS, Asked, OpenInference
 from rayrec.serve.protocols.tensor_codec import HEADER_LENGTH, read_call, write_answer
@@ -139,7 +138,7 @@ def open_inference_router(inference: OpenInference) -> APIRouter:
     @router.post("/models/{name}/versions/{version}/infer", openapi_extra={"requestBody": _BODY})
     async def infer(name: str, request: Request, version: str | None = None) -> Response:
         """Recommends to all rows; either all are answered or none."""
-        pinned = inference.asked(name, version, request.headers.get(USER_HEADER))
+        named = inference.named(name, version)
         body = await unpacked_body(request)
         header_length = request.headers.get(HEADER_LENGTH)
 
@@ -148,7 +147,7 @@ def open_inference_router(inference: OpenInference) -> APIRouter:
 
         asked = await beside_the_loop(len(body) > LARGE_BYTES, read)
         request_id = request_id_of(request.headers.get(REQUEST_ID))
-        answered = await inference.answered(pinned, asked, info_of(request), request_id)
+        answered = await inference.answered(named, asked, info_of(request), request_id)
         head: dict[str, Any] = {"model_name": inference.name, "model_version": answered.version}
         if asked.call.call_id is not None:
             head["id"] = asked.call.call_id

@@ -20,7 +20,6 @@ from fastapi import FastAPI
 
 from rayrec.platform.errors import UnavailableError
 from rayrec.serve.admission.limits import CallerLimitError, RefusedError
-from rayrec.serve.config.admission import USER_HEADER
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.batching import DeadlineError, TooManyWaitingError
 from rayrec.serve.engine.understanding import RefusedRequestError
@@ -195,10 +194,9 @@ async def _infer(content: bytes, call: Call, model: Answering) -> Reply:
             return message, inference.understood(asked)
 
         message, asked = await beside_the_loop(len(content) > LARGE_BYTES, read)
-        user = call.headers.get(USER_HEADER)
-        pinned = inference.asked(message.model_name, message.model_version or None, user)
+        named = inference.named(message.model_name, message.model_version or None)
         request_id = request_id_of(call.headers.get(REQUEST_ID))
-        answered = await inference.answered(pinned, asked, info, request_id)
+        answered = await inference.answered(named, asked, info, request_id)
     finally:
         admission.here(info)
 
