@@ -194,9 +194,9 @@ def test_tritons_timeout_and_priority_count(triton, client, monkeypatch):
     body = {"inputs": [json_input("user_id", ["ann"], [1])]}
     seen, submit = [], Batcher.submit
 
-    def noted(batcher, *asked):
+    def noted(batcher, *asked, **told):
         seen.append(asked[-1])
-        return submit(batcher, *asked)
+        return submit(batcher, *asked, **told)
 
     monkeypatch.setattr(Batcher, "submit", noted)
     for parameters in ({"priority": 1}, {"priority": 0}, {}):
