@@ -14,7 +14,6 @@ Needs torch, numpy and transformers alone; `python -m benchmarks.gpu` runs it to
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -24,6 +23,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from benchmarks.gpu_piece import device_and_size
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.decoding.beam import BeamResult, beam_search
 from rayrec.models.decoding.prefixes import ItemDistribution
@@ -136,13 +136,9 @@ def _timed(device: torch.device, work: Callable[[], object]) -> tuple[object, fl
     return result, time.perf_counter() - started
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="a tiny network, to see that it runs")
-    options = parser.parse_args(arguments)
-    device = torch.device(options.device)
-    if options.small:
+def main() -> None:
+    device, is_small = device_and_size(__doc__)
+    if is_small:
         found = measure(device, QWEN3_1_7B | SMALL, 20_000, 256, SMALL_CONTEXTS, repeats=2)
     else:
         found = measure(device, QWEN3_1_7B, 1_000_000, 8_192)

@@ -19,7 +19,6 @@ Needs torch, numpy, transformers, pydantic and PyYAML; `python -m benchmarks.gpu
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -31,6 +30,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.decode_cuda import BEAMS, CONTEXTS, QWEN3_1_7B, SMALL, SMALL_CONTEXTS
+from benchmarks.gpu_piece import device_and_size
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.models.compiled_ranking.captured import CapturedRun
@@ -191,22 +191,18 @@ def _timed(
     return time.perf_counter() - started
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="a tiny network, to see that it runs")
-    options = parser.parse_args(arguments)
-    device = torch.device(options.device)
+def main() -> None:
+    device, is_small = device_and_size(__doc__)
     graphs = graphs_of(device)
     if graphs is None:
         from tests.helpers.recorded_graphs import RecordingGraphs  # a dry run
 
         graphs = RecordingGraphs()
-    contexts = SMALL_CONTEXTS if options.small else CONTEXTS
-    settings = QWEN3_1_7B | SMALL if options.small else QWEN3_1_7B
-    sizes = (20_000, 256) if options.small else (1_000_000, 8_192)
+    contexts = SMALL_CONTEXTS if is_small else CONTEXTS
+    settings = QWEN3_1_7B | SMALL if is_small else QWEN3_1_7B
+    sizes = (20_000, 256) if is_small else (1_000_000, 8_192)
     model = recommender(device, settings, *sizes, longest=max(contexts) // 3)
-    print(json.dumps(measure(model, graphs, contexts, repeats=2 if options.small else REPEATS)))
+    print(json.dumps(measure(model, graphs, contexts, repeats=2 if is_small else REPEATS)))
 
 
 if __name__ == "__main__":

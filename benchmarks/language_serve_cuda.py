@@ -16,7 +16,6 @@ benchmarks.gpu` runs it too:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import statistics
@@ -30,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.gpu_piece import device_and_size
 from benchmarks.language_tune_cuda import QWEN2_5_0_5B, QWEN_TOKENS, SMALL, SMALL_TOKENS
 from rayrec.models.generation.sampler import Sampling
 from rayrec.models.language.networks import Wanted, network_from_settings
@@ -225,12 +225,9 @@ def measure(device: torch.device, sizes: Sizes) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="a tiny network, to see that it runs")
-    options = parser.parse_args(arguments)
-    print(json.dumps(measure(torch.device(options.device), TINY if options.small else LARGE)))
+def main() -> None:
+    device, is_small = device_and_size(__doc__)
+    print(json.dumps(measure(device, TINY if is_small else LARGE)))
 
 
 if __name__ == "__main__":

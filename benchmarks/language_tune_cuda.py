@@ -20,7 +20,6 @@ Needs torch, numpy, transformers, pydantic and PyYAML, and no Ray; `python -m be
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import sys
@@ -34,13 +33,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_piece import device_and_size
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.language.config import LanguageModelConfig
 from rayrec.models.language.text_program import TextProgram, TextProgramSpec
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.program import ProgramPlacement
-from rayrec.platform.devices import synchronize
+from rayrec.platform.devices import device_memory, synchronize
 from rayrec.platform.health.burn_in import matrix_rate
 from rayrec.platform.schedule import RateSchedule
 
@@ -263,17 +263,14 @@ def _speed(
         "mfu": least_s / seconds,
         "step_ms": 1e3 * seconds / (len(given) - WARM_UP),
     }
-    if device.type == "cuda":
-        figures["most_mib"] = torch.cuda.max_memory_allocated() / 2**20
+    if (memory := device_memory(device)) is not None:
+        figures["most_mib"] = memory.peak / 2**20
     return figures
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--small", action="store_true", help="a tiny network, to see that it runs")
-    options = parser.parse_args(arguments)
-    print(json.dumps(measure(torch.device(options.device), TINY if options.small else LARGE)))
+def main() -> None:
+    device, is_small = device_and_size(__doc__)
+    print(json.dumps(measure(device, TINY if is_small else LARGE)))
 
 
 if __name__ == "__main__":

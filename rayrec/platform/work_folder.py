@@ -286,7 +286,7 @@ def finished_report(out: Path, plan: Mapping[str, Any], work: Work = PREPARATION
         raise InputError(f"{out}: {found.what}; {remedy}")
     try:
         WorkFolder(out, None, work)._delete_finished(made_by["plan"])
-    except InputError as error:  # the result is whole, whoever has put something beside it
+    except InputError as error:  # the result is whole, although something else lies beside it
         logger.warning("%s", error)
     return made_by["report"]
 

@@ -9,7 +9,7 @@ probability of their distance from the number below, so that what a step loses i
 The random bits are a hash of (table seed, rank, step, id, column): a call that is repeated, or a run that is
 resumed, rounds alike, in every mode and by every transport.
 
-Finite numbers stay finite. What is not finite stays so, at its element, for whoever refuses it.
+Finite numbers stay finite. NaN and infinities keep their places, so that the receiver can refuse them.
 
 Source of the rounding: Gupta et al., "Deep Learning with Limited Numerical Precision", ICML 2015, section 3.
 

@@ -305,7 +305,7 @@ class Canaries:
         return self.end(canary) or mine
 
     def settle(self) -> None:
-        """Let the end of the last canary have its effect, unless it has had it: whoever wrote the end may
+        """Let the end of the last canary have its effect, unless it has had it: the process that wrote it may
         have been killed, or cut off from the store, before it moved the pointer.
 
         Raises:
@@ -315,7 +315,7 @@ class Canaries:
         if canary is None or canary.id == self._settled or (end := self.end(canary)) is None:
             return
         name = f"{FOLDER}/{canary.id}/{_SETTLED}"
-        # Once: whoever goes back to the baseline later means it.
+        # Once: a later rollback to the baseline is meant.
         if self._store.read(name) is None:
             self._move_pointer(canary, end)
             self._store.write(name, b"{}\n")

@@ -299,7 +299,7 @@ class VersionStore:
         try:
             found = {} if content is None else json.loads(content)
             return [int(found[name]) for name in ("version", "baseline") if name in found]
-        except (ValueError, TypeError):  # whoever follows it says so
+        except (ValueError, TypeError):  # a service that follows it says so
             return []
 
     def _point(self, name: str, number: int) -> None:

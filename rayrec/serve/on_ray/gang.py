@@ -5,8 +5,9 @@
                    └ a rank dies ─► who waits is told (503), check_health fails ─► Serve replaces the replica,
                                     and with it all ranks
 
-What ranks say to each other, and in which order, is in `ranks`. A network is not divided by layers: whoever
-needs that hands a language model over to an engine that does (`rayrec.serve.language.ray_llm`).
+What ranks say to each other, and in which order, is in `ranks`. A network is not divided by layers: for
+pipeline parallelism, a language model is handed over to an engine that has it
+(`rayrec.serve.language.ray_llm`).
 """
 
 from __future__ import annotations
