@@ -54,7 +54,7 @@ demo: env ## Train, evaluate and serve a recommender on MovieLens 100K.
 	$(BIN)/python examples/demo.py
 
 # Names of places for the addresses: data alone, whose requirements are not needed. Without it, they are made up.
-recipe-addresses: env ## Addresses to labeled segments, beside a CRF; some 20 minutes, the others 9 to 14.
+recipe-addresses: env ## Addresses to labeled segments, beside a CRF. Each recipe takes 9 to 14 minutes.
 	-$(PIP) --no-deps jionlp==1.5.31
 	$(BIN)/python -m recipes addresses
 
