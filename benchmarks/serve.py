@@ -9,8 +9,9 @@ one replica each; while one is measured, the others are idle. Bars, ratios in on
 * `serve-batch-p99`: the 99th percentile of one at a time over ours, of the same windows.
 * `serve-serve-batch`: requests per second, against the model behind `@serve.batch`, with the best of
   several batch sizes and times to wait.
-* `serve-model`: requests per second, against the model alone in full batches, without HTTP: what is left to
-  gain by any way to batch.
+* `serve-bare`: requests per second, over those of a replica that answers without its model: what is left to
+  gain by any way to batch. It is also printed over those of `@serve.batch`, which is the most that
+  `serve-serve-batch` could be.
 
 `RAYREC_BENCH_STEPS` is the number of requests in a window, over 16.
 """
@@ -31,7 +32,7 @@ from ray.serve.config import ProxyLocation
 
 from benchmarks import serve_peers
 from benchmarks.data_sets import beauty_sized
-from benchmarks.harness import Bar, BenchOptions, interleaved
+from benchmarks.harness import Bar, BenchOptions
 from benchmarks.http_load import Window, windows
 from benchmarks.peer_process import SETTLE_S, PeerProcess
 from rayrec.pipelines.config.run import RunConfig
@@ -50,8 +51,6 @@ REQUESTS_PER_STEP, CALLS_PER_STEP = 16, 4
 """In a window under load, and at one connection."""
 SETTINGS = tuple((size, wait_s) for size in (8, 16, 32) for wait_s in (0.0, 0.005, 0.02))
 """Of `@serve.batch`: batch sizes, and seconds that a batch waits to become full."""
-FULL_SIZES = (8, 16, 32, 64)
-"""Of batches of the model alone."""
 OURS, SINGLE, SERVE_BATCH = "ours", "one at a time", "@serve.batch"
 ROUTES = {OURS: "/ours", SINGLE: "/single", SERVE_BATCH: "/serve-batch"}
 
@@ -61,8 +60,7 @@ def bench(options: BenchOptions) -> list[Bar]:
         load: PeerProcess = PeerProcess(windows, (bodies_of(data, K),), settle_s=SETTLE_S)
         try:
             with _services(run) as urls:
-                bodies = bodies_of(data, K)[: options.steps * REQUESTS_PER_STEP]
-                return [*_throughput(urls, load, options), _of_model(urls, load, bodies, options)]
+                return _throughput(urls, load, options)
         finally:
             load.stop()
 
@@ -126,8 +124,8 @@ def _services(run: Path) -> Iterator[dict[str, str]]:
 def _throughput(urls: dict[str, str], load: PeerProcess, options: BenchOptions) -> list[Bar]:
     num_requests = options.steps * REQUESTS_PER_STEP
 
-    def window(name: str) -> Window:
-        return load.measure((f"{urls[name]}/v1/recommend", CONNECTIONS, num_requests))
+    def window(name: str, route: str = "recommend") -> Window:
+        return load.measure((f"{urls[name]}/v1/{route}", CONNECTIONS, num_requests))
 
     for name in ROUTES:
         window(name)  # thrown away
@@ -137,34 +135,25 @@ def _throughput(urls: dict[str, str], load: PeerProcess, options: BenchOptions) 
     best = _best_settings(urls[SERVE_BATCH], lambda: window(SERVE_BATCH).rate)
     _set(urls[SERVE_BATCH], *best)
 
-    def both(ours: float, theirs: float) -> None:
-        log.print(f"serve: ours {ours:.0f}/s, {SERVE_BATCH} {theirs:.0f}/s, ratio {ours / theirs:.2f}")
-
-    ratios = interleaved(lambda: window(OURS).rate, lambda: window(SERVE_BATCH).rate, options.pairs, both)
+    window(SERVE_BATCH, "bare")  # thrown away
+    rounds = []
+    for _ in range(options.pairs):
+        ours, theirs = window(OURS).rate, window(SERVE_BATCH).rate
+        bare = window(SERVE_BATCH, "bare").rate
+        rounds.append((ours / theirs, ours / bare))
+        log.print(
+            f"serve: ours {ours:.0f}/s, {SERVE_BATCH} {theirs:.0f}/s, ratio {ours / theirs:.2f}; "
+            f"without a model {bare:.0f}/s, over {SERVE_BATCH} {bare / theirs:.2f}"
+        )
+    ratios, of_bare = map(list, zip(*rounds, strict=True))
     at_best = f"{SERVE_BATCH}, at most {best[0]} in a batch, {best[1] * 1e3:g} ms to wait"
     p99s = [single.percentile(99) / ours.percentile(99) for ours, single in pairs]
     return [
         Bar.of("serve-batch", [ours.rate / single.rate for ours, single in pairs], SINGLE, 2.0),
         Bar.of("serve-batch-p99", p99s, SINGLE, 1.0),
         Bar.of("serve-serve-batch", ratios, at_best, 1.3),
+        Bar.of("serve-bare", of_bare, "answers without the model", 0.8),
     ]
-
-
-def _of_model(
-    urls: dict[str, str], load: PeerProcess, bodies: list[dict[str, object]], options: BenchOptions
-) -> Bar:
-    def ours() -> float:
-        return load.measure((f"{urls[OURS]}/v1/recommend", CONNECTIONS, len(bodies))).rate
-
-    def alone(size: int = CONNECTIONS) -> float:
-        return float(_post(f"{urls[SERVE_BATCH]}/alone?size={size}", bodies))
-
-    rates = {size: alone(size) for size in FULL_SIZES}
-    said = ", ".join(f"{rate:.0f}/s in batches of {size}" for size, rate in rates.items())
-    log.print(f"serve: the model alone: {said}", highlight=False)
-    size = max(rates, key=rates.__getitem__)
-    ratios = interleaved(ours, lambda: alone(size), options.pairs)
-    return Bar.of("serve-model", ratios, f"the model alone in batches of {size}", 0.9)
 
 
 def _show(ours: Window, name: str, theirs: Window) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,8 +30,8 @@ class BatchSettings(BaseModel):
 class BatchReplica:
     """The run's model behind `@serve.batch`; POST /settings changes how it batches.
 
-    POST /alone computes requests in full batches, one after the other, and answers how many a second: no
-    way to serve this model with this many threads does more.
+    POST /v1/bare answers every request as the first, without the model: what proxy, routes and JSON take.
+    No way to batch answers more requests a second.
     """
 
     def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
@@ -42,6 +41,7 @@ class BatchReplica:
         self._service.warm_up()
         # Computed beside the event loop, which takes the next requests meanwhile.
         self._model = ThreadPoolExecutor(1)
+        self._first: RecommendAnswer | None = None
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Ray Serve after the constructor."""
@@ -59,18 +59,13 @@ class BatchReplica:
             self.batch.set_max_batch_size(settings.max_batch_size)
             self.batch.set_batch_wait_timeout_s(settings.wait_s)
 
-        @api.post("/alone")
-        async def alone(requests: list[RecommendRequest], size: int) -> float:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._model, self._rate_alone, requests, size)
+        @api.post("/v1/bare")
+        async def bare(request: RecommendRequest) -> RecommendAnswer:
+            if self._first is None:
+                self._first = await recommend(request)
+            return self._first
 
         return api
-
-    def _rate_alone(self, requests: list[RecommendRequest], size: int) -> float:
-        began = time.perf_counter()
-        for start in range(0, len(requests), size):
-            self._service.recommend_all(requests[start : start + size])
-        return len(requests) / (time.perf_counter() - began)
 
     @serve.batch(max_batch_size=32, batch_wait_timeout_s=0.01)
     async def batch(self, requests: list[RecommendRequest]) -> list[RecommendAnswer | Exception]:
