@@ -17,6 +17,9 @@ It writes the record `benchmarks/quality/language-families.json` with the date. 
 * `language-families`: families that can be tuned, over 24.
 * `language-families-packed`: 1e-5 over the largest difference of those on packed rows.
 * `language-families-padded`: the same of those on padded ones.
+
+Where a family's difference is above 1e-5, its limit is what the last bit of each logit, rounded up or down by
+chance, changes in the gradients of transformers itself: some are sums in which almost everything cancels.
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.quality_page import RECORDS
@@ -59,6 +63,8 @@ ROUTED = {
 }
 OPT = {"hidden_size": 32, "word_embed_proj_dim": 32, "ffn_dim": 48}
 TOLERANCE = 1e-5
+ROUNDINGS = 4
+"""Tries of the logits' last bits."""
 NUM_TRAINERS, LEAST = 2, 24
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -138,6 +144,14 @@ class Found:
     """How many blocks are gathered one after the other, or that the network is gathered as a whole."""
     pipeline_plan: bool = False
     """Whether transformers has one; RayRec trains no pipelines, and hands such models over."""
+    rounding: float | None = None
+    """What the last bits of the logits change in their gradients, where `gradient_error` is above 1e-5."""
+
+    @property
+    def over_limit(self) -> float:
+        """The larger error over what it may be; 0 if nothing was compared."""
+        limit = max(TOLERANCE, self.rounding or 0.0)
+        return max((self.loss_error or 0.0) / TOLERANCE, (self.gradient_error or 0.0) / limit)
 
 
 def bench(options: BenchOptions) -> list[Bar]:
@@ -145,7 +159,7 @@ def bench(options: BenchOptions) -> list[Bar]:
     return [
         Bar.once("language-families", sum(one.rows is not None for one in found) / LEAST, str(LEAST), 1.0),
         *(
-            Bar.once(f"language-families-{rows}", TOLERANCE / _worst(found, rows), "transformers", 1.0)
+            Bar.once(f"language-families-{rows}", 1 / _worst(found, rows), "transformers", 1.0)
             for rows in ("packed", "padded")
         ),
     ]
@@ -164,37 +178,68 @@ def measure(family: str) -> Found:
     rows = "packed" if model.packed else "padded"
     try:
         loss_error, gradient_error = compare(model)
+        rounding = rounding_of(model) if gradient_error > TOLERANCE else None
     except Exception as error:  # whatever the code of a family raises
         return Found(family, None, f"{type(error).__name__}: {_short(error)}", None, None)
-    return Found(family, rows, why_not, loss_error, gradient_error, *_parallel(model))
+    return Found(family, rows, why_not, loss_error, gradient_error, *_parallel(model), rounding)
 
 
 def compare(model: LanguageModel) -> tuple[float, float]:
     """(Relative difference of the losses, and of the gradients, as above)."""
+    batch = _batch()
+    ours, gradients = _gradients(model, lambda: model.loss(batch))
+    theirs, expected = _gradients(model, lambda: _their_loss(model.network, batch))
+    return abs(ours - theirs) / theirs, _largest_difference(gradients, expected)
+
+
+def rounding_of(model: LanguageModel) -> float:
+    """The largest relative difference of their gradients with each logit's last bit rounded up or down."""
+    batch = _batch()
+    _, expected = _gradients(model, lambda: _their_loss(model.network, batch))
+    worst = 0.0
+    for seed in range(ROUNDINGS):
+        generator = torch.Generator().manual_seed(seed)
+
+        def rounded(_module: Any, _input: Any, logits: Tensor, generator: Any = generator) -> Tensor:
+            ends = torch.where(torch.rand(logits.shape, generator=generator) < 0.5, torch.inf, -torch.inf)
+            return logits + (torch.nextafter(logits, ends) - logits).detach()
+
+        hook = model.network.get_output_embeddings().register_forward_hook(rounded)
+        try:
+            _, found = _gradients(model, lambda: _their_loss(model.network, batch))
+        finally:
+            hook.remove()
+        worst = max(worst, _largest_difference(found, expected))
+    return worst
+
+
+def _batch() -> TextTensors:
     random = np.random.default_rng(0)
     tokens_N = torch.from_numpy(random.integers(2, VOCABULARY.num_tokens, sum(LENGTHS)))
     layout = JaggedLayout.from_offsets(np.cumsum([0, *LENGTHS]), torch.device("cpu"))
-    batch = TextTensors(tokens_N, layout.place_N > 0, layout, {}, {})
+    return TextTensors(tokens_N, layout.place_N > 0, layout, {}, {})
+
+
+def _gradients(model: LanguageModel, loss_of: Callable[[], Tensor]) -> tuple[float, dict[str, Tensor | None]]:
+    """(The loss, and by name the gradients of it)."""
     model.eval()  # some families add a loss of their own, or noise, in training
     model.zero_grad()
-    ours = model.loss(batch)
-    ours.backward()
-    gradients = {name: _copy(weight.grad) for name, weight in model.named_parameters()}
-    model.zero_grad()
-    theirs = _their_loss(model.network, batch)
-    theirs.backward()
+    loss = loss_of()
+    loss.backward()
+    return loss.item(), {name: _copy(weight.grad) for name, weight in model.named_parameters()}
+
+
+def _largest_difference(found: dict[str, Tensor | None], expected: dict[str, Tensor | None]) -> float:
     worst = 0.0
-    least = 1e-3 * max(
-        weight.grad.abs().max().item() for weight in model.parameters() if weight.grad is not None
-    )
-    for name, weight in model.named_parameters():
-        expected, found = weight.grad, gradients[name]
-        if expected is None or found is None:
-            assert expected is None or not expected.any(), name
-            assert found is None or not found.any(), name
+    least = 1e-3 * max(gradient.abs().max().item() for gradient in expected.values() if gradient is not None)
+    for name, theirs in expected.items():
+        ours = found[name]
+        if theirs is None or ours is None:
+            assert theirs is None or not theirs.any(), name
+            assert ours is None or not ours.any(), name
             continue
-        worst = max(worst, ((found - expected).abs().max() / expected.abs().max().clamp(min=least)).item())
-    return abs(ours.item() - theirs.item()) / theirs.item(), worst
+        worst = max(worst, ((ours - theirs).abs().max() / theirs.abs().max().clamp(min=least)).item())
+    return worst
 
 
 def _built(family: str, rows: str) -> LanguageModel:
@@ -209,13 +254,13 @@ def _built(family: str, rows: str) -> LanguageModel:
     return model
 
 
-def _their_loss(network: Any, batch: TextTensors) -> torch.Tensor:
+def _their_loss(network: Any, batch: TextTensors) -> Tensor:
     network.set_attn_implementation("eager")
     tokens_BT = batch.layout.pad(batch.tokens_N)
     real_BT = batch.layout.pad(torch.ones_like(batch.tokens_N))
     labels_BT = torch.where(real_BT == 1, tokens_BT, -100)
     logits_BTV = network(input_ids=tokens_BT, attention_mask=real_BT, use_cache=False).logits
-    loss: torch.Tensor = torch.nn.functional.cross_entropy(
+    loss: Tensor = torch.nn.functional.cross_entropy(
         logits_BTV[:, :-1].flatten(0, 1).float(), labels_BT[:, 1:].flatten(), reduction="sum"
     )
     return loss
@@ -235,7 +280,7 @@ def _parallel(model: LanguageModel) -> tuple[str, str, bool]:
     return tensor, f"{blocks} blocks" if blocks else "as a whole", bool(pipeline)
 
 
-def _copy(gradient: torch.Tensor | None) -> torch.Tensor | None:
+def _copy(gradient: Tensor | None) -> Tensor | None:
     return None if gradient is None else gradient.clone()
 
 
@@ -254,6 +299,8 @@ def table(found: Sequence[Found]) -> str:
         errors = ["", ""]
         if one.loss_error is not None and one.gradient_error is not None:
             errors = [f"{one.loss_error:.0e}", f"{one.gradient_error:.0e}"]
+            if one.rounding is not None:
+                errors[1] += f" (last bits: {one.rounding:.0e})"
         cells = [f"`{one.family}`", JD_NAMES.get(one.family, ""), one.rows or "**none**", *errors]
         lines.append(f"| {' | '.join([*cells, one.tensor, one.fsdp2, one.why_not_packed or ''])} |")
     for name, why in OTHER_CODE.items():
@@ -279,7 +326,7 @@ def _measured() -> list[Found]:
 
 
 def _worst(found: Sequence[Found], rows: str) -> float:
-    return max(max(one.loss_error or 0.0, one.gradient_error or 0.0) for one in found if one.rows == rows)
+    return max(one.over_limit for one in found if one.rows == rows)
 
 
 def main() -> int:
@@ -288,9 +335,10 @@ def main() -> int:
     for rows in ("packed", "padded"):
         count = sum(one.rows == rows for one in found)
         print(
-            f"{count} families on {rows} rows, largest difference {_worst(found, rows):.1e}", file=sys.stderr
+            f"{count} families on {rows} rows, at most {_worst(found, rows):.2f} of the limit",
+            file=sys.stderr,
         )
-    return int(_worst(found, "packed") > TOLERANCE)
+    return int(max(_worst(found, rows) for rows in ("packed", "padded")) > 1)
 
 
 if __name__ == "__main__":
