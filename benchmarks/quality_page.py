@@ -402,7 +402,7 @@ _NEIGHBORS_KEPT = {CO_VISITATION: CO_VISITATION_UNMASKED, SWING: SWING_UNMASKED}
 
 
 def _untrained(dataset: str, ties: str) -> dict[str, Mapping[str, Mapping[str, float]]]:
-    """What needs no training, as `rayrec evaluate --neighbors DATA --json` wrote it; empty where it did not."""
+    """What needs no training, as `rayrec evaluate --neighbors DATA --json` wrote it; empty where not."""
     path = RECORDS / NEIGHBORS / f"{dataset}-{ties.replace(' ', '-')}.json"
     results: dict[str, Any] = json.loads(path.read_text())["results"] if path.is_file() else {}
     return results
@@ -501,8 +501,9 @@ Limits of the comparison:
   other recipes keep ties as stored.
 - **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
   tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on all three data sets, within the
-  interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 13 % below them on Beauty. At 50
-  items SASRec with full softmax, HSTU, TIGER and the prefix decoder are ahead of it on Beauty and Sports.
+  interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 13 % below
+  them on Beauty. At 50 items SASRec with full softmax, HSTU, TIGER and the prefix decoder are ahead of it on
+  Beauty and Sports.
   *At the time* means that it knows what everybody did before each event and nothing after it; models know all
   training events, later ones too.
 - **The graph network** is SASRec whose events also read the items that others met beside them before,

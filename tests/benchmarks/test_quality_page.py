@@ -27,6 +27,13 @@ from rayrec.pipelines.evaluation.evaluate_recommender import (
 )
 
 
+@pytest.fixture(autouse=True)
+def records_folder(tmp_path, monkeypatch):
+    """No neighbors were measured but those of a test."""
+    monkeypatch.setattr("benchmarks.quality_page.RECORDS", tmp_path)
+    return tmp_path
+
+
 def estimates(value: float) -> dict:
     estimate = {"value": value, "low": value - 0.01, "high": value + 0.01}
     return dict.fromkeys(METRICS, estimate)
@@ -93,8 +100,7 @@ def test_a_record_counts_while_the_recipe_is_what_it_was(tmp_path, monkeypatch):
         assert is_measured(row) is counts
 
 
-def test_where_seen_items_are_kept_the_page_shows_what_keeps_them(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.quality_page.RECORDS", tmp_path)
+def test_where_seen_items_are_kept_the_page_shows_what_keeps_them(tmp_path):
     (tmp_path / "neighbors").mkdir()
     values = {CO_VISITATION: 0.01, CO_VISITATION_UNMASKED: 0.02, SWING: 0.03, SWING_UNMASKED: 0.04}
     neighbors = {"results": {name: estimates(value) for name, value in values.items()}}
