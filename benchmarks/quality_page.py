@@ -9,17 +9,23 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from benchmarks.published_sets import divided_industrial
 from rayrec.pipelines.evaluation.evaluate_recommender import (
     CO_VISITATION,
     CO_VISITATION_IN_TIME,
+    CO_VISITATION_UNMASKED,
     MODEL,
+    MODEL_UNMASKED,
     POPULARITY,
+    POPULARITY_UNMASKED,
     SWING,
+    SWING_UNMASKED,
 )
 from rayrec.platform.checkout import CHECKOUT
 
@@ -29,6 +35,24 @@ FOLDER = CHECKOUT / "docs" / "benchmarks"
 METRICS = ("recall@5", "recall@10", "recall@50", "ndcg@5", "ndcg@10", "ndcg@50")
 SHOWN = ("recall@10", "recall@50", "ndcg@10")
 """Metrics on the page."""
+
+
+Ties = Literal["shuffled", "file order"]
+TIES: tuple[Ties, ...] = ("shuffled", "file order")
+NEIGHBORS = "neighbors"
+"""In the place of a method: what needs no training."""
+ELSEWHERE = ("sasrec", "generative", "flat", "tiger")
+"""Methods that are measured on all data sets: the strongest baseline, and generative ones."""
+
+
+@dataclass(frozen=True)
+class PublishedIds:
+    """Semantic IDs that somebody else made."""
+
+    file: str
+    """Below the folder of the source."""
+    key_offset: int = 0
+    """What its keys lack of those of the log."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +66,30 @@ class DataSet:
     """In words."""
     prepare: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `rayrec prepare` besides the order of ties."""
+    protocol: str = "Leave-one-out; items of the history excluded."
+    """What is predicted, of whom, and what may be recommended, in words."""
+    seen: Literal["masked", "kept"] = "masked"
+    """Whether items of a history may be recommended, in validation and test."""
+    ties: tuple[Ties, ...] = TIES
+    """Orders of ties that it is measured with."""
+    methods: tuple[str, ...] | None = None
+    """Those that are measured; None: all."""
+    has_text: bool = True
+    """Whether items have texts; without, semantic IDs are made of interactions alone."""
+    published_ids: PublishedIds | None = None
+    rewritten: Callable[[Path, Path], None] | None = None
+    """Writes the source in a layout that `rayrec prepare` reads, into a folder; None: it is read as it is."""
+
+    @property
+    def settings(self) -> list[str]:
+        """What differs from a method's config."""
+        return ["evaluation.exclude_seen=false"] if self.seen == "kept" else []
+
+    def measures(self, name: str) -> bool:
+        """Whether a method is measured on it."""
+        if METHODS[name].vectors == "published":
+            return self.published_ids is not None
+        return self.methods is None or name in self.methods
 
 
 @dataclass(frozen=True)
@@ -69,8 +117,8 @@ class Method:
 
     title: str
     config: str
-    vectors: Literal["interactions", "text", "both"] | None = None
-    """What the semantic IDs are made of, where there are any."""
+    vectors: Literal["interactions", "text", "both", "published"] | None = None
+    """What the semantic IDs are made of, where there are any; `published`: somebody else made them."""
     max_codebook_size: int = 256
     settings: tuple[str, ...] = ()
     """What differs from the config."""
@@ -79,10 +127,77 @@ class Method:
 
 
 DATASETS = {
-    "beauty": DataSet("Amazon Beauty (2014, 5-core)", "amazon14-beauty", "22,363 users, 12,101 items"),
+    "beauty": DataSet(
+        "Amazon Beauty (2014, 5-core)",
+        "amazon14-beauty",
+        "22,363 users, 12,101 items",
+        published_ids=PublishedIds("semantic_ids/letter_rqvae_4x256.json", key_offset=1),
+    ),
     "sports": DataSet("Amazon Sports (2014, 5-core)", "amazon14-sports", "35,598 users, 18,357 items"),
     "movielens": DataSet("MovieLens 100K", "movielens-100k", "943 users, 1,682 items"),
+    "yelp": DataSet(
+        "Yelp (2019, 5-core)",
+        "yelp-s3rec",
+        "30,431 users, 20,033 items, no times and no texts",
+        protocol="Leave-one-out, in the order of the file. Users come back to items, and 6.7 % of the test "
+        "targets are in the history, so items of the history are kept, in validation too.",
+        seen="kept",
+        ties=("shuffled",),
+        methods=ELSEWHERE,
+        has_text=False,
+    ),
+    "instruments": DataSet(
+        "Amazon Instruments (2014, 5-core, LETTER's preparation)",
+        "amazon14-instruments",
+        "24,772 users, 9,922 items, no times and no texts",
+        protocol="Leave-one-out, in the order of the file; items of the history excluded.",
+        ties=("shuffled",),
+        methods=ELSEWHERE,
+        has_text=False,
+        published_ids=PublishedIds("Instruments.index.json"),
+    ),
+    "industrial": DataSet(
+        "Amazon Industrial (2018, 5-core, MiniOneRec's preparation)",
+        "minionerec-industrial",
+        "3,285 users, 3,686 items, no times",
+        prepare={"allow": ["cold-items", "short-users"]},
+        protocol="The source divided the events of all users by time, and of a user's events in a period the "
+        "first is predicted. Only users of its validation and test are there, so a model knows less than the "
+        "source's own. As there, items of the history are kept.",
+        seen="kept",
+        ties=("shuffled",),
+        methods=ELSEWHERE,
+        published_ids=PublishedIds("Industrial_and_Scientific.index.json"),
+        rewritten=divided_industrial,
+    ),
 }
+_BY_TIME = {"split": "time", "targets": "random", "clean": True}
+_BY_TIME_IN_WORDS = (
+    "Split by time: nobody's events of the last fifth of all events are trained on. One random event of each "
+    "user in the first half of it validates, one in the second half is the test, if anything is before it"
+)
+for _name in ("beauty", "sports", "movielens"):
+    DATASETS[f"{_name}-time"] = replace(
+        DATASETS[_name],
+        title=f"{DATASETS[_name].title}, split by time",
+        prepare=_BY_TIME,
+        protocol=f"{_BY_TIME_IN_WORDS}; items of the history excluded.",
+        ties=("shuffled",),
+        methods=ELSEWHERE,
+        published_ids=None,
+    )
+DATASETS["deskdrop-time"] = DataSet(
+    "CI&T Deskdrop, split by time",
+    "deskdrop",
+    "1,895 users, 2,987 items, no texts",
+    prepare=_BY_TIME,
+    protocol=f"{_BY_TIME_IN_WORDS}. Events of all five behaviors; users come back to items, so items of the "
+    "history are kept, in validation too.",
+    seen="kept",
+    ties=("shuffled",),
+    methods=ELSEWHERE,
+    has_text=False,
+)
 _TIGER_TABLE = "TIGER, arXiv:2305.05065, table 1"
 METHODS = {
     "sasrec-bce": Method(
@@ -93,11 +208,12 @@ METHODS = {
             Published("sports", 0.0350, _TIGER_TABLE),
         ),
     ),
-    "sasrec": Method("SASRec, full softmax", "beauty-sasrec"),
-    "sasrec-redrawn": Method(
+    "sasrec-stored": Method(
+        "SASRec, full softmax, ties as stored", "beauty-sasrec", settings=("data.redraw_ties=false",)
+    ),
+    "sasrec": Method(
         "SASRec, full softmax, ties reshuffled in training",
         "beauty-sasrec",
-        settings=("data.redraw_ties=true",),
         earlier=(
             Earlier(("beauty", "shuffled"), {"recall@10": (0.1007, 0.0037), "ndcg@10": (0.0572, 0.0024)}),
         ),
@@ -127,12 +243,24 @@ METHODS = {
     "generative": Method(
         "prefix decoder, IDs from text and interactions", "beauty-generative", "both", max_codebook_size=512
     ),
+    "flat": Method(
+        "one softmax over items with the prefix decoder's weights",
+        "beauty-generative",
+        "both",
+        max_codebook_size=512,
+        settings=("model.softmax=items",),
+    ),
+    "generative-published": Method("prefix decoder, published IDs", "beauty-generative", "published"),
+    "tiger-published": Method(
+        "encoder-decoder over codes (TIGER), published IDs", "beauty-tiger", "published"
+    ),
 }
 
 
 def write_page() -> None:
     """Write the page and the CSV from the records."""
-    records = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
+    written = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
+    records = [record for record in written if "ties" in record]  # others are of other benches
     rewarded = [json.loads(path.read_text()) for path in sorted(RL_RECORDS.glob("*.json"))]
     (FOLDER / "quality.md").write_text(page(records, rewarded))
     (FOLDER / "quality.csv").write_text(table_of_all(records, rewarded))
@@ -186,9 +314,10 @@ def page(records: Sequence[dict[str, Any]], rewarded: Sequence[dict[str, Any]] =
         by_table[record["dataset"], record["ties"]].append(record)
     parts = [_HEAD]
     for name, dataset in DATASETS.items():
-        for ties, title in _TIES.items():
-            parts.append(f"## {dataset.title}, {title}\n")
-            parts.append(f"{dataset.size}.\n")
+        for ties in dataset.ties:
+            has_two = len(dataset.ties) > 1
+            parts.append(f"## {dataset.title}{f', {_TIES[ties]}' if has_two else ''}\n")
+            parts.append(f"{dataset.size}. {dataset.protocol}\n")
             parts.append(_table(name, ties, by_table[name, ties]))
     if rewarded:
         parts += [_RL_HEAD, _rl_table(rewarded)]
@@ -229,16 +358,23 @@ def _diversity(seeds: Sequence[dict[str, Any]], name: str) -> str:
 
 
 def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
-    if not records:
+    untrained = _untrained(dataset, ties)
+    if not records and not untrained:
         return "Not measured yet.\n"
     lines = [
         "| | " + " | ".join([*SHOWN, "training", "published recall@10"]) + " |",
         "| --- |" + " --- |" * (len(SHOWN) + 2),
     ]
-    lines.append(_line("most popular", [records[0]["results"][POPULARITY]], "", ""))
-    for title, figures in _neighbors(dataset, ties):
-        lines.append(_line(title, [figures], "none", ""))
+    keeps_seen = DATASETS[dataset].seen == "kept"
+    popular, of_model = (POPULARITY_UNMASKED, MODEL_UNMASKED) if keeps_seen else (POPULARITY, MODEL)
+    any_results = records[0]["results"] if records else untrained
+    lines.append(_line("most popular", [any_results[popular]], "", ""))
+    for title, name in _NEIGHBORS_KEPT.items() if keeps_seen else _NEIGHBORS.items():
+        if name in untrained:
+            lines.append(_line(title, [untrained[name]], "none", ""))
     for name, method in METHODS.items():
+        if not DATASETS[dataset].measures(name):
+            continue
         seeds = [record for record in records if record["method"] == name]
         earlier = [one for one in method.earlier if one.table == (dataset, ties)]
         if not seeds and earlier:
@@ -255,17 +391,21 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
         published = "; ".join(
             f"{p.recall_at_10} ({p.where})" for p in method.published if p.dataset == dataset
         )
-        results = [record["results"][MODEL] for record in seeds]
+        results = [record["results"][of_model] for record in seeds]
         lines.append(_line(title, results, _training(seeds), published))
     return "\n".join(lines) + "\n"
 
 
-def _neighbors(dataset: str, ties: str) -> Iterator[tuple[str, Mapping[str, Mapping[str, float]]]]:
-    """What needs no training, as `rayrec evaluate --neighbors DATA --json` wrote it."""
-    path = RECORDS / "neighbors" / f"{dataset}-{ties.replace(' ', '-')}.json"
-    if path.is_file():
-        results = json.loads(path.read_text())["results"]
-        yield from ((name, results[name]) for name in (CO_VISITATION, SWING, CO_VISITATION_IN_TIME))
+_NEIGHBORS = {name: name for name in (CO_VISITATION, SWING, CO_VISITATION_IN_TIME)}
+_NEIGHBORS_KEPT = {CO_VISITATION: CO_VISITATION_UNMASKED, SWING: SWING_UNMASKED}
+"""Lines of the table, and what was judged for them; those where seen items are kept."""
+
+
+def _untrained(dataset: str, ties: str) -> dict[str, Mapping[str, Mapping[str, float]]]:
+    """What needs no training, as `rayrec evaluate --neighbors DATA --json` wrote it; empty where not."""
+    path = RECORDS / NEIGHBORS / f"{dataset}-{ties.replace(' ', '-')}.json"
+    results: dict[str, Any] = json.loads(path.read_text())["results"] if path.is_file() else {}
+    return results
 
 
 def _training(seeds: Sequence[Mapping[str, Any]]) -> str:
@@ -326,16 +466,26 @@ older batches (`placement: async`) and with rewards of more grades.
 python -m benchmarks.rl_quality --supervised RUN --algorithm sa_gcpo --seed 0
 ```
 """
-_TIES = {
+_TIES: dict[Ties, str] = {
     "shuffled": "ties shuffled",
     "file order": "ties in file order (leaks the future)",
 }
 _HEAD = """# Recommendation quality
 
-Leave-one-out: a user's last event is the test, the one before it validates, the rest is trained on. Every
-user, the whole catalog ranked, items of the history excluded. Intervals: 95 %, bootstrap over users;
-brackets: range of the seeds. The snapshot is the best by NDCG@10 on validation users. One recipe per method
-runs unchanged on all data sets.
+Two protocols, and each table says which is its own. *Leave-one-out*: a user's last event is the test, the
+one before it validates, the rest is trained on. *Split by time*, where times exist: nobody's events after a
+date are trained on, so no model knows what other users did later, which leave-one-out permits. A random
+event of each user in the period is predicted, with all that lies before it as history. The first event of a
+period comes after a longer gap than others do, and all events of a period at once are not what a model is
+asked for (Gusak et al., *Time to Split*, RecSys 2025, arXiv:2507.16289). Users with nothing before their
+events are not tested; `rayrec prepare` counts them. The catalog is that of the whole log: an item that comes
+later has no training event, and may be recommended by its text.
+
+The whole catalog is ranked. Items of the history are excluded, unless a table says that they are kept.
+Intervals: 95 %, bootstrap over users; brackets: range of the seeds. The snapshot is the best by NDCG@10 on
+validation users, judged in the same way. One recipe per method runs unchanged on all data sets. All methods
+are measured on Beauty, Sports and MovieLens; elsewhere neighbors, the strongest baseline, and generative
+ones.
 
 Limits of the comparison:
 
@@ -345,14 +495,15 @@ Limits of the comparison:
   Beauty's validation users. The other recipes are first guesses.
 - The prefix decoder is a softmax over items, factored along the tree of their codes, with a trained vector
   for every prefix of an ID: its weights grow with the catalog. TIGER and the lazy decoder have vectors for
-  codes only. It is trained with ties reshuffled at every step (`data.redraw_ties`), and so is one row of
-  SASRec, which is the fair comparison: that helps other models as much.
-  In file order it removes what the order leaks: the prefix decoder has 0.0514 on Sports then, and 0.0552 with
-  ties as stored.
+  codes only. It is trained with ties reshuffled at every step (`data.redraw_ties`), and so is SASRec with
+  full softmax, which is the fair comparison; a row with ties as stored is beside it. In file order it removes
+  what the order leaks: the prefix decoder has 0.0514 on Sports then, and 0.0552 with ties as stored. The
+  other recipes keep ties as stored.
 - **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
   tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on all three data sets, within the
-  interval of SASRec and the prefix decoder on Sports and MovieLens, and 9 to 13 % below them on Beauty. At 50
-  items SASRec with full softmax, HSTU, TIGER and the prefix decoder are ahead of it on Beauty and Sports.
+  interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 13 % below
+  them on Beauty. At 50 items SASRec with full softmax, HSTU, TIGER and the prefix decoder are ahead of it on
+  Beauty and Sports.
   *At the time* means that it knows what everybody did before each event and nothing after it; models know all
   training events, later ones too.
 - **The graph network** is SASRec whose events also read the items that others met beside them before,
@@ -363,13 +514,18 @@ Limits of the comparison:
   On MovieLens it has 0.1941, where co-visitation has 0.1877 and SASRec 0.1782, all within 0.025 of each
   other.
 - Semantic IDs have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a digit for
-  collisions; seeds of a method share them.
+  collisions; seeds of a method share them. Where items have no text, they are made of interactions alone.
+  *Published IDs* are those that came with the data: LETTER's of Beauty and Instruments (4 levels), and
+  MiniOneRec's of Industrial (3 levels).
+- **One softmax over items** has the weights of the prefix decoder, begins with the same bits, and scores an
+  item by the sum of its prefixes' vectors (`model.softmax: items`). What lies between the two rows is the
+  hierarchical loss and the beams.
 - Two x86-64 cores, no accelerator. Training times are those of the steps, the median of the seeds. Many
   rows were trained beside other work. CPU minutes, where they were recorded, include driver, actors, Ray,
   start and validation.
 
 Amazon's events have dates, and the files order the events of one day by item code: a model can learn that
-order, and published results on these files include it. Therefore there are two tables per data set.
+order, and published results on these files include it. Therefore there are two tables for these data sets.
 
 The tables show three metrics. [quality.csv](quality.csv) has all of them, with every seed and interval,
 recalls with seen items kept, and numbers of parameters.

@@ -1,6 +1,7 @@
 """`make quality`: rows of docs/benchmarks/quality.md, trained and evaluated from the published data sets.
 
     python -m benchmarks.reproduction SOURCES beauty/shuffled/generative [--seed 1] ...
+    python -m benchmarks.reproduction SOURCES yelp/shuffled/neighbors    what needs no training
     python -m benchmarks.reproduction SOURCES --missing        every row not measured as its recipe is now
     python -m benchmarks.reproduction --table                  write the table anew from what was measured
 
@@ -20,17 +21,28 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import ProcessorTime
-from benchmarks.quality_page import DATASETS, METHODS, RECORDS, Method, write_page
+from benchmarks.quality_page import (
+    DATASETS,
+    METHODS,
+    NEIGHBORS,
+    RECORDS,
+    TIES,
+    DataSet,
+    Method,
+    write_page,
+)
 from rayrec.models.tokenizers.registry import FILES as REGISTRY_FILES
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
+from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, import_published, tokenize
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT
@@ -38,9 +50,9 @@ from rayrec.platform.config import Config
 from rayrec.platform.console import log, progress_bar
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 
-TIES = ("shuffled", "file order")
 SEEDS_OF_BEAUTY = {"sasrec": 3, "hstu": 3, "generative": 3}
 """Seeds of the methods that have more than one, on Beauty with shuffled ties."""
 CAP_MINUTES = 60.0
@@ -68,13 +80,15 @@ class Row:
     @property
     def record(self) -> Path:
         ties = self.ties.replace(" ", "-")
+        if self.method == NEIGHBORS:
+            return RECORDS / NEIGHBORS / f"{self.dataset}-{ties}.json"
         return RECORDS / f"{self.dataset}-{ties}-{self.method}-{self.seed}.json"
 
     @staticmethod
     def named(name: str, seed: int) -> Row:
         dataset, ties, method = name.split("/")
         ties = ties.replace("-", " ")
-        for what, known in ((dataset, DATASETS), (ties, TIES), (method, METHODS)):
+        for what, known in ((dataset, DATASETS), (ties, TIES), (method, (*METHODS, NEIGHBORS))):
             if what not in known:
                 raise SystemExit(f"{name}: {what!r} is none of {', '.join(known)}")
         return Row(dataset, ties, method, seed)
@@ -82,7 +96,10 @@ class Row:
 
 def all_rows() -> Iterator[Row]:
     """What the table is to have: the most asked for first."""
-    for ties, dataset, method in itertools.product(TIES, DATASETS, METHODS):
+    for ties, dataset, method in itertools.product(TIES, DATASETS, (NEIGHBORS, *METHODS)):
+        measured = DATASETS[dataset]
+        if ties not in measured.ties or not (method == NEIGHBORS or measured.measures(method)):
+            continue
         seeds = SEEDS_OF_BEAUTY.get(method, 1) if (dataset, ties) == ("beauty", "shuffled") else 1
         yield from (Row(dataset, ties, method, seed) for seed in range(seeds))
 
@@ -91,6 +108,8 @@ def is_measured(row: Row) -> bool:
     """Whether there is a record of it, and of the recipe as it is now."""
     if not row.record.exists():
         return False
+    if row.method == NEIGHBORS:  # which have no recipe
+        return True
     made_of = json.loads(row.record.read_text()).get("made_of", {})
     try:  # settings that came later had their defaults
         settings = made_of.get("settings", {})
@@ -104,7 +123,13 @@ def is_measured(row: Row) -> bool:
 def _config(row: Row, data: Sequence[str] = ()) -> RunConfig:
     return RunConfig.load(
         CHECKOUT / "configs" / f"{METHODS[row.method].config}.yaml",
-        [f"seed={row.seed}", "cluster.dashboard=false", *METHODS[row.method].settings, *data],
+        [
+            f"seed={row.seed}",
+            "cluster.dashboard=false",
+            *METHODS[row.method].settings,
+            *DATASETS[row.dataset].settings,
+            *data,
+        ],
     )
 
 
@@ -139,6 +164,16 @@ class Cap:
                 f"{self._row.name}, seed {self._row.seed}: step {done} of {total} after more than the "
                 f"{self._minutes:g} minutes that a row may train"
             )
+
+
+def measure_neighbors(row: Row, sources: Path, commit: str) -> dict[str, Any]:
+    """Evaluate what needs no training; the record is what `rayrec evaluate --neighbors --json` prints."""
+    dataset = Dataset.open(_prepared(row, sources))
+    with progress_bar("evaluate") as progress:
+        report = evaluate_neighbors(dataset, "test", on_batch=progress)
+    made_of = {"commit": commit, "dataset": dataset.fingerprint}
+    date = datetime.now(UTC).date().isoformat()
+    return report.to_json() | {"run": row.dataset, "made_of": made_of, "date": date}
 
 
 def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
@@ -209,26 +244,64 @@ def _sparse_parameters(assembly: Any) -> int:
 
 def _data(row: Row, method: Method, sources: Path) -> list[str]:
     """Settings of the prepared data set and of the semantic IDs, made where they are missing."""
+    dataset, folder = DATASETS[row.dataset], _prepared(row, sources)
+    if method.vectors is None:
+        return [f"data.path={folder}"]
+    if method.vectors == "published":
+        return [f"data.path={folder}", f"data.semantic_ids={_published_ids(dataset, folder, sources)}"]
+    vectors = method.vectors if dataset.has_text else "interactions"
+    tokenized = TokenizeConfig(vectors=vectors, max_codebook_size=method.max_codebook_size)
+    ids = folder / f"semantic_ids-{vectors}-{_hash(tokenized)}"
+    if not (ids / REGISTRY_FILES.manifest).is_file():  # which is written last
+        with progress_bar("tokenize") as progress:
+            tokenize(folder, ids, tokenized, progress=progress)
+    return [f"data.path={folder}", f"data.semantic_ids={ids}"]
+
+
+def _published_ids(dataset: DataSet, folder: Path, sources: Path) -> Path:
+    """Folder of the registry of IDs that somebody else made."""
+    published = dataset.published_ids
+    if published is None:
+        raise InputError(f"{dataset.title}: nobody's semantic IDs are there; take a method with IDs of ours")
+    ids = folder / "semantic_ids-published"
+    if not (ids / REGISTRY_FILES.manifest).is_file():
+        import_published(
+            folder, sources / dataset.source / published.file, ids, key_offset=published.key_offset
+        )
+    return ids
+
+
+def _prepared(row: Row, sources: Path) -> Path:
+    """Folder of the prepared data set, which is made where it is missing."""
     dataset = DATASETS[row.dataset]
     ties = {"shuffled": "shuffle", "file order": "file"}[row.ties]
     prepared = PrepareConfig.parse({"ties": ties, **dataset.prepare}, source="reproduction")
     folder = KEPT / f"{row.dataset}-{row.ties.replace(' ', '-')}-{_hash(prepared)}"
     if not folder.is_dir():  # it gets its name when it is whole
-        with progress_bar("prepare") as progress:
+        with progress_bar("prepare") as progress, _source(dataset, sources) as source:
             prepare(
-                sources / dataset.source,
+                source,
                 folder,
                 prepared,
                 progress=lambda phase, done, total: progress(done, total),
             )
-    if method.vectors is None:
-        return [f"data.path={folder}"]
-    tokenized = TokenizeConfig(vectors=method.vectors, max_codebook_size=method.max_codebook_size)
-    ids = folder / f"semantic_ids-{method.vectors}-{_hash(tokenized)}"
-    if not (ids / REGISTRY_FILES.manifest).is_file():  # which is written last
-        with progress_bar("tokenize") as progress:
-            tokenize(folder, ids, tokenized, progress=progress)
-    return [f"data.path={folder}", f"data.semantic_ids={ids}"]
+    return folder
+
+
+@contextmanager
+def _source(dataset: DataSet, sources: Path) -> Iterator[Path]:
+    """What `rayrec prepare` reads of a published data set, while the block lasts."""
+    source = sources / dataset.source
+    if not source.exists():
+        raise InputError(f"{source}: no such folder; SOURCES has to hold {dataset.source}, {dataset.title}")
+    if dataset.rewritten is None:
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as folder:
+        written = Path(folder) / dataset.source
+        written.mkdir()
+        dataset.rewritten(source, written)
+        yield written
 
 
 def _hash(settings: Config) -> str:
@@ -256,8 +329,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commit = commit_of(CHECKOUT) if rows else ""
     for row in rows:
         log.print(f"{row.name}, seed {row.seed}")
-        record = measure(row, options.sources, commit)
-        RECORDS.mkdir(exist_ok=True)
+        measured = measure_neighbors if row.method == NEIGHBORS else measure
+        record = measured(row, options.sources, commit)
+        row.record.parent.mkdir(parents=True, exist_ok=True)
         row.record.write_text(json.dumps(record, indent=1) + "\n")
         write_page()
     write_page()

@@ -26,6 +26,12 @@ class SplitKind(StrEnum):
     time = "time"
 
 
+class Targets(StrEnum):
+    first = "first"
+    last = "last"
+    random = "random"
+
+
 class Ties(StrEnum):
     shuffle = "shuffle"
     file = "file"
@@ -67,16 +73,19 @@ def prepare_command(
     layout: Annotated[
         str,
         typer.Option(
-            help="Layout of the source: folder, movielens, recbole, splits, s3rec, events, or one that an "
-            "installed package adds; `auto` looks at its files."
+            help="Layout of the source: folder, movielens, recbole, splits, s3rec, lists, events, or one "
+            "that an installed package adds; `auto` looks at its files."
         ),
     ] = "auto",
     layout_setting: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE of a layout that has settings; may be repeated.")
     ] = None,
     split: Annotated[SplitKind, typer.Option(help="What is held out.")] = SplitKind.leave_one_out,
+    targets: Annotated[
+        Targets, typer.Option(help="Split by time: which event of a user in a period is predicted.")
+    ] = Targets.first,
     ties: Annotated[Ties, typer.Option(help="Order of a user's events with the same time.")] = Ties.shuffle,
-    seed: Annotated[int, typer.Option(help="Seed for the order of ties.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for the order of ties and random targets.")] = 0,
     behavior: Annotated[
         list[str] | None, typer.Option(help="Keep only this behavior; may be repeated.")
     ] = None,
@@ -137,6 +146,7 @@ def prepare_command(
             "layout": layout,
             "layout_settings": dict(_setting_of(entry) for entry in layout_setting or ()),
             "split": split.value,
+            "targets": targets.value,
             "ties": ties.value,
             "seed": seed,
             "behaviors": tuple(behavior) if behavior else None,

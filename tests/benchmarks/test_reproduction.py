@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from functools import partial
@@ -11,12 +12,21 @@ import pytest
 import yaml
 
 from benchmarks import quality_page, reproduction
-from benchmarks.quality_page import DATASETS, METHODS, METRICS, DataSet, Method
+from benchmarks.quality_page import (
+    DATASETS,
+    METHODS,
+    METRICS,
+    NEIGHBORS,
+    DataSet,
+    Method,
+    PublishedIds,
+)
 from benchmarks.reproduction import Cap, OverCapError, Row, commit_of, is_measured, main, measure
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.evaluation.evaluate_recommender import MODEL
+from rayrec.pipelines.evaluation.evaluate_recommender import CO_VISITATION, MODEL
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
+from rayrec.platform.errors import InputError
 from tests.helpers.data import random_events, write_source
 from tests.helpers.runs import MODELS
 
@@ -64,6 +74,54 @@ def test_a_row_is_made_recorded_and_on_the_page(sources, tmp_path):
         line for line in (tmp_path / "quality.md").read_text().splitlines() if line.startswith("| tiny ")
     ]
     assert "CPU min)" in line
+
+
+def test_records_of_other_benches_lie_beside_those_of_the_page(sources, tmp_path):
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "capacity-real.json").write_text('{"rows": []}')
+
+    main(["--table"])
+
+    assert "Recommendation quality" in (tmp_path / "quality.md").read_text()
+
+
+def test_neighbors_are_a_row_without_training(sources, tmp_path):
+    row = Row("tiny", "shuffled", NEIGHBORS)
+    assert Row.named(row.name, 0) == row
+
+    main([str(sources), row.name])
+
+    record = json.loads((tmp_path / "records" / "neighbors" / "tiny-shuffled.json").read_text())
+    assert (record["run"], record["num_users"]) == ("tiny", 40)
+    assert record["results"][CO_VISITATION]["recall@10"]["value"] > 0
+    assert is_measured(row)
+
+
+def test_published_ids_are_imported_and_items_without_text_get_those_of_interactions(
+    sources, tmp_path, monkeypatch
+):
+    codes = {f"i{item}": [item % 4, item % 3] for item in range(30)}
+    (sources / "log" / "codes.json").write_text(json.dumps(codes))
+    few = {"allow": ["short-users", "cold-items"]}
+    log = DataSet("A tiny log", "log", prepare=few, published_ids=PublishedIds("codes.json"))
+    monkeypatch.setitem(DATASETS, "tiny", log)
+    published, both = (Method("tiny", str(tmp_path / "recipe"), name) for name in ("published", "both"))
+
+    _, ids = (setting.split("=")[1] for setting in reproduction._data(ROW, published, sources))
+    registry = SemanticIdRegistry.load(ids)
+    assert registry.method.startswith("published")
+    assert (registry.num_codebooks, registry.codes_IL.shape[1]) == (2, 3)  # and a digit for collisions
+
+    monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(log, has_text=False, published_ids=None))
+    _, ids = (setting.split("=")[1] for setting in reproduction._data(ROW, both, sources))
+    assert "interactions" in SemanticIdRegistry.load(ids).method or "semantic_ids-interactions" in ids
+    with pytest.raises(InputError, match="nobody's semantic IDs are there"):
+        reproduction._data(ROW, published, sources)
+
+
+def test_a_source_that_is_missing_is_said(tmp_path):
+    with pytest.raises(InputError, match=r"SOURCES has to hold yelp-s3rec, Yelp"):
+        reproduction._data(Row("yelp", "shuffled", "sasrec"), METHODS["sasrec"], tmp_path)
 
 
 def test_a_row_that_trains_too_long_fails_with_its_name(sources, monkeypatch):

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from rayrec.models.generative.cross_decoder import CrossDecoder
     from rayrec.models.generative.experts import ExpertSettings
     from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
-    from rayrec.models.generative.recommender import GenerativeRecommender
+    from rayrec.models.generative.prefix_decoder import PrefixDecoder
     from rayrec.models.generative.retrieval import HistoryRetrieval
     from rayrec.models.sequence.catalog import Catalog
+    from rayrec.models.sequence.sequence_model import SequenceModel
 
 
 class LongHistorySettings(SequenceModelConfig):
@@ -96,7 +97,7 @@ class GeneratingConfig(AttentionSettings, SequenceModelConfig):
     def for_inference(self) -> Self:
         return super().for_inference().model_copy(update={"behavior_weights": {}})
 
-    def build(self, catalog: Catalog, attention_file: Path | None = None) -> GenerativeRecommender:
+    def build(self, catalog: Catalog, attention_file: Path | None = None) -> SequenceModel:
         import torch
 
         from rayrec.models.attention.choice import choice_named
@@ -140,6 +141,10 @@ class PrefixDecoderConfig(GenerativeConfig):
     """A vector for every prefix of a semantic ID, tied between input and output."""
 
     name: Literal["prefix_decoder"]
+    softmax: Literal["levels", "items"] = "levels"
+    """`levels`: over the next codes of a prefix, one level after the other; items are generated. `items`: one
+    over all items, each scored by the sum of its prefixes' vectors, with the same weights: what the
+    hierarchical softmax and its beams are compared with."""
     prefix_matrix: Literal["dense", "sparse"] = "dense"
     """`dense`: vectors of prefixes are weights of the network. `sparse`: rows of the table `prefix` of
     parameter servers, for catalogs of any size; a step reads those of its items and those that its targets
@@ -165,6 +170,34 @@ class PrefixDecoderConfig(GenerativeConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _one_softmax_reads_all_prefixes(self) -> Self:
+        if self.softmax == "levels":
+            return self
+        if self.prefix_matrix == "sparse":
+            raise ValueError(
+                "model.softmax is 'items' and prefix_matrix 'sparse': a softmax over all items reads the "
+                "vectors of all prefixes at every step; set prefix_matrix: dense, or softmax: levels"
+            )
+        if self.behavior_weights:
+            raise ValueError(
+                "model.behavior_weights are of softmax 'levels', and this one is 'items', in which every "
+                "target counts alike; leave them out, or set softmax: levels"
+            )
+        return self
+
+    def build(self, catalog: Catalog, attention_file: Path | None = None) -> SequenceModel:
+        if self.softmax == "levels":
+            return super().build(catalog, attention_file)
+        import torch
+
+        from rayrec.models.attention.choice import choice_named
+        from rayrec.models.generative.flat_softmax import FlatPrefixModel
+
+        trained_I = None if catalog.trained_I is None else torch.tensor(catalog.trained_I)
+        choice = choice_named(self.attention, attention_file)
+        return FlatPrefixModel(self._build_dense(catalog, choice), trained_I)
+
     @property
     def tables(self) -> dict[str, int]:
         prefixes = {"prefix": self.backbone.dim} if self.prefix_matrix == "sparse" else {}
@@ -184,19 +217,23 @@ class PrefixDecoderConfig(GenerativeConfig):
         return "prefix" if self.prefix_matrix == "sparse" else None
 
     def build_backbone(self, catalog: Catalog, choice: Choice) -> GenerativeBackbone[Any]:
+        if self.prefix_matrix == "dense":
+            return self._build_dense(catalog, choice)
         import torch
 
-        if self.prefix_matrix == "sparse":
-            from rayrec.models.generative.prefix_rows import SparsePrefixDecoder
+        from rayrec.models.generative.prefix_rows import SparsePrefixDecoder
 
-            known_I = None if catalog.known_I is None else torch.tensor(catalog.known_I)
-            return SparsePrefixDecoder(
-                self.backbone.build(choice),
-                catalog.learned_codes,
-                catalog.level_sizes,
-                known_I,
-                self.held_prefixes,
-            )
+        known_I = None if catalog.known_I is None else torch.tensor(catalog.known_I)
+        return SparsePrefixDecoder(
+            self.backbone.build(choice),
+            catalog.learned_codes,
+            catalog.level_sizes,
+            known_I,
+            self.held_prefixes,
+        )
+
+    def _build_dense(self, catalog: Catalog, choice: Choice) -> PrefixDecoder:
+        import torch
 
         from rayrec.models.generative.prefix_decoder import PrefixDecoder
 

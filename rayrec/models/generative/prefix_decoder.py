@@ -195,7 +195,15 @@ class PrefixDecoder(PrefixBackbone):
         ]
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
-        codes_NL, nodes_NL = self.codes_IL[batch.items_N].long(), self.nodes_IL[batch.items_N]
+        return self.item_vectors(self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N])
+
+    def item_vectors(self, codes_NL: Tensor, nodes_NL: Tensor) -> Tensor:
+        """[N, D] sums of the vectors of the prefixes of items.
+
+        Args:
+            nodes_NL: of their prefixes; -1 for those of which training knew nothing.
+        """
+        codes_NL = codes_NL.long()
         parts = []
         for depth, (shared_KD, own_VD) in enumerate(zip(self.shared_KD, self.own_VD, strict=True)):
             own_ND = functional.embedding(nodes_NL[:, depth].clamp(min=0), own_VD)

@@ -338,7 +338,10 @@ class EvaluationConfig(Config):
     patience: int | None = Field(None, ge=1)
     """Validations without improvement after which training stops; None never stops early."""
     metric: Literal["recall", "ndcg"] = "ndcg"
-    """At 10, seen items masked: what the best snapshot is best in."""
+    """At 10: what the best snapshot is best in."""
+    exclude_seen: bool = True
+    """Whether validation leaves out the items of a history. Set it to false where users often come back to an
+    item, so that the best snapshot is the one that may recommend those; `rayrec evaluate` judges both."""
     response_metric: Literal["auc", "gauc"] = "auc"
     """The same of ranking models, for the first of their labels."""
     max_users: int | None = Field(None, gt=0)

@@ -66,7 +66,7 @@ def evaluate_recommender(
     check_split(dataset, split)
     if stage is not None:
         stage.check_evaluation()
-    if recommender.semantic_ids is None:  # it scores every item for every user of a batch
+    if not recommender.num_beams(1):  # it scores every item for every user of a batch
         batch_size = max(min(batch_size, _MOST_SCORES // len(dataset.items)), 1)
     popularity = Popularity(dataset.items.train_counts_I)
     rankers: dict[str, Ranker] = {

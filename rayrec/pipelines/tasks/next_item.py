@@ -274,7 +274,7 @@ def check_split(dataset: Dataset, split: Split) -> None:
 
 @dataclass(frozen=True)
 class NextItemValidation:
-    """Rank all items for users of `valid`, seen ones masked."""
+    """Rank all items for users of `valid`, seen ones masked unless the config says otherwise."""
 
     task: NextItemTask
     features: RowFeatures
@@ -293,7 +293,8 @@ class NextItemValidation:
 
     def ask(self, worker: Any, trainer: Any, batch: SampleBatch) -> Any:
         prepared = worker.ranking.remote(batch.instructed(self.task.instruction))
-        return trainer.recommend.remote(prepared, LIST_LENGTH, exclude_seen=True)
+        exclude_seen = self.task.config.evaluation.exclude_seen
+        return trainer.recommend.remote(prepared, LIST_LENGTH, exclude_seen=exclude_seen)
 
     def report(self, answers: Iterable[tuple[SampleBatch, RankedItems]]) -> dict[str, Estimate]:
         places = []

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 from rayrec.platform.config import Config
 
 Role = Literal["user_id", "item_id", "timestamp", "behavior", "scenario", "title"]
+TargetRule = Literal["first", "last", "random"]
 Allowance = Literal[
     "duplicates",
     "short-users",
@@ -59,8 +60,8 @@ class PrepareConfig(Config):
     """How a source becomes a data set."""
 
     layout: str = "auto"
-    """Layout of the source: `folder`, `movielens`, `recbole`, `splits`, `s3rec`, `events` or one that an
-    installed package adds; `auto` looks at the names of the files."""
+    """Layout of the source: `folder`, `movielens`, `recbole`, `splits`, `s3rec`, `lists`, `events` or one
+    that an installed package adds; `auto` looks at the names of the files."""
     layout_settings: dict[str, Any] = Field(default_factory=dict)
     """Settings of the layout's importer, where it has any."""
     columns: dict[Role, str] = Field(default_factory=dict)
@@ -73,8 +74,14 @@ class PrepareConfig(Config):
     """Unit of numbers in the timestamp column, counted from 1970; None: seconds, unless they look like years,
     months or Excel's days."""
     split: Literal["leave_one_out", "time"] = "leave_one_out"
-    """`leave_one_out`: each user's last event is tested, the last but one validates; `time`: each
-    user's first event on or after a boundary."""
+    """`leave_one_out`: each user's last event is tested, the last but one validates; `time`: nobody's events
+    on or after a boundary are trained on, and one of each user's between the boundaries, and one after them,
+    is predicted."""
+    targets: TargetRule = "first"
+    """Split by time: which of a user's events in a period is predicted, of those that have an event before
+    them. `first`: the one that a model from before the period is asked for first, whose history ends before
+    the period; `last`; `random`: by a hash of the seed and the user, which judges a model on average as all
+    events of the period would, each user counted once."""
     valid_fraction: float | None = Field(None, ge=0, lt=1)
     """Split by time: part of all events between the two boundaries; a tenth if nothing else is said."""
     test_fraction: float | None = Field(None, gt=0, lt=1)
@@ -84,7 +91,7 @@ class PrepareConfig(Config):
     test_start: Boundary | None = None
     """Split by time: the first time that is tested, as an ISO date or UNIX seconds, instead of fractions."""
     seed: int = Field(0, ge=0)
-    """Seed for the order of events with the same time."""
+    """Seed for the order of events with the same time, and for random targets."""
     ties: Literal["shuffle", "file"] = "shuffle"
     """Events of one user at the same time: in an order given by the seed, or as the source has
     them, which may give away what a model should predict."""
@@ -110,6 +117,8 @@ class PrepareConfig(Config):
         starts = {"valid_start": self.valid_start, "test_start": self.test_start}
         fractions = {"valid_fraction": self.valid_fraction, "test_fraction": self.test_fraction}
         given = [name for name, value in (starts | fractions).items() if value is not None]
+        if self.split == "leave_one_out" and self.targets != "first":
+            given.append("targets")
         if self.split == "leave_one_out" and given:
             raise ValueError(
                 f"{option(given[0])} belongs to the split by time; set split to time (--split time)"

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from rayrec.platform.config import Config
 from rayrec.platform.event_labels import Label
+from rayrec.samples.base.config import TargetRule
 from rayrec.samples.dataset.dataset_folder import HISTORIES, FileEntry, FolderManifest
 
 ITEMS_FILE = "items.parquet"
@@ -28,6 +29,8 @@ class SplitInfo(Config):
     kind: Literal["leave_one_out", "time", "given"]
     valid_start: float | None = None
     test_start: float | None = None
+    targets: TargetRule = "first"
+    """Of a split by time: which of a user's events in a period is predicted."""
 
 
 class TiesInfo(Config):

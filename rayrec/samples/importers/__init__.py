@@ -27,6 +27,7 @@ IMPORTERS: Registry[type[Importer]] = Registry(
         "folder": "rayrec.samples.importers.folder:FolderImporter",
         "splits": "rayrec.samples.importers.given_splits:GivenSplitsImporter",
         "s3rec": "rayrec.samples.importers.s3rec:S3RecImporter",
+        "lists": "rayrec.samples.importers.lists:ListsImporter",
         "events": "rayrec.samples.importers.events:EventsImporter",
     },
 )

@@ -70,6 +70,8 @@ OWN_NAMES = {
                 "num_train",
                 "valid_at",
                 "test_at",
+                "valid_without_history",
+                "test_without_history",
                 "duplicates",
                 "first_duplicate",
                 "first_row",

@@ -5,6 +5,8 @@ Axes: E events of the log, S events of the data set, U its users.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -23,7 +25,7 @@ _PER_SECOND = 1_000_000
 
 def split_codes_like(dataset: Dataset, users: pa.Array, items: pa.Array, times_E: Int64Array) -> Int64Array:
     """[E] index in `SPLITS`: events that a recommender trains on train; of a user's others, those before the
-    one that is tested validate.
+    one that is tested validate; with a split by time, those before the later boundary.
 
     An event that cannot be told from one that is held out, or that the data set has not, is held out as
     well, the latter unless it is before all that is held out of its user.
@@ -63,17 +65,20 @@ def _events_of(dataset: Dataset) -> pd.DataFrame:
         rows = pq.read_table(dataset.root / name, columns=["user_id", "item_ids"])
         lengths = np.diff(list_values(rows["item_ids"])[1])
         num_train_U[user_index.get_indexer(pd.Index(rows["user_id"].to_numpy()))] = lengths
-    test_at_U = lengths_U.copy()
-    tested = dataset.evaluation_rows("test")
-    test_at_U[user_index.get_indexer(pd.Index(tested.user_ids_B))] = np.diff(tested.offsets_B1)
+    split = dataset.manifest.split
+    if split.kind == "time" and split.test_start is not None:  # whichever event of the period is tested
+        is_before_S = seconds_S < math.floor(split.test_start)
+    else:
+        test_at_U = lengths_U.copy()
+        tested = dataset.evaluation_rows("test")
+        test_at_U[user_index.get_indexer(pd.Index(tested.user_ids_B))] = np.diff(tested.offsets_B1)
+        is_before_S = indices_S < test_at_U[rows_S]
     keys = dataset.items.keys.to_pandas().to_numpy()
     return pd.DataFrame(
         {
             "user": users["user_key"].to_pandas().to_numpy()[rows_S],
             "item": keys[dataset.item_positions(item_ids_S)],
             "second": seconds_S,
-            "split": np.where(
-                indices_S < num_train_U[rows_S], TRAIN, np.where(indices_S < test_at_U[rows_S], VALID, TEST)
-            ),
+            "split": np.where(indices_S < num_train_U[rows_S], TRAIN, np.where(is_before_S, VALID, TEST)),
         }
     )

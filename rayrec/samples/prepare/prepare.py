@@ -180,7 +180,7 @@ def _split_of(events: Events, raw: RawTables, config: PrepareConfig) -> SplitInf
         return rule
     times_T, counts_T = np.unique(events.table["timestamp"].to_numpy(), return_counts=True)
     valid_start, test_start = time_boundaries(times_T, counts_T, config.starts, config.fractions)
-    return SplitInfo(kind="time", valid_start=valid_start, test_start=test_start)
+    return SplitInfo(kind="time", valid_start=valid_start, test_start=test_start, targets=config.targets)
 
 
 def split_rule(file: str, order_is_time: bool, is_divided: bool, config: PrepareConfig) -> SplitInfo:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.platform.event_labels import LABELS
+from rayrec.samples.base.config import TargetRule
 from rayrec.samples.dataset.dataset_folder import DatasetReport
 from rayrec.samples.dataset.manifest import Manifest
 from rayrec.samples.importers.tables import PART, RawTables
@@ -21,6 +22,8 @@ _LABELS = {
     "train_events": "training events",
     "valid_rows": "validation targets",
     "test_rows": "test targets",
+    "valid_without_history": "users whose events for validation have nothing before them, left out there",
+    "test_without_history": "users whose events for the test have nothing before them, left out there",
     "duplicates": "duplicate events dropped",
     "short_users": "users with one event, trained on only",
     "cold_items": "items without interactions, kept in the catalog",
@@ -34,6 +37,11 @@ _LABELS = {
     "trimmed_ids": "ids without the blanks around them",
 }
 _SPLITS = {"leave_one_out": "leave-one-out", "time": "by time", "given": "as the files of the source"}
+_TARGETS: dict[TargetRule, str] = {
+    "first": ", each user's first event of a period",
+    "last": ", each user's last event of a period",
+    "random": ", a random event of each user in a period",
+}
 _ALWAYS = {"users", "items", "events", "train_rows", "train_events", "valid_rows", "test_rows"}
 
 
@@ -92,7 +100,7 @@ class PrepareReport(DatasetReport[Manifest]):
         """(label, value) in the order to print; what did not happen is left out."""
         manifest = self.manifest
         split = manifest.split
-        shown = _SPLITS[split.kind]
+        shown = _SPLITS[split.kind] + (_TARGETS[split.targets] if split.kind == "time" else "")
         counts = [
             (label, f"{manifest.counts[name]:,}")
             for name, label in _LABELS.items()

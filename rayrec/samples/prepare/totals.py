@@ -17,6 +17,7 @@ from rayrec.samples.dataset.dataset_folder import TRAIN_FOLDER, FileEntry
 from rayrec.samples.dataset.manifest import EVALUATION_FILES
 from rayrec.samples.importers.tables import RawTable
 from rayrec.samples.prepare.findings import Findings
+from rayrec.samples.prepare.sequences import WITHOUT_HISTORY
 
 
 @dataclass
@@ -33,6 +34,10 @@ class SequenceTotals:
     short_users: int = 0
     first_short: int = -1
     """Source row of the only event of a user; -1 when there is no such user."""
+    valid_without_history: int = 0
+    """Users with events that validate, and none of them with an event before it."""
+    test_without_history: int = 0
+    """The same of the test."""
 
     def add(self, sequences: pa.Table) -> None:
         """Take the sequences of some users into account."""
@@ -47,6 +52,8 @@ class SequenceTotals:
         self.train_events += int(sequences["num_train"].to_numpy().sum())
         self.short_users += int((lengths_U == 1).sum())
         self.first_short = earliest(self.first_short, sequences["first_row"].to_numpy()[lengths_U == 1])
+        self.valid_without_history += _num_true(sequences[WITHOUT_HISTORY["valid"]])
+        self.test_without_history += _num_true(sequences[WITHOUT_HISTORY["test"]])
 
     def merge(self, other: SequenceTotals) -> None:
         """Take the users of another partition into account."""
@@ -58,6 +65,12 @@ class SequenceTotals:
         self.short_users += other.short_users
         self.first_duplicate = earliest(self.first_duplicate, _row(other.first_duplicate))
         self.first_short = earliest(self.first_short, _row(other.first_short))
+        self.valid_without_history += other.valid_without_history
+        self.test_without_history += other.test_without_history
+
+
+def _num_true(column: pa.ChunkedArray) -> int:
+    return int(column.to_numpy().sum())
 
 
 def earliest(row: int, rows: Int64Array) -> int:
@@ -169,6 +182,8 @@ def manifest_counts(
         "unused_events": totals.events
         - totals.train_events
         - sum(rows[name] for name in EVALUATION_FILES.values()),
+        "valid_without_history": totals.valid_without_history,
+        "test_without_history": totals.test_without_history,
         "duplicates": totals.duplicates,
         "short_users": totals.short_users,
         "cold_items": catalog.cold_items,

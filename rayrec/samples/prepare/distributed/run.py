@@ -496,7 +496,9 @@ class _Preparation:
             first, second = (period.start / 1_000_000 for period in periods)
             starts = first, second
         check_boundaries(spilled.earliest_us, spilled.latest_us, starts)
-        return SplitInfo(kind="time", valid_start=starts[0], test_start=starts[1])
+        return SplitInfo(
+            kind="time", valid_start=starts[0], test_start=starts[1], targets=self._config.targets
+        )
 
     def _finer(self, job: TimesJob, paths: Sequence[Path]) -> tuple[Period, ...]:
         """The units of periods in which the boundaries lie."""

@@ -23,11 +23,11 @@ from rayrec.samples.prepare.distributed.keys import Described, KeysFound, LogKey
 from rayrec.samples.prepare.distributed.rows import RowsJob, SpilledTable
 from rayrec.samples.prepare.distributed.spill import read_partitions, write_partitions, write_rows
 from rayrec.samples.prepare.partitions import partition_numbers
-from rayrec.samples.prepare.sequences import SequenceBuilder
+from rayrec.samples.prepare.sequences import WITHOUT_HISTORY, SequenceBuilder
 from rayrec.samples.prepare.totals import SequenceTotals
 from rayrec.samples.prepare.validation import SOURCE_ROW, event_table
 
-_NOT_WRITTEN = ("duplicates", "first_duplicate", "first_row", "ties")
+_NOT_WRITTEN = (*WITHOUT_HISTORY.values(), "duplicates", "first_duplicate", "first_row", "ties")
 """Columns of sequences that only the totals need."""
 
 

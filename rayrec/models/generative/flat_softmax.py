@@ -1,0 +1,79 @@
+"""One softmax over all items with the parameters of `PrefixDecoder`, to compare its hierarchical one with.
+
+An item is scored by the sum of the vectors of its prefixes, which is also what its events enter as:
+
+    logit(item) = context · Σ_d v(c1..cd)
+
+Nothing is normalized at a level, and nothing is generated: every item is scored, as in `DenseNextItemModel`,
+whose item matrix is tied in the same way. The weights and their names are those of the decoder, so the two
+begin with the same bits and have the same size: a difference in quality is one of the loss and of the beams.
+
+Axes: as in `prefix_decoder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
+from rayrec.models.decoding.beam_policy import Beams
+from rayrec.models.decoding.leaf_filter import ItemSets
+from rayrec.models.generative.prefix_decoder import PrefixDecoder
+from rayrec.models.sequence.backbones.history import contexts, last_contexts
+from rayrec.models.sequence.sequence_model import SequenceModel, TopItems, top_items
+from rayrec.models.sequence.tensor_batch import TensorBatch
+
+
+class FlatPrefixModel(SequenceModel):
+    """Scores every item by the vectors of its prefixes."""
+
+    compared_I: Tensor | None
+    place_I: Tensor | None
+
+    def __init__(self, backbone: PrefixDecoder, trained_I: Tensor | None = None) -> None:
+        """
+        Args:
+            trained_I: [I] bool, the items that training has events of, to be given for training alone: the
+                others are no negatives, as in the decoder's loss; None is all.
+        """
+        super().__init__()
+        self.backbone = backbone
+        some = trained_I is not None and not bool(trained_I.all())
+        compared_I = trained_I.nonzero()[:, 0] if trained_I is not None and some else None
+        place_I = trained_I.cumsum(0) - 1 if trained_I is not None and some else None
+        self.register_buffer("compared_I", compared_I, persistent=False)
+        self.register_buffer("place_I", place_I, persistent=False)
+
+    def loss(self, batch: TensorBatch) -> Tensor:
+        assert batch.targets_N is not None
+        items_ID, targets_N = self.item_vectors(), batch.targets_N
+        if self.compared_I is not None and self.place_I is not None:
+            items_ID, targets_N = items_ID[self.compared_I], self.place_I[targets_N]
+        return linear_cross_entropy(self._contexts(batch), items_ID, targets_N)
+
+    def recommend(
+        self,
+        batch: TensorBatch,
+        k: int,
+        excluded_BE: Tensor | None,
+        beams_B: Sequence[Beams] | None = None,
+        allowed: ItemSets | None = None,
+    ) -> TopItems:
+        return top_items(self._scores(batch), k, excluded_BE, allowed)
+
+    def first_log_probs(self, batch: TensorBatch) -> Tensor:
+        return self._scores(batch).log_softmax(1)
+
+    def item_vectors(self) -> Tensor:
+        """[I, D] the sum of the vectors of each item's prefixes."""
+        return self.backbone.item_vectors(self.backbone.codes_IL, self.backbone.nodes_IL)
+
+    def _contexts(self, batch: TensorBatch) -> Tensor:
+        return contexts(self.backbone.backbone, self.backbone.embed_history(batch), batch)
+
+    def _scores(self, batch: TensorBatch) -> Tensor:
+        """[B, I] of every item."""
+        events_ND = self.backbone.embed_history(batch)
+        return last_contexts(self.backbone.backbone, events_ND, batch) @ self.item_vectors().T
