@@ -168,7 +168,7 @@ class Cap:
 
 def measure_neighbors(row: Row, sources: Path, commit: str) -> dict[str, Any]:
     """Evaluate what needs no training; the record is what `rayrec evaluate --neighbors --json` prints."""
-    dataset = Dataset.open(_prepared(row, sources))
+    dataset = Dataset.open(prepared(row, sources))
     with progress_bar("evaluate") as progress:
         report = evaluate_neighbors(dataset, "test", on_batch=progress)
     made_of = {"commit": commit, "dataset": dataset.fingerprint}
@@ -244,7 +244,7 @@ def _sparse_parameters(assembly: Any) -> int:
 
 def _data(row: Row, method: Method, sources: Path) -> list[str]:
     """Settings of the prepared data set and of the semantic IDs, made where they are missing."""
-    dataset, folder = DATASETS[row.dataset], _prepared(row, sources)
+    dataset, folder = DATASETS[row.dataset], prepared(row, sources)
     if method.vectors is None:
         return [f"data.path={folder}"]
     if method.vectors == "published":
@@ -271,18 +271,18 @@ def _published_ids(dataset: DataSet, folder: Path, sources: Path) -> Path:
     return ids
 
 
-def _prepared(row: Row, sources: Path) -> Path:
+def prepared(row: Row, sources: Path) -> Path:
     """Folder of the prepared data set, which is made where it is missing."""
     dataset = DATASETS[row.dataset]
     ties = {"shuffled": "shuffle", "file order": "file"}[row.ties]
-    prepared = PrepareConfig.parse({"ties": ties, **dataset.prepare}, source="reproduction")
-    folder = KEPT / f"{row.dataset}-{row.ties.replace(' ', '-')}-{_hash(prepared)}"
+    settings = PrepareConfig.parse({"ties": ties, **dataset.prepare}, source="reproduction")
+    folder = KEPT / f"{row.dataset}-{row.ties.replace(' ', '-')}-{_hash(settings)}"
     if not folder.is_dir():  # it gets its name when it is whole
         with progress_bar("prepare") as progress, _source(dataset, sources) as source:
             prepare(
                 source,
                 folder,
-                prepared,
+                settings,
                 progress=lambda phase, done, total: progress(done, total),
             )
     return folder

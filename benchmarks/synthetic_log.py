@@ -249,6 +249,15 @@ class Law:
         """[E] probability of a rank in its cluster, after an item with these followers."""
         return FOLLOWED * (rank_E == followers_E) + (1 - FOLLOWED) * self.rank_weights_R[rank_E]
 
+    def target_probabilities(self, rows: EvaluationRows) -> Float64Array:
+        """[U] probability that the law gives to each target."""
+        clusters_N, _ = self.clusters_and_ranks(rows.history_ids_N)
+        target_cluster_U, target_rank_U = self.clusters_and_ranks(rows.targets_B)
+        probs_UC = self.next_clusters(clusters_N, rows.offsets_B1)
+        followers_U = self.followers(rows.history_ids_N[rows.offsets_B1[1:] - 1])
+        probs_U: Float64Array = probs_UC[np.arange(len(rows)), target_cluster_U]
+        return probs_U * self.within_cluster(target_rank_U, followers_U)
+
     def places(self, rows: EvaluationRows) -> tuple[Int64Array, Int64Array]:
         """([U] place of each target in the best ranking, from 0; the same with the history's items left out,
         in which a target of the history has the last place)."""

@@ -69,7 +69,7 @@ def test_a_published_set_has_the_published_size(name, tmp_path, monkeypatch):
     sources = real_data(DATASETS[name].source).parent
     monkeypatch.setattr(reproduction, "KEPT", tmp_path)
 
-    dataset = Dataset.open(reproduction._prepared(Row(name, "shuffled", "sasrec"), sources))
+    dataset = Dataset.open(reproduction.prepared(Row(name, "shuffled", "sasrec"), sources))
 
     users, items, events, tested = SIZES[name]
     counts = dataset.manifest.counts
