@@ -1,11 +1,11 @@
 """How recall and loss grow with weights and data: the prefix decoder on nested samples of users, and the fit.
 
-    python -m benchmarks.scaling_curve synthetic                 # 40,000 users, the best loss is known
+    python -m benchmarks.scaling_curve synthetic                 # 20,000 users, the best loss is known
     python -m benchmarks.scaling_curve yelp --sources SOURCES    # the largest published log
     python -m benchmarks.scaling_curve --table                   # the fits and tables alone
 
 One recipe (`configs/beauty-generative.yaml`, whose snapshot is the best on validation users) in several
-widths, trained on a share of the users, always judged on the same 5,000 test users. A cell is trained once:
+widths, trained on a share of the users, always judged on the same 4,000 test users. A cell is trained once:
 what is measured stands in `benchmarks/quality/scaling/NAME.json`, and a killed program goes on behind it.
 
 Loss: mean of -log P(the next item) over the catalog. Fit, with N weights and D training events:
@@ -56,13 +56,13 @@ from rayrec.samples.dataset.dataset import Dataset, EvaluationRows
 from rayrec.samples.prepare.prepare import prepare
 
 SCALING = RECORDS / "scaling"
-WIDTHS = (16, 32, 64, 128)
+WIDTHS = (8, 16, 32, 64)
 SHARES = (0.125, 0.25, 0.5, 1.0)
-EPOCHS, MAX_USERS, AT_ONCE = 12, 5_000, 250
+EPOCHS, MAX_USERS, AT_ONCE = 8, 4_000, 250
 METRICS = ("recall@10", "recall@50", "ndcg@10")
-LAW = LawSettings(num_users=40_000, num_items=10_000)
+LAW = LawSettings(num_users=20_000, num_items=4_000, mean_length=12.0)
 TITLES = {
-    "synthetic": "A synthetic log: 40,000 users, 10,000 items, 800,000 events",
+    "synthetic": "A synthetic log: 20,000 users, 4,000 items, 240,000 events",
     "yelp": "Yelp (2019, 5-core): 30,431 users, 20,033 items",
 }
 
@@ -325,8 +325,8 @@ def write_page() -> None:
 
 HEAD = """# Recall and loss against weights and data
 
-The prefix decoder of `configs/beauty-generative.yaml` in four widths, trained for 12 epochs on nested samples
-of the users, the snapshot chosen on 3,000 validation users, judged on the same 5,000 test users. Cells: mean
+The prefix decoder of `configs/beauty-generative.yaml` in four widths, trained for 8 epochs on nested samples
+of the users, the snapshot chosen on 3,000 validation users, judged on the same 4,000 test users. Cells: mean
 of -log P(next item) in nats, and recall@10. One seed. Fit: loss = floor + a / N^alpha + b / D^beta over N
 weights and D training events (arXiv:2203.15556, equation 2), least squares.
 
