@@ -50,6 +50,7 @@ from rayrec.pipelines.training.train import train
 from rayrec.platform.arrays import Float64Array
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log, progress_bar
+from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset, EvaluationRows
@@ -156,7 +157,12 @@ def fit(cells: Sequence[Cell]) -> Fit | None:
 def measure(name: str, made: Log) -> None:
     """Train and judge what the record does not have yet."""
     path = SCALING / f"{name}.json"
-    record = json.loads(path.read_text()) if path.exists() else {"cells": []}
+    made_of = {"dataset": Dataset.open(made.data).fingerprint, "epochs": EPOCHS, "users": MAX_USERS}
+    record = json.loads(path.read_text()) if path.exists() else {"made_of": made_of, "cells": []}
+    if record["made_of"] != made_of:
+        raise InputError(
+            f"{path}: was measured on other data or with another recipe; delete it to begin anew"
+        )
     known = {(cell["width"], cell["share"]) for cell in record["cells"]}
     SCALING.mkdir(parents=True, exist_ok=True)
     if made.law is not None and "best" not in record:
