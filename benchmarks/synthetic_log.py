@@ -205,7 +205,7 @@ class Law:
 
     def _uniform(self, what: int, *parts: Int64Array | int) -> Float64Array:
         """In [0, 1), of a hash."""
-        return (combine64(self.settings.seed, what, *parts) >> np.uint64(11)) * 2.0**-53
+        return (combine64(self.settings.seed, what, *parts) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     @staticmethod
     def _drawn(cumulative: Float64Array, uniform: Float64Array) -> Int64Array:
