@@ -157,22 +157,25 @@ class Law:
         lengths_U = self._lengths(users_U)
         types_U = (self._uniform(_TYPE, users_U) * self.settings.num_types).astype(np.int64)
         times_U = _EPOCH_S + (self._uniform(_BEGIN, users_U) * _SPAN_S).astype(np.int64)
-        most = int(lengths_U.max(initial=0))
-        items_UM, times_UM = np.zeros((2, count, most), dtype=np.int64)
+        items_E, times_E = np.zeros((2, int(lengths_U.sum())), dtype=np.int64)
+        starts_U = np.cumsum(lengths_U) - lengths_U
         clusters_U, item_U = np.zeros((2, count), dtype=np.int64)
-        for step in range(most):
-            clusters_U = self._next_clusters(users_U, types_U, clusters_U, step)
-            ranks_U = self._next_ranks(users_U, item_U, step)
-            item_U = self.item_ids(clusters_U, ranks_U)
-            gaps_U = -np.log1p(-self._uniform(_GAP, users_U, step)) * _GAP_S
-            times_U = times_U + 1 + gaps_U.astype(np.int64)  # no two events of a user at one time
-            items_UM[:, step], times_UM[:, step] = item_U, times_U
-        is_event_UM = np.arange(most) < lengths_U[:, None]
+        for step in range(int(lengths_U.max(initial=0))):
+            # A: users who have an event left.
+            active_A = np.flatnonzero(lengths_U > step)
+            users_A = users_U[active_A]
+            clusters_A = self._next_clusters(users_A, types_U[active_A], clusters_U[active_A], step)
+            item_A = self.item_ids(clusters_A, self._next_ranks(users_A, item_U[active_A], step))
+            gaps_A = -np.log1p(-self._uniform(_GAP, users_A, step)) * _GAP_S
+            times_U[active_A] += 1 + gaps_A.astype(np.int64)  # no two events of a user at one time
+            clusters_U[active_A], item_U[active_A] = clusters_A, item_A
+            items_E[starts_U[active_A] + step] = item_A
+            times_E[starts_U[active_A] + step] = times_U[active_A]
         return pa.table(
             {
                 "user_id": np.repeat(users_U, lengths_U),
-                "item_id": items_UM[is_event_UM],
-                "timestamp": times_UM[is_event_UM],
+                "item_id": items_E,
+                "timestamp": times_E,
             }
         )
 
@@ -202,7 +205,7 @@ class Law:
 
     def _uniform(self, what: int, *parts: Int64Array | int) -> Float64Array:
         """In [0, 1), of a hash."""
-        return (combine64(self.settings.seed, what, *parts) >> np.uint64(11)) * 2.0**-53
+        return (combine64(self.settings.seed, what, *parts) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     @staticmethod
     def _drawn(cumulative: Float64Array, uniform: Float64Array) -> Int64Array:

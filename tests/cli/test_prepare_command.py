@@ -58,8 +58,9 @@ def test_a_finished_data_set_is_not_prepared_again_and_the_command_succeeds(
 
 def test_a_split_by_time_takes_dates(source, tmp_path):
     dates = ["--valid-start", "2020-01-06", "--test-start", "2020-01-08T00:00:00Z"]
-    answer = prepared(source, tmp_path / "data", "--split", "time", *dates)
-    assert answer["split"] == {"kind": "time", "valid_start": 1_578_268_800, "test_start": 1_578_441_600}
+    answer = prepared(source, tmp_path / "data", "--split", "time", "--targets", "random", *dates)
+    boundaries = {"valid_start": 1_578_268_800, "test_start": 1_578_441_600}
+    assert answer["split"] == {"kind": "time", "targets": "random", **boundaries}
     assert answer["counts"]["train_events"] == 10
 
 
@@ -73,6 +74,7 @@ def test_a_split_by_time_takes_fractions(source, tmp_path):
     ("options", "message"),
     [
         (["--valid-start", "2020-01-06"], "--split time"),
+        (["--targets", "last"], "targets (--targets) belongs to the split by time"),
         (["--split", "time", "--valid-start", "2020-01-06"], "test_start (--test-start) go together"),
         (
             ["--split", "time", "--valid-start", "6.1.2020"],

@@ -137,6 +137,8 @@ def test_ids_outside_64_bits_are_refused(tmp_path):
         {"valid_start": 1002, "test_start": 1004},
         {"valid_start": 900, "test_start": 1004},
         {"valid_start": 1002, "test_start": 2000},
+        {"valid_start": 1002, "test_start": 1004, "targets": "last"},
+        {"targets": "random", "seed": 3},
     ],
 )
 def test_a_split_by_time(tmp_path, settings):
