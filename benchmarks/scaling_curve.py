@@ -61,8 +61,8 @@ WIDTHS = (8, 16, 32, 64)
 SHARES = (0.125, 0.25, 0.5, 1.0)
 EPOCHS, MAX_USERS, AT_ONCE = 16, 4_000, 250
 REGULARIZED = ("model.backbone.dropout=0.1", "training.optimizer={learning_rate: 0.003, weight_decay: 0.1}")
-"""Narrow networks learn little by the recipe's own dropout (0.5), rate (0.001) and decay (0.5): of the synthetic
-log, the widest had a recall@10 of 0.08 instead of 0.34."""
+"""Narrow networks learn little by the recipe's own dropout (0.5), rate (0.001) and decay (0.5): of the
+synthetic log, the widest had a recall@10 of 0.08 instead of 0.34."""
 METRICS = ("recall@10", "recall@50", "ndcg@10")
 LAW = LawSettings(num_users=20_000, num_items=4_000, mean_length=12.0)
 TITLES = {
@@ -340,14 +340,15 @@ def write_page() -> None:
 
 HEAD = """# Recall and loss against weights and data
 
-The prefix decoder of `configs/beauty-generative.yaml` in four widths, trained for 16 epochs on nested samples of
-the users, with less dropout (0.1), less decay (0.1) and a higher rate (0.003), the snapshot chosen on 3,000
-validation users, judged on the same 4,000 test users. Cells: mean of -log P(next item) in nats, and recall@10.
-One seed. Fit: loss = floor + a / N^alpha + b / D^beta over N weights and D training events (arXiv:2203.15556,
-equation 2), least squares.
+The prefix decoder of `configs/beauty-generative.yaml` in four widths, trained for 16 epochs on nested samples
+of the users, with less dropout (0.1), less decay (0.1) and a higher rate (0.003), the snapshot chosen on
+3,000 validation users, judged on the same 4,000 test users. Cells: mean of -log P(next item) in nats, and
+recall@10. One seed. Fit: loss = floor + a / N^alpha + b / D^beta over N weights and D training events
+(arXiv:2203.15556, equation 2), least squares.
 
-By the settings of Beauty, which are the recipe's, the widest network has a recall@10 of 0.08 on the synthetic log
-instead of 0.34: dropout and decay that suit a sparse log of reviews hold back a network that has a law to learn.
+By the settings of Beauty, which are the recipe's, the widest network has a recall@10 of 0.08 on the synthetic
+log instead of 0.34: dropout and decay that suit a sparse log of reviews hold back a network that has a law to
+learn.
 
 ```
 python -m benchmarks.scaling_curve synthetic
