@@ -23,7 +23,7 @@ env: $(INSTALLED) ## Make .venv with everything that the targets below need.
 $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch
-	$(PIP) --editable '.[cpu,hf,image,language,text,recipes,dev,docs,torchrec]'
+	$(PIP) --editable '.[cpu,hf,image,language,text,tune,recipes,dev,docs,torchrec]'
 	$(PIP) --no-deps torchrec
 	$(BIN)/rayrec doctor --compile >/dev/null
 	touch $@

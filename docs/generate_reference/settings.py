@@ -32,6 +32,11 @@ _PAGES = {
         "What a YAML file of `rayrec rl` holds.",
         ["rayrec.rl.config:RlConfig"],
     ),
+    "config-tuning": (
+        "Search settings",
+        "What a YAML file of `rayrec tune` holds.",
+        ["rayrec.pipelines.tuning.config:TuningConfig"],
+    ),
     "config-data": (
         "Data settings",
         "Settings of the functions behind `rayrec prepare`, `rayrec impressions`, `rayrec tokenize`, "

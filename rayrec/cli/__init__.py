@@ -15,6 +15,7 @@ from rayrec.cli import (
     runs,
     serving,
     stores,
+    tuning,
     value,
     versions,
 )  # isort: skip
@@ -50,6 +51,7 @@ __all__ = [
     "stores",
     "text",
     "tools",
+    "tuning",
     "value",
     "versions",
 ]

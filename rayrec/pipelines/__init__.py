@@ -1,4 +1,4 @@
-"""Runs: settings, folders, training loop, snapshots, recovery, evaluation; and trained models that answer.
+"""Runs: settings and searches for them, training loop, snapshots, recovery, evaluation; models that answer.
 
     from rayrec.pipelines import RunConfig, train, in_process
 
@@ -30,5 +30,10 @@ if TYPE_CHECKING:
     from rayrec.pipelines.training.placements import on_ray as on_ray
     from rayrec.pipelines.training.progress import TrainingResult as TrainingResult
     from rayrec.pipelines.training.train import train as train
+    from rayrec.pipelines.tuning.config import TuningConfig as TuningConfig
+    from rayrec.pipelines.tuning.running import trials_here as trials_here
+    from rayrec.pipelines.tuning.running import trials_on_ray as trials_on_ray
+    from rayrec.pipelines.tuning.tune import TuningResult as TuningResult
+    from rayrec.pipelines.tuning.tune import tune as tune
 
 __all__, __getattr__ = lazy_names(__name__, __file__)

@@ -60,16 +60,7 @@ class Config(BaseModel):
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Self:
         """Read a YAML file, then apply `a.b=value` overrides in order."""
-        path = Path(path)
-        if not path.is_file():
-            raise InputError(f"{path}: no such config file; expected a YAML file that describes a run")
-        try:
-            values = _read_yaml(path.read_bytes(), str(path))
-        except yaml.YAMLError as error:
-            raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-        if not isinstance(values, dict):
-            raise InputError(f"{path}: expected a mapping of settings, found {type(values).__name__}")
-        return cls._overridden(values, overrides, str(path))
+        return cls._overridden(read_values(path), overrides, str(path))
 
     @classmethod
     def of_overrides(cls, overrides: Sequence[str], source: str) -> Self:
@@ -84,6 +75,24 @@ class Config(BaseModel):
 
     def to_yaml(self) -> str:
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def read_values(path: str | Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds, as it is written there.
+
+    Raises:
+        InputError: there is no such file, or it holds something else.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such config file; expected a YAML file that describes a run")
+    try:
+        values = _read_yaml(path.read_bytes(), str(path))
+    except yaml.YAMLError as error:
+        raise InputError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(values, dict):
+        raise InputError(f"{path}: expected a mapping of settings, found {type(values).__name__}")
+    return values
 
 
 class _Loader(yaml.SafeLoader):
@@ -119,10 +128,55 @@ def _differing(first: dict[str, Any], second: dict[str, Any], prefix: str = "") 
             yield f"{prefix}{key}"
 
 
-def _apply_override(values: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise InputError(f"--set {override}: expected the form section.key=value")
+def setting_names(config: Config) -> list[str]:
+    """Dotted names of all settings of a config and its sections, those left out included."""
+    names: list[str] = []
+    for name, field in type(config).model_fields.items():
+        names.append(name)
+        value = getattr(config, name)
+        below = [setting_names(value)] if isinstance(value, Config) else []
+        if value is None:  # a section that is not there; which of several kinds it would be is open
+            below = [list(each.model_fields) for each in _config_types(field.annotation)]
+        names += dict.fromkeys(f"{name}.{inner}" for each in below for inner in each)
+    return names
+
+
+def has_setting(config: Config, key: str) -> bool:
+    """Whether there is a setting of a dotted name; what a mapping holds has any name."""
+    name, _, below = key.partition(".")
+    field = type(config).model_fields.get(name)
+    if field is None or not below:
+        return field is not None
+    value = getattr(config, name)
+    if isinstance(value, Config):
+        return has_setting(value, below)
+    if value is None:
+        return any(below.partition(".")[0] in each.model_fields for each in _config_types(field.annotation))
+    return isinstance(value, Mapping)
+
+
+def nearest_setting(key: str, names: Sequence[str]) -> str:
+    """The dotted name that was probably meant: of like spelling, in the same section or in another."""
+
+    def likeness(name: str) -> float:
+        whole, last = (
+            difflib.SequenceMatcher(None, one, other).ratio()
+            for one, other in ((key, name), (key.rpartition(".")[2], name.rpartition(".")[2]))
+        )
+        return whole + last
+
+    return max(names, key=likeness)
+
+
+def set_value(values: dict[str, Any], key: str, value: Any, source: str) -> None:
+    """Set what plain values have at a dotted key, whose sections are made where they are missing.
+
+    Args:
+        source: of the key, for the message.
+
+    Raises:
+        InputError: a part of the key is a value and no section.
+    """
     *sections, name = key.split(".")
     target = values
     for section in sections:
@@ -130,13 +184,21 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
             target[section] = {}
         target = target[section]
         if not isinstance(target, dict):
-            raise InputError(f"--set {override}: {section!r} is a value, not a section")
+            raise InputError(f"{source}: {section!r} is a value, not a section")
+    target[name] = value
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise InputError(f"--set {override}: expected the form section.key=value")
     try:
-        target[name] = _read_yaml(text, f"--set {override}")
+        value = _read_yaml(text, f"--set {override}")
     except yaml.YAMLError as error:
         raise InputError(
             f"--set {override}: the value is not valid YAML; quote it if it is a text"
         ) from error
+    set_value(values, key, value, f"--set {override}")
 
 
 def _read_yaml(content: str | bytes, source: str) -> Any:

@@ -24,6 +24,7 @@ EXTRAS = {
     "redis": "event stores as a service",
     "text": "item vectors from text",
     "hf": "causal language models",
+    "tune": "searches for settings",
     "torchrec": "models written against torchrec",
 }
 """Extra to what it is for; those of devices and frameworks are examined with these."""

@@ -19,7 +19,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
-from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.run_folder import RunFolder, StoppedError
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training.memory_plan import plan_memory
@@ -135,6 +135,30 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(dataset, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(every_step, tmp_path / "run", on_step=interrupt, cluster=in_process)
     train(every_step, tmp_path / "run", resume=True, cluster=in_process)
+
+    assert_same_bits(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_run_can_be_stopped_after_a_validation_and_goes_on_to_the_same_bits(dataset, tmp_path):
+    config = settings(dataset)
+    longer = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 3})})
+    seen: list[tuple[int, float]] = []
+
+    def stop(step: int, figures: dict[str, float]) -> None:
+        seen.append((step, figures["ndcg@10"]))
+        if len(seen) == 2:
+            raise StoppedError("it is bad")
+
+    with pytest.raises(StoppedError):
+        train(longer, tmp_path / "run", on_validation=stop, cluster=in_process)
+    folder = RunFolder.open(tmp_path / "run")
+    assert (folder.condition, folder.state["error"]) == ("stopped", "it is bad")
+    assert [step for step, _ in seen] == [3, 6]
+    assert [(record["step"], record["valid"]["ndcg@10"]) for record in folder.records()] == seen
+    assert folder.snapshot_names() == ["step-000000003", "step-000000006"]
+
+    train(longer, tmp_path / "run", resume=True, cluster=in_process)
+    train(longer, tmp_path / "whole", cluster=in_process)
 
     assert_same_bits(tmp_path / "run", tmp_path / "whole")
 

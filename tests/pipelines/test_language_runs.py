@@ -121,6 +121,9 @@ def test_a_run_learns_its_records_and_says_how_well(folders, tmp_path, template)
     validations = [figures["valid"] for line in lines if "valid" in (figures := json.loads(line))]
     assert {"loss", "exact_match", "span_f1", "choice_accuracy", "valid_json"} <= validations[-1].keys()
     assert validations[-1]["loss"] < validations[0]["loss"]
+    judged_by = assemble(settings(folders, template=template)).task.judged_by
+    assert not judged_by["loss"]
+    assert {"log_likelihood", "exact_match", "span_f1", "choice_accuracy", "valid_json"} < judged_by.keys()
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_bits(folders, tmp_path):

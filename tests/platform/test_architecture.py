@@ -39,7 +39,7 @@ ORDER = {
     "models": "base decoding tokenizers > attention generation quantization > program > language"
     " > sequence > generative ctr > keras > registry > compiled_ranking",
     "pipelines": "config metrics > runs > tasks cluster > inference semantic_ids > versions evaluation"
-    " > training nearline quantization > health capacity",
+    " > training nearline quantization > tuning health capacity",
     "serve": "config > wire > events > engine > admission routing > protocols > web > rpc > app language"
     " > on_ray > launch",
 }

@@ -41,6 +41,8 @@ from rayrec.platform.arrays import Float64Array
 
 MOST_UNITS = 1000
 """Rows or groups that are resampled one by one; more are pooled."""
+IS_LARGER_BETTER = {"auc": True, "gauc": True, "log_loss": False, "normalized_entropy": False}
+"""Of the metrics that have a better side: a calibration is best at 1."""
 SMALLEST = 1e-7
 """Probabilities are kept so far from 0 and 1 in logarithms: about where float32 cannot tell them from 1."""
 

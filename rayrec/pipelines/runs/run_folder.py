@@ -94,6 +94,10 @@ COLUMNS_FILE, ACCEPTED_FILE = "columns.arrow", "accepted.jsonl"
 ATTENTION_FILES = "attention-*.json"
 
 
+class StoppedError(Exception):
+    """A run that was ended on purpose before it was over; says why."""
+
+
 class RunFolder:
     """One run's folder; see the module's docstring for what is in it."""
 
@@ -289,6 +293,9 @@ class RunFolder:
             if self.state["last"] is not None:
                 logger.info("stopped; --resume continues from %s", self.chosen_snapshot("last"))
             raise
+        except StoppedError as stop:
+            self.update(state="stopped", error=str(stop))
+            raise
         except Exception as error:
             cause = explained(root_cause(error))
             if (full := no_room(cause, self.path, then=", and continue with --resume")) is not None:
@@ -392,6 +399,11 @@ class RunFolder:
 
     def log(self, record: dict[str, Any]) -> None:
         self._append("metrics.jsonl", record)
+
+    def records(self) -> list[dict[str, Any]]:
+        """What was logged, in order: with `valid`, the figures of a validation."""
+        log = self.path / "metrics.jsonl"
+        return [record for _, record in _records(log)] if log.exists() else []
 
     def log_recovery(self, record: dict[str, Any]) -> None:
         self._append("recoveries.jsonl", record)

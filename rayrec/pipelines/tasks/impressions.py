@@ -15,7 +15,7 @@ from rayrec.models.ctr.config import ImpressionModelConfig
 from rayrec.models.program.program import ProgramSpec
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.estimate import Estimate
-from rayrec.pipelines.metrics.response_metrics import summarize
+from rayrec.pipelines.metrics.response_metrics import IS_LARGER_BETTER, summarize
 from rayrec.pipelines.tasks.impression_rows import ImpressionRows, impression_features, schema_of
 from rayrec.pipelines.tasks.task import Task
 from rayrec.platform.arrays import Int64Array
@@ -128,6 +128,16 @@ class ImpressionTask(Task):
     @property
     def metric(self) -> str:
         return _named(self.config.evaluation.response_metric, self.schema.labels[0], self.schema.labels)
+
+    @property
+    def judged_by(self) -> dict[str, bool]:
+        labels, has_groups = self.schema.labels, self.schema.group is not None
+        return {
+            _named(figure, label, labels): is_larger_better
+            for label in labels
+            for figure, is_larger_better in IS_LARGER_BETTER.items()
+            if has_groups or figure != "gauc"
+        }
 
     @property
     def shown_metrics(self) -> tuple[str, ...]:

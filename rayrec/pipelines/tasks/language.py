@@ -160,6 +160,10 @@ class LanguageTask(Task):
         return LOG_LIKELIHOOD
 
     @property
+    def judged_by(self) -> dict[str, bool]:
+        return {LOG_LIKELIHOOD: True, **{name: name != "loss" for name in FIGURES if name not in NOT_WHOLE}}
+
+    @property
     def shown_metrics(self) -> tuple[str, ...]:
         return ("loss", *(name for name in FIGURES if name != "loss"))
 

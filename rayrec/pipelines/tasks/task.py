@@ -168,5 +168,10 @@ class Task(ABC):
 
     @property
     @abstractmethod
+    def judged_by(self) -> Mapping[str, bool]:
+        """Figures of a validation by which runs can be compared, by name: whether larger ones are better."""
+
+    @property
+    @abstractmethod
     def shown_metrics(self) -> tuple[str, ...]:
         """Figures that a run's log shows, of those that a validation gives."""

@@ -37,6 +37,9 @@ _KINDS = {"integer": "integers", "string": "hashes of texts, since not all of th
 
 OnStep = Callable[[int, int, float], None]
 """Called with (steps done, steps of the whole run, loss) after every step."""
+OnValidation = Callable[[int, dict[str, float]], None]
+"""Called with (steps done, figures by name) after every validation. A `StoppedError` that it raises ends the
+run there."""
 
 METRICS_EVERY_STEPS = 20
 PROGRESS_EVERY_S = 10.0
@@ -54,6 +57,7 @@ class Attempt:
         on_step: OnStep | None,
         snapshot: Snapshot | None = None,
         initial: Snapshot | None = None,
+        on_validation: OnValidation | None = None,
     ) -> None:
         """
         Args:
@@ -66,6 +70,7 @@ class Attempt:
         self._folder = folder
         self._stages = stages
         self._on_step = on_step
+        self._on_validation = on_validation
         self._snapshot = snapshot
         self._initial = initial
         self._flops_at_record = (0.0, 0.0)
@@ -186,6 +191,8 @@ class Attempt:
         # goes on before it forgets the record.
         self._record(step, loss, summary)
         self._snapshot_now(step)
+        if self._on_validation is not None:
+            self._on_validation(step, {name: estimate.value for name, estimate in summary.items()})
 
     def _refuse_to_learn_nothing(self) -> None:
         """End a run that has read rows and found nothing to learn from: its loss would be 0 for ever.

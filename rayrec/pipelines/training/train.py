@@ -29,7 +29,7 @@ from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.pipelines.training.placements import Placement, on_ray
 from rayrec.pipelines.training.progress import RunProgress, TrainingResult, is_over
-from rayrec.pipelines.training.run import Attempt, OnStep
+from rayrec.pipelines.training.run import Attempt, OnStep, OnValidation
 from rayrec.pipelines.training.trackers import check_trackers
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
@@ -49,6 +49,7 @@ def train(
     on_step: OnStep | None = None,
     snapshot: str = "last",
     cluster: Placement = on_ray,
+    on_validation: OnValidation | None = None,
 ) -> TrainingResult:
     """Train a model as the config says.
 
@@ -61,8 +62,10 @@ def train(
             holds one, and begin it otherwise; for jobs that are started again when they fail.
         snapshot: to resume from, in words of `RunFolder.chosen_snapshot`.
         cluster: where the actors run: `on_ray`, or `in_process`, which needs no Ray; the bits are the same.
+        on_validation: called after validations; it may end the run.
 
     Raises:
+        StoppedError: `on_validation` has ended the run, which has a snapshot of then.
         InputError: the config, the data, the device or the folder cannot be used, or a run is alive in it:
             nothing was started, and no run was changed. Or the cluster has too little of something, which
             shows when it has been joined; `run.json` says so.
@@ -130,7 +133,7 @@ def train(
         folder.begin(config)
         folder.keep_columns(assembly.rows.columns)
         try:
-            return supervise(folder, assembly, begins_with, cluster, on_step)
+            return supervise(folder, assembly, begins_with, cluster, on_step, on_validation)
         finally:
             if copy_to is not None:
                 with contextlib.suppress(OSError, InputError):
@@ -189,6 +192,7 @@ def supervise(
     snapshot: Snapshot | None,
     cluster: Placement,
     on_step: OnStep | None,
+    on_validation: OnValidation | None = None,
 ) -> TrainingResult:
     """Make attempts, each with actors of its own, until the run is over; how it ends is left in the folder.
 
@@ -221,7 +225,7 @@ def supervise(
                 ):
                     while result is None:
                         initial = initial_snapshot(current) if snapshot is None else None
-                        attempt = Attempt(current, folder, stages, on_step, snapshot, initial)
+                        attempt = Attempt(current, folder, stages, on_step, snapshot, initial, on_validation)
                         closing.callback(attempt.close)
                         try:
                             result = attempt.run()

@@ -1,0 +1,358 @@
+"""Whole searches of a small model that is really trained, in this process."""
+
+from __future__ import annotations
+
+import csv
+import json
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.run_list import list_runs
+from rayrec.pipelines.training.train import train
+from rayrec.pipelines.tuning.config import TuningConfig
+from rayrec.pipelines.tuning.folder import TuningFolder
+from rayrec.pipelines.tuning.running import TrialsHere, trials_here
+from rayrec.pipelines.tuning.trial import OUTCOME_FILE, TrialSpec, run_trial
+from rayrec.pipelines.tuning.tune import TuningResult, tune
+from rayrec.platform.errors import InputError
+from tests.helpers.examples import cases
+from tests.helpers.impressions import ctr_config, impression_dataset
+from tests.helpers.training_runs import EPOCHS, settings, walks
+
+RATE = "training.optimizer.learning_rate"
+SPACE = {
+    RATE: {"kind": "float", "low": 0.0001, "high": 0.05, "log": True},
+    "model.backbone.dropout": {"kind": "float", "low": 0, "high": 0.4, "step": 0.1},
+}
+STEPS_PER_EPOCH = 5
+
+
+@pytest.fixture(scope="module")
+def run_file(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tuning")
+    path = folder / "run.yaml"
+    values = settings(walks(folder)).model_dump(mode="json", exclude_unset=True)
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def tuning(run_file: Path, **more: Any) -> TuningConfig:
+    values = {"config": str(run_file), "space": SPACE, "trials": 3, "random_trials": 2}
+    return TuningConfig.parse(values | more)
+
+
+def here(train_one: Any = train) -> Any:
+    """Where trials run, with something else in the place of a training."""
+    return lambda *_: nullcontext(TrialsHere(lambda spec: run_trial(spec, train_one)))
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    """Without what took time."""
+    lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    timed = ("minutes", "cpu_minutes")
+    return [{name: value for name, value in line.items() if name not in timed} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def searched(run_file, tmp_path_factory) -> tuple[Path, TuningResult]:
+    folder = tmp_path_factory.mktemp("searched") / "search"
+    return folder, tune(tuning(run_file), folder, open_trials=trials_here)
+
+
+def test_every_trial_is_a_run_with_its_settings(searched, run_file):
+    folder, result = searched
+    runs = list_runs(folder / "trials")
+
+    assert [run.name for run in runs] == ["000", "001", "002"]
+    for run, trial in zip(runs, result.trials, strict=True):
+        assert (run.condition, run.metric) == ("finished", "ndcg@10")
+        assert run.best_value == trial["value"] == trial["validations"][trial["best_step"] // 5 - 1]
+        assert len(trial["validations"]) == EPOCHS
+        config = RunFolder.open(folder / "trials" / run.name).config
+        assert config.training.optimizer.learning_rate == trial["settings"][RATE]
+        assert trial["minutes"] > 0
+        assert trial["cpu_minutes"] > 0
+    assert result.trials[0]["settings"] == {RATE: 0.02, "model.backbone.dropout": 0.1}  # the config's own
+
+
+def test_the_best_run_can_be_trained_and_evaluated_as_it_is(searched, run_file):
+    folder, result = searched
+    best = RunConfig.load(folder / "best.yaml")
+    base = RunConfig.load(run_file)
+
+    head = (folder / "best.yaml").read_text().splitlines()[0]
+    assert head.startswith(f"# Trial {result.best} of `rayrec tune`: ndcg@10 ")
+    assert result.best_value == max(trial["value"] for trial in result.trials)
+    assert best.training.optimizer.learning_rate == result.best_settings[RATE]
+    assert best.model.backbone.dropout == result.best_settings["model.backbone.dropout"]
+    assert best.data.path == base.data.path
+    assert best.pipeline == base.pipeline
+    report = evaluate(folder / "trials" / f"{result.best:03d}", "valid")
+    assert report.results["model"]["ndcg@10"].value == pytest.approx(result.best_value)
+
+
+def test_only_the_best_run_keeps_its_snapshots(searched):
+    folder, result = searched
+
+    for number in range(3):
+        run = RunFolder.open(folder / "trials" / f"{number:03d}")
+        assert bool(run.snapshot_names()) == (number == result.best)
+        assert (run.path / "metrics.jsonl").is_file()
+        if number != result.best:
+            with pytest.raises(InputError, match="no snapshot"):
+                run.chosen_snapshot("best")
+
+
+def test_all_snapshots_stay_where_that_is_asked_for(run_file, tmp_path):
+    tune(tuning(run_file, trials=2, keep="all"), tmp_path / "search", open_trials=trials_here)
+
+    for run in sorted((tmp_path / "search" / "trials").iterdir()):
+        assert RunFolder.open(run).chosen_snapshot("best").is_dir()
+
+
+def test_the_table_has_all_trials(searched):
+    folder, result = searched
+    with open(folder / "trials.csv") as file:
+        rows = list(csv.DictReader(file))
+
+    assert [row["trial"] for row in rows] == ["0", "1", "2"]
+    for row, trial in zip(rows, result.trials, strict=True):
+        assert float(row["ndcg@10"]) == trial["value"]
+        assert float(row[RATE]) == trial["settings"][RATE]
+        assert row["state"] == "complete"
+
+
+class Killed(BaseException):
+    """As a signal that nobody handles."""
+
+
+def dying(number: int, at_step: int) -> Any:
+    """Trials here, of which one is killed as it trains: nothing that it would have written is there."""
+
+    def train_or_die(config: RunConfig, folder: Path, resume: Any, on_validation: Any, cluster: Any) -> Any:
+        def on_step(done: int, total: int, loss: float) -> None:
+            if folder.name == f"{number:03d}" and done == at_step:
+                raise Killed
+
+        return train(config, folder, resume, on_step=on_step, on_validation=on_validation, cluster=cluster)
+
+    return here(train_or_die)
+
+
+@pytest.mark.parametrize(
+    ("number", "at_step"), cases([(0, 2), (2, STEPS_PER_EPOCH + 2)], [(2, STEPS_PER_EPOCH + 2)])
+)
+def test_a_search_that_is_killed_goes_on_as_if_nothing_had_been(
+    searched, run_file, tmp_path, number, at_step
+):
+    whole, _ = searched
+    folder = tmp_path / "search"
+    with pytest.raises(Killed):
+        tune(tuning(run_file), folder, open_trials=dying(number, at_step))
+    assert len(journal(folder)) == 1 + number
+    trained: list[int] = []
+
+    def noted(config: RunConfig, path: Path, resume: Any, **more: Any) -> Any:
+        trained.append(int(path.name))
+        first: list[int] = []
+        result = train(config, path, resume, on_step=lambda done, *_: first.append(done), **more)
+        if len(trained) == 1:  # the one that was cut short
+            assert first[0] == 1 + at_step // STEPS_PER_EPOCH * STEPS_PER_EPOCH
+        return result
+
+    tune(tuning(run_file), folder, resume=True, open_trials=here(noted))
+
+    assert trained == list(range(number, 3))
+    assert journal(folder) == journal(whole)
+    for file in ("best.yaml", "base.yaml"):
+        assert (folder / file).read_bytes() == (whole / file).read_bytes()
+    for mine, other in zip(list_runs(folder / "trials"), list_runs(whole / "trials"), strict=True):
+        assert mine.best_value == other.best_value
+
+
+def test_a_trial_that_was_over_when_the_search_was_killed_is_not_trained_again(searched, run_file, tmp_path):
+    whole, _ = searched
+    folder = tmp_path / "search"
+
+    def killed_after(spec: TrialSpec) -> Any:
+        run_trial(spec)
+        raise Killed
+
+    with pytest.raises(Killed):
+        tune(tuning(run_file), folder, open_trials=lambda *_: nullcontext(TrialsHere(killed_after)))
+    assert (folder / "trials" / "000" / OUTCOME_FILE).is_file()
+
+    def not_the_first(config: RunConfig, path: Path, *arguments: Any, **more: Any) -> Any:
+        assert path.name != "000"
+        return train(config, path, *arguments, **more)
+
+    tune(tuning(run_file), folder, resume="if_begun", open_trials=here(not_the_first))
+
+    assert journal(folder) == journal(whole)
+
+
+def test_a_search_may_go_on_with_more_trials(searched, run_file, tmp_path):
+    whole, _ = searched
+    folder = tmp_path / "search"
+    tune(tuning(run_file, trials=2), folder, open_trials=trials_here)
+
+    tune(tuning(run_file), folder, resume=True, open_trials=trials_here)
+
+    assert journal(folder) == journal(whole)
+    with pytest.raises(InputError, match=r"trials is 2, and the search .* has tried 3 already"):
+        tune(tuning(run_file, trials=2), folder, resume=True, open_trials=trials_here)
+
+
+def test_what_goes_on_has_to_be_the_same_search(searched, run_file, tmp_path):
+    folder, _ = searched
+    other_run = tmp_path / "run.yaml"
+    other_run.write_text(run_file.read_text().replace("batch_size: 8", "batch_size: 10"))
+
+    with pytest.raises(InputError, match="holds another search, which differs in at_once, seed;"):
+        tune(tuning(run_file, seed=1, at_once=2), folder, resume=True, open_trials=trials_here)
+    with pytest.raises(InputError, match=r"differs in the run's training\.batch_size;"):
+        tune(tuning(other_run), folder, resume=True, open_trials=trials_here)
+    with pytest.raises(InputError, match="holds a search already; continue it with --resume"):
+        tune(tuning(run_file), folder, open_trials=trials_here)
+    with pytest.raises(InputError, match="holds no search to go on with"):
+        tune(tuning(run_file), tmp_path / "none", resume=True, open_trials=trials_here)
+    with pytest.raises(InputError, match="not an empty folder"):
+        tune(tuning(run_file), tmp_path, open_trials=trials_here)
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_trial_that_fails_says_why_and_the_search_goes_on(run_file, tmp_path):
+    def failing(config: RunConfig, folder: Path, *arguments: Any, **more: Any) -> Any:
+        if folder.name == "001":
+            raise MemoryError("too wide")
+        return train(config, folder, *arguments, **more)
+
+    result = tune(tuning(run_file), tmp_path / "search", open_trials=here(failing))
+
+    assert [trial["state"] for trial in result.trials] == ["complete", "failed", "complete"]
+    assert result.trials[1]["reason"] == "MemoryError: too wide"
+    assert result.best != 1
+    assert "MemoryError: too wide" in (tmp_path / "search" / "trials.csv").read_text()
+
+
+def test_a_training_that_diverges_is_such_a_trial(run_file, tmp_path):
+    space = {RATE: {"kind": "choice", "values": [0.02, 1e30]}}
+
+    result = tune(tuning(run_file, space=space, trials=4), tmp_path / "search", open_trials=trials_here)
+
+    reasons = {trial["settings"][RATE]: trial["reason"] or "" for trial in result.trials}
+    assert reasons[1e30].startswith("DivergedError: ")
+    assert result.best_settings == {RATE: 0.02}
+
+
+def test_where_all_trials_fail_the_first_reason_is_said(run_file, tmp_path):
+    def failing(config: RunConfig, folder: Path, *arguments: Any, **more: Any) -> Any:
+        raise RuntimeError(f"{folder.name} does not work")
+
+    with pytest.raises(
+        InputError, match="all 3 trials failed, the first one because: RuntimeError: 000 does"
+    ):
+        tune(tuning(run_file), tmp_path / "search", open_trials=here(failing))
+
+
+def test_a_full_disk_is_no_fault_of_a_trial(run_file, tmp_path):
+    def full(*arguments: Any, **more: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        tune(tuning(run_file), tmp_path / "search", open_trials=here(full))
+
+    assert len(journal(tmp_path / "search")) == 1
+    assert tune(tuning(run_file), tmp_path / "search", resume=True, open_trials=trials_here).trials
+
+
+def test_a_trial_that_misses_its_bound_ends_there_with_a_reason(run_file, tmp_path):
+    config = RunConfig.load(run_file)
+    spec = TrialSpec(7, tmp_path / "007", config, "ndcg@10", True, bounds=(0.0, 2.0))
+
+    outcome = run_trial(spec)
+
+    assert (outcome.state, outcome.steps) == ("pruned", 2 * STEPS_PER_EPOCH)
+    assert outcome.value == outcome.validations[1]
+    assert (outcome.reason or "").endswith("after 10 steps: the median of earlier trials is 2")
+    run = RunFolder.open(tmp_path / "007")
+    assert (run.condition, run.state["error"]) == ("stopped", outcome.reason)
+
+    # Killed between its end and the record of it: the folder says the same, and nothing is trained.
+    (run.path / OUTCOME_FILE).unlink()
+    again = run_trial(spec, train=lambda *arguments, **more: pytest.fail("it is over"))
+    assert again == replace(outcome, minutes=again.minutes, cpu_minutes=again.cpu_minutes)
+
+
+def test_the_metric_has_to_be_one_of_validation(run_file, tmp_path):
+    with pytest.raises(
+        InputError, match=r"cannot compare runs by 'ndgc@10'; did you mean 'ndcg@10'\? It can by recall@"
+    ):
+        tune(tuning(run_file, metric="ndgc@10"), tmp_path / "search", open_trials=trials_here)
+    assert not (tmp_path / "search").exists()
+
+
+def test_another_metric_is_taken_at_the_snapshot_that_is_kept(run_file, tmp_path):
+    result = tune(
+        tuning(run_file, trials=2, metric="recall@50"), tmp_path / "search", open_trials=trials_here
+    )
+
+    for trial in result.trials:
+        records = RunFolder.open(tmp_path / "search" / "trials" / f"{trial['trial']:03d}").records()
+        valid = [record["valid"] for record in records if "valid" in record]
+        best = max(range(len(valid)), key=lambda place: valid[place]["ndcg@10"])
+        assert trial["value"] == valid[best]["recall@50"]
+
+
+def test_of_ranking_models_the_smallest_loss_is_the_best(tmp_path):
+    path = tmp_path / "run.yaml"
+    config = ctr_config(impression_dataset(tmp_path / "impressions"))
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True)))
+    space = {RATE: {"kind": "float", "low": 0.0001, "high": 0.05, "log": True}}
+    search = tuning(path, space=space, metric="log_loss of click", begin_with_config=False)
+
+    result = tune(search, tmp_path / "search", open_trials=trials_here)
+
+    assert result.best_value == min(trial["value"] for trial in result.trials)
+    with pytest.raises(
+        InputError, match=r"by 'calibration of click'; .* It can by auc of click, gauc of click"
+    ):
+        tune(tuning(path, space=space, metric="calibration of click"), tmp_path / "other")
+
+
+def test_another_process_may_not_search_in_the_folder(run_file, tmp_path):
+    with (
+        TuningFolder(tmp_path / "search").locked(),
+        pytest.raises(InputError, match="another process searches"),
+    ):
+        tune(tuning(run_file), tmp_path / "search", open_trials=trials_here)
+
+
+def test_a_trial_waits_until_nobody_trains_in_its_folder(tmp_path):
+    config = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})
+    RunFolder.create(tmp_path / "000", config)
+    slept: list[float] = []
+    spec = TrialSpec(0, tmp_path / "000", config, "ndcg@10", True)
+
+    with (
+        RunFolder.locked(tmp_path / "000", "run"),
+        pytest.raises(InputError, match="another process trains this trial"),
+    ):
+        run_trial(spec, sleep=slept.append)
+
+    assert sum(slept) == 60.0
+
+
+def test_without_optuna_it_is_said_how_to_install_it(run_file, tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    with pytest.raises(InputError, match=r"needs Optuna, .* pip install 'rayrec\[tune\]'"):
+        tune(tuning(run_file), tmp_path / "search", open_trials=trials_here)
