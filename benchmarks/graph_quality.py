@@ -15,12 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.harness import Bar, BenchOptions
-from rayrec.pipelines.evaluation.evaluate_recommender import (
-    CO_VISITATION,
-    CO_VISITATION_IN_TIME,
-    SWING,
-    evaluate_neighbors,
-)
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
+from rayrec.pipelines.evaluation.lists import CO_VISITATION, CO_VISITATION_IN_TIME, SWING
 from rayrec.platform.console import log
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Literal
 
 from benchmarks.published_sets import divided_industrial
-from rayrec.pipelines.evaluation.evaluate_recommender import (
+from rayrec.pipelines.evaluation.lists import (
     CO_VISITATION,
     CO_VISITATION_IN_TIME,
     CO_VISITATION_UNMASKED,

@@ -15,7 +15,7 @@ from benchmarks.quality_page import (
     table_of_all,
 )
 from benchmarks.reproduction import Row, all_rows, is_measured, recipe
-from rayrec.pipelines.evaluation.evaluate_recommender import (
+from rayrec.pipelines.evaluation.lists import (
     CO_VISITATION,
     CO_VISITATION_UNMASKED,
     MODEL,

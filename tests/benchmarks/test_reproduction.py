@@ -23,7 +23,7 @@ from benchmarks.quality_page import (
 )
 from benchmarks.reproduction import Cap, OverCapError, Row, commit_of, is_measured, main, measure
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.evaluation.evaluate_recommender import CO_VISITATION, MODEL
+from rayrec.pipelines.evaluation.lists import CO_VISITATION, MODEL
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
