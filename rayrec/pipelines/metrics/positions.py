@@ -10,7 +10,7 @@ Axes: U users.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -109,10 +109,10 @@ class Positions:
     users: EvaluatedUsers | None = None
     """None in a file that was written without."""
 
-    def only(self, name: str) -> Positions:
-        """One list, without what slices are made of: a few bytes a user."""
-        header = self.header.model_copy(update={"lists": {name: self.header.lists[name]}})
-        return Positions(header, {name: self.places[name]})
+    def only(self, *names: str) -> Positions:
+        """Some lists, without what slices are made of: about a byte a user for each."""
+        header = self.header.model_copy(update={"lists": {name: self.header.lists[name] for name in names}})
+        return Positions(header, {name: self.places[name] for name in names})
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
@@ -189,8 +189,3 @@ def _users_in(table: pa.Table) -> EvaluatedUsers:
 def _integers(column: pa.ChunkedArray, null: int = _UNKNOWN) -> Int64Array:
     values: Int64Array = column.cast(pa.int64()).fill_null(null).to_numpy()
     return values
-
-
-def shared_metrics(infos: Sequence[ListInfo]) -> tuple[str, ...]:
-    """Metrics that lists of all these have."""
-    return metric_names(min(info.depth for info in infos))
