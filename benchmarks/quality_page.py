@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any, Literal
 
 from benchmarks.published_sets import divided_industrial
-from benchmarks.quality_pairs import line, pairs_table
+from benchmarks.quality_pairs import Line, line, pairs_table
 from rayrec.pipelines.evaluation.lists import (
     CO_VISITATION,
     CO_VISITATION_IN_TIME,
@@ -385,9 +385,10 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
         "| --- |" + " --- |" * (len(SHOWN) + 2),
     ]
     keeps_seen, of_model = DATASETS[dataset].seen == "kept", DATASETS[dataset].shown_list
+    popular = POPULARITY_UNMASKED if keeps_seen else POPULARITY
     any_results = records[0]["results"] if records else untrained["results"]
-    lines.append(_line("most popular", [any_results[POPULARITY_UNMASKED if keeps_seen else POPULARITY]], "", ""))
-    with_positions = []
+    lines.append(_line("most popular", [any_results[popular]], "", ""))
+    with_positions: list[Line] = []
     for title, name in neighbors_of(dataset).items():
         if untrained and name in untrained["results"]:
             lines.append(_line(title, [untrained["results"][name]], "none", ""))

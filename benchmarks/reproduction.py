@@ -176,7 +176,8 @@ def measure_neighbors(row: Row, sources: Path, commit: str) -> dict[str, Any]:
         report = evaluate_neighbors(dataset, "test", on_batch=progress)
     made_of = {"commit": commit, "dataset": dataset.fingerprint}
     date = datetime.now(UTC).date().isoformat()
-    kept = keep_positions(row.record, report, list(neighbors_of(row.dataset).values()))
+    shown = [name for name in neighbors_of(row.dataset).values() if name in report.results]
+    kept = keep_positions(row.record, report, shown)
     return report.to_json() | {"run": row.dataset, **kept, "made_of": made_of, "date": date}
 
 

@@ -56,11 +56,11 @@ def compare_command(
     check_metric(metric)
     with progress_bar("evaluate") as progress:
         sources = Sources(metric, split.value, snapshot, max_users, progress)
-        sides = [
+        of_a, of_b = (
             [evaluated(where, name, sources) for where in expanded(said, glob.glob)]
             for said, name in ((a, list_a), (b, list_b))
-        ]
-    found = compare(*sides, metric, slices)
+        )
+    found = compare(of_a, of_b, metric, slices)
     _print(found, a, b)
     return {"a": a, "b": b, **found.to_json()}
 

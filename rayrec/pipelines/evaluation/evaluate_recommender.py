@@ -180,9 +180,9 @@ class Tally:
         again_N = samples.item_ids_N == targets_B[rows_N]
         is_repeat_B = np.bincount(rows_N[again_N], minlength=samples.num_rows) > 0
         self._users.append((samples.user_ids_B, targets_B, lengths_B, is_repeat_B))
-        self._user_hash.update(np.ascontiguousarray(samples.user_ids_B))
+        self._user_hash.update(samples.user_ids_B.tobytes())
         for values in (targets_B, lengths_B, samples.item_ids_N):
-            self._held_out_hash.update(np.ascontiguousarray(values))
+            self._held_out_hash.update(values.tobytes())
 
     def lists(self) -> dict[str, ListMetrics]:
         """What the lists of each ranker are like."""
@@ -221,7 +221,7 @@ class Tally:
             split_rule=manifest.split.kind,
             users=self._user_hash.hexdigest(),
             held_out=self._held_out_hash.hexdigest(),
-            catalog=xxhash.xxh3_64_hexdigest(np.ascontiguousarray(items.ids_I)),
+            catalog=xxhash.xxh3_64_hexdigest(items.ids_I.tobytes()),
             num_users=len(users),
             num_items=len(items),
             head_from=head_from(items.train_counts_I),

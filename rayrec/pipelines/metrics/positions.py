@@ -28,7 +28,6 @@ from rayrec.samples.dataset.manifest import Split
 
 SUFFIX = ".positions.parquet"
 _KEY = b"rayrec"
-_FORMAT = 1
 _UNKNOWN = -1
 
 SeenItems = Literal["left out", "kept"]
@@ -52,7 +51,7 @@ class ListInfo(Config):
 class PositionsHeader(Config):
     """What makes two files comparable, and where this one is from."""
 
-    format: Literal[1] = _FORMAT
+    format: Literal[1] = 1
     run: str
     """Name of the run, or of the data set where there is none."""
     snapshot: str | None = None
