@@ -9,7 +9,7 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -429,8 +429,8 @@ def neighbors_of(dataset: str) -> dict[str, str]:
 
 
 def _untrained(dataset: str, ties: str) -> dict[str, Any]:
-    """The record of what needs no training, as `rayrec evaluate --neighbors DATA --json` wrote it; empty where
-    there is none."""
+    """The record of what needs no training, as `rayrec evaluate --neighbors DATA --json` wrote it; empty
+    where there is none."""
     path = RECORDS / NEIGHBORS / f"{dataset}-{ties.replace(' ', '-')}.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return record

@@ -99,6 +99,10 @@ def test_neighbors_are_a_row_without_training(sources, tmp_path):
     main([str(sources), row.name])
 
     record = json.loads((tmp_path / "records" / "neighbors" / "tiny-shuffled.json").read_text())
+    positions = Positions.read(tmp_path / "records" / "neighbors" / record["positions"])
+    assert (
+        np.mean(positions.places[CO_VISITATION] < 5) == record["results"][CO_VISITATION]["recall@5"]["value"]
+    )
     assert (record["run"], record["num_users"]) == ("tiny", 40)
     assert record["results"][CO_VISITATION]["recall@10"]["value"] > 0
     assert is_measured(row)
