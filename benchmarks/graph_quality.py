@@ -15,12 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.harness import Bar, BenchOptions
-from rayrec.pipelines.evaluation.evaluate_recommender import (
-    CO_VISITATION,
-    CO_VISITATION_IN_TIME,
-    SWING,
-    evaluate_neighbors,
-)
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
+from rayrec.pipelines.evaluation.lists import CO_VISITATION, CO_VISITATION_IN_TIME, SWING
+from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH
 from rayrec.platform.console import log
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
@@ -45,7 +42,7 @@ def bench(options: BenchOptions) -> list[Bar]:
             dataset = Dataset.open(data)
             evaluate_neighbors(dataset, "valid")  # compiles
             started = time.process_time()
-            report = evaluate_neighbors(dataset, "test")
+            report = evaluate_neighbors(dataset, "test", depth=LIST_LENGTH)
             seconds = time.process_time() - started
         short = name.removeprefix("amazon14-")
         for method, target in targets.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.harness import Bar, BenchOptions
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.evaluation.evaluate_recommender import MODEL, POPULARITY
+from rayrec.pipelines.evaluation.lists import MODEL, POPULARITY
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
 from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT

@@ -9,14 +9,15 @@ import csv
 import io
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
 from benchmarks.published_sets import divided_industrial
-from rayrec.pipelines.evaluation.evaluate_recommender import (
+from benchmarks.quality_pairs import Line, line, pairs_table
+from rayrec.pipelines.evaluation.lists import (
     CO_VISITATION,
     CO_VISITATION_IN_TIME,
     CO_VISITATION_UNMASKED,
@@ -84,6 +85,11 @@ class DataSet:
     def settings(self) -> list[str]:
         """What differs from a method's config."""
         return ["evaluation.exclude_seen=false"] if self.seen == "kept" else []
+
+    @property
+    def shown_list(self) -> str:
+        """Name of the list of models that its tables show."""
+        return MODEL_UNMASKED if self.seen == "kept" else MODEL
 
     def measures(self, name: str) -> bool:
         """Whether a method is measured on it."""
@@ -273,10 +279,8 @@ def table_of_all(records: Sequence[dict[str, Any]], rewarded: Sequence[dict[str,
     writer.writerow(["table", "method", "seed", "measured", "metric", "value", "low", "high"])
     for record in records:
         table = f"{record['dataset']}, {record['ties']}"
-        for measured, estimates in record["results"].items():
-            for metric, estimate in estimates.items():
-                found = [f"{estimate[key]:.5f}" for key in ("value", "low", "high")]
-                writer.writerow([table, record["method"], record["seed"], measured, metric, *found])
+        for measured, metric, found in _measured(record):
+            writer.writerow([table, record["method"], record["seed"], measured, metric, *found])
         for name in ("num_parameters", "training_minutes", "processor_minutes"):
             if name in record:
                 writer.writerow(
@@ -301,6 +305,21 @@ def table_of_all(records: Sequence[dict[str, Any]], rewarded: Sequence[dict[str,
                     row = ["rl", record["method"], record.get("seed", 0), f"{title}, {when}", name]
                     writer.writerow([*row, f"{value:.5f}", "", ""])
     return text.getvalue()
+
+
+def _measured(record: Mapping[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
+    """(list, metric, value and interval) of all users, of the lists themselves, and of slices."""
+    by_list = [(name, metrics) for name, metrics in record["results"].items()]
+    for name, metrics in record.get("lists", {}).items():
+        by_list.append((name, {key: each for key, each in metrics.items() if "@" in key}))
+    for title, each in record.get("slices", {}).items():
+        by_list += [(f"{name}, {title}", metrics) for name, metrics in each["results"].items()]
+    for name, metrics in by_list:
+        for metric, estimate in metrics.items():
+            if isinstance(estimate, Mapping):
+                yield name, metric, [f"{estimate[key]:.5f}" for key in ("value", "low", "high")]
+            elif estimate is not None:  # a coverage, which has no interval
+                yield name, metric, [f"{estimate:.5f}", "", ""]
 
 
 def page(records: Sequence[dict[str, Any]], rewarded: Sequence[dict[str, Any]] = ()) -> str:
@@ -365,13 +384,15 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
         "| | " + " | ".join([*SHOWN, "training", "published recall@10"]) + " |",
         "| --- |" + " --- |" * (len(SHOWN) + 2),
     ]
-    keeps_seen = DATASETS[dataset].seen == "kept"
-    popular, of_model = (POPULARITY_UNMASKED, MODEL_UNMASKED) if keeps_seen else (POPULARITY, MODEL)
-    any_results = records[0]["results"] if records else untrained
+    keeps_seen, of_model = DATASETS[dataset].seen == "kept", DATASETS[dataset].shown_list
+    popular = POPULARITY_UNMASKED if keeps_seen else POPULARITY
+    any_results = records[0]["results"] if records else untrained["results"]
     lines.append(_line("most popular", [any_results[popular]], "", ""))
-    for title, name in _NEIGHBORS_KEPT.items() if keeps_seen else _NEIGHBORS.items():
-        if name in untrained:
-            lines.append(_line(title, [untrained[name]], "none", ""))
+    with_positions: list[Line] = []
+    for title, name in neighbors_of(dataset).items():
+        if untrained and name in untrained["results"]:
+            lines.append(_line(title, [untrained["results"][name]], "none", ""))
+            with_positions += line(title, [untrained], RECORDS / NEIGHBORS, name)
     for name, method in METHODS.items():
         if not DATASETS[dataset].measures(name):
             continue
@@ -393,7 +414,8 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
         )
         results = [record["results"][of_model] for record in seeds]
         lines.append(_line(title, results, _training(seeds), published))
-    return "\n".join(lines) + "\n"
+        with_positions += line(title, seeds, RECORDS, of_model)
+    return "\n".join(lines) + "\n" + pairs_table(with_positions)
 
 
 _NEIGHBORS = {name: name for name in (CO_VISITATION, SWING, CO_VISITATION_IN_TIME)}
@@ -401,11 +423,17 @@ _NEIGHBORS_KEPT = {CO_VISITATION: CO_VISITATION_UNMASKED, SWING: SWING_UNMASKED}
 """Lines of the table, and what was judged for them; those where seen items are kept."""
 
 
-def _untrained(dataset: str, ties: str) -> dict[str, Mapping[str, Mapping[str, float]]]:
-    """What needs no training, as `rayrec evaluate --neighbors DATA --json` wrote it; empty where not."""
+def neighbors_of(dataset: str) -> dict[str, str]:
+    """Lines of neighbors in the table of a data set, and the names of their lists."""
+    return _NEIGHBORS_KEPT if DATASETS[dataset].seen == "kept" else _NEIGHBORS
+
+
+def _untrained(dataset: str, ties: str) -> dict[str, Any]:
+    """The record of what needs no training, as `rayrec evaluate --neighbors DATA --json` wrote it; empty
+    where there is none."""
     path = RECORDS / NEIGHBORS / f"{dataset}-{ties.replace(' ', '-')}.json"
-    results: dict[str, Any] = json.loads(path.read_text())["results"] if path.is_file() else {}
-    return results
+    record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return record
 
 
 def _training(seeds: Sequence[Mapping[str, Any]]) -> str:

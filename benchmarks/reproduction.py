@@ -36,8 +36,10 @@ from benchmarks.quality_page import (
     TIES,
     DataSet,
     Method,
+    neighbors_of,
     write_page,
 )
+from benchmarks.quality_pairs import keep_positions, ranking_details
 from rayrec.models.tokenizers.registry import FILES as REGISTRY_FILES
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
@@ -167,17 +169,20 @@ class Cap:
 
 
 def measure_neighbors(row: Row, sources: Path, commit: str) -> dict[str, Any]:
-    """Evaluate what needs no training; the record is what `rayrec evaluate --neighbors --json` prints."""
+    """Evaluate what needs no training, and write its positions; the record is what `rayrec evaluate
+    --neighbors --json` prints."""
     dataset = Dataset.open(prepared(row, sources))
     with progress_bar("evaluate") as progress:
         report = evaluate_neighbors(dataset, "test", on_batch=progress)
     made_of = {"commit": commit, "dataset": dataset.fingerprint}
     date = datetime.now(UTC).date().isoformat()
-    return report.to_json() | {"run": row.dataset, "made_of": made_of, "date": date}
+    shown = [name for name in neighbors_of(row.dataset).values() if name in report.results]
+    kept = keep_positions(row.record, report, shown)
+    return report.to_json() | {"run": row.dataset, **kept, "made_of": made_of, "date": date}
 
 
 def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
-    """Train and evaluate one row; the record of it.
+    """Train and evaluate one row, and write its positions; the record of it.
 
     Args:
         commit: of the code that measures.
@@ -185,7 +190,7 @@ def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
     Raises:
         OverCapError: the training took longer than a row's may.
     """
-    method = METHODS[row.method]
+    method, shown = METHODS[row.method], DATASETS[row.dataset].shown_list
     config = _config(row, _data(row, method, sources))
     assembly = assemble(config)
     with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as folder:
@@ -204,6 +209,8 @@ def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
         **asdict(row),
         "config": method.config,
         "results": report.to_json()["results"],
+        **ranking_details(report, shown),
+        **keep_positions(row.record, report, [shown]),
         "num_users": report.count,
         "num_parameters": sum(parameter.numel() for parameter in assembly.task.network().parameters())
         + _sparse_parameters(assembly),

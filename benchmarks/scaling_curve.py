@@ -41,7 +41,8 @@ from benchmarks.quality_page import DATASETS, FOLDER, RECORDS
 from benchmarks.reproduction import KEPT, Row, prepared
 from benchmarks.synthetic_log import CODES_FILE, Law, LawSettings, best_metrics, read_law, write_log
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.evaluation.evaluate_recommender import MODEL, MODEL_UNMASKED, evaluate_recommender
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_recommender
+from rayrec.pipelines.evaluation.lists import MODEL, MODEL_UNMASKED
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, import_published, tokenize

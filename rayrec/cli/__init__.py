@@ -5,6 +5,7 @@ from rayrec.cli import cursors, data, impressions, text, semantic_ids  # isort: 
 from rayrec.cli import (
     ab,
     canaries,
+    comparison,
     maas,
     nearline,
     off_policy,
@@ -29,6 +30,7 @@ __all__ = [
     "app",
     "canaries",
     "cluster_metrics",
+    "comparison",
     "cursors",
     "data",
     "health",

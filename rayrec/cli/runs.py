@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayrec.cli.app import app
+from rayrec.cli.evaluation_tables import print_report
 from rayrec.platform.console import Answer, command, log, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays
     from rayrec.pipelines.inference.neighbors import NeighborRecommender
     from rayrec.pipelines.inference.ranking_stage import RankingStage
     from rayrec.pipelines.inference.recommender import Recommender
-    from rayrec.pipelines.metrics.estimate import Estimate
     from rayrec.platform.event_labels import Part
     from rayrec.samples.dataset.manifest import Split
 
@@ -335,6 +335,20 @@ def evaluate_command(
             min=1, help="Judge only so many users: a sample by a hash of their ids, always the same."
         ),
     ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            min=10,
+            help="Items of each list, and beams of a generative model at least \\[500, and of a generative "
+            "model its beams].",
+        ),
+    ] = None,
+    slices: Annotated[
+        bool,
+        typer.Option(
+            "--slices", help="Print slices too: cold and warm items, head and tail, histories, behaviors."
+        ),
+    ] = False,
 ) -> Answer:
     """Rank the whole catalog for every user; popularity and neighbors beside it. Of ranking models: score
     impressions. Of language models: judge and answer records."""
@@ -343,17 +357,19 @@ def evaluate_command(
     if candidates_with_neighbors is not None:
         if run is None:
             raise InputError("--candidates-with-neighbors compares those of a run; --neighbors has none")
-        if max_users is not None:
-            raise InputError("--candidates-with-neighbors compares all users; leave --max-users out")
+        if max_users is not None or depth is not None:
+            raise InputError(
+                "--candidates-with-neighbors compares all users and so many items; leave --max-users and "
+                "--depth out"
+            )
         return _compare_candidates(run, split.value, snapshot, data, candidates_with_neighbors)
     if run is None:
         assert neighbors is not None
-        from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
-        from rayrec.samples.dataset.dataset import Dataset
+        from rayrec.pipelines.evaluation.evaluate import evaluate_data
 
         with progress_bar("evaluate") as progress:
-            report = evaluate_neighbors(
-                Dataset.open(neighbors), split.value, on_batch=progress, max_users=max_users
+            report = evaluate_data(
+                neighbors, split.value, on_batch=progress, max_users=max_users, depth=depth
             )
     else:
         check_run(run)
@@ -370,30 +386,11 @@ def evaluate_command(
                 ranking=ranking,
                 baselines=baselines,
                 max_users=max_users,
+                depth=depth,
             )
     step = "" if run is None else f", step {report.snapshot_step:,}"
-    table = Table(title=f"{report.count:,} {report.unit}, {split.value} split{step}")
-    metrics = list(next(iter(report.results.values())))
-    for heading in ["", *metrics]:
-        table.add_column(heading, justify="right" if heading else "left")
-    for name, estimates in report.results.items():
-        cells = [
-            f"{one.value:.4f}\n[dim]{_spread(one, report.num_judged.get(metric))}[/dim]"
-            for metric, one in estimates.items()
-        ]
-        table.add_row(name, *cells)
-    out.print(table)
-    for name, number in report.not_whole.items():
-        out.print(f"{name.replace('_', ' ')}: {number:,}")
+    print_report(report, step, slices)
     return report.to_json()
-
-
-def _spread(estimate: Estimate, num_judged: int | None) -> str:
-    """What stands below a figure: half of its interval, and over how many it is where these are not all."""
-    # Resamples of records that are all alike are alike, which says nothing of others.
-    half = (estimate.high - estimate.low) / 2
-    said = f"±{half:.4f}" if half else "all alike"
-    return said if num_judged is None else f"{said}, of {num_judged:,}"
 
 
 def _compare_candidates(run: Path, split: Split, snapshot: str, data: Path | None, number: int) -> Answer:

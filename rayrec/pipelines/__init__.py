@@ -14,8 +14,8 @@ from rayrec.platform.lazy_names import lazy_names
 if TYPE_CHECKING:
     from rayrec.pipelines.config.run import RunConfig as RunConfig
     from rayrec.pipelines.evaluation.evaluate import evaluate as evaluate
-    from rayrec.pipelines.evaluation.evaluate_recommender import MODEL as MODEL
-    from rayrec.pipelines.evaluation.evaluate_recommender import POPULARITY as POPULARITY
+    from rayrec.pipelines.evaluation.lists import MODEL as MODEL
+    from rayrec.pipelines.evaluation.lists import POPULARITY as POPULARITY
     from rayrec.pipelines.inference.answers import Query as Query
     from rayrec.pipelines.inference.recommender import Recommender as Recommender
     from rayrec.pipelines.inference.scorer import Scorer as Scorer

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rayrec.pipelines.metrics.estimate import Estimate
-from rayrec.pipelines.metrics.ranking_metrics import target_places
+from rayrec.pipelines.metrics.ranking_metrics import score_of, target_places
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.event_labels import UNKNOWN
 from rayrec.rl.prompts import Prompts
@@ -101,9 +101,8 @@ class EvaluatedLists:
         Args:
             temperature: index into the temperatures.
         """
-        gain_U = 1.0 / np.log2(2.0 + self.positions_U)
-        scores = {f"recall@{k}": (self.positions_U < k).astype(np.float64) for k in CUTOFFS}
-        scores |= {f"ndcg@{k}": np.where(self.positions_U < k, gain_U, 0.0) for k in CUTOFFS[1:]}
+        names = [f"recall@{k}" for k in CUTOFFS] + [f"ndcg@{k}" for k in CUTOFFS[1:]]
+        scores = {name: score_of(name, self.positions_U) for name in names}
         for name, reward_UT in self.rewards.items():
             scores["reward" if name == TOTAL else f"reward/{name}"] = reward_UT[:, temperature]
         return scores

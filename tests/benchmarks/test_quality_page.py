@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from benchmarks.quality_page import (
@@ -15,7 +16,7 @@ from benchmarks.quality_page import (
     table_of_all,
 )
 from benchmarks.reproduction import Row, all_rows, is_measured, recipe
-from rayrec.pipelines.evaluation.evaluate_recommender import (
+from rayrec.pipelines.evaluation.lists import (
     CO_VISITATION,
     CO_VISITATION_UNMASKED,
     MODEL,
@@ -25,6 +26,7 @@ from rayrec.pipelines.evaluation.evaluate_recommender import (
     SWING,
     SWING_UNMASKED,
 )
+from rayrec.pipelines.metrics.positions import ListInfo, Positions, PositionsHeader
 
 
 @pytest.fixture(autouse=True)
@@ -169,3 +171,59 @@ def test_tables_have_at_most_six_columns_and_the_csv_has_the_rest():
     assert f'"beauty, shuffled",hstu,1,"{MODEL_UNMASKED}",recall@5,0.09000,0.08000,0.10000' in table
     assert '"beauty, shuffled",hstu,1,training,num_parameters,1500000,,' in table
     assert "rl,grpo,0,users held out,recall@1,0.02000,0.01000,0.03000" in table
+
+
+def positions(places: list[int], **header: str) -> Positions:
+    of_list = ListInfo(depth=100, seen_items="left out", search="by hand")
+    values = {
+        "run": "run",
+        "dataset": "beauty",
+        "fingerprint": "f",
+        "split": "test",
+        "split_rule": "leave_one_out",
+        "users": "u",
+        "held_out": "h",
+        "catalog": "c",
+        "num_users": len(places),
+        "num_items": 500,
+        "head_from": 1,
+        "lists": {MODEL: of_list},
+    }
+    return Positions(PositionsHeader(**(values | header)), {MODEL: np.array(places)})
+
+
+def test_neighboring_rows_with_positions_are_compared_in_pairs(tmp_path):
+    positions([0, 0, 20, 100]).write(tmp_path / "a.parquet")
+    positions([0, 20, 5, 5]).write(tmp_path / "b.parquet")
+    positions([0, 20, 20, 5]).write(tmp_path / "c.parquet")
+    positions([0, 0, 0, 0], catalog="another").write(tmp_path / "d.parquet")
+    records = [
+        record("sasrec-bce", 0, 0.06) | {"positions": "a.parquet"},
+        record("hstu", 0, 0.08),  # of an earlier version: without
+        record("tiger", 0, 0.06) | {"positions": "b.parquet"},
+        record("tiger", 1, 0.06) | {"positions": "c.parquet"},
+        record("generative", 0, 0.06) | {"positions": "d.parquet"},
+    ]
+
+    text = page(records)
+
+    bce, tiger, generative = (METHODS[name].title for name in ("sasrec-bce", "tiger", "generative"))
+    (line,) = [line for line in text.splitlines() if line.startswith(f"| {tiger} (2 seeds) | {bce} |")]
+    assert "+0.1250 (" in line  # 2 of 4 against 3 and 2 of 4
+    assert line.endswith("| 2 | 1 |")  # one seed has two users more, the other one
+    (other,) = [line for line in text.splitlines() if line.startswith(f"| {generative} | {tiger}")]
+    assert "not of the same users and items" in other
+    assert text.count("Pairs of rows") == 1
+
+
+def test_the_csv_has_lists_and_slices():
+    made = record("hstu", 0, 0.08)
+    estimate = {"value": 0.5, "low": 0.4, "high": 0.6}
+    made["lists"] = {MODEL: {"depth": 500, "coverage@10": 0.25, "novelty@10": estimate, "diversity@10": None}}
+    made["slices"] = {"cold items": {"rule": "few", "results": {MODEL: {"recall@10": estimate}}}}
+
+    table = table_of_all([made]).splitlines()
+
+    assert f'"beauty, shuffled",hstu,0,{MODEL},coverage@10,0.25000,,' in table
+    assert f'"beauty, shuffled",hstu,0,{MODEL},novelty@10,0.50000,0.40000,0.60000' in table
+    assert f'"beauty, shuffled",hstu,0,"{MODEL}, cold items",recall@10,0.50000,0.40000,0.60000' in table

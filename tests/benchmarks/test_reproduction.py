@@ -8,6 +8,7 @@ import subprocess
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -23,7 +24,8 @@ from benchmarks.quality_page import (
 )
 from benchmarks.reproduction import Cap, OverCapError, Row, commit_of, is_measured, main, measure
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.evaluation.evaluate_recommender import CO_VISITATION, MODEL
+from rayrec.pipelines.evaluation.lists import CO_VISITATION, MODEL
+from rayrec.pipelines.metrics.positions import Positions
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
@@ -63,6 +65,11 @@ def test_a_row_is_made_recorded_and_on_the_page(sources, tmp_path):
     record = json.loads(ROW.record.read_text())
     assert (record["dataset"], record["ties"], record["method"], record["seed"]) == (*ROW.name.split("/"), 0)
     assert set(METRICS) <= set(record["results"][MODEL])
+    assert record["lists"][MODEL]["depth"] >= 30
+    assert record["slices"]["head items"]["results"].keys() == {MODEL}
+    positions = Positions.read(tmp_path / "records" / record["positions"])
+    found = positions.places[MODEL]
+    assert np.mean(found < 10) == pytest.approx(record["results"][MODEL]["recall@10"]["value"])
     assert record["num_users"] == 40
     assert record["epochs"] == 1
     assert record["num_parameters"] > 0
@@ -92,6 +99,10 @@ def test_neighbors_are_a_row_without_training(sources, tmp_path):
     main([str(sources), row.name])
 
     record = json.loads((tmp_path / "records" / "neighbors" / "tiny-shuffled.json").read_text())
+    positions = Positions.read(tmp_path / "records" / "neighbors" / record["positions"])
+    assert (
+        np.mean(positions.places[CO_VISITATION] < 5) == record["results"][CO_VISITATION]["recall@5"]["value"]
+    )
     assert (record["run"], record["num_users"]) == ("tiny", 40)
     assert record["results"][CO_VISITATION]["recall@10"]["value"] > 0
     assert is_measured(row)

@@ -24,7 +24,8 @@ from benchmarks.synthetic_log import (
     read_law,
     write_log,
 )
-from rayrec.pipelines.evaluation.evaluate_recommender import CO_VISITATION, POPULARITY, evaluate_neighbors
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
+from rayrec.pipelines.evaluation.lists import CO_VISITATION, POPULARITY
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset, EvaluationRows

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.evaluation.evaluate_recommender import (
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors, evaluate_recommender
+from rayrec.pipelines.evaluation.lists import (
     CO_VISITATION,
     CO_VISITATION_UNMASKED,
     MODEL,
@@ -13,12 +14,11 @@ from rayrec.pipelines.evaluation.evaluate_recommender import (
     POPULARITY_UNMASKED,
     SWING,
     SWING_UNMASKED,
-    Popularity,
-    evaluate_recommender,
 )
+from rayrec.pipelines.evaluation.rankers import Popularity
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
-from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, target_places, user_scores
+from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, metric_names, target_places, user_scores
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
@@ -97,7 +97,7 @@ def test_the_report_names_everything_and_is_written_beside_the_run(run):
     baselines = [POPULARITY, POPULARITY_UNMASKED, *neighbors]
     assert list(report.results) == [MODEL, MODEL_UNMASKED, *baselines]
     for metrics in report.results.values():
-        assert set(metrics) == {f"{name}@{k}" for name in ("recall", "ndcg") for k in (5, 10, 50)}
+        assert set(metrics) == set(metric_names(500))  # of 30 items, any list is whole
         for estimate in metrics.values():
             assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
     assert report.snapshot_step == 3  # 40 users in batches of 16
@@ -115,6 +115,32 @@ def test_a_sample_does_not_take_the_place_of_all(run):
     assert sample.count == 5 < whole.count
     assert json.loads((run / "evaluation-valid.json").read_text()) == whole.to_json()
     assert json.loads((run / "evaluation-valid-first-5.json").read_text()) == sample.to_json()
+
+
+def test_targets_in_a_history_are_counted_and_behaviors_are_slices(tmp_path):
+    """Of every fourth user, the last event is with the item of the first."""
+    events, behaviors = [], []
+    for user in range(12):
+        items = [user % 5, 5 + user % 3, 8 + user % 2, user % 5 if user % 4 == 0 else 10]
+        events += [(f"u{user}", f"i{item}", 100 * place) for place, item in enumerate(items)]
+        behaviors += ["VIEW", "VIEW", "VIEW", "LIKE" if user < 3 else "VIEW"]
+    source = write_source(tmp_path / "source", events, behavior=behaviors)
+    prepare(source, tmp_path / "data", PrepareConfig(allow=frozenset({"short-users", "cold-items"})))
+
+    report = evaluate_neighbors(Dataset.open(tmp_path / "data"), "test")
+
+    found = report.to_json()
+    assert (found["num_users"], found["num_repeats"]) == (12, 3)
+    assert found["lists"][POPULARITY]["seen_items"] == "left out"
+    assert found["lists"][POPULARITY_UNMASKED]["seen_items"] == "kept"
+    recalls = [found["results"][name]["recall@500"]["value"] for name in (POPULARITY, POPULARITY_UNMASKED)]
+    assert recalls == [0.75, 1.0]  # of a catalog of eleven items, every item is in a list
+    users = {name: each["num_users"] for name, each in found["slices"].items()}
+    assert (users["behavior LIKE"], users["behavior VIEW"]) == (3, 9)
+    assert users["history of 1 to 4"] == 12
+    assert users["unseen items"] == 9  # nobody had item 10 before
+    assert report.ranking is not None
+    assert report.ranking.positions.header.behaviors == Dataset.open(tmp_path / "data").manifest.behaviors
 
 
 def test_masking_seen_items_never_hurts_users_who_see_nothing_twice(run):

@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from rayrec.pipelines.evaluation.evaluate_recommender import (
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
+from rayrec.pipelines.evaluation.lists import (
     CO_VISITATION,
     CO_VISITATION_IN_TIME,
     CO_VISITATION_UNMASKED,
@@ -12,7 +13,6 @@ from rayrec.pipelines.evaluation.evaluate_recommender import (
     POPULARITY_UNMASKED,
     SWING,
     SWING_UNMASKED,
-    evaluate_neighbors,
 )
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.neighbors import NeighborRecommender

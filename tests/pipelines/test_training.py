@@ -16,6 +16,7 @@ import safetensors.numpy
 from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
 from rayrec.pipelines.config.run import TrackingConfig
+from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, metric_names
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import MANIFEST, Snapshot, read_snapshot
 from rayrec.pipelines.training.placements import in_process
@@ -88,7 +89,7 @@ def test_every_validation_is_logged_with_where_the_time_went(uninterrupted):
     assert [record["step"] for record in records] == [5, 10, 15]
     assert records[0]["loss"] == pytest.approx(np.mean(losses[:STEPS_PER_EPOCH]), rel=0.1)
     for record in records:
-        assert set(record["valid"]) == {f"{metric}@{k}" for metric in ("recall", "ndcg") for k in (5, 10, 50)}
+        assert set(record["valid"]) == set(metric_names(LIST_LENGTH))
         assert all(seconds >= 0 for seconds in record["stages"].values())
         assert record["stages"]["dense_busy_s"] > 0
     assert records[-1]["stages"]["sparse_rows"] > 40  # every user, and the items

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 
 from rayrec.pipelines.config.ranking import RankingConfig
-from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_recommender
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors, evaluate_recommender
 from rayrec.pipelines.evaluation.evaluate_scorer import evaluate_scorer
+from rayrec.pipelines.evaluation.lists import neighbor_positions_path, of_sample, positions_path
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Recommender
@@ -17,7 +20,10 @@ from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.pipelines.tasks.language import LanguageTask
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_json
+from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import Split
+
+logger = logging.getLogger(__name__)
 
 
 def evaluate(
@@ -30,15 +36,17 @@ def evaluate(
     ranking: RankingConfig | None = None,
     baselines: bool = True,
     max_users: int | None = None,
+    depth: int | None = None,
 ) -> EvaluationReport:
     """Rank the whole catalog for every user of a split, or score every impression, or judge every record of
-    text; also written to the run's folder.
+    text; also written to the run's folder, beside the positions of each user's target.
 
     Args:
         data: where the run's data set lies now, if it was moved.
         ranking: of recommenders, a ranking stage that is judged beside the model.
         baselines: of recommenders, judge neighbors as well.
         max_users: of recommenders, judge only so many users, a fixed sample; see `evaluate_recommender`.
+        depth: of recommenders, items of each list; see `model_rankers`.
 
     Raises:
         InputError: the run has no usable snapshot, the split has no users or impressions, or the ranking
@@ -46,10 +54,10 @@ def evaluate(
     """
     model = TrainedModel.load(run, which, data=data)
     if isinstance(model.assembly.task, LanguageTask):
-        if ranking is not None or max_users is not None:
+        if ranking is not None or max_users is not None or depth is not None:
             raise InputError(
-                f"{model.run} is a language model, which is judged on all records; leave a ranking stage and "
-                "--max-users out"
+                f"{model.run} is a language model, which is judged on all records; leave a ranking stage, "
+                "--max-users and --depth out"
             )
         report = _of_writer(TextWriter(model), split, on_batch)
     elif isinstance(model.assembly.task, ImpressionTask):
@@ -57,19 +65,49 @@ def evaluate(
             raise InputError(
                 f"{model.run} is a ranking model itself; a ranking stage goes with a recommender"
             )
-        if max_users is not None:
+        if max_users is not None or depth is not None:
             raise InputError(
-                f"{model.run} is a ranking model, which is judged on impressions; leave --max-users out"
+                f"{model.run} is a ranking model, which is judged on impressions; leave --max-users and "
+                "--depth out"
             )
         report = evaluate_scorer(Scorer(model), split, batch_size, on_batch)
     else:
         recommender = Recommender(model)
         stage = None if ranking is None else RankingStage.load(recommender, ranking)
-        report = evaluate_recommender(recommender, split, batch_size, on_batch, stage, baselines, max_users)
-    # A sample does not take the place of the whole.
-    of_sample = "" if max_users is None else f"-first-{max_users}"
-    write_json(Path(run) / f"evaluation-{split}{of_sample}.json", report.to_json())
+        report = evaluate_recommender(
+            recommender, split, batch_size, on_batch, stage, baselines, max_users, depth
+        )
+    if report.ranking is not None and model.snapshot is not None:
+        path = positions_path(run, split, model.snapshot.name, max_users)
+        report.ranking.positions.write(path)
+        report = replace(report, positions_file=path.name)
+    write_json(Path(run) / f"evaluation-{split}{of_sample(max_users)}.json", report.to_json())
     return report
+
+
+def evaluate_data(
+    data: str | Path,
+    split: Split = "test",
+    on_batch: OnBatch | None = None,
+    max_users: int | None = None,
+    depth: int | None = None,
+) -> EvaluationReport:
+    """Judge neighbors and popularity, which need no run; the positions are written into the data set's
+    folder.
+
+    Raises:
+        InputError: there is no data set, or the split has no users.
+    """
+    dataset = Dataset.open(data)
+    report = evaluate_neighbors(dataset, split, on_batch=on_batch, max_users=max_users, depth=depth)
+    assert report.ranking is not None, "these rank items"
+    path = neighbor_positions_path(dataset.root, split, max_users)
+    try:
+        report.ranking.positions.write(path)
+    except OSError as error:  # data may be there to read alone, and the metrics are none the worse
+        logger.warning("%s: the positions are not written: %s", path, error)
+        return report
+    return replace(report, positions_file=str(path.resolve()))
 
 
 def _of_writer(writer: TextWriter, split: Split, on_batch: OnBatch | None) -> EvaluationReport:

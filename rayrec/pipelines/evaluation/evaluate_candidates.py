@@ -15,12 +15,11 @@ from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.evaluation_report import OnBatch
+from rayrec.pipelines.metrics.slices import FEW_EVENTS
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.samples.dataset.manifest import Split
 from rayrec.samples.reading.reader import evaluation_batches
 
-FEW_EVENTS = 5
-"""Items with fewer training events are told apart."""
 _RESAMPLES = 1000
 
 

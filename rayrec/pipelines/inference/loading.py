@@ -16,7 +16,7 @@ from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot.snapshot import load_tables
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.pipelines.runs.snapshots import WEIGHTS, RunState, Snapshot, read_snapshot
+from rayrec.pipelines.runs.snapshots import WEIGHTS, RunState, Snapshot, SnapshotName, read_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.platform.arrays import Int64Array
 
@@ -42,6 +42,8 @@ class TrainedModel:
     tables: RowReader
     version: int | None = None
     """Number of a published version; None of a run's snapshot."""
+    snapshot: SnapshotName | None = None
+    """None of a published version."""
 
     @classmethod
     def load(
@@ -93,7 +95,7 @@ class TrainedModel:
         assembly.task.check_state(snapshot.state, str(snapshot.path))
         tables = local_tables(assembly, snapshot if with_rows else None)
         weights = weights_in(snapshot.path / WEIGHTS, with_weights)
-        return cls(run, assembly, snapshot.state, weights, tables)
+        return cls(run, assembly, snapshot.state, weights, tables, snapshot=snapshot.name)
 
 
 def weights_in(file: Path, with_weights: bool = True) -> dict[str, np.ndarray]:

@@ -65,7 +65,7 @@ class Recommender:
         """
         assembly = model.assembly
         self.run, self.version = model.run, model.version
-        self.committed_step = model.state.committed_step
+        self.committed_step, self.snapshot = model.state.committed_step, model.snapshot
         if ranker is None:
             ranker = item_ranker_of(model)
             give_catalog(ranker, model)

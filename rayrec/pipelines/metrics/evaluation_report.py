@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rayrec.pipelines.metrics.beyond_accuracy import ListMetrics
 from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.metrics.positions import Positions
+from rayrec.pipelines.metrics.ranking_metrics import metrics_beyond
+from rayrec.pipelines.metrics.slices import SliceReport
 from rayrec.samples.dataset.manifest import Split
 
 OnBatch = Callable[[int, int], None]
 """Called with (users or impressions done, those of the split)."""
+
+
+@dataclass(frozen=True)
+class RankingDetails:
+    """Of recommenders, what is behind the metrics of all users."""
+
+    positions: Positions
+    lists: Mapping[str, ListMetrics]
+    slices: Mapping[str, SliceReport]
+    empty_slices: Sequence[str]
+    """Slices without users, which are left out."""
+    num_repeats: int
+    """Users whose target is in their history: lists without seen items cannot have it."""
+
+    def to_json(self) -> dict[str, Any]:
+        infos = self.positions.header.lists
+        return {
+            "num_repeats": self.num_repeats,
+            "lists": {
+                name: {
+                    **infos[name].model_dump(mode="json"),
+                    **metrics.to_json(),
+                    "not_available": list(metrics_beyond(infos[name].depth)),
+                }
+                for name, metrics in self.lists.items()
+            },
+            "slices": {name: each.to_json() for name, each in self.slices.items()},
+            "empty_slices": list(self.empty_slices),
+        }
 
 
 @dataclass(frozen=True)
@@ -32,6 +65,10 @@ class EvaluationReport:
 
     num_judged: Mapping[str, int] = field(default_factory=dict)
     """Of records: how many are behind each figure."""
+    ranking: RankingDetails | None = None
+    """Of recommenders."""
+    positions_file: str | None = None
+    """Beside the report, where positions are written."""
 
     def to_json(self) -> dict[str, Any]:
         results = {
@@ -47,4 +84,6 @@ class EvaluationReport:
             **({"not_whole": dict(self.not_whole)} if self.not_whole else {}),
             **({"num_judged": dict(self.num_judged)} if self.num_judged else {}),
             "results": results,
+            **({} if self.ranking is None else self.ranking.to_json()),
+            **({} if self.positions_file is None else {"positions": self.positions_file}),
         }

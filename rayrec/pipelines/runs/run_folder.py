@@ -12,6 +12,7 @@ RUN/recoveries.jsonl       one line per return to a snapshot, with the reason
 RUN/snapshots/step-N/      dense weights, optimizer state, embedding rows, cursor, manifest.json
 RUN/requests/              who waits for a snapshot on demand
 RUN/evaluation-SPLIT.json  written by `rayrec evaluate`
+RUN/evaluation-SPLIT-SNAPSHOT.positions.parquet  of recommenders, where each user's target is in the lists
 RUN/compiled/              programs for ranking, of `rayrec serve --compile`; may be deleted
 """
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -65,6 +65,14 @@ class RunState:
     """Names of the codes that the model reads of events, by label; None where it reads none."""
 
 
+class SnapshotName(NamedTuple):
+    """Which snapshot of a run it is."""
+
+    name: str
+    fingerprint: str
+    """Hash of what is in it: another one of the same step is told apart."""
+
+
 @dataclass(frozen=True)
 class SnapshotRows:
     """Rows of one snapshot: all, or those that have changed since the one that it builds on."""
@@ -91,6 +99,10 @@ class Snapshot:
     @property
     def committed_step(self) -> int:
         return self.state.committed_step
+
+    @property
+    def name(self) -> SnapshotName:
+        return SnapshotName(self.path.name, self.chain[-1].fingerprint)
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
@@ -215,6 +227,15 @@ def read_snapshot(path: Path, checksums: bool = True) -> Snapshot:
             for folder, manifest in chain
         ),
     )
+
+
+def snapshot_name(path: Path) -> SnapshotName:
+    """Which snapshot this is, by its manifest alone.
+
+    Raises:
+        InputError: the manifest is missing or was changed.
+    """
+    return SnapshotName(path.name, checksum_of(_manifest(path)["checksums"]))
 
 
 def read_consumed(path: Path) -> tuple[RunState, Cursor]:

@@ -229,6 +229,26 @@ class Dataset(DatasetFolder[Manifest]):
         times = [part["timestamp"].to_numpy() for part in parts]
         return np.concatenate(times) if times else np.empty(0, dtype=np.int64)
 
+    def target_labels(self, split: Split, label: Label, max_rows: int | None = None) -> Int64Array | None:
+        """[B] codes of the targets of `evaluation_rows`, in their order; None where the source has no such
+        labels."""
+        column = TARGET_LABELS[label]
+        if not self.has_label(label):
+            return None
+        parts = self.read_parts(EVALUATION_FILES[split], [column], 1 << 20, max_rows)
+        codes = [part[column].to_numpy().astype(np.int64) for part in parts]
+        return np.concatenate(codes) if codes else np.empty(0, dtype=np.int64)
+
+    def train_events(self) -> tuple[Int64Array, Int64Array]:
+        """([E] ids of the users, [E] ids of the items) of all training events."""
+        users, items = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
+        for name in self.train_files:
+            table = self.read(name, ["user_id", "item_ids"])
+            items_E, offsets_B1 = list_values(table["item_ids"])
+            users.append(np.repeat(table["user_id"].to_numpy(), np.diff(offsets_B1)))
+            items.append(items_E)
+        return np.concatenate(users), np.concatenate(items)
+
     def num_evaluated(self, split: Split) -> int:
         """Users that have a target in this split, by the manifest."""
         _check_evaluated(split)

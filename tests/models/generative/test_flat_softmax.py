@@ -12,7 +12,7 @@ from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.backbones.history import contexts, last_contexts
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.evaluation.evaluate_recommender import MODEL
+from rayrec.pipelines.evaluation.lists import MODEL
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError

@@ -1,0 +1,105 @@
+"""`compare`: two methods by the positions that evaluations have written."""
+
+from __future__ import annotations
+
+import glob
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from rayrec.cli.app import app
+from rayrec.cli.runs import EvaluationSplit, WhichOption
+from rayrec.platform.console import Answer, command, out, progress_bar
+
+if TYPE_CHECKING:
+    from rayrec.pipelines.evaluation.compare import Comparison
+    from rayrec.pipelines.metrics.estimate import Estimate
+
+SIDE = (
+    "Run, or several seeds with commas between them or as a quoted pattern ('runs/sasrec-*'); also a data "
+    "set whose neighbors were evaluated, a file of positions, or a report or record that names one."
+)
+ListOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Which list of the evaluation, such as `neighbors, Swing` \\[`model`, and of neighbors "
+        "`neighbors, co-visitation`].",
+    ),
+]
+
+
+@command(app, "compare")
+def compare_command(
+    a: Annotated[str, typer.Argument(metavar="A", help=SIDE)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Likewise.")],
+    *,
+    metric: Annotated[str, typer.Option(help="recall, ndcg or mrr at a cutoff.")] = "recall@10",
+    split: Annotated[
+        EvaluationSplit, typer.Option(help="Held-out events that were predicted.")
+    ] = EvaluationSplit.test,
+    snapshot: WhichOption = "best",
+    list_a: ListOption = None,
+    list_b: ListOption = None,
+    slices: Annotated[
+        bool, typer.Option("--slices", help="By items, lengths of histories and behaviors as well.")
+    ] = False,
+    max_users: Annotated[
+        int | None, typer.Option(min=1, help="Of evaluations with --max-users, how many these were.")
+    ] = None,
+) -> Answer:
+    """Compare two methods on the same users, each of one run or of several seeds."""
+    from rayrec.pipelines.evaluation.compare import Sources, check_metric, compare, evaluated, expanded
+
+    check_metric(metric)
+    with progress_bar("evaluate") as progress:
+        sources = Sources(metric, split.value, snapshot, max_users, progress)
+        of_a, of_b = (
+            [evaluated(where, name, sources) for where in expanded(said, glob.glob)]
+            for said, name in ((a, list_a), (b, list_b))
+        )
+    found = compare(of_a, of_b, metric, slices)
+    _print(found, a, b)
+    return {"a": a, "b": b, **found.to_json()}
+
+
+def _print(found: Comparison, a: str, b: str) -> None:
+    table = Table(title=f"{found.metric}, {found.split} split of {found.dataset}", title_justify="left")
+    table.add_column("")
+    for heading in ("users", "A", "B", "B - A", "B / A", "only A", "only B"):
+        table.add_column(heading, justify="right")
+    for name, each in found.estimates.items():
+        ratio = "" if each.ratio is None else _with_interval(each.ratio, ".3f")
+        table.add_row(
+            name,
+            f"{each.num_users:,}",
+            _with_interval(each.a),
+            _with_interval(each.b),
+            _with_interval(each.difference, "+.4f"),
+            ratio,
+            f"{each.only_a:,.0f}",
+            f"{each.only_b:,.0f}",
+        )
+    out.print(table)
+    for side, said, runs in (("A", a, found.a), ("B", b, found.b)):
+        info = runs[0].info
+        out.print(
+            f"{side}: {said}, {len(runs)} {'seed' if len(runs) == 1 else 'seeds'}, list {runs[0].name!r}: "
+            f"{info.depth} items, {info.search}; seen items {info.seen_items}",
+            markup=False,
+        )
+    whole = next(iter(found.estimates.values()))
+    uneven = "" if whole.mcnemar_p is None else f" McNemar: p = {whole.mcnemar_p:.2g}."
+    cutoff = found.metric.partition("@")[2]
+    out.print(
+        f"Intervals: 95 %, paired bootstrap over {found.over}. Only A, only B: users whose target one of the "
+        f"two alone has in its first {cutoff} items.{uneven}"
+    )
+    if found.empty_slices:
+        out.print(f"No user: {escape(', '.join(found.empty_slices))}")
+
+
+def _with_interval(estimate: Estimate, form: str = ".4f") -> str:
+    return f"{estimate.value:{form}}\n[dim]{estimate.low:{form}} to {estimate.high:{form}}[/dim]"

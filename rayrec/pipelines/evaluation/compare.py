@@ -1,0 +1,315 @@
+"""`rayrec compare`: two methods on the same users, each of one run or of several seeds, by their positions.
+
+    RUN          evaluated first, unless the positions of its snapshot are there
+    DATA         a data set, whose neighbors `rayrec evaluate --neighbors` judged
+    FILE         positions, or a report or record (JSON) that names a file of positions beside it
+
+Axes: S seeds, U users.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayrec.pipelines.evaluation.lists import (
+    CO_VISITATION,
+    MODEL,
+    neighbor_positions_path,
+    positions_path,
+)
+from rayrec.pipelines.metrics.evaluation_report import OnBatch
+from rayrec.pipelines.metrics.paired_bootstrap import PairedEstimate, compare_scores
+from rayrec.pipelines.metrics.positions import ListInfo, Positions, PositionsHeader, read_header
+from rayrec.pipelines.metrics.ranking_metrics import MOST_DEPTH, metric_names, score_of
+from rayrec.pipelines.metrics.slices import slices_of
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import SnapshotName, snapshot_name
+from rayrec.platform.arrays import BoolArray, Float64Array
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset.dataset_folder import HISTORIES, kind_of
+from rayrec.samples.dataset.manifest import Split
+
+ALL_USERS = "all users"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Which positions are looked for, and how they are made where they are missing."""
+
+    metric: str = "recall@10"
+    """That they are looked for."""
+    split: Split = "test"
+    snapshot: str = "best"
+    """Of runs."""
+    max_users: int | None = None
+    on_batch: OnBatch | None = None
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One list of one evaluation."""
+
+    where: str
+    name: str
+    """Of the list."""
+    positions: Positions
+
+    @property
+    def header(self) -> PositionsHeader:
+        return self.positions.header
+
+    @property
+    def info(self) -> ListInfo:
+        return self.header.lists[self.name]
+
+    def scores(self, metric: str) -> Float64Array:
+        """[U] the metric of each user."""
+        return score_of(metric, self.positions.places[self.name])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two methods by one metric."""
+
+    metric: str
+    split: Split
+    dataset: str
+    a: Sequence[Evaluated]
+    """A seed each."""
+    b: Sequence[Evaluated]
+    estimates: dict[str, PairedEstimate]
+    """Of all users, and of each slice that has some."""
+    empty_slices: tuple[str, ...] = ()
+
+    @property
+    def over(self) -> str:
+        """What intervals are over."""
+        return "users and seeds" if max(len(self.a), len(self.b)) > 1 else "users"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "metric": self.metric,
+            "split": self.split,
+            "dataset": self.dataset,
+            "interval_over": self.over,
+            **{
+                side: [
+                    {
+                        "from": one.where,
+                        "run": one.header.run,
+                        "snapshot": one.header.snapshot,
+                        "list": one.name,
+                        **one.info.model_dump(mode="json"),
+                    }
+                    for one in of_side
+                ]
+                for side, of_side in (("a_runs", self.a), ("b_runs", self.b))
+            },
+            "results": {name: estimate.to_json() for name, estimate in self.estimates.items()},
+            "empty_slices": list(self.empty_slices),
+        }
+
+
+def compare(a: Sequence[Evaluated], b: Sequence[Evaluated], metric: str, slices: bool = False) -> Comparison:
+    """Compare two methods, each of one or several seeds.
+
+    Args:
+        slices: by slices of the users as well.
+
+    Raises:
+        InputError: there is no such metric, or the evaluations are not of the same users, items, split and
+            mask rule, or a list is too short for the metric.
+    """
+    check_metric(metric)
+    everything = [*a, *b]
+    first = everything[0]
+    for other in everything[1:]:
+        _check_same(first, other)
+    for one in everything:
+        _check_depth(one.where, one.name, one.info, metric)
+    a_SU, b_SU = (np.stack([one.scores(metric) for one in side]) for side in (a, b))
+    estimates = {ALL_USERS: compare_scores(a_SU, b_SU)}
+    empty: list[str] = []
+    for name, chosen_U in _slices(everything) if slices else ():
+        if chosen_U.any():
+            estimates[name] = compare_scores(a_SU[:, chosen_U], b_SU[:, chosen_U])
+        else:
+            empty.append(name)
+    return Comparison(metric, first.header.split, first.header.dataset, a, b, estimates, tuple(empty))
+
+
+def check_metric(metric: str) -> None:
+    """Refuse a metric that does not exist.
+
+    Raises:
+        InputError: names those that do.
+    """
+    if metric not in metric_names(MOST_DEPTH):
+        raise InputError(
+            f"there is no metric {metric!r} of positions; choose one of {', '.join(metric_names(MOST_DEPTH))}"
+        )
+
+
+def _check_same(one: Evaluated, other: Evaluated) -> None:
+    """Refuse evaluations that say nothing of each other."""
+    x, y = one.header, other.header
+    checks: tuple[tuple[str, object, object, str, str], ...] = (
+        ("splits", x.split, y.split, x.split, y.split),
+        ("users", x.users, y.users, _users(x), _users(y)),
+        ("catalogs", x.catalog, y.catalog, _catalog(x), _catalog(y)),
+        (
+            "held-out events of the same users",
+            x.held_out,
+            y.held_out,
+            f"{x.dataset}, split {x.split_rule}",
+            f"{y.dataset}, split {y.split_rule}",
+        ),
+        (
+            "mask rules",
+            one.info.seen_items,
+            other.info.seen_items,
+            f"seen items {one.info.seen_items}",
+            f"seen items {other.info.seen_items}",
+        ),
+    )
+    for what, left, right, left_said, right_said in checks:
+        if left != right:
+            raise InputError(
+                f"{one.where} ({one.name!r}) and {other.where} ({other.name!r}) cannot be compared: they are "
+                f"of different {what} ({left_said}; {right_said})"
+            )
+
+
+def _users(header: PositionsHeader) -> str:
+    return f"{header.num_users:,} users of {header.dataset}"
+
+
+def _catalog(header: PositionsHeader) -> str:
+    return f"{header.num_items:,} items of {header.dataset}"
+
+
+def _check_depth(where: str, name: str, info: ListInfo, metric: str) -> None:
+    if metric not in info.metrics:
+        raise InputError(
+            f"{where}: its lists {name!r} have {info.depth} items, too few for {metric}; evaluate it with "
+            f"--depth {metric.partition('@')[2]}, or compare by one of {', '.join(info.metrics)}"
+        )
+
+
+def _slices(everything: Sequence[Evaluated]) -> list[tuple[str, BoolArray]]:
+    for one in everything:
+        header, users = one.header, one.positions.users
+        if users is not None:
+            found = slices_of(users, header.head_from, header.behaviors)
+            return [(each.name, each.chosen_U) for each in found]
+    raise InputError(
+        f"--slices: {everything[0].where} and the others have no history lengths and training events of "
+        "targets, which files of records leave out; compare with a run instead"
+    )
+
+
+def evaluated(where: str, name: str | None, sources: Sources) -> Evaluated:
+    """Positions of a run, a data set's neighbors, a file or a record; a run without them is evaluated.
+
+    Args:
+        name: of the list; None for the model, and of neighbors for co-visitation.
+
+    Raises:
+        InputError: there are none, or none of this split or list.
+    """
+    path = Path(where)
+    if kind_of(path) is HISTORIES:
+        positions = Positions.read(_of_neighbors(path, sources))
+    elif path.is_dir():
+        positions = _of_run(path, sources)
+    else:
+        positions = Positions.read(_named_in(path) if path.suffix == ".json" else path)
+    lists = positions.header.lists
+    if name is None:
+        name = next((each for each in (MODEL, CO_VISITATION) if each in lists), next(iter(lists)))
+    if name not in lists:
+        raise InputError(f"{where}: has no list {name!r}; it has {', '.join(map(repr, lists))}")
+    if positions.header.split != sources.split:
+        raise InputError(
+            f"{where}: is of the split {positions.header.split!r}, not of {sources.split!r} (--split)"
+        )
+    return Evaluated(where, name, positions)
+
+
+def _of_neighbors(data: Path, sources: Sources) -> Path:
+    path = neighbor_positions_path(data, sources.split, sources.max_users)
+    if not path.is_file():
+        raise InputError(
+            f"{data}: its neighbors are not evaluated on the split {sources.split!r} yet; run "
+            f"rayrec evaluate --neighbors {data} --split {sources.split}"
+        )
+    return path
+
+
+def _of_run(run: Path, sources: Sources) -> Positions:
+    folder = RunFolder.open(run)
+    snapshot = snapshot_name(folder.chosen_snapshot(sources.snapshot))
+    path = positions_path(run, sources.split, snapshot.name, sources.max_users)
+    if _is_of(path, snapshot):
+        return Positions.read(path)
+    # These take seconds to import, for which no comparison of files has to wait.
+    from rayrec.pipelines.evaluation.evaluate_recommender import model_positions
+    from rayrec.pipelines.evaluation.rankers import model_rankers
+    from rayrec.pipelines.inference.loading import TrainedModel
+    from rayrec.pipelines.inference.recommender import Recommender
+    from rayrec.pipelines.tasks.next_item import NextItemTask
+
+    model = TrainedModel.load(run, snapshot.name)
+    if not isinstance(model.assembly.task, NextItemTask):
+        raise InputError(f"{run}: is no recommender, which positions are of; compare recommenders")
+    recommender = Recommender(model)
+    _check_depth(str(run), MODEL, model_rankers(recommender)[MODEL].info, sources.metric)
+    positions = model_positions(
+        recommender, sources.split, on_batch=sources.on_batch, max_users=sources.max_users
+    )
+    positions.write(path)
+    return positions
+
+
+def _is_of(path: Path, snapshot: SnapshotName) -> bool:
+    """Whether the file is there and of this snapshot, not of another one of its step."""
+    return path.is_file() and read_header(path).snapshot_fingerprint == snapshot.fingerprint
+
+
+def _named_in(record: Path) -> Path:
+    """The file of positions that a report or record names."""
+    try:
+        values = json.loads(record.read_text())
+        name = values["positions"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{record}: names no file of positions; an earlier version wrote it: evaluate again"
+        ) from error
+    return record.parent / str(name)
+
+
+def expanded(said: str, glob: Callable[[str], list[str]]) -> list[str]:
+    """The runs of one side: several with commas between them, each perhaps a pattern of names.
+
+    Args:
+        glob: paths of a pattern.
+
+    Raises:
+        InputError: a pattern that nothing has.
+    """
+    found: list[str] = []
+    for each in said.split(","):
+        if not set(each) & set("*?["):
+            found.append(each)
+            continue
+        matches = sorted(glob(each))
+        if not matches:
+            raise InputError(f"{each}: there is nothing of this pattern")
+        found += matches
+    return found

@@ -1,0 +1,108 @@
+"""`compare`, and what `evaluate` leaves for it, on tiny runs."""
+
+import json
+
+import pytest
+
+from rayrec.pipelines.evaluation.lists import MODEL, SWING, neighbor_positions_path, positions_path
+from rayrec.pipelines.metrics.positions import Positions, read_header
+from tests.cli.commands import answer, rayrec, refused
+from tests.helpers.data import small_dataset
+from tests.helpers.runs import make_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two models on the same data set, made twice."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: make_run(folder / name, name) for name in ("sasrec", "prefix")}
+
+
+def positions_of(run):
+    return positions_path(run, "test", "step-000000003")
+
+
+def test_runs_are_evaluated_where_they_were_not_and_compared(runs):
+    sasrec, prefix = runs.values()
+
+    found = answer("compare", sasrec, prefix, "--slices")
+
+    (of_a,), (of_b,) = found["a_runs"], found["b_runs"]
+    assert (of_a["search"], of_b["search"]) == ("every item is scored", "64 beams")
+    whole = found["results"]["all users"]
+    assert whole["num_users"] == read_header(positions_of(sasrec)).num_users
+    assert whole["difference"]["value"] == pytest.approx(whole["b"]["value"] - whole["a"]["value"])
+    assert {"head items", "tail items"} <= set(found["results"])
+    assert not (sasrec / "evaluation-test.json").exists()  # which would lack the baselines
+
+    before = positions_of(sasrec).stat().st_mtime_ns
+    assert answer("compare", sasrec, prefix, "--slices") == found
+    assert positions_of(sasrec).stat().st_mtime_ns == before
+
+
+def test_what_evaluate_writes_is_what_is_compared(runs):
+    sasrec, prefix = runs.values()
+    report = answer("evaluate", prefix)
+    answer("compare", sasrec, prefix)
+
+    found = answer("compare", prefix, prefix / "evaluation-test.json", "--metric", "ndcg@10")
+
+    whole = found["results"]["all users"]
+    assert whole["a"]["value"] == whole["b"]["value"]
+    assert whole["a"]["value"] == pytest.approx(report["results"][MODEL]["ndcg@10"]["value"])
+    assert report["positions"] == positions_of(prefix).name
+    assert json.loads((prefix / "evaluation-test.json").read_text()) == report
+    assert report["lists"][MODEL]["not_available"] == []  # 64 beams find all of 30 items
+    assert 0 < report["lists"][MODEL]["coverage@10"] <= 1
+
+
+def test_another_snapshot_of_the_same_step_is_evaluated_anew(runs):
+    sasrec, prefix = runs.values()
+    right = answer("compare", sasrec, prefix)
+    positions = Positions.read(positions_of(sasrec))
+    header = positions.header.model_copy(update={"snapshot_fingerprint": "of another one"})
+    missed = {name: places_U * 0 for name, places_U in positions.places.items()}
+    Positions(header, missed, positions.users).write(positions_of(sasrec))
+
+    assert answer("compare", sasrec, prefix) == right
+    assert read_header(positions_of(sasrec)) == positions.header
+
+
+def test_neighbors_are_compared_with_runs_and_other_data_are_refused(runs, tmp_path):
+    sasrec, _ = runs.values()
+    data = sasrec.parent / "data"
+    assert f"run rayrec evaluate --neighbors {data}" in refused("compare", sasrec, data)
+    report = answer("evaluate", "--neighbors", data)
+    assert report["positions"] == str(neighbor_positions_path(data, "test"))
+
+    found = answer("compare", sasrec, data, "--list-b", SWING)
+
+    assert found["results"]["all users"]["b"]["value"] == report["results"][SWING]["recall@10"]["value"]
+    other = small_dataset(tmp_path, num_users=20).root
+    answer("evaluate", "--neighbors", other)
+    assert "are of different users" in refused("compare", sasrec, other)
+
+
+def test_seeds_are_several_runs_of_a_side(runs):
+    sasrec, prefix = runs.values()
+
+    code, printed, _ = rayrec("compare", f"{sasrec},{prefix}", sasrec.parent.parent / "p*" / "run")
+
+    assert code == 0
+    assert "2 seeds, list 'model'" in printed
+    assert "over users and seeds" in " ".join(printed.split())
+
+
+def test_lists_of_a_few_items_say_which_metrics_they_have_not(runs):
+    sasrec, _ = runs.values()
+
+    code, printed, _ = rayrec("evaluate", sasrec, "--depth", 10, "--no-baselines", "--slices")
+    assert code == 0
+    assert "head items: the target is one of" in printed
+
+    report = json.loads((sasrec / "evaluation-test.json").read_text())
+    assert {"recall@50", "recall@500", "mrr@50"} <= set(report["lists"][MODEL]["not_available"])
+    assert "recall@50" not in report["results"][MODEL]
+    assert "too few for recall@50" in refused("compare", sasrec, sasrec, "--metric", "recall@50")
+    assert "there is no metric 'auc'" in refused("compare", sasrec, sasrec, "--metric", "auc")
+    answer("evaluate", sasrec, "--no-baselines")
