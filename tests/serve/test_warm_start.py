@@ -264,11 +264,12 @@ def test_shapes_of_the_replica_before_are_ordered_before_it_is_ready():
         signature=SimpleNamespace(max_length=4),
         model=SimpleNamespace(fingerprint="model"),
         want=lambda bucket: ordered.append(bucket) or True,
+        declared=set(),
         of=lambda bucket: None,
     )
     ranking = SimpleNamespace(programs=programs, width=lambda k: 8)
     service = CompileService.__new__(CompileService)
-    service._config = SimpleNamespace(wait_s=0.0, graphs=False)
+    service._config = SimpleNamespace(wait_s=0.0, graphs=False, ks=())
     service._buckets = SimpleNamespace(
         lengths=[4, 8], row_counts=[1], of=lambda rows, length, width: Bucket(rows, length, width)
     )
