@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --quiet install $(PIP_ARGS) --constraint constraints
 INSTALLED := $(VENV)/.installed
 OLDEST := build/lower-bounds
 # What touches most of the libraries, without Ray's processes; the rest is the same code.
-OLDEST_TESTS := -m "not ray and not slow" tests/platform tests/samples tests/embeddings tests/cli tests/models/generative
+OLDEST_TESTS := -m "not ray and not slow" tests/platform tests/samples tests/embeddings tests/cli tests/models/generative tests/serve/rpc/test_messages.py tests/serve/rpc/test_rpc.py
 
 .DEFAULT_GOAL := help
 
@@ -40,6 +40,7 @@ wheel: env ## Build the wheel, in build/wheel.
 lower-bounds: ## Run tests with the oldest versions that setup.cfg allows, in build/lower-bounds.
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	sed -n '/^install_requires/,/^\[options.packages/ s/>=/==/p; /^hf =/,/^# What/ s/>=/==/p' setup.cfg > $(OLDEST)/lowest.txt
+	sed -n 's/^ *tritonclient\[http\]>=/tritonclient==/p' setup.cfg >> $(OLDEST)/lowest.txt
 	grep -E '^(torch|pytest|pytest-timeout|pytest-xdist|hypothesis|httpx)==' constraints.txt >> $(OLDEST)/lowest.txt
 	$(OLDEST)/bin/python -m pip --quiet install $(PIP_ARGS) --requirement $(OLDEST)/lowest.txt
 	$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)

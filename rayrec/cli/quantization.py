@@ -61,6 +61,14 @@ def quantize_command(
         float | None,
         typer.Option(min=0, max=1, help="Exponent of SmoothQuant \\[chosen for each norm]."),
     ] = None,
+    most_divergence: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Of recommenders: nats that first choices may be away by; until then, layers that matter "
+            "most stay float32, a third of the weights at most \\[5e-5 of w8a8 and w8a8_static, else any].",
+        ),
+    ] = None,
     weight_bits: Annotated[
         WeightBitsOption | None,
         typer.Option(
@@ -95,6 +103,7 @@ def quantize_command(
         None if weight_bits is None else int(weight_bits.value),
         scales=scales,
         strength=strength,
+        most_divergence=most_divergence,
     )
     request = QuantizationRequest(plan, calibrate, split.value, max_users, most_loss=most_loss)
     with progress_bar("quantize") as progress:

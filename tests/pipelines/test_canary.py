@@ -1,5 +1,6 @@
 """Canaries in a store of versions, and what their counts say."""
 
+import json
 import math
 import os
 
@@ -9,7 +10,13 @@ import pytest
 from rayrec.pipelines.metrics.proportions import newcombe, wilson
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
-from rayrec.pipelines.versions.canary import Canaries, CanarySettings, OfflineEvaluation, judged
+from rayrec.pipelines.versions.canary import (
+    Canaries,
+    Canary,
+    CanarySettings,
+    OfflineEvaluation,
+    judged,
+)
 from rayrec.pipelines.versions.canary_counts import (
     FIRST_BIN_S,
     NUM_BINS,
@@ -365,3 +372,19 @@ def test_the_counts_of_all_replicas_are_judged_together(run, store):
 def test_a_share_is_between_none_and_all(share):
     with pytest.raises(InputError, match="share"):
         CanarySettings.parse({"share": share})
+
+
+def test_replicas_of_other_code_understand_each_other_as_far_as_they_have_to(store, caplog):
+    canaries = Canaries(store)
+    canary = Canary(id="c", version=2, baseline=1, began_at=0.0, was_held=False, settings=SETTINGS)
+    canaries.report(canary, "mine", counts_of((50, 3, 0.02), (70, 1, 0.01)))
+    store.write("canary/c/counts-theirs.json", b'{"format": 2, "arms": {}}')
+    end = {"state": "returned", "reason": "errors", "at": 5.0, "judged_by": "later code"}
+    store.write("canary/c/end.json", json.dumps(end).encode())
+
+    assert canaries.counts(canary).canary.num_requests == 50
+    assert "counts-theirs.json: passed over: counts of format 2, and 1 is known here" in caplog.text
+    assert canaries.end(canary).state == "returned"
+    store.write("canary/c/counts-broken.json", b'{"format": 1}')
+    with pytest.raises(InputError, match=r"counts-broken\.json: no counts of a canary"):
+        canaries.counts(canary)

@@ -284,7 +284,7 @@ def test_every_version_is_given_the_compiled_programs_and_only_the_first_is_wait
     class Compilation:
         records = False
 
-        def __init__(self, folder, config, threads):
+        def __init__(self, folder, config, threads, fewer_beams):
             assert folder == Path(store.url)
 
         def give(self, recommender):

@@ -306,6 +306,10 @@ def test_packed_bodies_are_refused_where_they_are_too_large_or_none(client):
             {"inputs": [HISTORY], "outputs": [{"name": "score", "parameters": {"classification": 3}}]},
             '"classification" is not known here; known are binary_data',
         ),
+        (
+            {"inputs": [HISTORY], "model_name": "other"},
+            'model_name: is "other", and the path names "recommend"',
+        ),
         (b'{"inputs": [', "the body is not valid JSON"),
     ],
 )

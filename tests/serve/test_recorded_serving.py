@@ -10,6 +10,7 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.platform.errors import InputError
 from rayrec.serve.app import loading
 from rayrec.serve.app.loading import check_service, load_api
+from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.compile import CompileConfig
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine import compilation
@@ -56,7 +57,8 @@ def test_all_shapes_are_recorded_before_requests_and_none_after(run, graphs, com
 
     ranking = recommender._ranker.compiled
     recorded = ranking.programs.ready
-    assert recorded == [Bucket(1, 32, 8), Bucket(2, 32, 8)]
+    # 10 items, the default, take 16 beams here, where the model has 8.
+    assert recorded == [Bucket(rows, 32, width) for rows in (1, 2) for width in (8, 16)]
     assert len(graphs.recordings) == len(recorded)
     ranking.answered.clear()
     for requests, expected in zip((REQUESTS[:1], REQUESTS[:2], REQUESTS), eager, strict=True):
@@ -94,19 +96,37 @@ def test_a_device_that_records_nothing_is_refused_by_name_before_anything_is_loa
         load(run, ServeConfig(compile=CONFIG))
 
 
-def test_items_that_are_looked_for_by_default_without_a_recording_are_said(
-    run, graphs, compile_service, caplog
-):
+def test_widths_of_defaults_of_declared_items_and_of_fewer_beams_are_recorded(run, graphs):
     recommender = Recommender.load(run)
     service = RecommendationService(recommender, 100)
+    config = CONFIG.model_copy(update={"ks": (20,)})
+    compile_service = CompileService(run, config, threads=1, fewer_beams=(6, 3))
+    asked = {k: [RecommendRequest(user_id="u1", k=k)] for k in (5, 12, 20)}
+    eager = {k: items_of(service.recommend_all(requests)) for k, requests in asked.items()}
     ranking = compile_service.give(recommender)
     service.warm_up()
 
-    compile_service.warm_up(ranking, (20, 5))
+    compile_service.warm_up(ranking, (5,))
+    compile_service.close()
 
-    assert "requests for which 20 items are looked for are ranked eagerly" in caplog.text
-    assert "which 5 items" not in caplog.text
-    assert ranking.programs.ready == [Bucket(1, 32, 8), Bucket(2, 32, 8)]
+    widths = [32, 8, 6, 5]  # of 5 items there are 5 beams at least
+    assert ranking.programs.ready == sorted(Bucket(rows, 32, width) for rows in (1, 2) for width in widths)
+    for k, is_recorded in ((20, True), (12, False), (5, True)):
+        ranking.answered.clear()
+        assert items_of(service.recommend_all(asked[k])) == eager[k]
+        assert ranking.answered == ({"compiled": 1} if is_recorded else {"eager": 1})
+
+
+def test_beams_under_load_are_those_of_the_steps_and_actions():
+    steps = [{"do": "fewer_beams", "to": 20, "enter": 0.5, "leave": 0.4}]
+    steps += [{"do": "no_ranking", "enter": 0.6, "leave": 0.5}]
+    assert AdmissionConfig.parse({"degrade": {"steps": steps}}).fewer_beams == (20,)
+    actions = [{"name": "full"}, {"name": "few", "max_beams": 10}, {"name": "popular", "popular": True}]
+    assert AdmissionConfig.parse({"allocate": {"curves": "curves.json", "actions": actions}}).fewer_beams == (
+        10,
+    )
+    with pytest.raises(InputError, match="numbers of items are at least 1"):
+        CompileConfig.parse({"ks": [0]})
 
 
 def test_recorded_shapes_that_batches_had_are_left_to_the_next_replica(run, graphs, compile_service):

@@ -101,7 +101,7 @@ def _is_utf8(text):
 @given(calls())
 def test_a_message_is_read_as_it_was_written(call):
     head, tail, wanted = call
-    inputs = read_call(head + tail, str(len(head))).inputs
+    inputs = read_call(head + tail, str(len(head)), "m").inputs
     assert list(inputs) == list(wanted)
     for name, values in wanted.items():
         same(inputs[name].values, values)
@@ -167,7 +167,7 @@ def test_whatever_message_comes_it_is_read_or_refused(message, tail, length):
     head = json.dumps(message).encode()
     for header in (str(len(head)), None if length is None else str(length)):
         try:
-            read_call(head + tail, header)
+            read_call(head + tail, header, "m")
         except RequestError:
             continue
 
@@ -175,7 +175,7 @@ def test_whatever_message_comes_it_is_read_or_refused(message, tail, length):
 @given(st.binary(max_size=60), st.none() | st.integers(0, 60).map(str))
 def test_random_bodies_are_refused(body, header):
     with pytest.raises(RequestError):
-        read_call(body, header)
+        read_call(body, header, "m")
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_what_is_wrong_with_an_input_is_said(described, sentence):
     good = {"name": "t", "datatype": "INT32", "shape": [2], "data": [1, 2]}
     body = json.dumps({"inputs": [{**good, **described}]}).encode()
     with pytest.raises(RequestError, match=f"^t.*: .*{sentence}"):
-        read_call(body, None)
+        read_call(body, None, "m")
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_sizes_that_do_not_add_up_are_refused(size, tail, header, sentence):
     described = {"name": "t", "datatype": "INT32", "shape": [2], "parameters": {"binary_data_size": size}}
     head = json.dumps({"inputs": [described]}).encode()
     with pytest.raises(RequestError, match=sentence):
-        read_call(head + tail, str(len(head)) if header is True else header)
+        read_call(head + tail, str(len(head)) if header is True else header, "m")
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_sizes_that_do_not_add_up_are_refused(size, tail, header, sentence):
 )
 def test_messages_that_are_none_are_refused(body, sentence):
     with pytest.raises(RequestError, match=sentence):
-        read_call(body, None)
+        read_call(body, None, "m")
 
 
 def test_texts_that_end_behind_the_data_are_refused():

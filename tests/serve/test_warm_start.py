@@ -19,7 +19,8 @@ from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.config.warm_start import WarmStartConfig
 from rayrec.serve.engine.compilation import CompileService
-from rayrec.serve.engine.warm_start import Left, WarmStart
+from rayrec.serve.engine.warm_files import Left
+from rayrec.serve.engine.warm_start import WarmStart
 from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.wire.schemas import RecommendRequest
 from tests.helpers.runs import make_run
@@ -159,6 +160,55 @@ def wait_until(condition):
         time.sleep(0.01)
 
 
+def test_no_more_is_read_than_is_allowed_and_the_newest_files_first(tmp_path, caplog):
+    now, sizes = time.time(), {}
+    for age, user in enumerate(("new", "large" * 40, "old")):
+        path = tmp_path / f"warm-{age}.json"
+        path.write_bytes(Left({user: now}).to_bytes())
+        os.utime(path, (now - age, now - age))
+        sizes[user[:5]] = path.stat().st_size
+    room = sizes["new"] + sizes["old"]
+    assert set(warm_start(tmp_path, read_mib=room / 2**20).left.users) == {"new", "old"}
+    assert f"1 file of {sizes['large']} bytes is passed over" in caplog.text
+    assert set(warm_start(tmp_path, read_mib=(room - 1) / 2**20).left.users) == {"new"}
+    assert "2 files of" in caplog.text
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path, caplog):
+    left_by(tmp_path, ["a"])
+    os.mkfifo(tmp_path / "warm-pipe.json")  # opening it for reading would wait for a writer
+    assert list(warm_start(tmp_path).left.users) == ["a"]
+    assert "warm-pipe.json: is no file" in caplog.text
+
+
+def test_a_store_that_hangs_keeps_nobody_from_starting_or_ending(tmp_path, monkeypatch, caplog):
+    left_by(tmp_path, ["a"])
+    goes_on, glob = threading.Event(), Path.glob
+
+    def hang(path, pattern):
+        goes_on.wait(60)
+        return glob(path, pattern)
+
+    monkeypatch.setattr(Path, "glob", hang)
+    monkeypatch.setattr("rayrec.serve.engine.warm_start.write_atomically", lambda *_, **__: goes_on.wait(60))
+    before = threading.active_count()
+    after = warm_start(tmp_path, read_s=0.1)
+    assert after.left == Left()
+    assert "not read within 0.1 s" in caplog.text
+    after.note([RecommendRequest(user_id="b")])
+    after.close()
+    assert "not written within 0.1 s" in caplog.text
+    goes_on.set()
+    wait_until(lambda: threading.active_count() == before)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, '{"users": [], "buckets": {"m": [[1e999, 1, 1, 1]]}}'])
+def test_files_that_only_a_parser_dislikes_are_passed_over(tmp_path, caplog, content):
+    (tmp_path / "warm-odd.json").write_text(content)
+    assert warm_start(tmp_path).left == Left()
+    assert "warm-odd.json: cannot be read" in caplog.text
+
+
 def test_users_who_got_no_answer_are_not_counted(tmp_path):
     left_by(tmp_path, ["a", "b", "c"])
     assert warm_start(tmp_path).warm(SimpleNamespace(kept=None, warm=lambda users: len(users) - 1)) == 2
@@ -214,11 +264,12 @@ def test_shapes_of_the_replica_before_are_ordered_before_it_is_ready():
         signature=SimpleNamespace(max_length=4),
         model=SimpleNamespace(fingerprint="model"),
         want=lambda bucket: ordered.append(bucket) or True,
+        declared=set(),
         of=lambda bucket: None,
     )
     ranking = SimpleNamespace(programs=programs, width=lambda k: 8)
     service = CompileService.__new__(CompileService)
-    service._config = SimpleNamespace(wait_s=0.0, graphs=False)
+    service._config = SimpleNamespace(wait_s=0.0, graphs=False, ks=())
     service._buckets = SimpleNamespace(
         lengths=[4, 8], row_counts=[1], of=lambda rows, length, width: Bucket(rows, length, width)
     )

@@ -26,7 +26,7 @@ from rayrec.models.compiled_ranking.inputs import Signature
 from rayrec.models.compiled_ranking.job import Job, RankingModel
 from rayrec.models.compiled_ranking.packages import Run
 from rayrec.models.compiled_ranking.program import weights_of
-from rayrec.models.decoding.beam_policy import Beams, widest
+from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.program.program import RankedItems, Rows
 from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.models.sequence.tensor_batch import Features
@@ -62,6 +62,8 @@ class CompiledPrograms:
         self.signature: Signature | None = None
         """Of the first batch; no program can be ordered before."""
         self.weight_shapes: tuple[tuple[str, torch.Size, torch.dtype], ...] | None = None
+        self.declared: set[int] = set()
+        """Widths that there are programs of although they are above the model's beams."""
         self.newest_weights: list[Tensor] = []
         """Of the version that was made last."""
         self._order = order
@@ -202,14 +204,15 @@ class CompiledRanking:
         """Of the bucket for k items; None where no program is made for so many, or for rows that differ.
 
         Beams hang on k where it is larger than their number. So any k would be a program of its own; k above
-        the model's beams is left to eager ranking.
+        the model's beams is left to eager ranking, unless its width was declared.
         """
         usual = self.model.num_beams(1)
         if usual:
             of_rows = {self.model.num_beams(k)} if beams_B is None else set(beams_B)
             beams = next(iter(of_rows))
             # A program keeps as many at every level.
-            is_there = len(of_rows) == 1 and isinstance(beams, int) and beams <= usual
-            return widest(beams) if is_there else None
+            if len(of_rows) > 1 or not isinstance(beams, int):
+                return None
+            return beams if beams <= usual or beams in self.programs.declared else None
         num_items = self.programs.model.catalog.num_items
         return next((min(width, num_items) for width in SCORED_WIDTHS if k <= width), None)

@@ -40,15 +40,14 @@ class Readers:
     layers: tuple[str, ...]
     """Names of linear layers of the network."""
 
-    def fold(self, model: nn.Module, scale_K: Tensor) -> None:
-        """Divide the norm's outputs by scales, and multiply the columns of the layers by them."""
+    def divide(self, scale_K: Tensor) -> None:
+        """Divide the norm's outputs by scales; the columns of the layers are to be multiplied by them."""
         norm: Any = self.norm
+        scale_K = scale_K.to(norm.weight.device)
         with torch.no_grad():
             norm.weight.div_(scale_K)
             if getattr(norm, "bias", None) is not None:
                 norm.bias.div_(scale_K)
-            for name in self.layers:
-                model.get_submodule(name).weight.mul_(scale_K)  # type: ignore[operator]
 
 
 def readers_of(model: nn.Module) -> Iterator[Readers]:

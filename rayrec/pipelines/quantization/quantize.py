@@ -25,7 +25,7 @@ from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH
-from rayrec.pipelines.quantization.comparison import Pair, compare, user_batches
+from rayrec.pipelines.quantization.comparison import Pair, compare, divergence, user_batches
 from rayrec.pipelines.quantization.quantized_run import write_quantized_run
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
@@ -130,8 +130,13 @@ def quantize_run(
             f"{source.path}: its network has adapters beside a frozen base, which a quantized one has no "
             "room for; merge them first (rayrec export)"
         )
+    give_catalog(program, model)
     settings = quantize(
-        program.model, observers, request.plan, lambda done, total: tell("quantize", done, total)
+        program.model,
+        observers,
+        request.plan,
+        lambda done, total: tell("quantize", done, total),
+        _divergence(before, Recommender(model, program), request),
     )
     weights = {name: each.detach().cpu().numpy() for name, each in program.model.named_parameters()}
     quantized = _with_weights(model, source, settings, weights)
@@ -205,6 +210,28 @@ def _calibrated(
             done += samples.num_rows
             tell("calibrate", done, total)
     return observers, done
+
+
+def _divergence(
+    before: Recommender, now: Recommender, request: QuantizationRequest
+) -> Callable[[], float] | None:
+    """Of first choices for the users that scales are chosen by; None of a model that has no distribution.
+
+    They are of `valid`: what is reported later is of other events.
+    """
+    batches = list(user_batches(before, "valid", request.batch_size, request.calibrate))
+    expected = [before.first_log_probs(samples) for samples in batches]
+
+    def measure() -> float:
+        found = []
+        for samples, first in zip(batches, expected, strict=True):
+            second = now.first_log_probs(samples)
+            assert first is not None
+            assert second is not None
+            found.append(divergence(first, second))
+        return float(np.mean(np.concatenate(found)))
+
+    return None if any(each is None for each in expected) else measure
 
 
 def _config_of(source: RunFolder, settings: QuantizationConfig, data: str | Path | None) -> RunConfig:

@@ -15,6 +15,7 @@ must not change.
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,13 +23,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from rayrec.pipelines.metrics.estimate import Estimate
-from rayrec.pipelines.versions.canary_counts import MOST_USERS, CanaryCounts
+from rayrec.pipelines.versions.canary_counts import MOST_USERS, CanaryCounts, OtherFormatError
 from rayrec.pipelines.versions.store import CANARY, VersionStore
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
+
+logger = logging.getLogger(__name__)
 
 FOLDER = "canary"
 LEAST_REQUESTS = 30
@@ -81,7 +84,13 @@ class Canary(Config):
     settings: CanarySettings
 
 
-class CanaryEnd(Config):
+class _Record(Config):
+    """What any replica has to understand, of whatever code: fields that it does not know are passed over."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class CanaryEnd(_Record):
     """How it ended."""
 
     state: EndState
@@ -90,7 +99,7 @@ class CanaryEnd(Config):
     """UNIX seconds."""
 
 
-class OfflineEvaluation(Config):
+class OfflineEvaluation(_Record):
     """Both versions on held-out data."""
 
     metric: str
@@ -339,12 +348,15 @@ class Canaries:
         self._store.write(f"{FOLDER}/{canary.id}/{_REPORT}{replica}.json", counts.to_json().encode())
 
     def counts(self, canary: Canary) -> CanaryCounts:
-        """Of all replicas, those that have ended included."""
+        """Of all replicas, those that have ended included. Reports of other code that counts otherwise are
+        passed over: its replicas judge by their own."""
         found = []
         for name in self._store.names_in(f"{FOLDER}/{canary.id}"):
             if name.startswith(_REPORT) and (content := self._store.read(f"{FOLDER}/{canary.id}/{name}")):
                 try:
                     found.append(CanaryCounts.of_json(content))
+                except OtherFormatError as error:
+                    logger.warning("%s/%s: passed over: %s", self._store.url, name, error)
                 except ValueError as error:
                     raise InputError(f"{self._store.url}/{FOLDER}/{canary.id}/{name}: {error}") from error
         return CanaryCounts.total(found)

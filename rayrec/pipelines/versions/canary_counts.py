@@ -19,6 +19,9 @@ from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.proportions import Z_95
 
 NUM_GROUPS = 64
+FORMAT = 1
+"""Of the reports that replicas write: another number where groups or bins are others, so that replicas of
+other code know that they cannot be added up."""
 STEP = 1.05
 """Times an upper bound of a bin of latencies that the next one is."""
 FIRST_BIN_S = 1e-4
@@ -128,6 +131,10 @@ def bin_of(seconds: float) -> int:
     return min(math.ceil(math.log(seconds / FIRST_BIN_S, STEP) - 1e-9), NUM_BINS - 1)
 
 
+class OtherFormatError(ValueError):
+    """A report by a replica of earlier or later code."""
+
+
 @dataclass(frozen=True)
 class CanaryCounts:
     """Of both versions, by one replica or by all."""
@@ -136,18 +143,24 @@ class CanaryCounts:
     canary: ArmCounts
 
     def to_json(self) -> str:
-        return json.dumps({"baseline": self.baseline.to_values(), "canary": self.canary.to_values()})
+        arms = {"baseline": self.baseline.to_values(), "canary": self.canary.to_values()}
+        return json.dumps({"format": FORMAT, **arms})
 
     @staticmethod
     def of_json(content: bytes) -> CanaryCounts:
         """
         Raises:
+            OtherFormatError: other code has counted otherwise.
             ValueError: it is something else.
         """
         found = json.loads(content)
         try:
+            if (number := found.get("format", FORMAT)) != FORMAT:
+                raise OtherFormatError(f"counts of format {number!r}, and {FORMAT} is known here")
             return CanaryCounts(ArmCounts.of_values(found["baseline"]), ArmCounts.of_values(found["canary"]))
-        except (TypeError, KeyError, IndexError, ValueError) as error:
+        except OtherFormatError:
+            raise
+        except (TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
             raise ValueError(f"no counts of a canary: {error!r}") from error
 
     @staticmethod

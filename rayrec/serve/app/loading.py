@@ -131,7 +131,9 @@ def load_api(
     compilation = None
     _check_records(run, config)
     if config.compile is not None:
-        compilation = CompileService(_folder_of(run), config.compile, config.threads)
+        compilation = CompileService(
+            _folder_of(run), config.compile, config.threads, config.admission.fewer_beams
+        )
     warm_start = None if config.warm_start is None else WarmStart(config.warm_start)
     if compilation is not None and warm_start is not None:
         compilation.expected = warm_start.left.buckets

@@ -138,6 +138,14 @@ class AdmissionConfig(Config):
     """Which requests get full effort while there is too little for all; None: all of them, until `degrade`
     holds for everybody."""
 
+    @property
+    def fewer_beams(self) -> tuple[int, ...]:
+        """That `degrade` and `allocate` go down to."""
+        of_steps = [step.to for step in self.degrade.steps if step.do == "fewer_beams"]
+        actions = () if self.allocate is None else self.allocate.actions
+        of_actions = [action.max_beams for action in actions]
+        return tuple(each for each in (*of_steps, *of_actions) if each is not None)
+
 
 OPEN = AdmissionConfig()
 """Everything is admitted, and nothing degrades."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rayrec.models.compiled_ranking.buckets import geometric
 from rayrec.platform.config import Config
@@ -21,6 +21,9 @@ class CompileConfig(Config):
     """Events of a row that the largest shape holds, those included that an answer only leaves out."""
     growth: int = Field(2, ge=2)
     """Each size is so many times the one before."""
+    ks: tuple[int, ...] = ()
+    """Numbers of items that requests ask for beside those that the service looks for by default: their shapes
+    are there from the start, too, those of more items than the model has beams included."""
     most: int = Field(64, ge=1)
     """Programs that are ordered while a process lives; shapes beyond are ranked eagerly."""
     wait_s: float = Field(900.0, ge=0)
@@ -32,6 +35,13 @@ class CompileConfig(Config):
     folder: str | None = None
     """Where packages are kept; None: `compiled` in the run's folder, or the user's cache where that cannot be
     written to."""
+
+    @field_validator("ks")
+    @classmethod
+    def _are_numbers_of_items(cls, ks: tuple[int, ...]) -> tuple[int, ...]:
+        if any(k < 1 for k in ks):
+            raise ValueError(f"compile.ks: numbers of items are at least 1, got {list(ks)}")
+        return ks
 
     @property
     def row_counts(self) -> list[int]:

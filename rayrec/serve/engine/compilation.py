@@ -78,12 +78,16 @@ class Versioned(Protocol):
 class CompileService:
     """Compiled programs for every version of the models that a process serves."""
 
-    def __init__(self, run: Path | None, config: CompileConfig, threads: int) -> None:
+    def __init__(
+        self, run: Path | None, config: CompileConfig, threads: int, fewer_beams: Sequence[int] = ()
+    ) -> None:
         """
         Args:
             run: folder of the run, or of versions; None where it is not on this machine.
             threads: of the model.
+            fewer_beams: that the service goes down to under load.
         """
+        self._fewer_beams = fewer_beams
         self._config = config
         self._threads = threads
         self._buckets = Buckets(config.row_counts, config.lengths)
@@ -145,12 +149,20 @@ class CompileService:
             ranking: one that has seen a batch.
             ks: items that the service looks for where a request says nothing else.
         """
-        programs = ranking.programs
+        programs, declared = ranking.programs, self._config.ks
+        # Recordings are made in seconds and never later; programs are compiled in minutes, and ordered by the
+        # first batch that lacks one: what is not declared can wait for that.
+        asked_for = {*declared, *(ks if self._config.graphs else ())}
+        programs.declared |= {ranking.model.num_beams(k) for k in asked_for}
+        ks = [*ks, *declared]
         for k in ks:
             if ranking.width(k) is None:
                 logger.warning("requests for which %d items are looked for are ranked eagerly", k)
-        # A model of fewer beams ranks so many items eagerly, and fewer by programs.
-        found = [ranking.width(k) or ranking.width(1) for k in ks]
+        # Of a default above the model's beams, too: requests for fewer items have these.
+        found = [*(ranking.width(k) for k in ks), ranking.width(1)]
+        if self._config.graphs and ranking.model.num_beams(1):
+            fewer = [ranking.model.num_beams(k, most) for most in self._fewer_beams for k in ks]
+            found += [ranking.width(1, [beams]) for beams in fewer]
         widths = list(dict.fromkeys(width for width in found if width is not None))
         if programs.signature is None or not widths:
             logger.warning("nothing is compiled before requests come: no batch was ranked to learn from")

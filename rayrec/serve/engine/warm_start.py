@@ -10,83 +10,33 @@ of them come at once when it says that it is ready. Replicas of Ray Serve have n
 each reads what all have left; with more users than a prefix cache holds, it stops where the cache is full.
 Each user and shape has the time when it was last asked for: else what is read would be left again for ever.
 
-Nothing here keeps a replica from starting: files that cannot be read are passed over, and readiness waits for
-users no longer than it may.
+Nothing here keeps a replica from starting: files that cannot be read are passed over (`warm_files`), and
+readiness waits for them and for users no longer than it may.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
-from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically
 from rayrec.serve.config.warm_start import WarmStartConfig
+from rayrec.serve.engine.warm_files import PREFIX, Buckets, Left, in_time, read_left
 from rayrec.serve.wire.schemas import RecommendRequest
 
 logger = logging.getLogger(__name__)
 
-_Key = TypeVar("_Key")
-_PREFIX = "warm-"
 BATCH = 16
 """Users that are answered together, at most."""
 MAX_USER_KEY = 256
 """Characters; users with longer keys are not remembered."""
-
-Times = Mapping[str, float]
-"""When users were last asked for, in UNIX seconds."""
-Buckets = Mapping[str, Mapping[Bucket, float]]
-"""Shapes of programs with the same, by the fingerprint of the model that they are of."""
-
-
-@dataclass(frozen=True)
-class Left:
-    """By one replica, or by all."""
-
-    users: Times = field(default_factory=dict)
-    buckets: Buckets = field(default_factory=dict)
-
-    def since(self, first: float) -> Left:
-        """What was asked for from then on."""
-        users = {user: at for user, at in self.users.items() if at >= first}
-        buckets = {
-            name: {each: at for each, at in found.items() if at >= first}
-            for name, found in self.buckets.items()
-        }
-        return Left(users, {name: found for name, found in buckets.items() if found})
-
-    def to_bytes(self) -> bytes:
-        shapes = {
-            name: [[each.num_rows, each.length, each.width, at] for each, at in found.items()]
-            for name, found in self.buckets.items()
-        }
-        return json.dumps({"users": list(self.users.items()), "buckets": shapes}).encode()
-
-    @staticmethod
-    def of_bytes(content: bytes) -> Left:
-        """
-        Raises:
-            ValueError: it is something else.
-        """
-        found = json.loads(content)
-        try:
-            users = {str(user): float(at) for user, at in found["users"]}
-            buckets = {
-                str(name): {Bucket(*map(int, shape)): float(at) for *shape, at in shapes}
-                for name, shapes in found["buckets"].items()
-            }
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not what a replica leaves ({error!r})") from error
-        return Left(users, buckets)
 
 
 class Answering(Protocol):
@@ -111,20 +61,11 @@ class WarmStart:
         """
         self._config, self._clock = config, clock
         self._folder = Path(config.folder)
-        try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
-            raise InputError(f"warm_start.folder: {self._folder} cannot be made ({error})") from error
-        except OSError as error:  # of a store that is down now
-            logger.warning("warm_start.folder: %s cannot be made now: %s", self._folder, error)
-        else:
-            if not os.access(self._folder, os.W_OK | os.X_OK):
-                raise InputError(f"warm_start.folder: {self._folder} cannot be written to")
         self.left = self._read()
         """By the replicas before; users newest last."""
         self._users = dict(self.left.users)
         self._lock = threading.Lock()
-        self._path = self._folder / f"{_PREFIX}{uuid.uuid4().hex[:12]}.json"
+        self._path = self._folder / f"{PREFIX}{uuid.uuid4().hex[:12]}.json"
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._num_warmed, self._seconds = 0, 0.0
@@ -193,11 +134,18 @@ class WarmStart:
         self._thread.start()
 
     def close(self) -> None:
-        """Write the last file."""
+        """Write the last file; a store that hangs is left alone."""
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._save_or_say()
+
+        def save() -> None:
+            if self._thread is not None:
+                self._thread.join()
+            self._save_or_say()
+
+        try:
+            in_time(save, self._config.read_s)
+        except TimeoutError:
+            logger.warning("%s: the last file is not written within %g s", self._folder, self._config.read_s)
 
     def save(self) -> None:
         """Write what there is now; nothing where nobody was answered."""
@@ -211,48 +159,48 @@ class WarmStart:
         """What a meter watches."""
         return {"warm_start_users": float(self._num_warmed), "warm_start_seconds": self._seconds}
 
+    def _read(self) -> Left:
+        """
+        Raises:
+            InputError: as the constructor.
+        """
+        config = self._config
+        first, room = self._clock() - config.max_age_s, int(config.read_mib * 2**20)
+
+        def read() -> Left:
+            _prepare(self._folder)
+            return read_left(self._folder, first, room, config.users)
+
+        try:
+            return in_time(read, config.read_s)
+        except TimeoutError:
+            logger.warning(
+                "%s: not read within %g s, and nobody is answered ahead", self._folder, config.read_s
+            )
+        return Left()
+
     def _save_or_say(self) -> None:
         try:
             self.save()
         except Exception as error:  # requests are answered all the same, and the next file may be written
             logger.warning("nothing is left to the next replica: %s", error)
 
-    def _read(self) -> Left:
-        first = self._clock() - self._config.max_age_s
-        users: dict[str, float] = {}
-        buckets: dict[str, dict[Bucket, float]] = {}
-        for path in self._files():
-            left = self._read_file(path, first)
-            _add(users, left.users)
-            for name, found in left.buckets.items():
-                _add(buckets.setdefault(name, {}), found)
-        newest = sorted(users.items(), key=lambda each: each[1])[-self._config.users :]
-        return Left(dict(newest), buckets).since(first)
 
-    def _files(self) -> list[Path]:
-        try:
-            return sorted(self._folder.glob(f"{_PREFIX}*.json"))
-        except OSError as error:
-            logger.warning("%s: cannot be read, and nobody is answered ahead: %s", self._folder, error)
-            return []
+def _prepare(folder: Path) -> None:
+    """Make the folder, where it is not there.
 
-    def _read_file(self, path: Path, first: float) -> Left:
-        """Empty where there is nothing of use; one that is older than all of use is deleted."""
-        try:
-            if path.stat().st_mtime >= first:
-                return Left.of_bytes(path.read_bytes())
-            path.unlink()
-        except FileNotFoundError:
-            pass  # another replica that starts has deleted it
-        except (OSError, ValueError) as error:
-            logger.warning("%s: cannot be read, and is passed over: %s", path, error)
-        return Left()
-
-
-def _add(times: dict[_Key, float], more: Mapping[_Key, float]) -> None:
-    """The later time of each."""
-    for key, at in more.items():
-        times[key] = max(at, times.get(key, at))
+    Raises:
+        InputError: it cannot be one, or not be used by this process.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise InputError(f"warm_start.folder: {folder} cannot be made ({error})") from error
+    except OSError as error:  # of a store that is down now
+        logger.warning("warm_start.folder: %s cannot be made now: %s", folder, error)
+    else:
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise InputError(f"warm_start.folder: {folder} cannot be written to")
 
 
 def _is_full(before: tuple[float, float, float], after: tuple[float, float, float]) -> bool:

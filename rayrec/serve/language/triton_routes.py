@@ -81,7 +81,7 @@ def triton_router(models: LanguageModels) -> APIRouter:
     async def infer(name: str, http: Request) -> Response:
         """Texts that go on those of the rows."""
         models.check_name(name)
-        call = read_call(await unpacked_body(http), http.headers.get(HEADER_LENGTH))
+        call = read_call(await unpacked_body(http), http.headers.get(HEADER_LENGTH), name)
         texts, said = _rows(call.inputs)
         wanted = call.is_binary or {"text_output": call.binary_by_default}
         if set(wanted) != {"text_output"}:

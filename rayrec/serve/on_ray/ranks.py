@@ -2,6 +2,7 @@
 
     thread of the leader: next command ─┬─ broadcast (gloo, host memory) ─► every other rank: `follow`
                                         ├─ its own part of the network  ◄── sums over the ranks ──► theirs
+                                        ├─ a checksum of the items      ◄── the same in all ranks?
                                         └─ answer
     nothing to do for a while ─ an empty command: ranks that wait are not taken for lost
 
@@ -9,6 +10,10 @@ All ranks get the same commands in the same order, and hold the same versions. S
 another does not take part in. What a batch does wrong (an `InputError`) all of them find; whatever else goes
 wrong in one of them, a version that it alone cannot load included, parts their ways, and the ranks are given
 up as a whole: they start again together.
+
+Each rank chooses its beams by itself. Of equal inputs they are equal; a rank that keeps others, for another
+library, processor or a fault, would add its part of one beam to others' parts of another, and all would go on
+with scores of no item. So the items that the ranks have found are compared at the end of each batch.
 
 No Ray in here.
 """
@@ -26,11 +31,13 @@ from datetime import timedelta
 from enum import IntEnum
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+import xxhash
 
 from rayrec.platform.devices import Device
 from rayrec.platform.errors import InputError, UnavailableError
-from rayrec.serve.on_ray.packed_batch import RankBatch
+from rayrec.serve.on_ray.packed_batch import RankBatch, unpacked_items
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +88,13 @@ class Commands:
             torch.distributed.broadcast(body, 0)
         return CommandKind(kind), body.numpy().tobytes()
 
+    def agree(self, checksum: int) -> bool:
+        """Whether all ranks, which ask this at once, have the same checksum of at most 63 bits."""
+        ends = torch.tensor([checksum, -checksum])
+        torch.distributed.all_reduce(ends, torch.distributed.ReduceOp.MAX)
+        most, less_least = ends.tolist()
+        return bool(most == -less_least)
+
 
 def meet(store: Any, device: Device, num_ranks: int, rank: int) -> Commands:
     """Join the other ranks; all do so at once.
@@ -109,24 +123,54 @@ def follow(commands: Commands, part: Part) -> None:
         if kind is CommandKind.END:
             return
         try:
-            _do(part, kind, body)
+            _do(commands, part, kind, body)
         except InputError as error:  # which the leader found, too, and says
             logger.debug("refused: %s", error)
 
 
-def _do(part: Part, kind: CommandKind, body: bytes, batch: RankBatch | None = None) -> bytes:
+def _do(
+    commands: Commands, part: Part, kind: CommandKind, body: bytes, batch: RankBatch | None = None
+) -> bytes:
     """
     Raises:
         InputError: what a batch does wrong, which all ranks find.
-        RuntimeError: a version that this rank cannot hold.
+        RuntimeError: a version that this rank cannot hold, or ranks that have found different items.
     """
     if kind is CommandKind.HOLD:
         _hold(part, int(body) if body else None)
     elif kind is CommandKind.ANSWER:
         batch = RankBatch.unpacked(body) if batch is None else batch
         _hold(part, batch.version)
-        return part.answer(batch)
+        return _agreed(commands, part, batch)
     return b""
+
+
+def _agreed(commands: Commands, part: Part, batch: RankBatch) -> bytes:
+    """The answer to a batch, when all ranks have found the same items, or refuse it."""
+    refusal: InputError | None = None
+    try:
+        answer = part.answer(batch)
+        checksum = _checksum(answer)
+    except InputError as error:
+        refusal, answer, checksum = error, b"", _OF_REFUSALS
+    if not commands.agree(checksum):
+        raise RuntimeError(
+            "the ranks have found different items for one batch, so that their sums are of different beams; "
+            "they start again (the same processor and libraries for all ranks?)"
+        )
+    if refusal is not None:
+        raise refusal
+    return answer
+
+
+_OF_REFUSALS = 1
+"""In the place of a checksum, which is even."""
+
+
+def _checksum(answer: bytes) -> int:
+    """Of the items, in their order. Scores may differ in their last bits between processors."""
+    items_BK = np.ascontiguousarray(unpacked_items(answer).items_BK)
+    return xxhash.xxh3_64_intdigest(items_BK.data) >> 2 << 1
 
 
 def _hold(part: Part, version: int | None) -> None:
@@ -264,7 +308,7 @@ class FirstRank:
         """Do a command on all ranks."""
         try:
             self._commands.send(command.kind, command.body)
-            answer = _do(self._part, command.kind, command.body, command.batch)
+            answer = _do(self._commands, self._part, command.kind, command.body, command.batch)
             if command.batch is not None:
                 self._answered.add(command.batch.version)
         except InputError as error:

@@ -35,6 +35,7 @@ _BODY = {
                 "required": ["inputs"],
                 "properties": {
                     "id": {"type": "string"},
+                    "model_name": {"type": "string", "description": "As in the path."},
                     "parameters": {
                         "type": "object",
                         "properties": {
@@ -143,7 +144,7 @@ def open_inference_router(inference: OpenInference) -> APIRouter:
         header_length = request.headers.get(HEADER_LENGTH)
 
         def read() -> Asked:
-            return inference.understood(read_call(body, header_length))
+            return inference.understood(read_call(body, header_length, name))
 
         asked = await beside_the_loop(len(body) > LARGE_BYTES, read)
         request_id = request_id_of(request.headers.get(REQUEST_ID))

@@ -77,18 +77,24 @@ class InferenceCall:
     binary_by_default: bool
 
 
-def read_call(body: bytes, header_length: str | None) -> InferenceCall:
+_OPTIONAL = ("id", "model_name", "parameters", "outputs")
+
+
+def read_call(body: bytes, header_length: str | None, model: str) -> InferenceCall:
     """Parse a message of the protocol into its call.
 
     Args:
         header_length: the header `HEADER_LENGTH` as it came.
+        model: that the path names; KServe's client names it in the message again.
 
     Raises:
         RequestError: for everything that the protocol does not allow.
     """
     length = _checked_length(header_length, len(body))
     described = json_object(body[:length])
-    _check_keys(described, "the request", required=("inputs",), optional=("id", "parameters", "outputs"))
+    _check_keys(described, "the request", required=("inputs",), optional=_OPTIONAL)
+    if (named := described.get("model_name", model)) != model:
+        raise RequestError(f"model_name: is {_shown(named)}, and the path names {_shown(model)}")
     call_id = described.get("id")
     if not isinstance(call_id, str | None):
         raise RequestError("id: expected a text")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from google.protobuf import descriptor_pb2
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from rayrec.serve.rpc.messages import DATA_TYPES, SCHEMA, SERVICE, message_class
@@ -19,13 +20,20 @@ def of_client(name: str):
 
 @pytest.mark.parametrize("name", SCHEMA)
 def test_fields_have_the_numbers_and_types_of_the_protocol(name):
-    theirs = of_client(name).fields_by_name
-    for field in message_class(name).DESCRIPTOR.fields:
-        other = theirs[field.name]
-        assert (field.number, field.type) == (other.number, other.type), field.name
-        assert field.is_repeated == other.is_repeated, field.name
-        if field.message_type is not None:
-            assert field.message_type.full_name == other.message_type.full_name
+    theirs = declared(of_client(name))
+    for field, ours in declared(message_class(name).DESCRIPTOR).items():
+        assert ours == theirs[field], field
+
+
+def declared(message):
+    """Number, type and label of each field, as a file declares them: descriptors themselves have other
+    attributes for these in protobuf 5 than in 7."""
+    proto = descriptor_pb2.DescriptorProto()
+    message.CopyToProto(proto)
+    return {
+        field.name: (field.number, field.type, field.label, field.type_name.removeprefix("."))
+        for field in proto.field
+    }
 
 
 def test_data_types_have_the_numbers_of_the_protocol():

@@ -167,6 +167,17 @@ def test_typed_contents_are_answered_with_typed_contents(stub):
     assert list(answer.outputs[2].contents.int_contents) == [2]
 
 
+def test_the_size_of_raw_contents_may_be_said_again(stub):
+    message = request_of(("user_id", "BYTES", [1], None, []), raw=[b"\x03\0\0\0ann"], k=2)
+    message.inputs[0].parameters["binary_data_size"].int64_param = 7
+    assert stub.ModelInfer(message).raw_output_contents
+    message.inputs[0].parameters["other"].int64_param = 7
+    assert refused(stub.ModelInfer, message) == (
+        "INVALID_ARGUMENT",
+        "user_id: the parameter 'other' is not known here",
+    )
+
+
 def test_the_answer_has_the_id_of_the_request(stub):
     answer, call = stub.ModelInfer.with_call(request_of(ANN), metadata=[("x-request-id", "mine")])
     assert answer.model_name == "recommend"

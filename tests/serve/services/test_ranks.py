@@ -33,12 +33,19 @@ class Wire(Commands):
 
     def __init__(self) -> None:
         self._sent: queue.Queue[tuple[CommandKind, bytes]] = queue.Queue()
+        self._checksums: list[int] = []
+        self._both = threading.Barrier(2)
 
     def send(self, kind, body=b""):
         self._sent.put((kind, body))
 
     def receive(self):
         return self._sent.get(timeout=60)
+
+    def agree(self, checksum):
+        self._checksums.append(checksum)
+        self._both.wait(60)
+        return len(set(self._checksums[-2:])) == 1
 
 
 class FakeProgram:
@@ -133,6 +140,37 @@ def test_whatever_else_goes_wrong_gives_the_ranks_up_and_is_told_as_a_service_th
 
     with pytest.raises(UnavailableError):
         two.first.check()
+
+
+def differently(answer):
+    def recommend(*asked):
+        return RankedItems(np.array([answer]), np.zeros((1, len(answer)), dtype=np.float32))
+
+    return SimpleNamespace(device=torch.device("cpu"), recommend=recommend)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_find_different_items_are_given_up(rank):
+    two = Two()
+    assert items_of(two.first.recommend(asking(2))) == [[2, 2]]
+    two.parts[rank]._programs[None] = differently([2, 3])
+
+    with pytest.raises(UnavailableError, match="the ranks have found different items"):
+        two.first.recommend(asking(2))
+
+    with pytest.raises(UnavailableError):
+        two.first.check()
+    (error,) = two.end()
+    assert "the ranks have found different items" in str(error)
+
+
+def test_a_rank_that_alone_refuses_a_batch_gives_the_ranks_up():
+    two = Two()
+    two.first.hold(None)
+    two.parts[1]._programs[None] = differently([13])
+
+    with pytest.raises(UnavailableError, match="the ranks have found different items"):
+        two.first.recommend(asking(13))
 
 
 def test_a_rank_that_alone_cannot_load_a_version_is_lost_instead_of_left_behind():
@@ -268,6 +306,25 @@ def _answers_are_those_of_a_whole_network(rank: int, folder: Path) -> None:
                 scores = [[each.score for each in items] for items in (found, expected)]
                 np.testing.assert_allclose(scores[0], scores[1], rtol=1e-5, atol=1e-5)
         first.end()
+
+
+def _one_finds_other_items(rank: int, folder: Path) -> None:
+    part = DensePart(lambda version: FakeProgram())
+    part.hold(None)
+    if rank:
+        part._programs[None] = differently([5, 6])
+        with pytest.raises(RuntimeError, match="different items"):
+            follow(Commands(), part)
+        return
+    first = FirstRank(Commands(), part, lambda version: None)
+    for k in (2, 3):
+        with pytest.raises(UnavailableError, match="different items"):
+            first.recommend(asking(k))
+
+
+@pytest.mark.slow
+def test_processes_that_find_different_items_say_so(tmp_path):
+    in_processes(_one_finds_other_items, tmp_path)
 
 
 @pytest.mark.slow
