@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -114,15 +115,18 @@ def test_trials_that_run_are_ended_with_the_search(ray_cluster, tmp_path):
         ray.wait([ray.put(0)])
     trials.close()
 
-    assert (tmp_path / "ended").read_text() == "KeyboardInterrupt"
+    ended = tmp_path / "ended"
+    deadline = time.monotonic() + 60  # Ray may say so before the process has heard of it
+    while not (ended.exists() and ended.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ended.read_text() == "KeyboardInterrupt"
 
 
 def _waits(spec: Any) -> Outcome:
-    import time
-
     try:
         (spec.folder / "begun").touch()
-        time.sleep(600)
+        for _ in range(6_000):  # Ray's interrupt does not wake a sleep
+            time.sleep(0.1)
     except BaseException as stop:
         (spec.folder / "ended").write_text(type(stop).__name__)
         raise
