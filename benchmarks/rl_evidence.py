@@ -1,0 +1,391 @@
+"""Does reinforcement learning pay? Five paired seeds on a public data set, and in a world with known truth.
+
+    python -m benchmarks.rl_evidence movielens --source FOLDER/movielens-100k --work runs/evidence
+    python -m benchmarks.rl_evidence world --work runs/evidence
+
+Every seed has a supervised run of its own, from which each method starts: the same prompts, batch size and
+number of optimizer steps. A run that has ended is not repeated, so a measurement that was stopped goes on.
+
+* `movielens`: the recipe of `configs/movielens-generative.yaml`. Rewards are for the logged next item: a hit
+  and MiniOneRec's penalty of likelier wrong items. Prompts are validation events of four fifths of the users;
+  everything is reported on all users' last events.
+* `world`: `benchmarks/simulated_world.py`. Prompts are training histories of four fifths of the users,
+  rewards the answers of the simulated users. What a list is worth is the true probability that its items
+  satisfy, and the optimum is known.
+
+Controls: supervised training on the same prompts (`reward_weight: 0`), sampling at the best temperature, and
+the best of 64 samples by the reward itself, which asks the user before it recommends, or by item means of as
+many answers as training asked for. The record is `benchmarks/quality/rl/evidence/NAME.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from benchmarks.paired_seeds import change_of, mean_of
+from benchmarks.rl_evidence_page import EVIDENCE, write_page
+from benchmarks.rl_lists import ItemMeans, ListMaker, Scores, is_held_out_of
+from benchmarks.simulated_world import MEMORY, SATIATION, LoggedWorld, best_lists
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
+from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.training.train import train
+from rayrec.platform.checkout import CHECKOUT
+from rayrec.platform.console import log
+from rayrec.rl.config import RlConfig
+from rayrec.rl.prompts import PromptStream
+from rayrec.rl.rewards.config import RewardsConfig
+from rayrec.rl.rewards.simulator import World
+from rayrec.rl.run import train_policy
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.prepare.prepare import prepare
+
+HELD_OUT, N, TEMPERATURES = 0.2, 64, (0.1, 0.25, 0.5, 0.75, 1.0)
+SHOWN_METRICS = ("zero_variance_share", "oversampling", "ratio_deviation", "clip_share", "staleness", "kl")
+DAPO: dict[str, Any] = {"name": "grpo", "clip_high": 0.28, "mean": "batch"}
+Settings = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One data set with its methods."""
+
+    name: str
+    supervised: Sequence[str]
+    """Overrides of `configs/movielens-generative.yaml`."""
+    common: Settings
+    """Of every method."""
+    methods: dict[str, Settings]
+    worth: Settings
+    """The reward by which lists are judged."""
+    metric: str
+    """By which the temperature is chosen."""
+    truth: dict[str, Path] = field(default_factory=dict)
+
+
+def _rl(steps: int, learning_rate: float, **changes: Any) -> Settings:
+    return {
+        "steps": steps,
+        "algorithm": {"name": "grpo"},
+        "rollout": {"group_size": 16, "chunk_users": 64},
+        "learner": {"learning_rate": learning_rate, "warmup_steps": 5},
+        "placement": {"threads": 1},
+        "alarms": {"max_kl": 50.0, "min_entropy_share": 0.0},
+    } | changes
+
+
+def movielens(data: Path) -> Setting:
+    """Rewards are the label, by the same events as the control."""
+    learner = {"learning_rate": 1e-4, "warmup_steps": 5}
+    dynamic = {"groups": 64, "max_reads": 6}
+    return Setting(
+        "movielens",
+        [f"data.path={data}"],
+        _rl(
+            40,
+            1e-4,
+            prompts={"split": "valid", "users_per_step": 96, "held_out_share": HELD_OUT},
+            rewards={
+                "parts": [{"kind": "hit"}, {"kind": "rank_position", "penalty": True, "only_with_hit": True}]
+            },
+            evaluation={"every_steps": 20, "metric": "ndcg@10", "temperatures": [1.0]},
+        ),
+        {
+            "supervised learning": {"learner": learner | {"reward_weight": 0.0, "nll_coefficient": 1.0}},
+            "GRPO": {},
+            "DAPO": {
+                "algorithm": DAPO,
+                "rollout": {"group_size": 16, "chunk_users": 64, "dynamic": dynamic},
+            },
+            "DAPO and supervised": {
+                "algorithm": DAPO,
+                "rollout": {"group_size": 16, "chunk_users": 64, "dynamic": dynamic},
+                "learner": learner | {"nll_coefficient": 0.1},
+            },
+        },
+        {"kind": "hit"},
+        "recall@10",
+    )
+
+
+def world(data: Path, truth: Path) -> Setting:
+    """Rewards are answers of simulated users."""
+    learner = {"learning_rate": 1e-3, "warmup_steps": 5}
+    simulator = {"kind": "simulator", "path": str(truth), "satiation": SATIATION, "memory": MEMORY}
+    dynamic = {"group_size": 16, "chunk_users": 64, "dynamic": {"groups": 64, "max_reads": 6}}
+    graded = {"parts": [simulator | {"feedback": "expected"}]}
+    return Setting(
+        "world",
+        [
+            f"data.path={data}",
+            "training.epochs=10",
+            "training.batch_size=64",
+            "model.backbone.dim=48",
+            "model.backbone.num_layers=1",
+            "model.backbone.feedforward_dim=96",
+            "model.backbone.max_length=24",
+            "model.backbone.dropout=0.1",
+        ],
+        _rl(
+            60,
+            1e-3,
+            prompts={"split": "train", "users_per_step": 96, "held_out_share": HELD_OUT},
+            rewards={"parts": [simulator | {"feedback": "sampled"}]},
+            learner=learner,
+            evaluation={"every_steps": 30, "metric": "reward", "temperatures": [1.0], "max_users": 512},
+        ),
+        {
+            "supervised learning": {"learner": learner | {"reward_weight": 0.0, "nll_coefficient": 1.0}},
+            "GRPO": {},
+            "DAPO": {"algorithm": DAPO, "rollout": dynamic},
+            "DAPO, async": {
+                "algorithm": DAPO,
+                "rollout": dynamic,
+                "placement": {"kind": "async", "max_staleness": 6, "threads": 1},
+            },
+            "GRPO, graded": {"rewards": graded},
+            "SA-GCPO, graded": {"algorithm": {"name": "sa_gcpo"}, "rewards": graded},
+        },
+        simulator | {"feedback": "expected"},
+        "worth",
+        {"world": truth},
+    )
+
+
+def prepared_movielens(source: Path, work: Path) -> Path:
+    data = work / "movielens-100k"
+    if not data.is_dir():
+        prepare(source, data, PrepareConfig(allow=frozenset({"duplicates"})))
+        tokenize(data, config=TokenizeConfig(codebook_size=64))
+    return data
+
+
+def prepared_world(work: Path) -> tuple[Path, Path]:
+    folder, data = work / "world", work / "world" / "data"
+    if not data.is_dir():
+        LoggedWorld.random().write(folder)
+        prepare(folder / "source", data, PrepareConfig(allow=frozenset({"short-users", "cold-items"})))
+        tokenize(data, config=TokenizeConfig(codebook_size=16, dim=32))
+    return data, folder / "world"
+
+
+class Measurement:
+    """All seeds of one setting."""
+
+    def __init__(self, setting: Setting, work: Path) -> None:
+        self._setting, self._work = setting, work
+        self._worth = RewardsConfig.parse({"parts": [setting.worth]})
+
+    def seed(self, seed: int) -> tuple[dict[str, Scores], dict[str, dict[str, float]]]:
+        """([method -> scores of test users], [method -> what its run was like])."""
+        base = self._supervised(seed)
+        supervised = ListMaker(str(base), "best", self._worth)
+        scores, facts = {"supervised": supervised.beam()}, dict[str, dict[str, float]]()
+        for method in self._setting.methods:
+            config = self._config(method, base, seed)
+            run = self._trained(method, config, seed)
+            scores[method] = ListMaker(str(run), "best", self._worth).beam()
+            facts[method] = self._facts(run)
+            self._say(seed, method, scores[method], facts[method])
+        best, scores["temperature"] = supervised.temperature(TEMPERATURES, self._setting.metric, HELD_OUT)
+        facts["temperature"] = {"temperature": best}
+        scores[f"best of {N} by the reward"] = supervised.best_of(N, supervised.worth)
+        if self._setting.truth:
+            means = self._item_means(self._config("GRPO", base, seed), supervised)
+            scores[f"best of {N} by item means"] = supervised.best_of(N, means)
+            scores["optimum"] = {"worth": self._optimum(supervised)}
+        for method in scores.keys() - self._setting.methods.keys():
+            self._say(seed, method, scores[method], facts.get(method, {}))
+        held_out_U = is_held_out_of(supervised.prompts("test"), HELD_OUT)
+        for found in scores.values():
+            found["worth, users held out"] = np.where(held_out_U, found["worth"], np.nan)
+        return scores, facts
+
+    def _config(self, method: str, base: Path, seed: int) -> RlConfig:
+        changes = self._setting.methods[method]
+        return RlConfig.parse({"init_from": str(base), "seed": seed} | self._setting.common | changes)
+
+    def _supervised(self, seed: int) -> Path:
+        run = self._work / f"{self._setting.name}-supervised-{seed}"
+        if not _has_ended(run):
+            config = RunConfig.load(
+                CHECKOUT / "configs" / "movielens-generative.yaml",
+                [f"seed={seed}", "cluster.dashboard=false", *self._setting.supervised],
+            )
+            begun = time.process_time()
+            train(config, run, resume="if_begun", cluster=in_process)
+            _keep_cpu(run, begun)
+        return run
+
+    def _trained(self, method: str, config: RlConfig, seed: int) -> Path:
+        name = method.lower().replace(",", "").replace(" ", "-")
+        run = self._work / f"{self._setting.name}-{name}-{seed}"
+        if not _has_ended(run):
+            begun = time.process_time()
+            train_policy(config, run, resume=run.is_dir(), cluster=in_process)
+            _keep_cpu(run, begun)
+        return run
+
+    def _facts(self, run: Path) -> dict[str, float]:
+        """Means over the steps, and processor seconds."""
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        steps = [line for line in lines if "loss" in line]
+        found = {name: float(np.mean([line[name] for line in steps])) for name in SHOWN_METRICS}
+        # From the second batch on, the policy may have moved since the batch was sampled.
+        found["largest clip_share"] = max(line["clip_share"] for line in steps)
+        last = [line for line in lines if "seconds/learner.update" in line][-1]
+        work = ("rollouts.sample", "rewards.score", "reference.log_probs", "learner.update")
+        found["seconds of steps"] = sum(last[f"seconds/{name}"] for name in work)
+        return found | json.loads((run / "cpu.json").read_text())
+
+    def _item_means(self, config: RlConfig, supervised: ListMaker) -> ItemMeans:
+        """Of answers to what the supervised policy samples, as many as training asked for."""
+        policy, rewards = supervised.policy, config.rewards
+        asked = ListMaker(config.init_from, "best", rewards)
+        stream = PromptStream(policy.task.dataset, config.prompts, config.seed)
+        items, answers = [], []
+        for step in range(config.steps):
+            prompts = stream.step(step)
+            rollouts = policy.sample(prompts, config.rollout, config.seed)
+            items.append(rollouts.items_UG.reshape(-1))
+            answers.append(asked.worth(prompts, rollouts.items_UG).reshape(-1))
+        return ItemMeans.of(np.concatenate(items), np.concatenate(answers), len(policy.task.dataset.items))
+
+    def _optimum(self, supervised: ListMaker) -> np.ndarray:
+        dataset = supervised.policy.task.dataset
+        world = World.read(self._setting.truth["world"], pd.Index(dataset.items.keys.to_pandas()), SATIATION)
+        keys = dict(
+            zip(dataset.users["user_id"].to_pylist(), dataset.users["user_key"].to_pylist(), strict=True)
+        )
+        found = []
+        for prompts in supervised.prompts("test"):
+            samples = prompts.samples
+            rows_U = world.rows_of([str(keys[user]) for user in samples.user_ids_B.tolist()])
+            histories = np.split(dataset.item_positions(samples.item_ids_N), samples.offsets_B1[1:-1])
+            found.append(best_lists(world, rows_U, _padded(histories, MEMORY), _padded(histories, None)))
+        return np.concatenate(found)
+
+    def _say(self, seed: int, method: str, scores: Scores, facts: dict[str, float]) -> None:
+        means = ", ".join(f"{name} {score_U.mean():.4f}" for name, score_U in scores.items())
+        rest = ", ".join(f"{name} {value:.3g}" for name, value in facts.items())
+        log.print(f"{self._setting.name}, seed {seed}, {method}: {means}; {rest}", highlight=False)
+
+
+def _padded(histories: Sequence[np.ndarray], newest: int | None) -> np.ndarray:
+    """Rows of the newest events, padded with -1."""
+    width = newest or max(map(len, histories))
+    rows = np.full((len(histories), width), -1)
+    for row, history in zip(rows, histories, strict=True):
+        kept = history[-width:]
+        row[: len(kept)] = kept
+    return rows
+
+
+def _has_ended(run: Path) -> bool:
+    return run.is_dir() and RunFolder.open(run).condition == "finished" and (run / "cpu.json").is_file()
+
+
+def _keep_cpu(run: Path, begun: float) -> None:
+    seconds = time.process_time() - begun
+    (run / "cpu.json").write_text(json.dumps({"cpu seconds": seconds}))
+
+
+def record_of(setting: Setting, seeds: Sequence[int], work: Path) -> dict[str, Any]:
+    """Measure all seeds and summarize them."""
+    measurement = Measurement(setting, work)
+    begun = time.perf_counter()
+    by_seed = [measurement.seed(seed) for seed in seeds]
+    results = {}
+    for method in by_seed[0][0]:
+        results[method] = {
+            metric: _compared(
+                np.stack([scores[method][metric] for scores, _ in by_seed]),
+                np.stack([scores["supervised"][metric] for scores, _ in by_seed]),
+            )
+            for metric in by_seed[0][0][method]
+        }
+    against = _between(by_seed, [*setting.methods])
+    facts = {
+        method: {name: float(np.mean([facts[method][name] for _, facts in by_seed])) for name in first}
+        for method, first in by_seed[0][1].items()
+    }
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "setting": setting.name,
+        "seeds": list(seeds),
+        "num_users": len(by_seed[0][0]["supervised"]["worth"]),
+        "supervised cpu seconds": [
+            json.loads((work / f"{setting.name}-supervised-{seed}" / "cpu.json").read_text())["cpu seconds"]
+            for seed in seeds
+        ],
+        "minutes": (time.perf_counter() - begun) / 60,
+        "results": results,
+        "against supervised learning on the same events": against,
+        "facts": facts,
+    }
+
+
+def _compared(scores_SU: np.ndarray, supervised_SU: np.ndarray) -> dict[str, Any]:
+    some_U = ~np.isnan(scores_SU[0])
+    scores_SU, supervised_SU = scores_SU[:, some_U], supervised_SU[:, some_U]
+    return {
+        "mean": mean_of(scores_SU)._asdict(),
+        "by seed": scores_SU.mean(axis=1).tolist(),
+        "change": change_of(scores_SU, supervised_SU)._asdict(),
+    }
+
+
+def _between(by_seed: Sequence[Any], methods: Sequence[str]) -> dict[str, Any]:
+    """Each method against the first one, supervised learning."""
+    control, *others = methods
+
+    def of(method: str, metric: str) -> np.ndarray:
+        return np.stack([scores[method][metric] for scores, _ in by_seed])
+
+    return {
+        method: {
+            metric: change_of(of(method, metric), of(control, metric))._asdict()
+            for metric in ("recall@10", "ndcg@10", "worth")
+        }
+        for method in others
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.rl_evidence")
+    parser.add_argument("setting", choices=["movielens", "world"])
+    parser.add_argument("--source", type=Path, help="MovieLens 100K as RecBole publishes it")
+    parser.add_argument("--work", type=Path, required=True, help="folder of the runs; kept")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    options.work.mkdir(parents=True, exist_ok=True)
+    work = options.work.resolve()
+    if options.setting == "movielens":
+        if options.source is None:
+            parser.error("movielens needs --source")
+        setting = movielens(prepared_movielens(options.source, work))
+    else:
+        setting = world(*prepared_world(work))
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    record = record_of(setting, seeds, work)
+    EVIDENCE.mkdir(parents=True, exist_ok=True)
+    (EVIDENCE / f"{setting.name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    write_page()
+
+
+if __name__ == "__main__":
+    main()
