@@ -28,10 +28,16 @@ def mean_of(scores_SU: Float64Array) -> Estimate:
 def change_of(
     after_SU: Float64Array, before_SU: Float64Array, num_resamples: int = NUM_RESAMPLES
 ) -> Estimate:
-    """Relative change of the mean, (after - before) / before."""
+    """Relative change of the mean, (after - before) / before; NaN where a mean may be 0."""
     if after_SU.shape != before_SU.shape:
         raise ValueError(f"scores of shapes {after_SU.shape} and {before_SU.shape} are not paired")
-    return _estimate([after_SU, before_SU], lambda means: means[0] / means[1] - 1.0, num_resamples)
+
+    def change(means: list[Float64Array]) -> Float64Array:
+        is_there = means[1] != 0
+        ratio = np.divide(means[0], means[1], out=np.full_like(means[1], np.nan), where=is_there)
+        return ratio - 1.0
+
+    return _estimate([after_SU, before_SU], change, num_resamples)
 
 
 def _estimate(

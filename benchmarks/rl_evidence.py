@@ -124,27 +124,27 @@ def world(data: Path, truth: Path) -> Setting:
     """Rewards are answers of simulated users."""
     learner = {"learning_rate": 1e-3, "warmup_steps": 5}
     simulator = {"kind": "simulator", "path": str(truth), "satiation": SATIATION, "memory": MEMORY}
-    dynamic = {"group_size": 16, "chunk_users": 64, "dynamic": {"groups": 64, "max_reads": 6}}
+    dynamic = {"group_size": 16, "chunk_users": 64, "dynamic": {"groups": 48, "max_reads": 4}}
     graded = {"parts": [simulator | {"feedback": "expected"}]}
     return Setting(
         "world",
         [
             f"data.path={data}",
-            "training.epochs=10",
+            "training.epochs=8",
             "training.batch_size=64",
-            "model.backbone.dim=48",
+            "model.backbone.dim=32",
             "model.backbone.num_layers=1",
-            "model.backbone.feedforward_dim=96",
-            "model.backbone.max_length=24",
+            "model.backbone.feedforward_dim=64",
+            "model.backbone.max_length=16",
             "model.backbone.dropout=0.1",
         ],
         _rl(
-            60,
+            40,
             1e-3,
-            prompts={"split": "train", "users_per_step": 96, "held_out_share": HELD_OUT},
+            prompts={"split": "train", "users_per_step": 64, "held_out_share": HELD_OUT},
             rewards={"parts": [simulator | {"feedback": "sampled"}]},
             learner=learner,
-            evaluation={"every_steps": 30, "metric": "reward", "temperatures": [1.0], "max_users": 512},
+            evaluation={"every_steps": 20, "metric": "reward", "temperatures": [1.0], "max_users": 256},
         ),
         {
             "supervised learning": {"learner": learner | {"reward_weight": 0.0, "nll_coefficient": 1.0}},
@@ -370,6 +370,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs; kept")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument(
+        "--runs-only", action="store_true", help="write no record, so that processes can share the seeds"
+    )
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
@@ -381,6 +384,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         setting = world(*prepared_world(work))
     seeds = range(options.first_seed, options.first_seed + options.seeds)
+    if options.runs_only:
+        for seed in seeds:
+            Measurement(setting, work).seed(seed)
+        return
     record = record_of(setting, seeds, work)
     EVIDENCE.mkdir(parents=True, exist_ok=True)
     (EVIDENCE / f"{setting.name}.json").write_text(json.dumps(record, indent=1) + "\n")

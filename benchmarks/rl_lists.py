@@ -123,7 +123,7 @@ class ItemMeans:
         """Of answers that were given to items."""
         is_item = items >= 0
         return cls(
-            np.bincount(items[is_item], answers[is_item], num_items),
+            np.bincount(items[is_item], answers[is_item], num_items).astype(np.float64),
             np.bincount(items[is_item], minlength=num_items).astype(np.float64),
         )
 

@@ -39,7 +39,7 @@ class LoggedWorld:
 
     @classmethod
     def random(
-        cls, num_users: int = 2_000, num_items: int = 400, num_categories: int = 20, seed: int = 0
+        cls, num_users: int = 1_000, num_items: int = 200, num_categories: int = 10, seed: int = 0
     ) -> LoggedWorld:
         random = np.random.default_rng([seed, 0x57])
         num_factors = 8
@@ -60,7 +60,7 @@ class LoggedWorld:
         )
         return cls(world, pd.Index([f"i{item}" for item in range(num_items)]), exposure_I)
 
-    def write(self, folder: Path, shortest: int = 8, longest: int = 24, seed: int = 0) -> None:
+    def write(self, folder: Path, shortest: int = 6, longest: int = 16, seed: int = 0) -> None:
         """Write the truth to `folder/world`, and a log of interactions to `folder/source`."""
         self.world.write(folder / "world", self.item_keys)
         random = np.random.default_rng([seed, 0x10])
