@@ -24,8 +24,9 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ import torch
 
 from benchmarks.paired_seeds import change_of, mean_of
 from benchmarks.rl_evidence_page import EVIDENCE, write_page
-from benchmarks.rl_lists import ItemMeans, ListMaker, Scores, is_held_out_of
+from benchmarks.rl_lists import ItemMeans, ListMaker, Scores
 from benchmarks.simulated_world import MEMORY, SATIATION, LoggedWorld, best_lists
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -56,6 +57,8 @@ HELD_OUT, N, TEMPERATURES = 0.2, 64, (0.1, 0.25, 0.5, 0.75, 1.0)
 SHOWN_METRICS = ("zero_variance_share", "oversampling", "ratio_deviation", "clip_share", "staleness", "kl")
 DAPO: dict[str, Any] = {"name": "grpo", "clip_high": 0.28, "mean": "batch"}
 Settings = dict[str, Any]
+SUPERVISED, OPTIMUM = "supervised", "optimum"
+BEST_BY_REWARD, BEST_BY_MEANS = f"best of {N} by the reward", f"best of {N} by item means"
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ class Setting:
     """The reward by which lists are judged."""
     metric: str
     """By which the temperature is chosen."""
-    truth: dict[str, Path] = field(default_factory=dict)
+    truth: Path | None = None
+    """Folder of the world."""
 
 
 def _rl(steps: int, learning_rate: float, **changes: Any) -> Settings:
@@ -160,7 +164,7 @@ def world(data: Path, truth: Path) -> Setting:
         },
         simulator | {"feedback": "expected"},
         "worth",
-        {"world": truth},
+        truth,
     )
 
 
@@ -181,62 +185,86 @@ def prepared_world(work: Path) -> tuple[Path, Path]:
     return data, folder / "world"
 
 
-class Measurement:
-    """All seeds of one setting."""
+class SeedMeasurement:
+    """The methods of one seed; what has been measured is kept beside the runs."""
 
-    def __init__(self, setting: Setting, work: Path) -> None:
-        self._setting, self._work = setting, work
+    def __init__(self, setting: Setting, work: Path, seed: int) -> None:
+        self._setting, self._work, self._seed = setting, work, seed
         self._worth = RewardsConfig.parse({"parts": [setting.worth]})
 
-    def seed(self, seed: int) -> tuple[dict[str, Scores], dict[str, dict[str, float]]]:
-        """([method -> scores of test users], [method -> what its run was like])."""
-        base = self._supervised(seed)
-        supervised = ListMaker(str(base), "best", self._worth)
-        scores, facts = {"supervised": supervised.beam()}, dict[str, dict[str, float]]()
-        for method in self._setting.methods:
-            config = self._config(method, base, seed)
-            run = self._trained(method, config, seed)
-            scores[method] = ListMaker(str(run), "best", self._worth).beam()
-            facts[method] = self._facts(run)
-            self._say(seed, method, scores[method], facts[method])
-        best, scores["temperature"] = supervised.temperature(TEMPERATURES, self._setting.metric, HELD_OUT)
-        facts["temperature"] = {"temperature": best}
-        scores[f"best of {N} by the reward"] = supervised.best_of(N, supervised.worth)
-        if self._setting.truth:
-            means = self._item_means(self._config("GRPO", base, seed), supervised)
-            scores[f"best of {N} by item means"] = supervised.best_of(N, means)
-            scores["optimum"] = {"worth": self._optimum(supervised)}
-        for method in scores.keys() - self._setting.methods.keys():
-            self._say(seed, method, scores[method], facts.get(method, {}))
-        held_out_U = is_held_out_of(supervised.prompts("test"), HELD_OUT)
-        for found in scores.values():
-            found["worth, users held out"] = np.where(held_out_U, found["worth"], np.nan)
-        return scores, facts
+    @property
+    def methods(self) -> list[str]:
+        """Those that are trained, and the controls that train nothing."""
+        controls = ["temperature", BEST_BY_REWARD]
+        if self._setting.truth is not None:
+            controls += [BEST_BY_MEANS, OPTIMUM]
+        return [SUPERVISED, *self._setting.methods, *controls]
 
-    def _config(self, method: str, base: Path, seed: int) -> RlConfig:
-        changes = self._setting.methods[method]
-        return RlConfig.parse({"init_from": str(base), "seed": seed} | self._setting.common | changes)
+    def measured(self, method: str) -> tuple[Scores, dict[str, float]]:
+        """(scores of the test users, what the run was like)."""
+        path = self._path(method).with_suffix(".npz")
+        facts_path = path.with_suffix(".json")
+        if not path.is_file():
+            scores, facts = self._measure(method)
+            self._say(method, scores, facts)
+            facts_path.write_text(json.dumps(facts))
+            np.savez(path, **scores)  # type: ignore[arg-type]
+        with np.load(path) as kept:
+            return dict(kept), json.loads(facts_path.read_text())
 
-    def _supervised(self, seed: int) -> Path:
-        run = self._work / f"{self._setting.name}-supervised-{seed}"
+    def _measure(self, method: str) -> tuple[Scores, dict[str, float]]:
+        if method in self._setting.methods:
+            run = self._trained(method)
+            return self._lists(run).beam(), self._facts(run)
+        supervised = self._supervised
+        if method == "temperature":
+            best, scores = supervised.temperature(TEMPERATURES, self._setting.metric)
+            return scores, {"temperature": best}
+        if method == BEST_BY_REWARD:
+            return supervised.best_of(N, supervised.worth), {}
+        if method == BEST_BY_MEANS:
+            return supervised.best_of(N, self._item_means()), {}
+        if method == OPTIMUM:
+            return supervised.of_test("worth", self._optimum()), {}
+        return supervised.beam(), {}
+
+    @cached_property
+    def _supervised(self) -> ListMaker:
+        return self._lists(self._base)
+
+    @cached_property
+    def _base(self) -> Path:
+        """The supervised run."""
+        run = self._path(SUPERVISED)
         if not _has_ended(run):
             config = RunConfig.load(
                 CHECKOUT / "configs" / "movielens-generative.yaml",
-                [f"seed={seed}", "cluster.dashboard=false", *self._setting.supervised],
+                [f"seed={self._seed}", "cluster.dashboard=false", *self._setting.supervised],
             )
             begun = time.process_time()
             train(config, run, resume="if_begun", cluster=in_process)
             _keep_cpu(run, begun)
         return run
 
-    def _trained(self, method: str, config: RlConfig, seed: int) -> Path:
-        name = method.lower().replace(",", "").replace(" ", "-")
-        run = self._work / f"{self._setting.name}-{name}-{seed}"
+    def _lists(self, run: Path) -> ListMaker:
+        return ListMaker(str(run), "best", self._worth, HELD_OUT)
+
+    def _config(self, method: str) -> RlConfig:
+        changes = self._setting.methods[method]
+        base = {"init_from": str(self._base), "seed": self._seed}
+        return RlConfig.parse(base | self._setting.common | changes)
+
+    def _trained(self, method: str) -> Path:
+        run = self._path(method)
         if not _has_ended(run):
             begun = time.process_time()
-            train_policy(config, run, resume=run.is_dir(), cluster=in_process)
+            train_policy(self._config(method), run, resume=run.is_dir(), cluster=in_process)
             _keep_cpu(run, begun)
         return run
+
+    def _path(self, method: str) -> Path:
+        name = method.lower().replace(",", "").replace(" ", "-")
+        return self._work / f"{self._setting.name}-{name}-{self._seed}"
 
     def _facts(self, run: Path) -> dict[str, float]:
         """Means over the steps, and processor seconds."""
@@ -250,10 +278,10 @@ class Measurement:
         found["seconds of steps"] = sum(last[f"seconds/{name}"] for name in work)
         return found | json.loads((run / "cpu.json").read_text())
 
-    def _item_means(self, config: RlConfig, supervised: ListMaker) -> ItemMeans:
+    def _item_means(self) -> ItemMeans:
         """Of answers to what the supervised policy samples, as many as training asked for."""
-        policy, rewards = supervised.policy, config.rewards
-        asked = ListMaker(config.init_from, "best", rewards)
+        config, policy = self._config("GRPO"), self._supervised.policy
+        asked = ListMaker(config.init_from, "best", config.rewards, HELD_OUT)
         stream = PromptStream(policy.task.dataset, config.prompts, config.seed)
         items, answers = [], []
         for step in range(config.steps):
@@ -263,24 +291,24 @@ class Measurement:
             answers.append(asked.worth(prompts, rollouts.items_UG).reshape(-1))
         return ItemMeans.of(np.concatenate(items), np.concatenate(answers), len(policy.task.dataset.items))
 
-    def _optimum(self, supervised: ListMaker) -> np.ndarray:
-        dataset = supervised.policy.task.dataset
-        world = World.read(self._setting.truth["world"], pd.Index(dataset.items.keys.to_pandas()), SATIATION)
-        keys = dict(
-            zip(dataset.users["user_id"].to_pylist(), dataset.users["user_key"].to_pylist(), strict=True)
-        )
+    def _optimum(self) -> np.ndarray:
+        dataset, truth = self._supervised.policy.task.dataset, self._setting.truth
+        assert truth is not None, "it is asked for where there is one"
+        world = World.read(truth, pd.Index(dataset.items.keys.to_pandas()), SATIATION)
+        ids, keys = (dataset.users[name].to_pylist() for name in ("user_id", "user_key"))
+        key_of = dict(zip(ids, keys, strict=True))
         found = []
-        for prompts in supervised.prompts("test"):
+        for prompts in self._supervised.prompts("test"):
             samples = prompts.samples
-            rows_U = world.rows_of([str(keys[user]) for user in samples.user_ids_B.tolist()])
+            rows_U = world.rows_of([str(key_of[user]) for user in samples.user_ids_B.tolist()])
             histories = np.split(dataset.item_positions(samples.item_ids_N), samples.offsets_B1[1:-1])
             found.append(best_lists(world, rows_U, _padded(histories, MEMORY), _padded(histories, None)))
         return np.concatenate(found)
 
-    def _say(self, seed: int, method: str, scores: Scores, facts: dict[str, float]) -> None:
-        means = ", ".join(f"{name} {score_U.mean():.4f}" for name, score_U in scores.items())
+    def _say(self, method: str, scores: Scores, facts: dict[str, float]) -> None:
+        means = ", ".join(f"{name} {np.nanmean(score_U):.4f}" for name, score_U in scores.items())
         rest = ", ".join(f"{name} {value:.3g}" for name, value in facts.items())
-        log.print(f"{self._setting.name}, seed {seed}, {method}: {means}; {rest}", highlight=False)
+        log.print(f"{self._setting.name} {self._seed} {method}: {means}; {rest}", highlight=False)
 
 
 def _padded(histories: Sequence[np.ndarray], newest: int | None) -> np.ndarray:
@@ -303,37 +331,41 @@ def _keep_cpu(run: Path, begun: float) -> None:
 
 
 def record_of(setting: Setting, seeds: Sequence[int], work: Path) -> dict[str, Any]:
-    """Measure all seeds and summarize them."""
-    measurement = Measurement(setting, work)
-    begun = time.perf_counter()
-    by_seed = [measurement.seed(seed) for seed in seeds]
-    results = {}
-    for method in by_seed[0][0]:
-        results[method] = {
-            metric: _compared(
-                np.stack([scores[method][metric] for scores, _ in by_seed]),
-                np.stack([scores["supervised"][metric] for scores, _ in by_seed]),
-            )
-            for metric in by_seed[0][0][method]
-        }
-    against = _between(by_seed, [*setting.methods])
-    facts = {
-        method: {name: float(np.mean([facts[method][name] for _, facts in by_seed])) for name in first}
-        for method, first in by_seed[0][1].items()
+    """Measure what is not measured yet, and summarize all seeds."""
+    by_seed = [SeedMeasurement(setting, work, seed) for seed in seeds]
+    measured = {method: [of_seed.measured(method) for of_seed in by_seed] for method in by_seed[0].methods}
+    scores = {
+        method: {metric: np.stack([each[metric] for each, _ in found]) for metric in found[0][0]}
+        for method, found in measured.items()
     }
+    control = next(iter(setting.methods))
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "setting": setting.name,
         "seeds": list(seeds),
-        "num_users": len(by_seed[0][0]["supervised"]["worth"]),
+        "num_users": scores[SUPERVISED]["worth"].shape[1],
         "supervised cpu seconds": [
-            json.loads((work / f"{setting.name}-supervised-{seed}" / "cpu.json").read_text())["cpu seconds"]
+            json.loads((work / f"{setting.name}-{SUPERVISED}-{seed}" / "cpu.json").read_text())["cpu seconds"]
             for seed in seeds
         ],
-        "minutes": (time.perf_counter() - begun) / 60,
-        "results": results,
-        "against supervised learning on the same events": against,
-        "facts": facts,
+        "results": {
+            method: {
+                metric: _compared(found_SU, scores[SUPERVISED][metric]) for metric, found_SU in found.items()
+            }
+            for method, found in scores.items()
+        },
+        f"against {control}": {
+            method: {
+                metric: _compared(found_SU, scores[control][metric])["change"]
+                for metric, found_SU in scores[method].items()
+            }
+            for method in setting.methods
+            if method != control
+        },
+        "facts": {
+            method: {name: float(np.mean([facts[name] for _, facts in found])) for name in found[0][1]}
+            for method, found in measured.items()
+        },
     }
 
 
@@ -344,22 +376,6 @@ def _compared(scores_SU: np.ndarray, supervised_SU: np.ndarray) -> dict[str, Any
         "mean": mean_of(scores_SU)._asdict(),
         "by seed": scores_SU.mean(axis=1).tolist(),
         "change": change_of(scores_SU, supervised_SU)._asdict(),
-    }
-
-
-def _between(by_seed: Sequence[Any], methods: Sequence[str]) -> dict[str, Any]:
-    """Each method against the first one, supervised learning."""
-    control, *others = methods
-
-    def of(method: str, metric: str) -> np.ndarray:
-        return np.stack([scores[method][metric] for scores, _ in by_seed])
-
-    return {
-        method: {
-            metric: change_of(of(method, metric), of(control, metric))._asdict()
-            for metric in ("recall@10", "ndcg@10", "worth")
-        }
-        for method in others
     }
 
 
@@ -386,7 +402,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     if options.runs_only:
         for seed in seeds:
-            Measurement(setting, work).seed(seed)
+            measurement = SeedMeasurement(setting, work, seed)
+            for method in measurement.methods:
+                measurement.measured(method)
         return
     record = record_of(setting, seeds, work)
     EVIDENCE.mkdir(parents=True, exist_ok=True)

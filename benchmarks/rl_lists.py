@@ -34,38 +34,48 @@ Choose = Callable[[Prompts, Int64Array], Float64Array]
 class ListMaker:
     """Lists of one policy, and what they are worth."""
 
-    def __init__(self, run: str, snapshot: str, rewards: RewardsConfig) -> None:
+    def __init__(self, run: str, snapshot: str, rewards: RewardsConfig, held_out_share: float) -> None:
         """
         Args:
             rewards: what lists are worth: the truth, where there is one.
+            held_out_share: of users that no policy was trained on by rewards.
         """
+        self._held_out_share = held_out_share
         config = RlConfig(init_from=run, snapshot=snapshot, rewards=rewards)
         self.policy = Policy.load(config)
         self._inputs = RewardInputs(self.policy, rewards.needs_queries)
         self._mix = build_rewards(rewards, self._inputs.context())
 
     def prompts(self, split: Split, held_out_share: float | None = None) -> list[Prompts]:
+        """Users of a split, batch by batch; all of them, or those held out."""
         dataset = self.policy.task.dataset
         return prompts_of(dataset, split, BATCH, None, dataset.has_times(), held_out_share)
 
-    def beam(self, split: Split = "test") -> Scores:
+    def of_test(self, metric: str, score_U: Float64Array) -> Scores:
+        """A metric of all test users, and of those held out; NaN for the others."""
+        held_out_U = np.concatenate(
+            [is_held_out(each.samples.user_ids_B, self._held_out_share) for each in self.prompts("test")]
+        )
+        return {metric: score_U, f"{metric}, users held out": np.where(held_out_U, score_U, np.nan)}
+
+    def beam(self) -> Scores:
         """The likeliest items."""
 
         def lists(prompts: Prompts) -> Int64Array:
             found: Int64Array = self._sampled(prompts, 1, 1.0)[0][:, :K]
             return found
 
-        return self._scores(self.prompts(split), lists)
+        return self._tested(lists)
 
-    def temperature(self, tried: Sequence[float], metric: str, held_out_share: float) -> tuple[float, Scores]:
-        """Sampled lists at the temperature that is best on validation users: (temperature, scores)."""
-        valid = self.prompts("valid", held_out_share)
+    def temperature(self, tried: Sequence[float], metric: str) -> tuple[float, Scores]:
+        """Sampled lists at the temperature that is best on held-out validation users."""
+        valid = self.prompts("valid", self._held_out_share)
 
         def lists(temperature: float) -> Callable[[Prompts], Int64Array]:
             return lambda prompts: self._sampled(prompts, K, temperature)[1]
 
         best = max(tried, key=lambda each: self._scores(valid, lists(each))[metric].mean())
-        return best, self._scores(self.prompts("test"), lists(best))
+        return best, self._tested(lists(best))
 
     def best_of(self, num: int, choose: Choose) -> Scores:
         """The ten of `num` distinct sampled items that are worth most by `choose`."""
@@ -76,7 +86,7 @@ class ListMaker:
             order_UN = np.argsort(-value_UN, axis=1, kind="stable")
             return np.take_along_axis(items_UN, order_UN[:, :K], axis=1)
 
-        return self._scores(self.prompts("test"), lists)
+        return self._tested(lists)
 
     def worth(self, prompts: Prompts, items_UK: Int64Array) -> Float64Array:
         """[U, K] the reward of each item; 0 where there is none."""
@@ -91,6 +101,10 @@ class ListMaker:
         found = self.policy.sample_lists(prompts, ListSettings(size, (temperature,), LIST_SEED))
         return found.ranked_UK, found.lists[0][0]
 
+    def _tested(self, lists: Callable[[Prompts], Int64Array]) -> Scores:
+        found = self._scores(self.prompts("test"), lists)
+        return found | self.of_test("worth", found["worth"])
+
     def _scores(self, batches: Sequence[Prompts], lists: Callable[[Prompts], Int64Array]) -> Scores:
         parts = [self._scores_of(prompts, lists(prompts)) for prompts in batches]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -103,11 +117,6 @@ class ListMaker:
             "ndcg@10": (is_hit_UK * gain_K).sum(axis=1),
             "worth": self.worth(prompts, items_UK).mean(axis=1),
         }
-
-
-def is_held_out_of(prompts: Sequence[Prompts], share: float) -> np.ndarray:
-    """[U] users that no policy was trained on by rewards."""
-    return np.concatenate([is_held_out(each.samples.user_ids_B, share) for each in prompts])
 
 
 @dataclass
