@@ -79,12 +79,13 @@ class Setting:
     """Folder of the world."""
 
 
-def _rl(steps: int, learning_rate: float, **changes: Any) -> Settings:
+def _rl(steps: int, learner: Settings, **changes: Any) -> Settings:
+    """Settings of every method: steps and learning rate of the control are those of the others."""
     return {
         "steps": steps,
         "algorithm": {"name": "grpo"},
         "rollout": {"group_size": 16, "chunk_users": 64},
-        "learner": {"learning_rate": learning_rate, "warmup_steps": 5},
+        "learner": learner,
         "placement": {"threads": 1},
         "alarms": {"max_kl": 50.0, "min_entropy_share": 0.0},
     } | changes
@@ -93,29 +94,26 @@ def _rl(steps: int, learning_rate: float, **changes: Any) -> Settings:
 def movielens(data: Path) -> Setting:
     """Rewards are the label, by the same events as the control."""
     learner = {"learning_rate": 1e-4, "warmup_steps": 5}
-    dynamic = {"groups": 64, "max_reads": 6}
+    dynamic = {"group_size": 16, "chunk_users": 64, "dynamic": {"groups": 32, "max_reads": 4}}
     return Setting(
         "movielens",
         [f"data.path={data}"],
         _rl(
-            40,
-            1e-4,
+            30,
+            learner,
             prompts={"split": "valid", "users_per_step": 96, "held_out_share": HELD_OUT},
             rewards={
                 "parts": [{"kind": "hit"}, {"kind": "rank_position", "penalty": True, "only_with_hit": True}]
             },
-            evaluation={"every_steps": 20, "metric": "ndcg@10", "temperatures": [1.0]},
+            evaluation={"every_steps": 15, "metric": "ndcg@10", "temperatures": [1.0]},
         ),
         {
             "supervised learning": {"learner": learner | {"reward_weight": 0.0, "nll_coefficient": 1.0}},
             "GRPO": {},
-            "DAPO": {
-                "algorithm": DAPO,
-                "rollout": {"group_size": 16, "chunk_users": 64, "dynamic": dynamic},
-            },
+            "DAPO": {"algorithm": DAPO, "rollout": dynamic},
             "DAPO and supervised": {
                 "algorithm": DAPO,
-                "rollout": {"group_size": 16, "chunk_users": 64, "dynamic": dynamic},
+                "rollout": dynamic,
                 "learner": learner | {"nll_coefficient": 0.1},
             },
         },
@@ -134,7 +132,8 @@ def world(data: Path, truth: Path) -> Setting:
         "world",
         [
             f"data.path={data}",
-            "training.epochs=8",
+            "training.epochs=30",
+            "training.optimizer={learning_rate: 0.003, weight_decay: 0.1}",
             "training.batch_size=64",
             "model.backbone.dim=32",
             "model.backbone.num_layers=1",
@@ -144,10 +143,9 @@ def world(data: Path, truth: Path) -> Setting:
         ],
         _rl(
             40,
-            1e-3,
+            learner,
             prompts={"split": "train", "users_per_step": 64, "held_out_share": HELD_OUT},
             rewards={"parts": [simulator | {"feedback": "sampled"}]},
-            learner=learner,
             evaluation={"every_steps": 20, "metric": "reward", "temperatures": [1.0], "max_users": 256},
         ),
         {
