@@ -41,6 +41,18 @@ class PromptsConfig(Config):
         return self
 
 
+class DynamicSamplingConfig(Config):
+    """Dynamic sampling: groups whose candidates all have the same reward are left out of the batch, and
+    further prompts are sampled in their place. DAPO, arXiv:2503.14476."""
+
+    groups: _Count = 128
+    """Groups with different rewards that a batch is to have. Reads of prompts are used whole, so it may have
+    more."""
+    max_reads: _Count = 8
+    """Largest number of reads of `prompts.users_per_step` rows per batch. A batch that lacks groups after
+    these is learned from as it is; where no group of it has signal, all are used for the KL and NLL terms."""
+
+
 class RolloutConfig(Config):
     """How candidates are sampled."""
 
@@ -59,6 +71,8 @@ class RolloutConfig(Config):
     chunk_users: _Count = 64
     """Users whose candidates are sampled at once. Noise is keyed by chunk, so results do not depend on which
     worker samples it."""
+    dynamic: DynamicSamplingConfig | None = None
+    """Refill batches until enough groups have signal (default: learn from whatever was read)."""
 
 
 class LearnerConfig(Config):
@@ -179,6 +193,25 @@ class RlConfig(Config):
                 f"{placement.sync_every * updates} optimizer steps (placement.sync_every x "
                 "learner.updates_per_batch): the run would wait forever for weights that are young enough; "
                 "raise max_staleness, or lower the others"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _dynamic_sampling_can_fill_a_batch(self) -> RlConfig:
+        if (dynamic := self.rollout.dynamic) is None:
+            return self
+        if self.algorithm.learns_from_equal_rewards:
+            raise ValueError(
+                f"rl.rollout.dynamic leaves out groups of equal rewards, and {self.algorithm.name} learns "
+                "from these, too: it compares candidates with the logged target; leave out dynamic, or "
+                "choose a policy-gradient loss"
+            )
+        most = dynamic.max_reads * self.prompts.users_per_step
+        if dynamic.groups > most:
+            raise ValueError(
+                f"rl.rollout.dynamic.groups is {dynamic.groups}, and {dynamic.max_reads} reads (max_reads) "
+                f"of {self.prompts.users_per_step} rows (prompts.users_per_step) have {most} users at most: "
+                "no batch would ever be full; lower groups, or raise one of the others"
             )
         return self
 

@@ -105,11 +105,13 @@ class SingleController:
         summary, scored = self._rewards[0].score.options(num_returns=2).remote(rollouts)
         return summary, scored
 
-    def reference_log_probs(self, rollouts: Sequence[Promise[Rollouts]]) -> list[Promise[ReferenceLogProbs]]:
+    def reference_log_probs(
+        self, chunks: Sequence[Promise[Rollouts]] | Sequence[Promise[ScoredRollouts]]
+    ) -> list[Promise[ReferenceLogProbs]]:
         """Compute the supervised policy's log-probabilities of every chunk."""
         return [
             self._nth(self._references, number).reference_log_probs.remote(chunk)
-            for number, chunk in enumerate(rollouts)
+            for number, chunk in enumerate(chunks)
         ]
 
     def update(

@@ -122,15 +122,32 @@ class PromptStream:
         self._columns = _Columns.of(config.split, self.plan.spec.schema.names)
 
     def step(self, step: int) -> Prompts:
-        """Read the prompts of a step, counted from 0. They have fewer users than rows are read where some are
-        held out or have a single event; if none is left, the rows of the next step are used.
+        """Read the prompts of a step, counted from 0, where every step takes one read.
 
         Raises:
             InputError: no step has any users left.
         """
-        for read in range(step, step + self.plan.steps_per_epoch):
-            if len(prompts := self._read(step, read)):
-                return prompts
+        return self.read_on(step, step)[0]
+
+    def read_on(self, step: int, read: int) -> tuple[Prompts, int]:
+        """Read prompts from a position on, in reads of `users_per_step` rows.
+
+        They have fewer users than rows are read where some are held out or have a single event; where none is
+        left, the next read is used.
+
+        Args:
+            step: that they are for.
+            read: the position, counted in reads.
+
+        Returns:
+            prompts, and the position after them.
+
+        Raises:
+            InputError: no read has any users left.
+        """
+        for each in range(read, read + self.plan.steps_per_epoch):
+            if len(prompts := self._read(step, each)):
+                return prompts, each + 1
         raise InputError(
             f"{self._dataset.root}: there are no users to sample for: all users of the split "
             f"{self._config.split!r} are held out (prompts.held_out_share), or have one event"
@@ -140,7 +157,7 @@ class PromptStream:
         rows = self._reader.read_batch(self.plan.batch(read))
         samples, labels = self._columns.samples(step, rows.row_keys_B, rows.rows)
         if self._config.split == "train":
-            prompts = self._before_an_event(samples, labels)
+            prompts = self._before_an_event(samples, labels, read)
         else:
             prompts = _as_they_are(samples, labels)
         is_used_U = ~is_held_out(prompts.samples.user_ids_B, self._config.held_out_share)
@@ -150,19 +167,19 @@ class PromptStream:
         assert prompts.samples.targets_B is not None, "both ways of making prompts set them"
         return replace(prompts, targets_U=self._dataset.item_positions(prompts.samples.targets_B))
 
-    def position(self, step: int) -> ReadPosition:
-        """Return the position in the files before a step."""
-        return self.plan.position(step)
+    def position(self, read: int) -> ReadPosition:
+        """Return the position in the files before a read."""
+        return self.plan.position(read)
 
-    def _before_an_event(self, samples: SampleBatch, labels: dict[Label, Int64Array]) -> Prompts:
+    def _before_an_event(self, samples: SampleBatch, labels: dict[Label, Int64Array], read: int) -> Prompts:
         """Truncate histories before one of their events, the target; `labels` are of all events."""
         lengths_B = np.diff(samples.offsets_B1)
         rows_B = np.flatnonzero(lengths_B > 1)
         lengths_B = lengths_B[rows_B]
         if self._config.event == "last":
             kept_B = lengths_B - 1
-        else:  # any but the first, random by row and step
-            random_B = combine64(self._seed, samples.step, samples.row_keys_B[rows_B]) >> np.uint64(33)
+        else:  # any but the first, random by row and read
+            random_B = combine64(self._seed, read, samples.row_keys_B[rows_B]) >> np.uint64(33)
             kept_B = 1 + (random_B.astype(np.int64) % (lengths_B - 1))
         starts_B = samples.offsets_B1[rows_B]
         targets_B = starts_B + kept_B

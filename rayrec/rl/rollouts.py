@@ -39,6 +39,17 @@ class Rollouts:
         """[U, G + 1] candidates, then the logged target."""
         return np.concatenate([self.items_UG, self.prompts.targets_U[:, None]], axis=1)
 
+    def some(self, rows_U: Int64Array) -> Rollouts:
+        """The groups of some users, in the given order."""
+        return Rollouts(
+            self.prompts.some(rows_U),
+            self.items_UG[rows_U],
+            self.code_log_probs_UGL[rows_U],
+            self.weights_UG[rows_U],
+            self.target_log_probs_U[rows_U],
+            self.policy_version,
+        )
+
     @property
     def log_probs_UG(self) -> np.ndarray:
         """Log-probabilities of whole candidates; -inf where there is none."""
@@ -53,6 +64,12 @@ class ScoredRollouts:
     rewards_UG: np.ndarray
     target_rewards_U: np.ndarray
     """Of the logged targets, scored as one more candidate of the list; NaN where there is none."""
+
+    def some(self, rows_U: Int64Array) -> ScoredRollouts:
+        """The groups of some users, in the given order."""
+        return ScoredRollouts(
+            self.rollouts.some(rows_U), self.rewards_UG[rows_U], self.target_rewards_U[rows_U]
+        )
 
 
 @dataclass(frozen=True)
@@ -69,9 +86,13 @@ class ChunkSummary:
 
     policy_version: int
     num_users: int
+    """Groups that were sampled."""
+    num_groups: int
+    """Groups that are learned from: all, or with dynamic sampling those with signal, if there are any."""
     num_candidates: int
+    """Of these groups."""
     num_choices: int
-    """Codes with an alternative, over all candidates."""
+    """Codes with an alternative, over these candidates."""
     entropy_sum: float
     """Nats: minus the weighted log-probability of a candidate, summed over users."""
     reward_metrics: Mapping[str, float]
@@ -80,3 +101,8 @@ class ChunkSummary:
     """Groups whose candidates all have the same reward."""
     warnings: tuple[str, ...]
     """New warnings of the reward guard."""
+
+    @property
+    def num_with_signal(self) -> int:
+        """Groups whose candidates have different rewards."""
+        return self.num_users - self.num_zero_variance

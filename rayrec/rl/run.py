@@ -184,7 +184,14 @@ class _Run:
             return PolicyTraining(self._config, controller, self._prompts)
         progress = snapshot.state.progress
         controller.load(snapshot.weights, snapshot.optimizer_state, progress["rewards"])
-        training = PolicyTraining(self._config, controller, self._prompts, snapshot.committed_step + 1)
+        # Snapshots of version 1.5 and before: one read per step.
+        training = PolicyTraining(
+            self._config,
+            controller,
+            self._prompts,
+            snapshot.committed_step + 1,
+            progress.get("num_reads"),
+        )
         training.alarm.load(progress["alarm"])
         self._best_value, self._best_step = progress["best_value"], progress["best_step"]
         logger.info("%s: resumes with step %d", self._folder.path, training.step + 1)
@@ -206,8 +213,10 @@ class _Run:
             "best_metric": self._best_metric,
             "alarm": training.alarm.state,
             "rewards": rewards,
+            "num_reads": training.num_reads,
         }
-        self._folder.save(step, weights.arrays, state, self._prompts.position(step), progress, is_best)
+        position = self._prompts.position(training.num_reads)
+        self._folder.save(step, weights.arrays, state, position, progress, is_best)
         seconds = self._seconds(controller)
         self._folder.folder.log(
             {

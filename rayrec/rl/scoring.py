@@ -51,6 +51,7 @@ class RewardInputs:
             item_keys=pd.Index(items.keys.to_pandas()),
             scenarios=tuple(self._dataset.manifest.labels["scenario"]),
             load_ranker=self._ranker,
+            item_positions=self._dataset.item_positions,
         )
 
     def lists(self, prompts: Prompts, items_UG: Int64Array, log_probs_UG: np.ndarray) -> CandidateLists:
@@ -112,18 +113,25 @@ class RewardInputs:
 class RolloutScorer:
     """Computes rewards of rollouts; keeps the moments that rewards are normalized by, and the guard."""
 
-    def __init__(self, mix: RewardMix, guard: RewardGuard, inputs: RewardInputs) -> None:
+    def __init__(
+        self, mix: RewardMix, guard: RewardGuard, inputs: RewardInputs, keeps_only_signal: bool = False
+    ) -> None:
         self._mix, self._guard, self._inputs = mix, guard, inputs
+        self._keeps_only_signal = keeps_only_signal
 
     @classmethod
-    def of(cls, config: RewardsConfig, policy: Policy) -> RolloutScorer:
+    def of(cls, config: RewardsConfig, policy: Policy, keeps_only_signal: bool = False) -> RolloutScorer:
         """Make the scorer of a policy's data set.
+
+        Args:
+            keeps_only_signal: drop zero-variance groups of chunks that have others, for dynamic sampling.
 
         Raises:
             InputError: a reward does not fit the data set, or its ranker was trained on another catalog.
         """
         inputs = RewardInputs(policy, config.needs_queries)
-        return cls(build_rewards(config, inputs.context()), RewardGuard(config.guard), inputs)
+        mix = build_rewards(config, inputs.context())
+        return cls(mix, RewardGuard(config.guard), inputs, keeps_only_signal)
 
     def score(self, rollouts: Rollouts) -> tuple[ChunkSummary, ScoredRollouts]:
         """Compute the rewards of a chunk.
@@ -140,17 +148,20 @@ class RolloutScorer:
         has_target_U = with_targets.is_item_UG[:, -1]
         has_spread_U = has_spread(torch.from_numpy(mixed.total_UG), torch.from_numpy(rollouts.weights_UG))
         report = self._guard.watch(mixed)
-        is_there_UG = rollouts.items_UG >= 0
         scored = ScoredRollouts(
             rollouts,
-            np.where(is_there_UG, mixed.total_UG, 0.0),
+            np.where(rollouts.items_UG >= 0, mixed.total_UG, 0.0),
             np.where(has_target_U, of_targets.total_UG[:, -1], np.nan),
         )
+        if self._keeps_only_signal and has_spread_U.any():
+            scored = scored.some(np.flatnonzero(has_spread_U.numpy()))
+        learned = scored.rollouts
         summary = ChunkSummary(
             policy_version=rollouts.policy_version,
-            num_users=len(is_there_UG),
-            num_candidates=int(is_there_UG.sum()),
-            num_choices=int((rollouts.code_log_probs_UGL != 0).sum()),
+            num_users=len(rollouts.items_UG),
+            num_groups=len(learned.items_UG),
+            num_candidates=int((learned.items_UG >= 0).sum()),
+            num_choices=int((learned.code_log_probs_UGL != 0).sum()),
             entropy_sum=float(-(rollouts.weights_UG[:, :, None] * rollouts.code_log_probs_UGL).sum()),
             reward_metrics={**mixed.metrics, **report.metrics},
             num_zero_variance=int((~has_spread_U).sum()),

@@ -1,8 +1,8 @@
 """The loop over steps, as one process would run it; where its parts run is the placement's business.
 
     for every step:
-        begin batches, as far as their age allows     prompts ─► candidates ─► rewards, reference
-        take the oldest                               waits for it
+        begin batches, as far as their age allows     prompts ─► candidates ─► rewards, reference (`batches`)
+        take the oldest                               waits for it, and fills it up
         learn                                         one optimizer step of all learners, or several
         send weights                                  to the rollout workers, every so many steps
 
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rayrec.rl.batches import Batch, BatchSource, CompleteBatch, LearnedChunk
 from rayrec.rl.config import AlarmConfig, RlConfig
 from rayrec.rl.controller import Promise, SingleController
 from rayrec.rl.learner import BatchTotals
@@ -31,7 +32,6 @@ from rayrec.rl.list_metrics import EvaluatedLists, ListSettings
 from rayrec.rl.policy import Weights
 from rayrec.rl.prompts import Prompts, PromptStream
 from rayrec.rl.rollout_queue import RolloutQueue
-from rayrec.rl.rollouts import ChunkSummary, ReferenceLogProbs, ScoredRollouts
 
 NUM_INITIAL_STEPS = 5
 """Steps over which the initial entropy is averaged."""
@@ -52,30 +52,29 @@ class StepReport:
     seconds: float
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """A batch in flight, chunk by chunk."""
-
-    version: int
-    summaries: list[Promise[ChunkSummary]]
-    scored: list[Promise[ScoredRollouts]]
-    reference: list[Promise[ReferenceLogProbs]]
-
-
 class PolicyTraining:
     """The loop over the steps of one run."""
 
     def __init__(
-        self, config: RlConfig, controller: SingleController, prompts: PromptStream, done_steps: int = 0
+        self,
+        config: RlConfig,
+        controller: SingleController,
+        prompts: PromptStream,
+        done_steps: int = 0,
+        num_reads: int | None = None,
     ) -> None:
         """
         Args:
             done_steps: batches that the learner has learned from.
+            num_reads: reads of prompts that these have consumed (default: one each).
         """
-        self._config, self._controller, self._prompts = config, controller, prompts
+        self._config, self._controller = config, controller
+        self._source = BatchSource(
+            config, controller, prompts, done_steps if num_reads is None else num_reads
+        )
         self.step = done_steps
         bound, self._updates = config.max_staleness, config.learner.updates_per_batch
-        self._queue: RolloutQueue[_Batch] = RolloutQueue(
+        self._queue: RolloutQueue[Batch] = RolloutQueue(
             bound // self._updates + 1, bound, done_steps, self._updates
         )
         self._weights: Promise[Weights] | None = None
@@ -96,7 +95,9 @@ class PolicyTraining:
         while self.step < self._config.steps:
             begun = time.perf_counter()
             self._begin_ahead()
-            metrics, warnings = self._learn(self._queue.take(self._learned_version))
+            batch = self._source.complete(self._queue.take(self._learned_version))
+            metrics = self._learn(batch)
+            warnings = tuple(warning for chunk in batch.sampled for warning in chunk.warnings)
             self.step += 1
             sends = self.step % sync_every == 0 or self.is_snapshot_due
             if not self._controller.is_colocated and sends:
@@ -132,7 +133,13 @@ class PolicyTraining:
         every = self._config.evaluation.every_steps
         end = min(self._config.steps, (self.step // every + 1) * every)
         while self._queue.next_batch < end and self._queue.may_begin(self._version):
-            self._queue.put(self._version, self._begin(self._queue.next_batch))
+            batch = self._source.begin(self._queue.next_batch, self._version, self._weights)
+            self._queue.put(self._version, batch)
+
+    @property
+    def num_reads(self) -> int:
+        """Reads of prompts that batches have consumed, those in flight included."""
+        return self._source.num_reads
 
     @property
     def _learned_version(self) -> int:
@@ -144,56 +151,39 @@ class PolicyTraining:
         """Version of the policy that samples next."""
         return self._learned_version if self._controller.is_colocated else self._sent_version
 
-    def _begin(self, step: int) -> _Batch:
-        controller, prompts = self._controller, self._prompts.step(step)
-        chunks = prompts.chunks(self._config.rollout.chunk_users, multiple_of=self._updates)
-        rollouts = controller.sample(chunks, self._weights)
-        scored = [controller.score(each) for each in rollouts]
-        reference = controller.reference_log_probs(rollouts)
-        return _Batch(
-            self._version, [summary for summary, _ in scored], [each for _, each in scored], reference
-        )
-
-    def _learn(self, batch: _Batch) -> tuple[dict[str, float], tuple[str, ...]]:
-        chunks = self._controller.get(batch.summaries)
-        for chunk in chunks:
-            if chunk.policy_version != batch.version:
-                raise AssertionError(
-                    f"sampled by version {chunk.policy_version}, asked for was {batch.version}"
-                )
+    def _learn(self, batch: CompleteBatch) -> dict[str, float]:
         # Learners work in the order of the calls, so all updates can be asked for at once.
         num_groups, promises = 0, []
         for update in range(self._updates):
-            totals, scored, reference = self._share_of(batch, chunks, update)
+            chunks = self._share_of(batch.learned, update)
+            totals = self._totals(chunks)
             num_groups += totals.num_groups
-            promises += self._controller.update(totals, scored, reference)
+            promises += self._controller.update(
+                totals, [chunk.scored for chunk in chunks], [chunk.reference for chunk in chunks]
+            )
         reports = self._controller.get(promises)
         names = {name for report in reports for name in report}
         sums = {name: sum(report.get(name, 0.0) for report in reports) for name in sorted(names)}
-        num_users = sum(chunk.num_users for chunk in chunks)
-        metrics = {name: value / num_groups for name, value in sums.items()}
-        for name in chunks[0].reward_metrics:
-            weighted = sum(chunk.reward_metrics[name] * chunk.num_users for chunk in chunks)
-            metrics[f"reward/{name}"] = weighted / num_users
-        metrics["zero_variance_share"] = sum(chunk.num_zero_variance for chunk in chunks) / num_users
-        metrics["entropy"] = sum(chunk.entropy_sum for chunk in chunks) / num_users
-        metrics["staleness"] = float(self._queue.observed_staleness[-1])
-        return metrics, tuple(warning for chunk in chunks for warning in chunk.warnings)
+        return {
+            **{name: value / num_groups for name, value in sums.items()},
+            **batch.metrics(),
+            "staleness": float(self._queue.observed_staleness[-1]),
+        }
 
-    def _share_of(
-        self, batch: _Batch, chunks: Sequence[ChunkSummary], update: int
-    ) -> tuple[BatchTotals, list[Promise[ScoredRollouts]], list[Promise[ReferenceLogProbs]]]:
+    def _share_of(self, chunks: Sequence[LearnedChunk], update: int) -> Sequence[LearnedChunk]:
         """The chunks of one of a batch's updates."""
         # With fewer chunks than updates, some are used twice: an update without any would still move the
         # weights, by the optimizer's momentum.
-        some = slice(update % len(chunks), None, self._updates)
-        num_candidates = sum(chunk.num_candidates for chunk in chunks[some])
-        totals = BatchTotals(
+        return chunks[update % len(chunks) :: self._updates]
+
+    def _totals(self, chunks: Sequence[LearnedChunk]) -> BatchTotals:
+        summaries = [chunk.summary for chunk in chunks]
+        num_candidates = sum(each.num_candidates for each in summaries)
+        return BatchTotals(
             self.step,
-            sum(chunk.num_users for chunk in chunks[some]),
-            sum(chunk.num_choices for chunk in chunks[some]) / max(num_candidates, 1),
+            sum(each.num_groups for each in summaries),
+            sum(each.num_choices for each in summaries) / max(num_candidates, 1),
         )
-        return totals, batch.scored[some], batch.reference[some]
 
     def _send(self) -> None:
         """From now on, batches are sampled with the learner's weights of this moment."""

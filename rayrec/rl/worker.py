@@ -55,7 +55,8 @@ class RlWorker:
             self._reference = Policy.load(config)
         if "rewards" in roles:
             policy = self._reference if "reference" in roles else load_on_host(config)
-            self._scorer = RolloutScorer.of(config.rewards, policy)
+            keeps_only_signal = config.rollout.dynamic is not None
+            self._scorer = RolloutScorer.of(config.rewards, policy, keeps_only_signal)
 
     def __repr__(self) -> str:
         return self._role.actor_name
@@ -104,8 +105,9 @@ class RlWorker:
             with self._timed("sync"):
                 self._policy.take(weights)
 
-    def reference_log_probs(self, rollouts: Rollouts) -> ReferenceLogProbs:
+    def reference_log_probs(self, sampled: Rollouts | ScoredRollouts) -> ReferenceLogProbs:
         """Compute the supervised policy's log-probabilities of candidates and targets."""
+        rollouts = sampled.rollouts if isinstance(sampled, ScoredRollouts) else sampled
         with self._timed("reference.log_probs"):
             return self._reference.log_probs(rollouts, self._config.rollout.temperature)
 

@@ -64,3 +64,28 @@ def test_own_processes_make_the_same_updates_as_shared_ones(run):
     expected = weights({"kind": "colocated"})
     for name, array in weights({"kind": "disaggregated", "rollouts": 2}).items():
         assert np.array_equal(array, expected[name]), name
+
+
+def test_batches_of_an_older_policy_move_ratios_and_clips_act(run):
+    """In turns, a batch is learned from by the policy that sampled it, so nothing is ever clipped."""
+
+    def metrics(placement: dict) -> list[dict[str, float]]:
+        config = config_of(
+            run,
+            steps=6,
+            algorithm={"name": "grpo"},
+            rewards={"parts": [{"kind": "novelty"}]},
+            learner={"learning_rate": 0.03, "warmup_steps": 0},
+            placement=placement,
+        )
+        return [report.metrics for report in training_of(config).steps()]
+
+    in_turns = metrics({"kind": "colocated"})
+    assert max(step["staleness"] for step in in_turns) == 0
+    assert max(step["ratio_deviation"] for step in in_turns) < 1e-4
+    assert max(step["clip_share"] for step in in_turns) == 0
+
+    late = metrics({"kind": "async", "max_staleness": 3})
+    assert [step["staleness"] for step in late] == [0, 1, 2, 3, 3, 3]
+    assert all(step["ratio_deviation"] > 0.01 for step in late[1:])
+    assert max(step["clip_share"] for step in late) > 0

@@ -52,10 +52,13 @@ class Controller(SingleController):
 
     def score(self, rollouts):
         size = len(rollouts)
-        return ChunkSummary(0, size, size, size, 0.0, {}, 0, ()), rollouts
+        return ChunkSummary(0, size, size, size, size, 0.0, {}, 0, ()), rollouts
 
     def reference_log_probs(self, rollouts):
         return list(rollouts)
+
+    def get(self, promises):
+        return list(promises)
 
 
 def shares(num_users: int, updates: int, chunk_users: int, learners: int = 1):
@@ -69,13 +72,14 @@ def shares(num_users: int, updates: int, chunk_users: int, learners: int = 1):
         }
     )
     controller = Controller(learners)
-    stream = SimpleNamespace(step=lambda step: prompts_of(num_users))
+    stream = SimpleNamespace(read_on=lambda step, read: (prompts_of(num_users), read + 1))
     training = PolicyTraining(config, controller, stream)
-    batch = training._begin(0)
+    batch = training._source.complete(training._source.begin(0, 0, None))
     found = []
     for update in range(updates):
-        totals, scored, reference = training._share_of(batch, batch.summaries, update)
-        controller.update(totals, scored, reference)
+        chunks = training._share_of(batch.learned, update)
+        totals = training._totals(chunks)
+        controller.update(totals, [each.scored for each in chunks], [each.reference for each in chunks])
         calls = [learner.calls[update] for learner in controller._learners]
         users = []
         for total, parts in calls:

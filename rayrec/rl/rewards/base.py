@@ -140,6 +140,8 @@ class RewardContext:
     """Names of scenarios; empty if the data set has none."""
     load_ranker: Callable[[RankingConfig], Ranker] | None = None
     """Loads a ranking model that fits the data set."""
+    item_positions: Callable[[Int64Array], Int64Array] | None = None
+    """Item ids, as queries have them -> catalog positions, -1 where the catalog lacks an item."""
 
 
 class RewardSettings(Config, ABC):

@@ -36,6 +36,8 @@ REWARDS: Registry[type[RewardSettings]] = Registry(
         "novelty": "rayrec.rl.rewards.item_facts:NoveltyConfig",
         "business_value": "rayrec.rl.rewards.item_facts:BusinessValueConfig",
         "ranker": "rayrec.rl.rewards.external:RankerConfig",
+        "expected_value": "rayrec.rl.rewards.external:ExpectedValueConfig",
+        "simulator": "rayrec.rl.rewards.simulator:SimulatorConfig",
         "function": "rayrec.rl.rewards.external:FunctionConfig",
     },
 )

@@ -1,4 +1,4 @@
-"""Rewards that call other code: a ranking model, or a function of the user's.
+"""Rewards that call other code: a ranking model, also times a value per item, or a function of the user's.
 
 # my_rewards.py
 def fresh(lists):
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 import numpy as np
+from pydantic import Field
 
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.platform.functions import FunctionName, import_function
@@ -27,6 +28,7 @@ from rayrec.rl.rewards.base import (
     RewardContext,
     RewardSettings,
 )
+from rayrec.rl.rewards.item_facts import BusinessValue, ItemValue
 
 
 class RankerConfig(RewardSettings):
@@ -44,9 +46,32 @@ class RankerConfig(RewardSettings):
         return LearnedRanker(context.load_ranker(self.ranking))
 
     def with_absolute_paths(self) -> Self:
-        ranking, data = self.ranking, self.ranking.data
-        found = {"run": absolute(ranking.run), "data": None if data is None else absolute(data)}
-        return self.model_copy(update={"ranking": ranking.model_copy(update=found)})
+        return self.model_copy(update={"ranking": _with_absolute_paths(self.ranking)})
+
+
+class ExpectedValueConfig(RewardSettings):
+    """What an item is worth, times what a ranking model predicts: the value that showing it should bring."""
+
+    needs_queries: ClassVar[bool] = True
+
+    kind: Literal["expected_value"] = "expected_value"
+    ranking: RankingConfig
+    """Which model, and the weights of its labels: with one label of weight 1, its probability."""
+    path: str = Field(min_length=1)
+    """A Parquet, CSV or TSV file with a value per item, or a folder of such files."""
+    key_column: str = "item_id"
+    """Column of item keys, as the source of the data writes them."""
+    column: str
+    """Column of numbers; items without one are worth 0."""
+
+    def build(self, context: RewardContext) -> ExpectedValue:
+        assert context.load_ranker is not None, "the context can load ranking models"
+        value = BusinessValue.read(self.path, self.key_column, self.column, context.item_keys)
+        return ExpectedValue(LearnedRanker(context.load_ranker(self.ranking)), value)
+
+    def with_absolute_paths(self) -> Self:
+        found = {"ranking": _with_absolute_paths(self.ranking), "path": absolute(self.path)}
+        return self.model_copy(update=found)
 
 
 class FunctionConfig(RewardSettings):
@@ -83,3 +108,26 @@ class LearnedRanker:
         if reward_UG.shape != lists.items_UG.shape:
             return reward_UG  # the mix says what is wrong with it
         return np.where(lists.is_item_UG, reward_UG, 0.0)
+
+
+class ExpectedValue:
+    """Value of an item, times the prediction of a ranking model."""
+
+    def __init__(self, ranker: LearnedRanker, value: ItemValue) -> None:
+        self._ranker, self._value = ranker, value
+
+    def __call__(self, lists: CandidateLists) -> RewardArray:
+        """Score the candidates of users whose queries are given.
+
+        Raises:
+            ValueError: the lists have no queries.
+        """
+        predicted_UG = self._ranker(lists)
+        if predicted_UG.shape != lists.items_UG.shape:
+            return predicted_UG  # the mix says what is wrong with it
+        return predicted_UG * self._value(lists)
+
+
+def _with_absolute_paths(ranking: RankingConfig) -> RankingConfig:
+    data = None if ranking.data is None else absolute(ranking.data)
+    return ranking.model_copy(update={"run": absolute(ranking.run), "data": data})

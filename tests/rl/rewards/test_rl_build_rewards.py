@@ -57,6 +57,11 @@ def test_every_kind_is_built_and_does_what_its_settings_say(tmp_path):
               - {{kind: novelty}}
               - {{kind: business_value, path: {tmp_path}/margins.csv, key_column: key, column: margin}}
               - {{kind: ranker, name: click, ranking: {{run: runs/click}}}}
+              - kind: expected_value
+                path: {tmp_path}/margins.csv
+                key_column: key
+                column: margin
+                ranking: {{run: runs/click}}
               - {{kind: function, function: "tests.rl.rewards.test_rl_build_rewards:position"}}
             """,
         )
@@ -82,6 +87,7 @@ def test_every_kind_is_built_and_does_what_its_settings_say(tmp_path):
         "novelty": [pytest.approx(2 / 3), pytest.approx(1 / 3), 0],
         "business_value": [3, 2, 0],
         "click": [0.25, 0.25, 0],
+        "expected_value": [0.75, 0.5, 0],
         "function": [1, 0, -1],
     }
     assert mixed.weighted["hit"].tolist() == [[0, 2, 0]]
