@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from benchmarks.published_sets import divided_industrial
 from rayrec.pipelines.evaluation.evaluate_recommender import (
@@ -117,7 +117,7 @@ class Method:
 
     title: str
     config: str
-    vectors: Literal["interactions", "text", "both", "published"] | None = None
+    vectors: str | None = None
     """What the semantic IDs are made of, where there are any; `published`: somebody else made them."""
     max_codebook_size: int = 256
     settings: tuple[str, ...] = ()
@@ -218,6 +218,7 @@ METHODS = {
             Earlier(("beauty", "shuffled"), {"recall@10": (0.1007, 0.0037), "ndcg@10": (0.0572, 0.0024)}),
         ),
     ),
+    "sasrec-content": Method("SASRec of ids, words and attributes, full softmax", "beauty-sasrec-content"),
     "hstu": Method(
         "HSTU, full softmax",
         "beauty-hstu",
@@ -253,6 +254,12 @@ METHODS = {
     "generative-published": Method("prefix decoder, published IDs", "beauty-generative", "published"),
     "tiger-published": Method(
         "encoder-decoder over codes (TIGER), published IDs", "beauty-tiger", "published"
+    ),
+    "codes": Method(
+        "prefix decoder whose vectors are made of codes, words and attributes read",
+        "beauty-codes",
+        "interactions+content",
+        max_codebook_size=512,
     ),
 }
 

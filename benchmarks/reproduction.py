@@ -44,6 +44,7 @@ from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
 from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, import_published, tokenize
 from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.training.placements import Placement, in_process, on_ray
 from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.config import Config
@@ -176,11 +177,12 @@ def measure_neighbors(row: Row, sources: Path, commit: str) -> dict[str, Any]:
     return report.to_json() | {"run": row.dataset, "made_of": made_of, "date": date}
 
 
-def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
+def measure(row: Row, sources: Path, commit: str, placement: Placement = on_ray) -> dict[str, Any]:
     """Train and evaluate one row; the record of it.
 
     Args:
         commit: of the code that measures.
+        placement: where actors run; results do not depend on it.
 
     Raises:
         OverCapError: the training took longer than a row's may.
@@ -197,7 +199,7 @@ def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
                 progress(done, total)
                 cap.check(done, total)
 
-            result = train(config, run, on_step=on_step)
+            result = train(config, run, on_step=on_step, cluster=placement)
         with progress_bar("evaluate") as progress:
             report = evaluate(run, on_batch=progress)
     return {
@@ -319,6 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--missing", action="store_true", help="every row without a record of its recipe as it is"
     )
     parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.add_argument("--local", action="store_true", help="train in this process, with the same result")
     options = parser.parse_args(arguments)
     rows = [Row.named(name, options.seed) for name in options.rows]
     if options.missing:
@@ -329,8 +332,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commit = commit_of(CHECKOUT) if rows else ""
     for row in rows:
         log.print(f"{row.name}, seed {row.seed}")
-        measured = measure_neighbors if row.method == NEIGHBORS else measure
-        record = measured(row, options.sources, commit)
+        if row.method == NEIGHBORS:
+            record = measure_neighbors(row, options.sources, commit)
+        else:
+            placement = in_process if options.local else on_ray
+            record = measure(row, options.sources, commit, placement)
         row.record.parent.mkdir(parents=True, exist_ok=True)
         row.record.write_text(json.dumps(record, indent=1) + "\n")
         write_page()

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.attention.past import KeysAndValues, Past
+from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.children import Children, is_uneven, log_softmax_of_groups
 from rayrec.models.decoding.trie import CodeTrie
@@ -41,8 +42,10 @@ from rayrec.models.generative.backbone import (
     summed_cross_entropy,
     weighted_sum,
 )
+from rayrec.models.generative.prefix_composer import PrefixComposer
 from rayrec.models.sequence.backbones.history import contexts, last_contexts, read_on
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD, CausalTransformer
+from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 GATHER_COST = 8
@@ -159,43 +162,72 @@ class PrefixDecoder(PrefixBackbone):
         level_sizes: Sequence[int],
         known_I: Tensor | None = None,
         trained_I: Tensor | None = None,
+        composer: PrefixComposer | None = None,
+        content: ItemContent | None = None,
     ) -> None:
         """
         Args:
             trained_I: [I] bool, the items that training has events of, to be given for training alone: the
                 others are no negatives; None is all.
+            composer: makes the own vectors of prefixes of their codes; None: each is a weight.
+            content: of the items of histories, added to their prefixes; None: nothing is.
         """
         super().__init__(backbone, codes_IL, level_sizes, known_I)
-        self.own_VD = nn.ParameterList(
-            _vectors(self._trie.num_nodes(depth + 1), self.dim) for depth in range(self._trie.depth)
+        sizes = [self._trie.num_nodes(depth + 1) for depth in range(self._trie.depth)]
+        self.own_VD = (
+            nn.ParameterList() if composer else nn.ParameterList(_vectors(size, self.dim) for size in sizes)
         )
+        self.composer = composer
+        self.content = content
         codes_IL = codes_IL.long()
         nodes_IL = torch.stack([self._nodes(codes_IL[:, : d + 1]) for d in range(len(level_sizes))], dim=1)
         self._knows_all = known_I is None or bool((nodes_IL >= 0).all())
         self.register_buffer("nodes_IL", nodes_IL, persistent=False)
         self._excludes = trained_I is not None and not bool(trained_I.all())
-        for depth, own_VD in enumerate(self.own_VD if self._excludes else ()):
+        for depth, size in enumerate(sizes):
+            if composer is not None:
+                codes_Vd = codes_IL.new_empty(size, depth + 1)
+                is_known_I = nodes_IL[:, depth] >= 0
+                codes_Vd[nodes_IL[is_known_I, depth]] = codes_IL[is_known_I, : depth + 1]
+                self.register_buffer(f"_codes_{depth}", codes_Vd, persistent=False)
+            if not self._excludes:
+                continue
             assert trained_I is not None
-            has_event_V = torch.zeros(len(own_VD), dtype=torch.bool)
+            has_event_V = torch.zeros(size, dtype=torch.bool)
             has_event_V[nodes_IL[trained_I, depth]] = True
             codes_V = self._trie.child_codes[depth]
             # A code that no trained item has anywhere means nothing: its prefixes stay negatives.
             means_V = torch.isin(codes_V, codes_V[has_event_V])
             excluded_V = ~has_event_V & means_V
-            with torch.no_grad():
-                own_VD[excluded_V] = 0.0
+            if composer is None:
+                with torch.no_grad():
+                    self.own_VD[depth][excluded_V] = 0.0
             self.register_buffer(f"_excluded_{depth}", excluded_V, persistent=False)
 
-    def prefix_vectors(self) -> list[Tensor]:
-        """Per depth [V, D]: the vector of every prefix."""
-        codes = self.trie.child_codes
-        return [
-            functional.embedding(codes[depth], self.shared_KD[depth]) + self.own_VD[depth]
-            for depth in range(self.trie.depth)
-        ]
+    def vectors_of(self, depth: int, nodes: Tensor) -> Tensor:
+        """[..., D] vectors of prefixes of `depth` + 1 codes, by node [...]."""
+        codes = self.trie.child_codes[depth][nodes]
+        return functional.embedding(codes, self.shared_KD[depth]) + self._own_of(depth, nodes)
+
+    def _own_of(self, depth: int, nodes: Tensor) -> Tensor:
+        """[..., D] what each has besides its last code."""
+        if self.composer is None:
+            # Not index_select, whose gradient adds row by row.
+            return functional.embedding(nodes, self.own_VD[depth])
+        composed: Tensor = self.composer(getattr(self, f"_codes_{depth}")[nodes])
+        return composed
+
+    def _every(self, depth: int) -> Tensor:
+        """[V, D] vectors of all prefixes of `depth` + 1 codes."""
+        if self.composer is None:
+            codes_V = self.trie.child_codes[depth]
+            return functional.embedding(codes_V, self.shared_KD[depth]) + self.own_VD[depth]
+        nodes_V = torch.arange(self.trie.num_nodes(depth + 1), device=self.codes_IL.device)
+        return self.vectors_of(depth, nodes_V)
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
-        return self.item_vectors(self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N])
+        events_ND = self.item_vectors(self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N])
+        return events_ND if self.content is None else events_ND + self.content(batch.items_N)
 
     def item_vectors(self, codes_NL: Tensor, nodes_NL: Tensor) -> Tensor:
         """[N, D] sums of the vectors of the prefixes of items.
@@ -205,20 +237,24 @@ class PrefixDecoder(PrefixBackbone):
         """
         codes_NL = codes_NL.long()
         parts = []
-        for depth, (shared_KD, own_VD) in enumerate(zip(self.shared_KD, self.own_VD, strict=True)):
-            own_ND = functional.embedding(nodes_NL[:, depth].clamp(min=0), own_VD)
+        for depth, shared_KD in enumerate(self.shared_KD):
+            parts.append(functional.embedding(codes_NL[:, depth], shared_KD))
+            if self.composer is not None:
+                parts[-1] = parts[-1] + self.composer(codes_NL[:, : depth + 1])
+                continue
+            own_ND = functional.embedding(nodes_NL[:, depth].clamp(min=0), self.own_VD[depth])
             if not self._knows_all:
                 own_ND = own_ND.masked_fill(nodes_NL[:, depth, None] < 0, 0.0)
-            parts.append(functional.embedding(codes_NL[:, depth], shared_KD) + own_ND)
+            parts[-1] = parts[-1] + own_ND
         return torch.stack(parts).sum(0)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         context_ND = contexts(self.backbone, self.embed_history(batch), batch)
         parent_N = codes_NL.new_zeros(len(codes_NL))
         total = context_ND.new_zeros(())
-        for depth, vectors_VD in enumerate(self.prefix_vectors()):
+        for depth in range(self.trie.depth):
             node_N = self.trie.child(depth, parent_N, codes_NL[:, depth])
-            total = total + self._level_loss(depth, context_ND, vectors_VD, parent_N, node_N, weights_N)
+            total = total + self._level_loss(depth, context_ND, parent_N, node_N, weights_N)
             parent_N = node_N
         return total
 
@@ -226,7 +262,6 @@ class PrefixDecoder(PrefixBackbone):
         self,
         depth: int,
         context_ND: Tensor,
-        vectors_VD: Tensor,
         parent_N: Tensor,
         node_N: Tensor,
         weights_N: Tensor | None,
@@ -234,9 +269,9 @@ class PrefixDecoder(PrefixBackbone):
         """Cross-entropy of each event's next prefix among the children of its present one."""
         excluded_V = getattr(self, f"_excluded_{depth}") if self._excludes else None
         if depth == 0:
-            logits_NV = context_ND @ vectors_VD.T
+            logits_NV = context_ND @ self._every(depth).T
             if excluded_V is not None:
-                is_target_NV = functional.one_hot(node_N, len(vectors_VD)).bool()
+                is_target_NV = functional.one_hot(node_N, logits_NV.shape[1]).bool()
                 logits_NV = logits_NV.masked_fill(excluded_V & ~is_target_NV, -torch.inf)
             return summed_cross_entropy(logits_NV.float(), node_N, weights_N)
         offsets = self.trie.child_offsets[depth]
@@ -249,10 +284,14 @@ class PrefixDecoder(PrefixBackbone):
         place_P = torch.arange(len(event_P), device=count_M.device) - start_M[event_P]
         # Not index_select, whose gradient adds row by row.
         context_PD = functional.embedding(chosen_M[event_P], context_ND)
-        child_PD = functional.embedding(first_M[event_P] + place_P, vectors_VD)
+        child_P = first_M[event_P] + place_P
+        if self.composer is None:
+            child_PD = functional.embedding(child_P, self._every(depth))
+        else:
+            nodes_Q, inverse_P = child_P.unique(return_inverse=True)
+            child_PD = rows_of_ids(self.vectors_of(depth, nodes_Q), inverse_P)
         logits_P = (context_PD * child_PD).sum(1)
         if excluded_V is not None:
-            child_P = first_M[event_P] + place_P
             is_target_P = child_P == node_N[chosen_M][event_P]
             logits_P = logits_P.masked_fill(excluded_V[child_P] & ~is_target_P, -torch.inf)
         weights_M = None if weights_N is None else weights_N[chosen_M]
@@ -265,7 +304,10 @@ class PrefixDecoder(PrefixBackbone):
         return summed_cross_entropy(logits_MC.float(), node_N[chosen_M] - first_M, weights_M)
 
     def own_products(self, context_BD: Tensor, depth: int, children: Children) -> Tensor:
-        return products(context_BD, self.own_VD[depth], children.nodes_BRS)
+        if self.composer is None:
+            return products(context_BD, self.own_VD[depth], children.nodes_BRS)
+        nodes_Q, inverse_BRS = children.nodes_BRS.unique(return_inverse=True)
+        return products(context_BD, self._own_of(depth, nodes_Q), inverse_BRS)
 
 
 def products(context_BD: Tensor, vectors_VD: Tensor, index_BWC: Tensor) -> Tensor:

@@ -1,0 +1,69 @@
+"""Vectors of items by words and values."""
+
+import numpy as np
+import torch
+
+from rayrec.models.sequence.item_content import ItemContent
+from rayrec.models.sequence.item_losses import CrossEntropy
+from rayrec.models.sequence.next_item import DenseNextItemModel
+from rayrec.platform.item_bags import ItemBags
+from tests.models.networks import DIM, backbone, histories, shares, tensor_batch
+
+BAGS = ItemBags(
+    np.array([0, 2, 3, 3, 5]),
+    np.array([1, 4, 1, 0, 4]),
+    np.array([0.5, 1.0, 2.0, 1.0, 0.25], dtype=np.float32),
+)
+"""Of four items; the third has nothing."""
+
+
+def content() -> ItemContent:
+    torch.manual_seed(0)
+    return ItemContent(BAGS, 6, DIM)
+
+
+def expected(rows_VD):
+    nothing_D = torch.zeros(DIM)
+    return torch.stack(
+        [
+            0.5 * rows_VD[1] + rows_VD[4],
+            2.0 * rows_VD[1],
+            nothing_D,
+            rows_VD[0] + 0.25 * rows_VD[4],
+        ]
+    )
+
+
+def test_an_item_is_the_weighted_sum_of_what_is_said_of_it():
+    network = content()
+
+    torch.testing.assert_close(network.catalog(), expected(network.rows_VD))
+    items = torch.tensor([[3, 0], [3, 2]])
+    torch.testing.assert_close(network(items), expected(network.rows_VD)[items])
+
+
+def test_gradients_are_those_of_the_sums():
+    network, weights_ID = content(), torch.randn(4, DIM)
+    (expected(network.rows_VD) * weights_ID).sum().backward()
+    by_hand = network.rows_VD.grad.clone()
+
+    for vectors_ID in (network.catalog(), network(torch.arange(4))):
+        network.zero_grad()
+        (vectors_ID * weights_ID).sum().backward()
+        torch.testing.assert_close(network.rows_VD.grad, by_hand)
+
+
+def test_items_are_read_and_scored_by_their_rows_and_what_is_said_of_them():
+    torch.manual_seed(1)
+    model = DenseNextItemModel(backbone(), CrossEntropy(), 4, DIM, content=content()).eval()
+    rows = [[0, 3], [1, 2, 0]]
+    (features,) = shares(rows, 4)
+    batch = tensor_batch(features)
+    vectors_ID = model.items_ID + expected(model.content.rows_VD)
+    plain = DenseNextItemModel(backbone(), CrossEntropy(), 4, DIM).eval()
+    with torch.no_grad():
+        plain.items_ID.copy_(vectors_ID)
+
+    torch.testing.assert_close(model.loss(batch), plain.loss(batch))
+    ranked, same = (each.recommend(tensor_batch(histories(rows, 4)), 4, None) for each in (model, plain))
+    assert ranked.items_BK.tolist() == same.items_BK.tolist()
