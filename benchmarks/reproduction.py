@@ -177,12 +177,15 @@ def measure_neighbors(row: Row, sources: Path, commit: str) -> dict[str, Any]:
     return report.to_json() | {"run": row.dataset, "made_of": made_of, "date": date}
 
 
-def measure(row: Row, sources: Path, commit: str, placement: Placement = on_ray) -> dict[str, Any]:
+def measure(
+    row: Row, sources: Path, commit: str, placement: Placement = on_ray, runs: Path | None = None
+) -> dict[str, Any]:
     """Train and evaluate one row; the record of it.
 
     Args:
         commit: of the code that measures.
         placement: where actors run; results do not depend on it.
+        runs: where runs are kept, so that one that was interrupted goes on; None: it is not kept.
 
     Raises:
         OverCapError: the training took longer than a row's may.
@@ -191,7 +194,8 @@ def measure(row: Row, sources: Path, commit: str, placement: Placement = on_ray)
     config = _config(row, _data(row, method, sources))
     assembly = assemble(config)
     with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as folder:
-        run = Path(folder) / "run"
+        run = Path(folder) / "run" if runs is None else runs / row.record.stem
+        goes_on = (run / "run.json").exists()
         with progress_bar("train") as progress, ProcessorTime() as spent:
             cap = Cap(row)
 
@@ -199,7 +203,7 @@ def measure(row: Row, sources: Path, commit: str, placement: Placement = on_ray)
                 progress(done, total)
                 cap.check(done, total)
 
-            result = train(config, run, on_step=on_step, cluster=placement)
+            result = train(config, run, "if_begun", on_step=on_step, cluster=placement)
         with progress_bar("evaluate") as progress:
             report = evaluate(run, on_batch=progress)
     return {
@@ -210,7 +214,7 @@ def measure(row: Row, sources: Path, commit: str, placement: Placement = on_ray)
         "num_parameters": sum(parameter.numel() for parameter in assembly.task.network().parameters())
         + _sparse_parameters(assembly),
         "training_minutes": result.training_s / 60,
-        "processor_minutes": spent.seconds / 60,
+        **({} if goes_on else {"processor_minutes": spent.seconds / 60}),
         "epochs": result.epochs,
         "best_step": result.best_step,
         "semantic_ids": None if assembly.task.registry is None else assembly.task.registry.method,
@@ -321,6 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--missing", action="store_true", help="every row without a record of its recipe as it is"
     )
     parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.add_argument("--runs", type=Path, help="keep runs in this folder, and go on with those there")
     parser.add_argument("--local", action="store_true", help="train in this process, with the same result")
     options = parser.parse_args(arguments)
     rows = [Row.named(name, options.seed) for name in options.rows]
@@ -336,7 +341,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             record = measure_neighbors(row, options.sources, commit)
         else:
             placement = in_process if options.local else on_ray
-            record = measure(row, options.sources, commit, placement)
+            record = measure(row, options.sources, commit, placement, options.runs)
         row.record.parent.mkdir(parents=True, exist_ok=True)
         row.record.write_text(json.dumps(record, indent=1) + "\n")
         write_page()
