@@ -38,3 +38,25 @@ class ItemBags:
         """The same pairs by feature: which items have each."""
         items_P = np.repeat(np.arange(len(self.offsets_I1) - 1), np.diff(self.offsets_I1))
         return ItemBags.joined([(self.features_P, items_P, self.weights_P)], num_features)
+
+    def of_groups(self, groups_I: Int64Array, num_groups: int) -> ItemBags:
+        """The features of groups of items: sums, scaled to the length that those of an item have on average.
+
+        Args:
+            groups_I: the group of each item; -1: it is in none.
+        """
+        items_P = np.repeat(np.arange(len(groups_I)), np.diff(self.offsets_I1))
+        lengths_I = np.sqrt(np.bincount(items_P, np.square(self.weights_P), minlength=len(groups_I)))
+        in_group_I, in_group_P = groups_I >= 0, groups_I[items_P] >= 0
+        num_features = int(self.features_P.max(initial=0)) + 1
+        pairs_Q, inverse_P = np.unique(
+            groups_I[items_P[in_group_P]] * num_features + self.features_P[in_group_P], return_inverse=True
+        )
+        groups_Q, features_Q = pairs_Q // num_features, pairs_Q % num_features
+        weights_Q = np.bincount(inverse_P, self.weights_P[in_group_P], minlength=len(pairs_Q))
+        num_items_G = np.bincount(groups_I[in_group_I], minlength=num_groups)
+        wanted_G = np.bincount(groups_I[in_group_I], lengths_I[in_group_I], minlength=num_groups)
+        wanted_G = wanted_G / np.maximum(num_items_G, 1)
+        lengths_G = np.sqrt(np.bincount(groups_Q, np.square(weights_Q), minlength=num_groups))
+        weights_Q = weights_Q * (wanted_G / np.maximum(lengths_G, 1e-12))[groups_Q]
+        return ItemBags.joined([(groups_Q, features_Q, weights_Q.astype(np.float32))], num_groups)

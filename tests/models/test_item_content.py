@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from rayrec.models.generative.prefix_content import PrefixContent
 from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.item_losses import CrossEntropy
 from rayrec.models.sequence.next_item import DenseNextItemModel
@@ -67,3 +68,24 @@ def test_items_are_read_and_scored_by_their_rows_and_what_is_said_of_them():
     torch.testing.assert_close(model.loss(batch), plain.loss(batch))
     ranked, same = (each.recommend(tensor_batch(histories(rows, 4)), 4, None) for each in (model, plain))
     assert ranked.items_BK.tolist() == same.items_BK.tolist()
+
+
+def test_a_prefix_is_described_as_its_items_are_on_average():
+    """Items 0 and 1 share a first code; what both have counts as often as each, and lengths stay."""
+    nodes_IL = np.array([[0, 0], [0, 1], [1, 2], [-1, -1]])
+
+    first, leaves = (BAGS.of_groups(nodes_IL[:, depth], size) for depth, size in enumerate((2, 3)))
+
+    assert first.offsets_I1.tolist() == [0, 2, 2]
+    assert first.features_P.tolist() == [1, 4]
+    lengths = np.sqrt(1.25), 2.0
+    together = np.array([2.5, 1.0])
+    np.testing.assert_allclose(
+        first.weights_P, together * np.mean(lengths) / np.linalg.norm(together), rtol=1e-6
+    )
+    assert leaves.offsets_I1.tolist() == [0, 2, 3, 3]
+    np.testing.assert_allclose(leaves.weights_P, BAGS.weights_P[:3], rtol=1e-6)
+    network = PrefixContent(BAGS, nodes_IL, (2, 3), 6, DIM)
+    with torch.no_grad():
+        network.gates_LD[1] = 2.0
+    torch.testing.assert_close(network(1), 2.0 * expected(network.rows_VD)[:3])

@@ -155,7 +155,8 @@ class PrefixDecoderConfig(GenerativeConfig):
     """Of the dense matrix: inner width of a network that makes a prefix's vector of its codes, in place of a
     weight for each prefix; then no weight belongs to one item, and weights do not grow with the catalog."""
     content: ContentConfig | None = None
-    """Of the dense matrix: what is said of the items of a history, added to their vectors. None: nothing."""
+    """Of the dense matrix: what the catalog says of the items below a prefix, added to its vector. None:
+    prefixes are known by their codes and by events alone."""
     num_siblings: int | None = Field(None, ge=1)
     """Of the sparse matrix: children that are sampled of each prefix on the path of a target, for the loss to
     tell the target from; None: all of them."""
@@ -256,14 +257,17 @@ class PrefixDecoderConfig(GenerativeConfig):
     def _build_dense(self, catalog: Catalog, choice: Choice) -> PrefixDecoder:
         import torch
 
+        from rayrec.models.generative.prefix_composer import PrefixComposer
         from rayrec.models.generative.prefix_decoder import PrefixDecoder
 
         known_I, trained_I = (
             None if chosen_I is None else torch.tensor(chosen_I)
             for chosen_I in (catalog.known_I, catalog.trained_I)
         )
-        from rayrec.models.generative.prefix_composer import PrefixComposer
-
+        content = None
+        if self.content is not None:
+            assert catalog.content is not None, "the model reads what is said of items"
+            content = catalog.content, self.content.buckets
         dim = self.backbone.dim
         return PrefixDecoder(
             self.backbone.build(choice),
@@ -272,7 +276,7 @@ class PrefixDecoderConfig(GenerativeConfig):
             known_I,
             trained_I,
             None if self.composed is None else PrefixComposer(catalog.level_sizes, self.composed, dim),
-            built_content(self.content, catalog, dim),
+            content,
         )
 
 

@@ -2,8 +2,8 @@
 
     own(c1..cd) = down_d · gelu(up_d1[c1] + ... + up_dd[cd])
 
-What a code means under a prefix is computed, so nothing that is trained belongs to one item, weights do not
-grow with the catalog, and a prefix that training has never seen has a vector, too.
+What a code means under a prefix is computed, so nothing that is trained belongs to one item, and weights do
+not grow with the catalog.
 
 Axes: K codes of a level, H inner width, D width.
 """

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.attention.past import KeysAndValues, Past
-from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.children import Children, is_uneven, log_softmax_of_groups
 from rayrec.models.decoding.trie import CodeTrie
@@ -43,15 +42,19 @@ from rayrec.models.generative.backbone import (
     weighted_sum,
 )
 from rayrec.models.generative.prefix_composer import PrefixComposer
+from rayrec.models.generative.prefix_content import PrefixContent
 from rayrec.models.sequence.backbones.history import contexts, last_contexts, read_on
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD, CausalTransformer
-from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.platform.item_bags import ItemBags
 
 GATHER_COST = 8
 """A vector that is fetched by itself costs as much as so many in a product of matrices."""
 MAX_GATHERED = 1 << 24
 """Numbers of vectors that are fetched at once: 64 MiB of float32."""
+
+ContentSettings = tuple[ItemBags, int]
+"""What is said of the items of the catalog, and the number of buckets."""
 
 
 class PrefixBackbone(GenerativeBackbone[VectorContext]):
@@ -163,14 +166,14 @@ class PrefixDecoder(PrefixBackbone):
         known_I: Tensor | None = None,
         trained_I: Tensor | None = None,
         composer: PrefixComposer | None = None,
-        content: ItemContent | None = None,
+        content: ContentSettings | None = None,
     ) -> None:
         """
         Args:
             trained_I: [I] bool, the items that training has events of, to be given for training alone: the
                 others are no negatives; None is all.
             composer: makes the own vectors of prefixes of their codes; None: each is a weight.
-            content: of the items of histories, added to their prefixes; None: nothing is.
+            content: what the catalog says of the items below a prefix, added to its vector; None: nothing is.
         """
         super().__init__(backbone, codes_IL, level_sizes, known_I)
         sizes = [self._trie.num_nodes(depth + 1) for depth in range(self._trie.depth)]
@@ -178,11 +181,14 @@ class PrefixDecoder(PrefixBackbone):
             nn.ParameterList() if composer else nn.ParameterList(_vectors(size, self.dim) for size in sizes)
         )
         self.composer = composer
-        self.content = content
         codes_IL = codes_IL.long()
         nodes_IL = torch.stack([self._nodes(codes_IL[:, : d + 1]) for d in range(len(level_sizes))], dim=1)
         self._knows_all = known_I is None or bool((nodes_IL >= 0).all())
         self.register_buffer("nodes_IL", nodes_IL, persistent=False)
+        self.content = None
+        if content is not None:
+            bags, num_buckets = content
+            self.content = PrefixContent(bags, nodes_IL.cpu().numpy(), sizes, num_buckets, self.dim)
         self._excludes = trained_I is not None and not bool(trained_I.all())
         for depth, size in enumerate(sizes):
             if composer is not None:
@@ -204,57 +210,45 @@ class PrefixDecoder(PrefixBackbone):
                     self.own_VD[depth][excluded_V] = 0.0
             self.register_buffer(f"_excluded_{depth}", excluded_V, persistent=False)
 
-    def vectors_of(self, depth: int, nodes: Tensor) -> Tensor:
-        """[..., D] vectors of prefixes of `depth` + 1 codes, by node [...]."""
-        codes = self.trie.child_codes[depth][nodes]
-        return functional.embedding(codes, self.shared_KD[depth]) + self._own_of(depth, nodes)
-
-    def _own_of(self, depth: int, nodes: Tensor) -> Tensor:
-        """[..., D] what each has besides its last code."""
+    def own_vectors(self, depth: int) -> Tensor:
+        """[V, D] what each prefix of `depth` + 1 codes has besides the vector of its last one."""
         if self.composer is None:
-            # Not index_select, whose gradient adds row by row.
-            return functional.embedding(nodes, self.own_VD[depth])
-        composed: Tensor = self.composer(getattr(self, f"_codes_{depth}")[nodes])
-        return composed
-
-    def _every(self, depth: int) -> Tensor:
-        """[V, D] vectors of all prefixes of `depth` + 1 codes."""
-        if self.composer is None:
-            codes_V = self.trie.child_codes[depth]
-            return functional.embedding(codes_V, self.shared_KD[depth]) + self.own_VD[depth]
-        nodes_V = torch.arange(self.trie.num_nodes(depth + 1), device=self.codes_IL.device)
-        return self.vectors_of(depth, nodes_V)
+            own_VD: Tensor = self.own_VD[depth]
+        else:
+            own_VD = self.composer(getattr(self, f"_codes_{depth}"))
+        return own_VD if self.content is None else own_VD + self.content(depth)
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
-        events_ND = self.item_vectors(self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N])
-        return events_ND if self.content is None else events_ND + self.content(batch.items_N)
+        return self.item_vectors(self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N])
 
-    def item_vectors(self, codes_NL: Tensor, nodes_NL: Tensor) -> Tensor:
+    def item_vectors(self, codes_NL: Tensor, nodes_NL: Tensor, own: Sequence[Tensor] | None = None) -> Tensor:
         """[N, D] sums of the vectors of the prefixes of items.
 
         Args:
             nodes_NL: of their prefixes; -1 for those of which training knew nothing.
+            own: `own_vectors` of every depth, where they are at hand.
         """
         codes_NL = codes_NL.long()
         parts = []
         for depth, shared_KD in enumerate(self.shared_KD):
-            parts.append(functional.embedding(codes_NL[:, depth], shared_KD))
-            if self.composer is not None:
-                parts[-1] = parts[-1] + self.composer(codes_NL[:, : depth + 1])
-                continue
-            own_ND = functional.embedding(nodes_NL[:, depth].clamp(min=0), self.own_VD[depth])
+            own_VD = self.own_vectors(depth) if own is None else own[depth]
+            own_ND = functional.embedding(nodes_NL[:, depth].clamp(min=0), own_VD)
             if not self._knows_all:
                 own_ND = own_ND.masked_fill(nodes_NL[:, depth, None] < 0, 0.0)
-            parts[-1] = parts[-1] + own_ND
+            parts.append(functional.embedding(codes_NL[:, depth], shared_KD) + own_ND)
         return torch.stack(parts).sum(0)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
-        context_ND = contexts(self.backbone, self.embed_history(batch), batch)
+        own = [self.own_vectors(depth) for depth in range(self.trie.depth)]
+        events_ND = self.item_vectors(self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N], own)
+        context_ND = contexts(self.backbone, events_ND, batch)
         parent_N = codes_NL.new_zeros(len(codes_NL))
         total = context_ND.new_zeros(())
-        for depth in range(self.trie.depth):
+        for depth, own_VD in enumerate(own):
+            codes_V = self.trie.child_codes[depth]
+            vectors_VD = functional.embedding(codes_V, self.shared_KD[depth]) + own_VD
             node_N = self.trie.child(depth, parent_N, codes_NL[:, depth])
-            total = total + self._level_loss(depth, context_ND, parent_N, node_N, weights_N)
+            total = total + self._level_loss(depth, context_ND, vectors_VD, parent_N, node_N, weights_N)
             parent_N = node_N
         return total
 
@@ -262,6 +256,7 @@ class PrefixDecoder(PrefixBackbone):
         self,
         depth: int,
         context_ND: Tensor,
+        vectors_VD: Tensor,
         parent_N: Tensor,
         node_N: Tensor,
         weights_N: Tensor | None,
@@ -269,9 +264,9 @@ class PrefixDecoder(PrefixBackbone):
         """Cross-entropy of each event's next prefix among the children of its present one."""
         excluded_V = getattr(self, f"_excluded_{depth}") if self._excludes else None
         if depth == 0:
-            logits_NV = context_ND @ self._every(depth).T
+            logits_NV = context_ND @ vectors_VD.T
             if excluded_V is not None:
-                is_target_NV = functional.one_hot(node_N, logits_NV.shape[1]).bool()
+                is_target_NV = functional.one_hot(node_N, len(vectors_VD)).bool()
                 logits_NV = logits_NV.masked_fill(excluded_V & ~is_target_NV, -torch.inf)
             return summed_cross_entropy(logits_NV.float(), node_N, weights_N)
         offsets = self.trie.child_offsets[depth]
@@ -285,11 +280,7 @@ class PrefixDecoder(PrefixBackbone):
         # Not index_select, whose gradient adds row by row.
         context_PD = functional.embedding(chosen_M[event_P], context_ND)
         child_P = first_M[event_P] + place_P
-        if self.composer is None:
-            child_PD = functional.embedding(child_P, self._every(depth))
-        else:
-            nodes_Q, inverse_P = child_P.unique(return_inverse=True)
-            child_PD = rows_of_ids(self.vectors_of(depth, nodes_Q), inverse_P)
+        child_PD = functional.embedding(child_P, vectors_VD)
         logits_P = (context_PD * child_PD).sum(1)
         if excluded_V is not None:
             is_target_P = child_P == node_N[chosen_M][event_P]
@@ -304,10 +295,7 @@ class PrefixDecoder(PrefixBackbone):
         return summed_cross_entropy(logits_MC.float(), node_N[chosen_M] - first_M, weights_M)
 
     def own_products(self, context_BD: Tensor, depth: int, children: Children) -> Tensor:
-        if self.composer is None:
-            return products(context_BD, self.own_VD[depth], children.nodes_BRS)
-        nodes_Q, inverse_BRS = children.nodes_BRS.unique(return_inverse=True)
-        return products(context_BD, self._own_of(depth, nodes_Q), inverse_BRS)
+        return products(context_BD, self.own_vectors(depth), children.nodes_BRS)
 
 
 def products(context_BD: Tensor, vectors_VD: Tensor, index_BWC: Tensor) -> Tensor:

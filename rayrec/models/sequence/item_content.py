@@ -26,8 +26,8 @@ _Bags = tuple[Tensor, Tensor, Tensor]
 """[P] members, offsets of the bags and [P] weights."""
 
 
-class ItemContent(nn.Module):
-    """Vectors of items by what they are."""
+class BagSums(nn.Module):
+    """Weighted sums of rows, one for each bag."""
 
     offsets_I1: Tensor
     buckets_P: Tensor
@@ -36,13 +36,8 @@ class ItemContent(nn.Module):
     items_P: Tensor
     weights_of_items_P: Tensor
 
-    def __init__(self, bags: ItemBags, num_buckets: int, dim: int) -> None:
-        """
-        Args:
-            bags: of the catalog; features are buckets.
-        """
+    def __init__(self, bags: ItemBags, num_buckets: int) -> None:
         super().__init__()
-        self.rows_VD = nn.Parameter(torch.empty(num_buckets, dim).normal_(std=INITIAL_STD))
         turned = bags.transposed(num_buckets)
         arrays = {
             "offsets_I1": bags.offsets_I1,
@@ -55,29 +50,50 @@ class ItemContent(nn.Module):
         for name, array in arrays.items():
             self.register_buffer(name, torch.from_numpy(array), persistent=False)
 
-    def catalog(self) -> Tensor:
-        """[I, D] of every item."""
-        vectors_ID: Tensor = _CatalogSums.apply(
-            self.rows_VD,
+    def forward(self, rows_VD: Tensor) -> Tensor:
+        """[I, D] of all bags."""
+        vectors_ID: Tensor = _Sums.apply(
+            rows_VD,
             (self.buckets_P, self.offsets_I1, self.weights_P),
             (self.items_P, self.offsets_V1, self.weights_of_items_P),
         )
         return vectors_ID
 
+    def of(self, rows_VD: Tensor, bags_M: Tensor) -> Tensor:
+        """[M, D] of some bags."""
+        first_M, count_M = self.offsets_I1[bags_M], self.offsets_I1.diff()[bags_M]
+        offsets_M1 = torch.cat([count_M.new_zeros(1), count_M.cumsum(0)])
+        pair_Q = torch.repeat_interleave(first_M - offsets_M1[:-1], count_M)
+        pair_Q = pair_Q + torch.arange(len(pair_Q), device=bags_M.device)
+        return pooled(rows_VD, self.buckets_P[pair_Q], offsets_M1, "sum", self.weights_P[pair_Q])
+
+
+class ItemContent(nn.Module):
+    """Vectors of items by what they are."""
+
+    def __init__(self, bags: ItemBags, num_buckets: int, dim: int) -> None:
+        """
+        Args:
+            bags: of the catalog; features are buckets.
+        """
+        super().__init__()
+        self.rows_VD = nn.Parameter(torch.empty(num_buckets, dim).normal_(std=INITIAL_STD))
+        self.sums = BagSums(bags, num_buckets)
+
+    def catalog(self) -> Tensor:
+        """[I, D] of every item."""
+        vectors_ID: Tensor = self.sums(self.rows_VD)
+        return vectors_ID
+
     def forward(self, items: Tensor) -> Tensor:
         """[..., D] of catalog positions [...]; each item is put together once."""
         items_M, inverse = items.unique(return_inverse=True)
-        first_M, count_M = self.offsets_I1[items_M], self.offsets_I1.diff()[items_M]
-        offsets_M1 = torch.cat([count_M.new_zeros(1), count_M.cumsum(0)])
-        pair_Q = torch.repeat_interleave(first_M - offsets_M1[:-1], count_M)
-        pair_Q = pair_Q + torch.arange(len(pair_Q), device=items.device)
-        vectors_MD = pooled(self.rows_VD, self.buckets_P[pair_Q], offsets_M1, "sum", self.weights_P[pair_Q])
-        return rows_of_ids(vectors_MD, inverse)
+        return rows_of_ids(self.sums.of(self.rows_VD, items_M), inverse)
 
 
-class _CatalogSums(torch.autograd.Function):
-    """Sums over the buckets of each item; back, over the items of each bucket, which takes an eighth of the
-    time of adding up pair by pair."""
+class _Sums(torch.autograd.Function):
+    """Sums over the buckets of each item; back, over the items of each bucket, which takes less time than
+    adding up pair by pair."""
 
     @staticmethod
     def forward(ctx: Any, rows_VD: Tensor, of_items: _Bags, of_buckets: _Bags) -> Tensor:

@@ -51,15 +51,18 @@ def prefix(dropout):
 
 def composed(dropout):
     composer = PrefixComposer(LEVEL_SIZES, 16, DIM)
-    network = PrefixDecoder(backbone(dropout), CODES, LEVEL_SIZES, composer=composer, content=content())
+    network = PrefixDecoder(backbone(dropout), CODES, LEVEL_SIZES, composer=composer, content=(BAGS, 5))
     return network, ()
 
 
+BAGS = ItemBags(
+    np.array([0, 2, 3, 3, 5, 5, 6, 7]), np.array([1, 4, 1, 0, 4, 2, 3]), np.ones(7, dtype=np.float32)
+)
+"""What is said of the items, in five buckets."""
+
+
 def content():
-    bags = ItemBags(
-        np.array([0, 2, 3, 3, 5, 5, 6, 7]), np.array([1, 4, 1, 0, 4, 2, 3]), np.ones(7, dtype=np.float32)
-    )
-    return ItemContent(bags, 5, DIM)
+    return ItemContent(BAGS, 5, DIM)
 
 
 def described_lazy(dropout):
