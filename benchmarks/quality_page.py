@@ -255,8 +255,15 @@ METHODS = {
     "tiger-published": Method(
         "encoder-decoder over codes (TIGER), published IDs", "beauty-tiger", "published"
     ),
+    "generative-content": Method(
+        "prefix decoder, words and attributes of prefixes",
+        "beauty-generative",
+        "interactions+content",
+        max_codebook_size=512,
+        settings=("model.content={}", "training.epochs=12"),
+    ),
     "codes": Method(
-        "prefix decoder whose vectors are made of codes, words and attributes read",
+        "prefix decoder without vectors of its own: codes, words and attributes",
         "beauty-codes",
         "interactions+content",
         max_codebook_size=512,
