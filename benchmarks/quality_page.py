@@ -512,7 +512,11 @@ Limits of the comparison:
   codes only. It is trained with ties reshuffled at every step (`data.redraw_ties`), and so is SASRec with
   full softmax, which is the fair comparison; a row with ties as stored is beside it. In file order it removes
   what the order leaks: the prefix decoder has 0.0514 on Sports then, and 0.0552 with ties as stored. The
-  other recipes keep ties as stored.
+  other recipes keep ties as stored, but for those that read words and attributes.
+- **Words and attributes** are what the catalog says of items (`model.content`): words of titles and keywords,
+  categories and brands as numbers. Rows that read them know more than the others. *Prefix decoder without
+  vectors of its own* says codes, and no weight of it belongs to one item or one whole ID. How many trials
+  each recipe had is [written down](recommendation.md#words-and-attributes-of-items).
 - **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
   tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on all three data sets, within the
   interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 13 % below
