@@ -205,7 +205,7 @@ def measure(
 
             result = train(config, run, "if_begun", on_step=on_step, cluster=placement)
         with progress_bar("evaluate") as progress:
-            report = evaluate(run, on_batch=progress)
+            report = evaluate(run, on_batch=progress, baselines=False)  # neighbors are a row of their own
     return {
         **asdict(row),
         "config": method.config,
