@@ -46,6 +46,7 @@ from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
 from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, import_published, tokenize
 from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.training.placements import Placement, in_process, on_ray
 from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.config import Config
@@ -181,11 +182,15 @@ def measure_neighbors(row: Row, sources: Path, commit: str) -> dict[str, Any]:
     return report.to_json() | {"run": row.dataset, **kept, "made_of": made_of, "date": date}
 
 
-def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
+def measure(
+    row: Row, sources: Path, commit: str, placement: Placement = on_ray, runs: Path | None = None
+) -> dict[str, Any]:
     """Train and evaluate one row, and write its positions; the record of it.
 
     Args:
         commit: of the code that measures.
+        placement: where actors run; results do not depend on it.
+        runs: where runs are kept, so that one that was interrupted goes on; None: it is not kept.
 
     Raises:
         OverCapError: the training took longer than a row's may.
@@ -194,7 +199,8 @@ def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
     config = _config(row, _data(row, method, sources))
     assembly = assemble(config)
     with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as folder:
-        run = Path(folder) / "run"
+        run = Path(folder) / "run" if runs is None else runs / row.record.stem
+        goes_on = (run / "run.json").exists()
         with progress_bar("train") as progress, ProcessorTime() as spent:
             cap = Cap(row)
 
@@ -202,9 +208,9 @@ def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
                 progress(done, total)
                 cap.check(done, total)
 
-            result = train(config, run, on_step=on_step)
+            result = train(config, run, "if_begun", on_step=on_step, cluster=placement)
         with progress_bar("evaluate") as progress:
-            report = evaluate(run, on_batch=progress)
+            report = evaluate(run, on_batch=progress, baselines=False)  # neighbors are a row of their own
     return {
         **asdict(row),
         "config": method.config,
@@ -215,7 +221,7 @@ def measure(row: Row, sources: Path, commit: str) -> dict[str, Any]:
         "num_parameters": sum(parameter.numel() for parameter in assembly.task.network().parameters())
         + _sparse_parameters(assembly),
         "training_minutes": result.training_s / 60,
-        "processor_minutes": spent.seconds / 60,
+        **({} if goes_on else {"processor_minutes": spent.seconds / 60}),
         "epochs": result.epochs,
         "best_step": result.best_step,
         "semantic_ids": None if assembly.task.registry is None else assembly.task.registry.method,
@@ -326,6 +332,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--missing", action="store_true", help="every row without a record of its recipe as it is"
     )
     parser.add_argument("--table", action="store_true", help="only write the table")
+    parser.add_argument("--runs", type=Path, help="keep runs in this folder, and go on with those there")
+    parser.add_argument("--local", action="store_true", help="train in this process, with the same result")
     options = parser.parse_args(arguments)
     rows = [Row.named(name, options.seed) for name in options.rows]
     if options.missing:
@@ -336,8 +344,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commit = commit_of(CHECKOUT) if rows else ""
     for row in rows:
         log.print(f"{row.name}, seed {row.seed}")
-        measured = measure_neighbors if row.method == NEIGHBORS else measure
-        record = measured(row, options.sources, commit)
+        if row.method == NEIGHBORS:
+            record = measure_neighbors(row, options.sources, commit)
+        else:
+            placement = in_process if options.local else on_ray
+            record = measure(row, options.sources, commit, placement, options.runs)
         row.record.parent.mkdir(parents=True, exist_ok=True)
         row.record.write_text(json.dumps(record, indent=1) + "\n")
         write_page()

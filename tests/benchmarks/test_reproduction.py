@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,6 @@ from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.evaluation.lists import CO_VISITATION, MODEL
 from rayrec.pipelines.metrics.positions import Positions
 from rayrec.pipelines.training.placements import in_process
-from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from tests.helpers.data import random_events, write_source
 from tests.helpers.runs import MODELS
@@ -53,14 +51,13 @@ def sources(tmp_path, monkeypatch) -> Path:
     for module in (reproduction, quality_page):
         monkeypatch.setattr(module, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(quality_page, "FOLDER", tmp_path)
-    monkeypatch.setattr(reproduction, "train", partial(train, cluster=in_process))
     return tmp_path / "sources"
 
 
 def test_a_row_is_made_recorded_and_on_the_page(sources, tmp_path):
     assert not is_measured(ROW)
 
-    main([str(sources), ROW.name])
+    main([str(sources), ROW.name, "--local"])
 
     record = json.loads(ROW.record.read_text())
     assert (record["dataset"], record["ties"], record["method"], record["seed"]) == (*ROW.name.split("/"), 0)
@@ -139,7 +136,19 @@ def test_a_row_that_trains_too_long_fails_with_its_name(sources, monkeypatch):
     monkeypatch.setattr(reproduction, "CAP_MINUTES", 0.0)
 
     with pytest.raises(OverCapError, match="tiny/shuffled/tiny, seed 0: step 1 of"):
-        measure(ROW, sources, "commit")
+        measure(ROW, sources, "commit", in_process)
+
+
+def test_a_run_that_is_kept_is_trained_once(sources, tmp_path, monkeypatch):
+    """As one that was interrupted behind its training: what it cost is not known any more."""
+    first = measure(ROW, sources, "commit", in_process, tmp_path / "runs")
+    monkeypatch.setattr(reproduction, "CAP_MINUTES", 0.0)  # any step would be one too many
+
+    again = measure(ROW, sources, "commit", in_process, tmp_path / "runs")
+
+    assert again["results"] == first["results"]
+    assert "processor_minutes" in first
+    assert "processor_minutes" not in again
 
 
 def test_the_best_generative_method_may_take_longer():

@@ -21,9 +21,12 @@ from rayrec.models.registry import MODELS
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.platform.devices import HOST, device_of, hardware_name
+from rayrec.platform.item_bags import ItemBags
 
 JOB_FILE, CATALOG_FILE = "job.json", "catalog.npz"
 _ARRAYS = ("codes_IL", "known_I", "negative_log_q_I")
+_CONTENT = "content."
+"""Before the names of the arrays of `Catalog.content`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +63,9 @@ class RankingModel:
             "labels": {str(label): list(names) for label, names in self.catalog.labels.items()},
         }
         digest = hashlib.sha256(_canonical(described))
-        for name in _ARRAYS:
-            array = getattr(self.catalog, name)
-            if array is not None:
-                digest.update(f"{name} {array.dtype} {array.shape}".encode())
-                digest.update(np.ascontiguousarray(array).tobytes())
+        for name, array in _arrays_of(self.catalog).items():
+            digest.update(f"{name} {array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
 
@@ -93,8 +94,7 @@ class Job:
 
     def save(self, folder: Path) -> None:
         catalog = self.model.catalog
-        arrays = {name: getattr(catalog, name) for name in _ARRAYS if getattr(catalog, name) is not None}
-        np.savez(folder / CATALOG_FILE, **arrays)
+        np.savez(folder / CATALOG_FILE, **_arrays_of(catalog))
         values = {
             "settings": self.model.config.model_dump(mode="json"),
             "num_items": catalog.num_items,
@@ -111,11 +111,14 @@ class Job:
     def load(cls, folder: Path) -> Job:
         values = json.loads((folder / JOB_FILE).read_text())
         with np.load(folder / CATALOG_FILE) as arrays:
+            of_content = [name for name in arrays.files if name.startswith(_CONTENT)]
+            content = {name.removeprefix(_CONTENT): arrays[name] for name in of_content}
             catalog = Catalog(
                 values["num_items"],
                 level_sizes=tuple(values["level_sizes"]),
                 labels={label: tuple(names) for label, names in values["labels"].items()},
-                **{name: arrays[name] for name in arrays.files},
+                content=ItemBags(**content) if content else None,
+                **{name: arrays[name] for name in _ARRAYS if name in arrays.files},
             )
         return cls(
             RankingModel(values["settings"], catalog),
@@ -124,6 +127,13 @@ class Job:
             values["device"],
             values["threads"],
         )
+
+
+def _arrays_of(catalog: Catalog) -> dict[str, np.ndarray]:
+    arrays = {name: getattr(catalog, name) for name in _ARRAYS if getattr(catalog, name) is not None}
+    if catalog.content is not None:
+        arrays |= {_CONTENT + name: array for name, array in vars(catalog.content).items()}
+    return arrays
 
 
 @cache

@@ -15,9 +15,11 @@ from rayrec.models.sequence.config import (
     DEFAULT_MAX_LENGTH,
     AttentionSettings,
     BackboneConfig,
+    ContentConfig,
     LongHistoryConfig,
     Negatives,
     SequenceModelConfig,
+    built_content,
 )
 from rayrec.platform.config import Config
 from rayrec.platform.event_labels import LABELS, Label, Part
@@ -149,6 +151,12 @@ class PrefixDecoderConfig(GenerativeConfig):
     """`dense`: vectors of prefixes are weights of the network. `sparse`: rows of the table `prefix` of
     parameter servers, for catalogs of any size; a step reads those of its items and those that its targets
     compete with."""
+    composed: int | None = Field(None, ge=1)
+    """Of the dense matrix: inner width of a network that makes a prefix's vector of its codes, in place of a
+    weight for each prefix; then no weight belongs to one item, and weights do not grow with the catalog."""
+    content: ContentConfig | None = None
+    """Of the dense matrix: what the catalog says of the items below a prefix, added to its vector. None:
+    prefixes are known by their codes and by events alone."""
     num_siblings: int | None = Field(None, ge=1)
     """Of the sparse matrix: children that are sampled of each prefix on the path of a target, for the loss to
     tell the target from; None: all of them."""
@@ -168,6 +176,16 @@ class PrefixDecoderConfig(GenerativeConfig):
                 f"model.{own[0]} is of the prefix_matrix 'sparse', and this one is 'dense', whose vectors "
                 "are all in the network; leave it out, or set prefix_matrix: sparse"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _network_makes_what_it_holds(self) -> Self:
+        for name in ("composed", "content"):
+            if getattr(self, name) is not None and self.prefix_matrix == "sparse":
+                raise ValueError(
+                    f"model.{name} is set and the prefix_matrix is 'sparse', whose vectors are rows of "
+                    f"servers alone; leave {name} out, or set prefix_matrix: dense"
+                )
         return self
 
     @model_validator(mode="after")
@@ -197,6 +215,10 @@ class PrefixDecoderConfig(GenerativeConfig):
         trained_I = None if catalog.trained_I is None else torch.tensor(catalog.trained_I)
         choice = choice_named(self.attention, attention_file)
         return FlatPrefixModel(self._build_dense(catalog, choice), trained_I)
+
+    @property
+    def item_content(self) -> ContentConfig | None:
+        return self.content
 
     @property
     def tables(self) -> dict[str, int]:
@@ -235,14 +257,26 @@ class PrefixDecoderConfig(GenerativeConfig):
     def _build_dense(self, catalog: Catalog, choice: Choice) -> PrefixDecoder:
         import torch
 
+        from rayrec.models.generative.prefix_composer import PrefixComposer
         from rayrec.models.generative.prefix_decoder import PrefixDecoder
 
         known_I, trained_I = (
             None if chosen_I is None else torch.tensor(chosen_I)
             for chosen_I in (catalog.known_I, catalog.trained_I)
         )
+        content = None
+        if self.content is not None:
+            assert catalog.content is not None, "the model reads what is said of items"
+            content = catalog.content, self.content.buckets
+        dim = self.backbone.dim
         return PrefixDecoder(
-            self.backbone.build(choice), catalog.learned_codes, catalog.level_sizes, known_I, trained_I
+            self.backbone.build(choice),
+            catalog.learned_codes,
+            catalog.level_sizes,
+            known_I,
+            trained_I,
+            None if self.composed is None else PrefixComposer(catalog.level_sizes, self.composed, dim),
+            content,
         )
 
 
@@ -254,7 +288,13 @@ class LightDecoderConfig(GenerativeConfig):
     """Hidden width of the decoder's feed-forward layers."""
     item_embedding: bool = True
     """Whether a history event is its item's row plus its code rows, or those alone."""
+    content: ContentConfig | None = None
+    """What is said of the items of a history, added to their vectors. None: nothing."""
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+
+    @property
+    def item_content(self) -> ContentConfig | None:
+        return self.content
 
     @property
     def tables(self) -> dict[str, int]:
@@ -268,7 +308,8 @@ class LightDecoderConfig(GenerativeConfig):
         decoder = CodeDecoder(
             settings.dim, catalog.level_sizes, self.decoder_dim, settings.dropout, backbone.num_dropouts
         )
-        return LightDecoder(backbone, decoder, self.label_smoothing)
+        content = built_content(self.content, catalog, settings.dim)
+        return LightDecoder(backbone, decoder, self.label_smoothing, content)
 
 
 class InstructionConfig(Config):
@@ -337,12 +378,18 @@ class CrossDecoderConfig(LongHistorySettings, GenerativeConfig):
     """None: the decoder begins with its start token."""
     event_labels: tuple[Label, ...] = ()
     """Labels of the history's events that are part of their vectors."""
+    content: ContentConfig | None = None
+    """What is said of the items of the history, added to their vectors. None: nothing."""
     experts: ExpertsConfig | None = None
     """None: one feed-forward for all tokens."""
 
     @property
     def window_length(self) -> int:
         return self.backbone.max_length
+
+    @property
+    def item_content(self) -> ContentConfig | None:
+        return self.content
 
     @property
     def input_labels(self) -> tuple[Label, ...]:
@@ -420,6 +467,7 @@ class LazyDecoderConfig(CrossDecoderConfig):
             self._build_instruction(catalog),
             self._build_event_labels(catalog),
             self._summary_settings(),
+            built_content(self.content, catalog, self.backbone.dim),
         )
 
 
@@ -511,6 +559,7 @@ class EncoderDecoderConfig(CrossDecoderConfig):
             if self.retrieval is None
             else self.retrieval.build(settings.dim, self.instruction is not None),
             summaries=self._summary_settings(),
+            content=built_content(self.content, catalog, settings.dim),
         )
 
 

@@ -5,6 +5,8 @@ Axes: as in `backbone` and `cross_decoder`; P tokens of an instruction.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -18,6 +20,7 @@ from rayrec.models.generative.chunk_summaries import ChunkSummaries
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder, Look
 from rayrec.models.generative.experts import balance_losses
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
+from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 from rayrec.platform.arrays import Int64Array
 
@@ -35,11 +38,13 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
         label_smoothing: float,
         instruction: InstructionPrefix | None = None,
         event_labels: EventLabels | None = None,
+        content: ItemContent | None = None,
     ) -> None:
         """
         Args:
             instruction: makes the prefix of each sequence; None: there is none.
             event_labels: what is added to the vectors of the history's events; None: nothing.
+            content: of the items of the history, added likewise.
         """
         super().__init__()
         self.summaries: ChunkSummaries | None = None
@@ -47,7 +52,14 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
         self.label_smoothing = label_smoothing
         self.instruction = instruction
         self.event_labels = event_labels
+        self.content = content
         self.register_buffer("codes_IL", codes_IL, persistent=False)
+
+    def added_to(self, vectors_ED: Tensor, items_E: Tensor, labels: Mapping[str, Tensor]) -> Tensor:
+        """[E, D] vectors of events, with what is known of them besides their codes."""
+        if self.event_labels is not None:
+            vectors_ED = vectors_ED + self.event_labels(labels)
+        return vectors_ED if self.content is None else vectors_ED + self.content(items_E)
 
     def step(self, context: ContextKeys, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
         return self.decoder.step(context, cache, depth, codes_BWd)
@@ -73,8 +85,7 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
         return self.summaries.of(chunks, self._chunk_vectors)
 
     def _chunk_vectors(self, chunks: ChunkBatch) -> Tensor:
-        vectors_ED = self.item_vectors(chunks.items_E)
-        return vectors_ED if self.event_labels is None else vectors_ED + self.event_labels(chunks.labels)
+        return self.added_to(self.item_vectors(chunks.items_E), chunks.items_E, chunks.labels)
 
     def after_summaries(
         self, batch: TensorBatch, tokens: JaggedLayout, tokens_MD: Tensor

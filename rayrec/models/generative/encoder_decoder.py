@@ -37,6 +37,7 @@ from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
 from rayrec.models.generative.retrieval import HistoryRetrieval
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD, Block
+from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
@@ -58,6 +59,7 @@ class EncoderDecoder(CrossBackbone):
         event_labels: EventLabels | None = None,
         retrieval: HistoryRetrieval | None = None,
         summaries: SummarySettings | None = None,
+        content: ItemContent | None = None,
     ) -> None:
         """
         Args:
@@ -67,7 +69,7 @@ class EncoderDecoder(CrossBackbone):
             retrieval: chooses the events that are encoded; None: rows have no more than P.
             summaries: of older events, which the decoder looks at beside what is encoded.
         """
-        super().__init__(decoder, codes_IL, label_smoothing, instruction, event_labels)
+        super().__init__(decoder, codes_IL, label_smoothing, instruction, event_labels, content)
         self.retrieval = retrieval
         dim = decoder.levels_LD.shape[1]
         self.positions_PD = nn.Parameter(torch.empty(max_length, dim))
@@ -162,8 +164,8 @@ class EncoderDecoder(CrossBackbone):
         place_ED = functional.embedding(age_E, self.positions_PD)
         if "user" in batch.rows:
             place_ED = place_ED + batch.users_of(batch.layout.row_N[event_E])
-        if self.event_labels is not None:
-            place_ED = place_ED + self.event_labels(batch.labels)[event_E]
+        labels_E = {label: codes_N[event_E] for label, codes_N in batch.labels.items()}
+        place_ED = self.added_to(place_ED, batch.items_N[event_E], labels_E)
         x_MD = (torch.stack(vectors, dim=1) + self.levels_LD + place_ED[:, None]).flatten(0, 1)
         keys_M = level_keys(batch.keys_N[event_E], num_levels).flatten()
         x_MD, tokens = self.input_dropout(self.input_norm(x_MD), keys_M), events.repeated(num_levels)

@@ -24,6 +24,7 @@ from rayrec.models.generative.cross_backbone import CrossBackbone
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder, Look
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD
+from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
@@ -40,8 +41,9 @@ class LazyDecoder(CrossBackbone):
         instruction: InstructionPrefix | None = None,
         event_labels: EventLabels | None = None,
         summaries: SummarySettings | None = None,
+        content: ItemContent | None = None,
     ) -> None:
-        super().__init__(decoder, codes_IL, label_smoothing, instruction, event_labels)
+        super().__init__(decoder, codes_IL, label_smoothing, instruction, event_labels, content)
         dim = decoder.levels_LD.shape[1]
         self.positions_TD = nn.Parameter(torch.empty(max_length, dim).normal_(std=INITIAL_STD))
         self.input_norm = nn.LayerNorm(dim)
@@ -57,8 +59,7 @@ class LazyDecoder(CrossBackbone):
             x_ND = x_ND + self.decoder.embed(level, codes_NL[:, level])
         if "user" in batch.rows:
             x_ND = x_ND + batch.users_of(batch.layout.row_N)
-        if self.event_labels is not None:
-            x_ND = x_ND + self.event_labels(batch.labels)
+        x_ND = self.added_to(x_ND, batch.items_N, batch.labels)
         return self.input_dropout(self.input_norm(x_ND), batch.keys_N)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:

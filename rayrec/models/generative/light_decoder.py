@@ -20,6 +20,7 @@ from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.generative.backbone import GenerativeBackbone, VectorContext, summed_cross_entropy
 from rayrec.models.sequence.backbones.history import contexts, last_contexts
 from rayrec.models.sequence.backbones.transformer import CausalTransformer
+from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
@@ -71,16 +72,27 @@ class LightDecoder(GenerativeBackbone[VectorContext]):
     """History to one vector, vector to codes."""
 
     def __init__(
-        self, backbone: CausalTransformer, decoder: CodeDecoder, label_smoothing: float = 0.0
+        self,
+        backbone: CausalTransformer,
+        decoder: CodeDecoder,
+        label_smoothing: float = 0.0,
+        content: ItemContent | None = None,
     ) -> None:
+        """
+        Args:
+            content: of the items of histories, added to their codes; None: nothing is.
+        """
         super().__init__()
         self.backbone = backbone
         self.decoder = decoder
         self.label_smoothing = label_smoothing
+        self.content = content
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         """[N, D] input vector of every history event."""
         x_ND = batch.embed("code").sum(1)
+        if self.content is not None:
+            x_ND = x_ND + self.content(batch.items_N)
         return x_ND + batch.embed("item") if "item" in batch.rows else x_ND
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:

@@ -41,14 +41,20 @@ from rayrec.models.generative.backbone import (
     summed_cross_entropy,
     weighted_sum,
 )
+from rayrec.models.generative.prefix_composer import PrefixComposer
+from rayrec.models.generative.prefix_content import PrefixContent
 from rayrec.models.sequence.backbones.history import contexts, last_contexts, read_on
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD, CausalTransformer
 from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.platform.item_bags import ItemBags
 
 GATHER_COST = 8
 """A vector that is fetched by itself costs as much as so many in a product of matrices."""
 MAX_GATHERED = 1 << 24
 """Numbers of vectors that are fetched at once: 64 MiB of float32."""
+
+ContentSettings = tuple[ItemBags, int]
+"""What is said of the items of the catalog, and the number of buckets."""
 
 
 class PrefixBackbone(GenerativeBackbone[VectorContext]):
@@ -159,53 +165,73 @@ class PrefixDecoder(PrefixBackbone):
         level_sizes: Sequence[int],
         known_I: Tensor | None = None,
         trained_I: Tensor | None = None,
+        composer: PrefixComposer | None = None,
+        content: ContentSettings | None = None,
     ) -> None:
         """
         Args:
             trained_I: [I] bool, the items that training has events of, to be given for training alone: the
                 others are no negatives; None is all.
+            composer: makes the own vectors of prefixes of their codes; None: each is a weight.
+            content: what the catalog says of the items below a prefix, added to its vector; None: nothing is.
         """
         super().__init__(backbone, codes_IL, level_sizes, known_I)
-        self.own_VD = nn.ParameterList(
-            _vectors(self._trie.num_nodes(depth + 1), self.dim) for depth in range(self._trie.depth)
+        sizes = [self._trie.num_nodes(depth + 1) for depth in range(self._trie.depth)]
+        self.own_VD = (
+            nn.ParameterList() if composer else nn.ParameterList(_vectors(size, self.dim) for size in sizes)
         )
+        self.composer = composer
         codes_IL = codes_IL.long()
         nodes_IL = torch.stack([self._nodes(codes_IL[:, : d + 1]) for d in range(len(level_sizes))], dim=1)
         self._knows_all = known_I is None or bool((nodes_IL >= 0).all())
         self.register_buffer("nodes_IL", nodes_IL, persistent=False)
+        self.content = None
+        if content is not None:
+            bags, num_buckets = content
+            self.content = PrefixContent(bags, nodes_IL.cpu().numpy(), sizes, num_buckets, self.dim)
         self._excludes = trained_I is not None and not bool(trained_I.all())
-        for depth, own_VD in enumerate(self.own_VD if self._excludes else ()):
+        for depth, size in enumerate(sizes):
+            if composer is not None:
+                codes_Vd = codes_IL.new_empty(size, depth + 1)
+                is_known_I = nodes_IL[:, depth] >= 0
+                codes_Vd[nodes_IL[is_known_I, depth]] = codes_IL[is_known_I, : depth + 1]
+                self.register_buffer(f"_codes_{depth}", codes_Vd, persistent=False)
+            if not self._excludes:
+                continue
             assert trained_I is not None
-            has_event_V = torch.zeros(len(own_VD), dtype=torch.bool)
+            has_event_V = torch.zeros(size, dtype=torch.bool)
             has_event_V[nodes_IL[trained_I, depth]] = True
             codes_V = self._trie.child_codes[depth]
             # A code that no trained item has anywhere means nothing: its prefixes stay negatives.
             means_V = torch.isin(codes_V, codes_V[has_event_V])
             excluded_V = ~has_event_V & means_V
-            with torch.no_grad():
-                own_VD[excluded_V] = 0.0
+            if composer is None:
+                with torch.no_grad():
+                    self.own_VD[depth][excluded_V] = 0.0
             self.register_buffer(f"_excluded_{depth}", excluded_V, persistent=False)
 
-    def prefix_vectors(self) -> list[Tensor]:
-        """Per depth [V, D]: the vector of every prefix."""
-        codes = self.trie.child_codes
-        return [
-            functional.embedding(codes[depth], self.shared_KD[depth]) + self.own_VD[depth]
-            for depth in range(self.trie.depth)
-        ]
+    def own_vectors(self, depth: int) -> Tensor:
+        """[V, D] what each prefix of `depth` + 1 codes has besides the vector of its last one."""
+        if self.composer is None:
+            own_VD: Tensor = self.own_VD[depth]
+        else:
+            own_VD = self.composer(getattr(self, f"_codes_{depth}"))
+        return own_VD if self.content is None else own_VD + self.content(depth)
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         return self.item_vectors(self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N])
 
-    def item_vectors(self, codes_NL: Tensor, nodes_NL: Tensor) -> Tensor:
+    def item_vectors(self, codes_NL: Tensor, nodes_NL: Tensor, own: Sequence[Tensor] | None = None) -> Tensor:
         """[N, D] sums of the vectors of the prefixes of items.
 
         Args:
             nodes_NL: of their prefixes; -1 for those of which training knew nothing.
+            own: `own_vectors` of every depth, where they are at hand.
         """
         codes_NL = codes_NL.long()
         parts = []
-        for depth, (shared_KD, own_VD) in enumerate(zip(self.shared_KD, self.own_VD, strict=True)):
+        for depth, shared_KD in enumerate(self.shared_KD):
+            own_VD = self.own_vectors(depth) if own is None else own[depth]
             own_ND = functional.embedding(nodes_NL[:, depth].clamp(min=0), own_VD)
             if not self._knows_all:
                 own_ND = own_ND.masked_fill(nodes_NL[:, depth, None] < 0, 0.0)
@@ -213,10 +239,14 @@ class PrefixDecoder(PrefixBackbone):
         return torch.stack(parts).sum(0)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
-        context_ND = contexts(self.backbone, self.embed_history(batch), batch)
+        own = [self.own_vectors(depth) for depth in range(self.trie.depth)]
+        events_ND = self.item_vectors(self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N], own)
+        context_ND = contexts(self.backbone, events_ND, batch)
         parent_N = codes_NL.new_zeros(len(codes_NL))
         total = context_ND.new_zeros(())
-        for depth, vectors_VD in enumerate(self.prefix_vectors()):
+        for depth, own_VD in enumerate(own):
+            codes_V = self.trie.child_codes[depth]
+            vectors_VD = functional.embedding(codes_V, self.shared_KD[depth]) + own_VD
             node_N = self.trie.child(depth, parent_N, codes_NL[:, depth])
             total = total + self._level_loss(depth, context_ND, vectors_VD, parent_N, node_N, weights_N)
             parent_N = node_N
@@ -249,10 +279,10 @@ class PrefixDecoder(PrefixBackbone):
         place_P = torch.arange(len(event_P), device=count_M.device) - start_M[event_P]
         # Not index_select, whose gradient adds row by row.
         context_PD = functional.embedding(chosen_M[event_P], context_ND)
-        child_PD = functional.embedding(first_M[event_P] + place_P, vectors_VD)
+        child_P = first_M[event_P] + place_P
+        child_PD = functional.embedding(child_P, vectors_VD)
         logits_P = (context_PD * child_PD).sum(1)
         if excluded_V is not None:
-            child_P = first_M[event_P] + place_P
             is_target_P = child_P == node_N[chosen_M][event_P]
             logits_P = logits_P.masked_fill(excluded_V[child_P] & ~is_target_P, -torch.inf)
         weights_M = None if weights_N is None else weights_N[chosen_M]
@@ -265,7 +295,7 @@ class PrefixDecoder(PrefixBackbone):
         return summed_cross_entropy(logits_MC.float(), node_N[chosen_M] - first_M, weights_M)
 
     def own_products(self, context_BD: Tensor, depth: int, children: Children) -> Tensor:
-        return products(context_BD, self.own_VD[depth], children.nodes_BRS)
+        return products(context_BD, self.own_vectors(depth), children.nodes_BRS)
 
 
 def products(context_BD: Tensor, vectors_VD: Tensor, index_BWC: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.decoding.trie_file import TrieFile
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.platform.event_labels import Label
+from rayrec.platform.item_bags import ItemBags
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Catalog:
     """Names of the codes of each label of events."""
     trie_file: TrieFile | None = None
     """Where the trie of the codes is kept, if it is."""
+    content: ItemBags | None = None
+    """What is said of each item, as weighted buckets, for models that read it."""
     vocabulary: Vocabulary | None = None
     """Of a model that reads text: the tokens of its base, behind which those of the codes come."""
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rayrec.models.sequence.backbones.hstu import Hstu
     from rayrec.models.sequence.backbones.transformer import CausalTransformer
     from rayrec.models.sequence.catalog import Catalog
+    from rayrec.models.sequence.item_content import ItemContent
     from rayrec.models.sequence.item_losses import ItemLoss
     from rayrec.models.sequence.neighbor_pooling import NeighborPooling
     from rayrec.models.sequence.sequence_model import SequenceModel
@@ -75,6 +76,19 @@ class LongHistoryConfig(Config):
     def most_read(self) -> int:
         """Events that are read one by one at most."""
         return self.newest + self.chunk_events - 1
+
+
+class ContentConfig(Config):
+    """What is said of items, as part of their vectors: words of their text and values of columns, each with a
+    vector that items share. A catalog that says nothing leaves vectors as they are."""
+
+    columns: tuple[str, ...] | None = None
+    """Of the catalog; of `text`, words are read. None: the text, and those that usually say what kind of
+    thing an item is (`category`, `genres`, `attributes`, `brand` and such)."""
+    buckets: int = Field(16_384, ge=1)
+    """Vectors, which words and values find by a hash."""
+    min_items: int = Field(5, ge=1)
+    """A word or value that fewer items have is not read: it would be known of these alone."""
 
 
 class SequenceModelConfig(ModelConfig):
@@ -145,6 +159,11 @@ class SequenceModelConfig(ModelConfig):
     def siblings_per_prefix(self) -> int | None:
         """Of models that read the table `prefix`: prefixes that each one on the path of a target is told
         apart from, at most; None: all that there are."""
+        return None
+
+    @property
+    def item_content(self) -> ContentConfig | None:
+        """What is read of the catalog's text and columns; None: nothing."""
         return None
 
     @property
@@ -300,6 +319,9 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
     temperature: float | None = Field(None, gt=0.0)
     """None: scores are inner products. A number: those of vectors scaled to length 1, divided by it."""
     user_embedding: bool = False
+    content: ContentConfig | None = None
+    """Of the dense matrix: what is added to the vectors of items, those that are read and those that are
+    scored. None: they are known by their ids alone."""
     backbone: BackboneConfig | HstuBackboneConfig
 
     @model_validator(mode="after")
@@ -311,6 +333,19 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
                 "'bce', or the item_matrix 'dense'"
             )
         return self
+
+    @model_validator(mode="after")
+    def _content_is_of_the_dense_matrix(self) -> Self:
+        if self.content is not None and self.item_matrix == "sparse":
+            raise ValueError(
+                "model.content is set and model.item_matrix 'sparse', whose rows servers send as they are; "
+                "take the item_matrix 'dense', or leave content out"
+            )
+        return self
+
+    @property
+    def item_content(self) -> ContentConfig | None:
+        return self.content
 
     @property
     def history_length(self) -> int:
@@ -348,7 +383,13 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
         pooling = self._pooling()
         if self.item_matrix == "dense":
             return DenseNextItemModel(
-                backbone, loss, catalog.num_items, self.backbone.dim, self.temperature, pooling
+                backbone,
+                loss,
+                catalog.num_items,
+                self.backbone.dim,
+                self.temperature,
+                pooling,
+                built_content(self.content, catalog, self.backbone.dim),
             )
         return SparseNextItemModel(backbone, loss, self.temperature, pooling)
 
@@ -369,6 +410,16 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
         assert catalog.negative_log_q_I is not None
         expected_samples_I = catalog.negative_log_q_I + np.log(self.num_negatives)
         return SampledSoftmax(torch.tensor(expected_samples_I, dtype=torch.float32))
+
+
+def built_content(settings: ContentConfig | None, catalog: Catalog, dim: int) -> ItemContent | None:
+    """What makes vectors of what is said of items; None where nothing is read of it."""
+    if settings is None:
+        return None
+    from rayrec.models.sequence.item_content import ItemContent
+
+    assert catalog.content is not None, "the model reads what is said of items"
+    return ItemContent(catalog.content, settings.buckets, dim)
 
 
 class SasRecConfig(ItemScoringConfig):

@@ -19,6 +19,7 @@ from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.sequence.backbones.history import HistoryReader, contexts, last_contexts
+from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.item_losses import ItemLoss
 from rayrec.models.sequence.neighbor_pooling import NeighborPooling
 from rayrec.models.sequence.sequence_model import SequenceModel, TopItems, top_items
@@ -125,28 +126,39 @@ class DenseNextItemModel(NextItemModel):
         dim: int,
         temperature: float | None = None,
         pooling: NeighborPooling | None = None,
+        content: ItemContent | None = None,
     ) -> None:
+        """
+        Args:
+            content: added to the rows of items; None: they stand alone.
+        """
         super().__init__(backbone, item_loss, temperature, pooling)
         self.items_ID = nn.Parameter(torch.empty(num_items, dim).normal_(std=0.02))
+        self.content = content
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
-        return functional.embedding(batch.items_N, self.items_ID)
+        return self._rows_of(batch.items_N)
+
+    def _rows_of(self, items: Tensor) -> Tensor:
+        """[..., D] of catalog positions [...]."""
+        rows = functional.embedding(items, self.items_ID)
+        return rows if self.content is None else rows + self.content(items)
 
     def _neighbor_rows(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
         assert batch.neighbors_NJ is not None
-        return self.items_ID, batch.neighbors_NJ
+        return self._catalog_rows(), batch.neighbors_NJ
 
     def _target_rows(self, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
-        return functional.embedding(batch.targets_N, self.items_ID)
+        return self._rows_of(batch.targets_N)
 
     def _negative_rows(self, batch: TensorBatch) -> Tensor:
         negatives = batch.negatives_S if batch.negatives_NK is None else batch.negatives_NK
         assert negatives is not None
-        return functional.embedding(negatives, self.items_ID)
+        return self._rows_of(negatives)
 
     def _catalog_rows(self) -> Tensor:
-        return self.items_ID
+        return self.items_ID if self.content is None else self.items_ID + self.content.catalog()
 
 
 class SparseNextItemModel(NextItemModel):

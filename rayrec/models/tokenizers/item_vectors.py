@@ -22,6 +22,7 @@ import torch
 from rayrec.platform.arrays import Float32Array, Float64Array, Int64Array
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
+from rayrec.platform.item_bags import ItemBags
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -109,10 +110,39 @@ def similarity_vectors(
     return _vectors_of_counts(csr_array(scores + scores.T), dim, shift, seed)
 
 
+def content_vectors(bags: ItemBags, dim: int = 64, seed: int = 0) -> Float32Array:
+    """Items that have words and values in common get similar vectors: U sqrt(S) of their weights, scaled to
+    length one.
+
+    Args:
+        bags: words and values of each item.
+
+    Returns:
+        [I, D]; a row of NaN for items without any.
+
+    Raises:
+        ValueError: no item has any.
+    """
+    from scipy.sparse import csr_array
+
+    num_items = len(bags.offsets_I1) - 1
+    if not len(bags.features_P):
+        raise ValueError(f"no two of {num_items} items have a word or a value in common")
+    names, columns_P = np.unique(bags.features_P, return_inverse=True)
+    weights = csr_array(
+        (bags.weights_P.astype(np.float64), columns_P, bags.offsets_I1), shape=(num_items, len(names))
+    )
+    return _unit_rows(_scaled_singular_vectors(weights, min(dim, num_items, len(names)), seed))
+
+
 def _vectors_of_counts(counts: csr_array, dim: int, shift: float, seed: int) -> Float32Array:
     """[I, D] of symmetric counts or similarities; a row of NaN where there are none."""
     information = _positive_information(counts, shift)
-    scaled_ID = _scaled_singular_vectors(information, min(dim, counts.shape[0]), seed)
+    return _unit_rows(_scaled_singular_vectors(information, min(dim, counts.shape[0]), seed))
+
+
+def _unit_rows(scaled_ID: Float64Array) -> Float32Array:
+    """[I, D] rows of length one; NaN for those that were empty."""
     length_I1 = np.linalg.norm(scaled_ID, axis=1, keepdims=True)
     # What is left of an empty row of the matrix is rounding.
     empty_I1 = length_I1 <= 1e-9 * length_I1.max()

@@ -18,14 +18,20 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from rayrec.models.tokenizers.item_vectors import interaction_vectors, similarity_vectors, text_vectors
+from rayrec.models.tokenizers.item_vectors import (
+    content_vectors,
+    interaction_vectors,
+    similarity_vectors,
+    text_vectors,
+)
 from rayrec.platform.arrays import Float32Array, Float64Array, Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
+from rayrec.platform.item_bags import ItemBags
 from rayrec.platform.registry import Registry
 
-INTERACTIONS, TEXT, GRAPH = "interactions", "text", "graph"
-OF_RAYREC = (INTERACTIONS, TEXT, GRAPH)
+INTERACTIONS, TEXT, GRAPH, CONTENT = "interactions", "text", "graph", "content"
+OF_RAYREC = (INTERACTIONS, TEXT, GRAPH, CONTENT)
 
 Progress = Callable[[int, int], None]
 """Called with (items done, items in all)."""
@@ -47,6 +53,8 @@ class ItemData:
     similar_items: Callable[[], tuple[Int64Array, Float64Array]] | None = None
     """Finds the most similar items of each in the graph of training events: ([I, K] catalog positions, -1
     after the last; [I, K] similarities). None where `sequences` is."""
+    content: Callable[[], ItemBags] | None = None
+    """Reads words and values of the items, as weighted numbers. None where `sequences` is."""
 
 
 class ItemVectorSource(Config):
@@ -112,6 +120,23 @@ class TextVectors(ItemVectorSource):
                 "or prepare the data with an items file that has titles or descriptions"
             )
         return text_vectors(items.texts, progress)
+
+
+class ContentVectors(ItemVectorSource):
+    """Items whose texts have words in common, or that have the same attributes, get similar vectors: latent
+    semantic analysis (Deerwester et al., JASIS 1990), which needs no language model."""
+
+    of_new_items: ClassVar[bool] = False
+
+    dim: int = Field(64, ge=1)
+    seed: int = Field(0, ge=0)
+
+    def vectors(self, items: ItemData, progress: Progress | None = None) -> Float32Array:
+        assert items.content is not None, "new items have no place in the analysis"
+        try:
+            return content_vectors(items.content(), self.dim, self.seed)
+        except ValueError as error:
+            raise InputError(f"{items.dataset}: {error}; use --vectors interactions") from error
 
 
 class FileVectors(ItemVectorSource):
@@ -184,6 +209,7 @@ ITEM_VECTORS: Registry[type[ItemVectorSource]] = Registry(
         INTERACTIONS: f"{__name__}:InteractionVectors",
         TEXT: f"{__name__}:TextVectors",
         GRAPH: f"{__name__}:GraphVectors",
+        CONTENT: f"{__name__}:ContentVectors",
         "image": "rayrec.models.tokenizers.image_vectors:ImageVectors",
     },
 )

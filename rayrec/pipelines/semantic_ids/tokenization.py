@@ -31,6 +31,7 @@ from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.report import prefix_purity
 from rayrec.models.tokenizers.vector_report import NextPairs, prefixes_in_common, vectors_compared
 from rayrec.models.tokenizers.vector_sources import (
+    CONTENT,
     GRAPH,
     INTERACTIONS,
     ITEM_VECTORS,
@@ -48,6 +49,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.tasks import RunTasks, run_tasks_locally
 from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.item_content import item_content
 from rayrec.samples.dataset.item_labels import item_labels
 from rayrec.samples.dataset.manifest import ITEMS_FILE, Manifest
 from rayrec.samples.graph import SimilarityConfig, graph_of_dataset, similar_items
@@ -58,7 +60,8 @@ class TokenizeConfig(Config):
 
     vectors: str = INTERACTIONS
     """What the codes are made of: `interactions` (co-occurrence in training sequences), `text` (the items'
-    texts; needs the extra `text`), `both`, `image` (pictures, by a vision model; needs the extra `image` and
+    texts; needs the extra `text`), `both` (these two), `content` (words and attributes that items have in
+    common), `graph` (similarity by Swing), `image` (pictures, by a vision model; needs the extra `image` and
     `vector_settings`), or a source that another package brings. Several side by side:
     joined by `+` or commas, for example `interactions+my_source`."""
     vector_files: dict[str, str] = Field(default_factory=dict)
@@ -139,7 +142,7 @@ class TokenizeConfig(Config):
             return {"file": str(Path(self.vector_files[source]).resolve())}
         if source == INTERACTIONS:
             return {"dim": self.dim, "window": self.window, "seed": self.seed}
-        if source == GRAPH:
+        if source in (GRAPH, CONTENT):
             return {"dim": self.dim, "seed": self.seed}
         return dict(self.vector_settings) if source in self._others else {}
 
@@ -451,7 +454,18 @@ def _item_data(dataset: Dataset, new_N: Int64Array | None = None) -> ItemData:
     folder = str(dataset.root)
     if new_N is not None:
         return ItemData(folder, keys.to_pylist(), texts.to_pylist(), None)
-    return ItemData(folder, keys.to_pylist(), texts.to_pylist(), sequences, lambda: _similar(dataset))
+    return ItemData(
+        folder,
+        keys.to_pylist(),
+        texts.to_pylist(),
+        sequences,
+        lambda: _similar(dataset),
+        lambda: item_content(dataset, None, _DISTINCT, min_items=2),
+    )
+
+
+_DISTINCT = 1 << 48
+"""Buckets of words, so many that hardly two share one: here they cost nothing."""
 
 
 def _similar(dataset: Dataset) -> tuple[Int64Array, Float64Array]:

@@ -42,6 +42,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.item_content import item_content
 from rayrec.samples.dataset.manifest import Entity, IdKind, Split
 from rayrec.samples.features.features import SequenceFeatures, code_ids
 from rayrec.samples.features.prefix_paths import PrefixPaths
@@ -88,6 +89,9 @@ class NextItemTask(Task):
             trie_file=None
             if registry is None
             else TrieFile(registry_folder(config) / TRIE_FILE, registry.version),
+            content=None
+            if (content := model.item_content) is None
+            else item_content(dataset, content.columns, content.buckets, content.min_items),
             vocabulary=_vocabulary(model, registry),
         )
         return cls(config, model, dataset, registry, catalog, sequences)

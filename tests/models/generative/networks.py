@@ -11,8 +11,11 @@ from rayrec.models.generative.experts import ExpertSettings
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
 from rayrec.models.generative.lazy_decoder import LazyDecoder
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
+from rayrec.models.generative.prefix_composer import PrefixComposer
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.retrieval import HistoryRetrieval, RetrievalSettings
+from rayrec.models.sequence.item_content import ItemContent
+from rayrec.platform.item_bags import ItemBags
 from tests.models import networks
 from tests.models.networks import DIM, backbone, histories, tensor_batch
 
@@ -44,6 +47,47 @@ def light(dropout):
 
 def prefix(dropout):
     return PrefixDecoder(backbone(dropout), CODES, LEVEL_SIZES), ()
+
+
+def composed(dropout):
+    composer = PrefixComposer(LEVEL_SIZES, 16, DIM)
+    network = PrefixDecoder(backbone(dropout), CODES, LEVEL_SIZES, composer=composer, content=(BAGS, 5))
+    return network, ()
+
+
+BAGS = ItemBags(
+    np.array([0, 2, 3, 3, 5, 5, 6, 7]), np.array([1, 4, 1, 0, 4, 2, 3]), np.ones(7, dtype=np.float32)
+)
+"""What is said of the items, in five buckets."""
+
+
+def content():
+    return ItemContent(BAGS, 5, DIM)
+
+
+def described_lazy(dropout):
+    decoder = CrossDecoder(DIM, 2, 2, 16, LEVEL_SIZES, dropout)
+    return LazyDecoder(decoder, CODES, MAX_LENGTH, dropout, content=content()), ()
+
+
+def described_light(dropout):
+    decoder = CodeDecoder(DIM, LEVEL_SIZES, 16, dropout, 100)
+    return LightDecoder(backbone(dropout), decoder, content=content()), ("code",)
+
+
+def described_encoder_decoder(dropout):
+    decoder = CrossDecoder(DIM, 2, 2, 16, LEVEL_SIZES, dropout)
+    network = EncoderDecoder(
+        decoder,
+        CODES,
+        num_layers=2,
+        num_heads=2,
+        feedforward_dim=16,
+        max_length=MAX_LENGTH,
+        dropout=dropout,
+        content=content(),
+    )
+    return network, ()
 
 
 def lazy(dropout):

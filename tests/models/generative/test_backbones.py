@@ -11,7 +11,11 @@ from tests.models.generative.networks import (
     CODES_IL,
     NUM_ITEMS,
     ROWS,
+    composed,
     contexts_of,
+    described_encoder_decoder,
+    described_lazy,
+    described_light,
     encoder_decoder,
     instructed_lazy,
     lazy,
@@ -24,7 +28,9 @@ from tests.models.generative.networks import (
 )
 from tests.models.networks import histories, labeled, tensor_batch
 
-ALL = [light, prefix, lazy, encoder_decoder, instructed_lazy, retrieving]
+DESCRIBED = [composed, described_light, described_lazy, described_encoder_decoder]
+"""Networks that read what the catalog says of items."""
+ALL = [light, prefix, lazy, encoder_decoder, instructed_lazy, retrieving, *DESCRIBED]
 
 
 def instruction_behind(items, end, num_rows):
