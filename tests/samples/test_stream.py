@@ -48,6 +48,12 @@ def test_a_stream_gives_what_readers_give_in_the_order_of_steps(plan):
         assert (batch.epoch, batch.num_rows) == (plan.locate(batch.step)[0], expected.num_rows)
 
 
+def test_batches_that_are_kept_stay_as_they_are_while_windows_use_memory_again(plan):
+    with SampleStream(plan, stop_step=4 * plan.steps_per_epoch) as stream:
+        kept = [(batch, columns_of(batch)) for batch in stream if batch.step % 3]
+    assert all(columns_of(batch) == before for batch, before in kept)
+
+
 def test_without_an_end_epoch_follows_epoch(plan):
     with SampleStream(plan) as stream:
         epochs = [batch.epoch for batch, _ in zip(stream, range(3 * plan.steps_per_epoch), strict=False)]

@@ -77,11 +77,10 @@ class Hash:
 
     def _hash(self, values: pa.Array) -> pa.Array:
         ids_N, valid_N = _ids(values)
-        if self.salt is not None or not pt.is_string(values.type):
-            hashed_N = np.full(len(ids_N), _prefix(self.salt), dtype=np.uint64)
-            _extend(hashed_N, ids_N)
-            ids_N = hashed_N.view(np.int64)
-        return column_of(_modulo(ids_N, self.buckets), valid_N, pa.int64())
+        if self.salt is None and pt.is_string(values.type):
+            return column_of(_modulo(ids_N, self.buckets), valid_N, pa.int64())
+        hashed_N = _hashed(_prefix(self.salt), ids_N, np.uint64(self.buckets))
+        return column_of(hashed_N, valid_N, pa.int64())
 
 
 class CrossConfig(OperationSettings):
@@ -121,13 +120,16 @@ class Cross:
         return {output: self._events(columns) if is_list(dtype) else self._rows(columns)}
 
     def _rows(self, columns: Mapping[str, pa.Array]) -> pa.Array:
-        hashed_R = np.full(len(columns[self.inputs[0]]), _prefix(self.salt), dtype=np.uint64)
+        *first, last = self.inputs
+        hashed_R = np.full(len(columns[last]), _prefix(self.salt), dtype=np.uint64)
         valid_R: BoolArray | None = None
-        for name in self.inputs:
+        for name in first:
             ids_R, part_valid_R = _ids(columns[name])
             _extend(hashed_R, ids_R)
             valid_R = both_valid(valid_R, part_valid_R)
-        return column_of(self._in_buckets(hashed_R), valid_R, pa.int64())
+        ids_R, part_valid_R = _ids(columns[last])
+        _extend_last(hashed_R, ids_R, np.uint64(self.buckets))
+        return column_of(hashed_R.view(np.int64), both_valid(valid_R, part_valid_R), pa.int64())
 
     def _events(self, columns: Mapping[str, pa.Array]) -> pa.Array:
         valid_R: BoolArray | None = None
@@ -176,6 +178,32 @@ def _ids(values: pa.Array) -> tuple[Int64Array, BoolArray | None]:
 def _extend(hashed_N: NDArray[np.uint64], ids_N: Int64Array) -> None:
     for n in range(len(hashed_N)):
         hashed_N[n] = extend64(hashed_N[n], np.uint64(ids_N[n]))
+
+
+@njit(nogil=True, cache=True)
+def _extend_last(hashed_N: NDArray[np.uint64], ids_N: Int64Array, buckets: Any) -> None:
+    """`_extend`, then the bucket of each hash; all 64 bits of it if there are 0 buckets."""
+    if buckets == 0:
+        for n in range(len(hashed_N)):
+            hashed_N[n] = extend64(hashed_N[n], np.uint64(ids_N[n]))
+        return
+    reciprocal = reciprocal64(buckets)
+    for n in range(len(hashed_N)):
+        hashed_N[n] = remainder64(extend64(hashed_N[n], np.uint64(ids_N[n])), buckets, reciprocal)
+
+
+@njit(nogil=True, cache=True)
+def _hashed(prefix: Any, ids_N: Int64Array, buckets: Any) -> Int64Array:
+    """[N] the bucket of each id's hash, or all of its 64 bits if there are 0 buckets, in one pass."""
+    hashed_N = np.empty(len(ids_N), dtype=np.int64)
+    if buckets == 0:
+        for n in range(len(ids_N)):
+            hashed_N[n] = np.int64(extend64(prefix, np.uint64(ids_N[n])))
+        return hashed_N
+    reciprocal = reciprocal64(buckets)
+    for n in range(len(ids_N)):
+        hashed_N[n] = np.int64(remainder64(extend64(prefix, np.uint64(ids_N[n])), buckets, reciprocal))
+    return hashed_N
 
 
 @njit(nogil=True, cache=True)

@@ -26,6 +26,7 @@ from rayrec.samples.base.jagged import take_rows
 from rayrec.samples.base.keys import row_keys
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import EVALUATION_FILES, Split
+from rayrec.samples.reading.blocks import Blocks
 from rayrec.samples.reading.decoding import CorruptGroupError, DecodedGroup, GroupDecoder, ReadSpec, RowGroup
 from rayrec.samples.reading.preparation import PreparedGroups
 from rayrec.samples.reading.read_plan import BatchPlan, ReadPart, Window, corrupt_group
@@ -43,11 +44,13 @@ class ShuffledWindow:
         window: Window,
         decoded: list[DecodedGroup],
         unreadable: list[tuple[RowGroup, Int64Array]],
+        blocks: Blocks,
     ) -> None:
         """
         Args:
             decoded: its row groups, in file order.
             unreadable: those that cannot be decoded, and the rows of the file that they were to give.
+            blocks: lend the memory of its columns.
         """
         self._decoded = decoded
         self._unreadable = unreadable
@@ -75,7 +78,7 @@ class ShuffledWindow:
             [group.group.file for group in decoded], [group.row_G for group in decoded], positions
         )
         columns = [
-            reordered([group.columns[number] for group in decoded], field.type, positions)
+            reordered([group.columns[number] for group in decoded], field.type, positions, blocks)
             if decoded
             else pa.array([], field.type)
             for number, field in enumerate(schema)
@@ -140,6 +143,7 @@ class WindowDecoder:
                 more, a single window is there sooner.
         """
         self._spec = spec
+        self._blocks = Blocks()
         self._decoder = GroupDecoder(spec)
         self._schema, self._decode_group = spec.schema, self._decoder.decode
         if spec.preparation is not None:
@@ -169,7 +173,7 @@ class WindowDecoder:
                 decoded.append(found)
             else:
                 unreadable.append(found)
-        return ShuffledWindow(self._schema, window, decoded, unreadable)
+        return ShuffledWindow(self._schema, window, decoded, unreadable, self._blocks)
 
     def _decode(self, group: RowGroup) -> DecodedGroup | tuple[RowGroup, Int64Array]:
         try:

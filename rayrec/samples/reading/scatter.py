@@ -20,6 +20,7 @@ from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.compiled import extend64
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64
+from rayrec.samples.reading.blocks import Blocks
 
 Array = NDArray[Any]
 _UNSIGNED: dict[int, type[np.generic]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
@@ -33,21 +34,24 @@ def positions_of(order_R: Int32Array) -> Int32Array:
     return position_R
 
 
-def reordered(column: list[pa.Array], kind: pa.DataType, positions: list[Int32Array]) -> pa.Array:
+def reordered(
+    column: list[pa.Array], kind: pa.DataType, positions: list[Int32Array], blocks: Blocks
+) -> pa.Array:
     """One array of all rows, each at its position.
 
     Args:
         column: of each row group, its rows in file order.
         kind: plain type of the result.
         positions: of each row group, [G] where its rows go; all together they are 0 to R - 1.
+        blocks: lend the memory of the result.
 
     Raises:
         InputError: the lists of the window have more elements than 32-bit offsets can count.
     """
     if _is_fixed(kind) and not any(part.null_count for part in column):
-        return _fixed(column, kind, positions)
+        return _fixed(column, kind, positions, blocks)
     if _is_varying(kind) and not any(part.null_count or _inner_nulls(part) for part in column):
-        return _varying(column, kind, positions)
+        return _varying(column, kind, positions, blocks)
     order_R = np.empty(sum(map(len, positions)), dtype=np.int64)
     order_R[np.concatenate(positions)] = np.arange(len(order_R))
     try:
@@ -93,23 +97,26 @@ def _view(buffer: pa.Buffer | None, dtype: type[np.generic], offset: int, count:
     return values
 
 
-def _room(count: int, dtype: type[np.generic]) -> tuple[pa.Buffer, Array]:
-    # Of Arrow's pool, which keeps what a former window gave back; numpy's would be new pages every time.
-    buffer = pa.allocate_buffer(max(count, 1) * np.dtype(dtype).itemsize)
+def _room(blocks: Blocks, count: int, dtype: type[np.generic]) -> tuple[pa.Buffer, Array]:
+    buffer = blocks.lend(count * np.dtype(dtype).itemsize)
     return buffer, np.frombuffer(buffer, dtype, count=count)
 
 
-def _fixed(column: list[pa.Array], kind: pa.DataType, positions: list[Int32Array]) -> pa.Array:
+def _fixed(
+    column: list[pa.Array], kind: pa.DataType, positions: list[Int32Array], blocks: Blocks
+) -> pa.Array:
     num_rows = sum(map(len, positions))
-    buffer, out_R = _room(num_rows, _UNSIGNED[kind.bit_width])
+    buffer, out_R = _room(blocks, num_rows, _UNSIGNED[kind.bit_width])
     for part, position_G in zip(column, positions, strict=True):
         _put_words(_words(part, kind), position_G, out_R)
     return pa.Array.from_buffers(kind, num_rows, [None, buffer])
 
 
-def _varying(column: list[pa.Array], kind: pa.DataType, positions: list[Int32Array]) -> pa.Array:
+def _varying(
+    column: list[pa.Array], kind: pa.DataType, positions: list[Int32Array], blocks: Blocks
+) -> pa.Array:
     num_rows = sum(map(len, positions))
-    offsets_buffer, offsets_R1 = _room(num_rows + 1, np.int32)
+    offsets_buffer, offsets_R1 = _room(blocks, num_rows + 1, np.int32)
     width = _UNSIGNED[kind.value_type.bit_width] if pa.types.is_list(kind) else np.uint8
     parts = []
     for part in column:
@@ -126,7 +133,7 @@ def _varying(column: list[pa.Array], kind: pa.DataType, positions: list[Int32Arr
             f"a window of {num_rows:,} rows has lists of {total:,} elements, more than {_MOST_OFFSET:,}; "
             "lower window_rows, or write smaller row groups"
         )
-    values_buffer, out_N = _room(total, width)
+    values_buffer, out_N = _room(blocks, total, width)
     for (starts_G1, values), position_G in zip(parts, positions, strict=True):
         _put_lists(starts_G1, values, position_G, offsets_R1, out_N)
     if pa.types.is_list(kind):

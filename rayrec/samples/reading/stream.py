@@ -13,7 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -156,39 +157,59 @@ def arrays(rows: pa.RecordBatch) -> Arrays:
     return {name: _array(name, column) for name, column in zip(rows.schema.names, rows.columns, strict=True)}
 
 
-def _array(name: str, column: pa.Array) -> NDArray[Any] | Jagged:
-    kind = column.type
+class _Layout(NamedTuple):
+    """How the values of a type lie in memory."""
+
+    is_list: bool
+    """Then `dtype` is that of the offsets."""
+    dtype: np.dtype[Any] | None
+    """None if there are no arrays of this type as it is."""
+    nulls: Literal["copied", "refused"]
+
+
+@lru_cache(maxsize=256)
+def _layout(kind: pa.DataType) -> _Layout:
+    # Asked of every column of every batch, and each of these questions takes a microsecond.
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        if column.null_count:
-            raise InputError(
-                f"column {name!r}: lists of a batch are null; fill them, or filter such rows out"
-            )
-        dtype = np.int32 if pa.types.is_list(kind) else np.int64
-        offsets_B1 = np.frombuffer(
-            column.buffers()[1], dtype, offset=column.offset * np.dtype(dtype).itemsize
-        )
-        offsets_B1 = offsets_B1[: len(column) + 1]
-        values = column.values.slice(offsets_B1[0], offsets_B1[-1] - offsets_B1[0])
-        return Jagged(_numbers(name, values), offsets_B1 - offsets_B1[0])
-    return _numbers(name, column)
-
-
-def _numbers(name: str, column: pa.Array) -> NDArray[Any]:
-    kind = column.type
-    if pa.types.is_boolean(kind) or (column.null_count and pa.types.is_floating(kind)):
-        return np.array(column.to_numpy(zero_copy_only=False))
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_temporal(kind)):
-        raise InputError(
-            f"column {name!r} is {kind}, of which there are no arrays; hash it, or leave it out of columns"
-        )
-    if column.null_count:
-        raise InputError(f"column {name!r}: {column.null_count} of a batch are null; fill or filter them out")
+        return _Layout(True, np.dtype(np.int32 if pa.types.is_list(kind) else np.int64), "refused")
     if pa.types.is_temporal(kind):
-        column = column.view(pa.int64() if kind.bit_width == 64 else pa.int32())
-        kind = column.type
-    buffer = column.buffers()[1]
-    if buffer is None or not len(column):
-        return np.empty(0, kind.to_pandas_dtype())
-    dtype = np.dtype(kind.to_pandas_dtype())
+        return _Layout(False, np.dtype(np.int64 if kind.bit_width == 64 else np.int32), "refused")
+    if pa.types.is_integer(kind):
+        return _Layout(False, np.dtype(kind.to_pandas_dtype()), "refused")
+    if pa.types.is_floating(kind):
+        return _Layout(False, np.dtype(kind.to_pandas_dtype()), "copied")
+    return _Layout(False, None, "copied" if pa.types.is_boolean(kind) else "refused")
+
+
+def _array(name: str, column: pa.Array) -> NDArray[Any] | Jagged:
+    layout = _layout(column.type)
+    if not layout.is_list:
+        return _numbers(name, column, layout)
+    if column.null_count:
+        raise InputError(f"column {name!r}: lists of a batch are null; fill them, or filter such rows out")
+    offsets_B1 = _view(column.buffers()[1], layout.dtype, column.offset, len(column) + 1)
+    first, last = int(offsets_B1[0]), int(offsets_B1[-1])
+    values = column.values.slice(first, last - first)
+    return Jagged(_numbers(name, values, _layout(values.type)), offsets_B1 - first)
+
+
+def _numbers(name: str, column: pa.Array, layout: _Layout) -> NDArray[Any]:
+    num_nulls = column.null_count
+    if layout.nulls == "copied" and (num_nulls or layout.dtype is None):
+        return np.array(column.to_numpy(zero_copy_only=False))
+    if layout.dtype is None or layout.is_list:
+        raise InputError(
+            f"column {name!r} is {column.type}, of which there are no arrays; hash it, or leave it out of "
+            "columns"
+        )
+    if num_nulls:
+        raise InputError(f"column {name!r}: {num_nulls} of a batch are null; fill or filter them out")
+    return _view(column.buffers()[1], layout.dtype, column.offset, len(column))
+
+
+def _view(buffer: pa.Buffer | None, dtype: np.dtype[Any] | None, offset: int, count: int) -> NDArray[Any]:
+    assert dtype is not None, "types without one are refused"
+    if buffer is None or not count:
+        return np.empty(0, dtype)
     # Unlike `to_numpy`, writable where the memory is: torch warns of what is not.
-    return np.frombuffer(buffer, dtype, count=len(column), offset=column.offset * dtype.itemsize)
+    return np.frombuffer(buffer, dtype, count, offset * dtype.itemsize)
