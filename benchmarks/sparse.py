@@ -14,6 +14,8 @@ over the table, at the same positions on both sides. Bars, all of them ratios of
   give the same rows and are several times faster), and memory as the C library hands it out, or kept for
   the next batch, or kept and in huge pages. `sparse-fbgemm-as-installed`: the same with the C
   library's memory only, which is what a process gets unless its environment says otherwise.
+* `sparse-fbgemm-ids`: against fbgemm where it starts from the same 64-bit ids as ours: they are made distinct
+  and mapped to row numbers by our own functions, the fastest that we know, and without a server.
 * `sparse-torch`: against `nn.Embedding(sparse=True)` and `torch.optim.Adagrad`, likewise.
 * `sparse-gather`: our reading of 64 numbers from records of known rows, against the fastest gather that
   could be written here: the same loop over bare rows of 256 bytes. Rows drawn uniformly, all cold.
@@ -55,6 +57,7 @@ from rayrec.embeddings.config import RowwiseAdagradConfig, TableConfig
 from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.shard.contributions import UpdateTag
 from rayrec.embeddings.shard.shard import EmbeddingShard
+from rayrec.embeddings.storage.index import IdMap
 from rayrec.embeddings.storage.records import Records
 from rayrec.embeddings.table.row_operations import RowOperations
 from rayrec.embeddings.transport.client import LocalTransport
@@ -248,6 +251,24 @@ class FbgemmTable:
         self._module(inputs, self._offsets_N1).backward(torch.from_numpy(grads_ND))
 
 
+class FbgemmOfIds:
+    """fbgemm's table, and the map that tells it the row of every id."""
+
+    def __init__(self, num_rows: int, pooling: str) -> None:
+        self._table = FbgemmTable(num_rows, pooling)
+        self._map = IdMap(num_rows)
+        for first in range(0, num_rows, BATCH):
+            rows_M = np.arange(first, min(first + BATCH, num_rows))
+            self._map.assign(ids_of_rows(rows_M), rows_M)
+
+    def inputs(self, rows_N: Int64Array) -> Int64Array:
+        return ids_of_rows(rows_N)
+
+    def step(self, inputs: Int64Array, grads_ND: Float32Array) -> None:
+        ids_M, inverse_N = deduplicate(inputs)
+        self._table.step(torch.from_numpy(self._map.find(ids_M)[inverse_N]), grads_ND)
+
+
 # --------------------------------------------------------------------------------------- training bars
 
 
@@ -259,16 +280,19 @@ class Setting:
     threads: int
     memory: str
     pooling: str = ""
+    of_ids: bool = False
+    """fbgemm only: it maps 64-bit ids to rows itself."""
 
     @property
     def name(self) -> str:
-        return ", ".join(filter(None, (self.peer, self.pooling, _threads_name(self.threads), self.memory)))
+        peer = f"{self.peer} of ids" if self.of_ids else self.peer
+        return ", ".join(filter(None, (peer, self.pooling, _threads_name(self.threads), self.memory)))
 
 
-def settings(peer: str, memories: Sequence[str]) -> list[Setting]:
+def settings(peer: str, memories: Sequence[str], of_ids: bool = False) -> list[Setting]:
     poolings = ("no pooling", "bags of one") if peer == "fbgemm" else ("",)
     return [
-        Setting(peer, num_threads, memory, pooling)
+        Setting(peer, num_threads, memory, pooling, of_ids)
         for memory in memories
         for num_threads in range(1, _threads() + 1)
         for pooling in poolings
@@ -277,8 +301,15 @@ def settings(peer: str, memories: Sequence[str]) -> list[Setting]:
 
 def _windows(setting: Setting, num_rows: int, num_steps: int) -> Callable[[int | None], float]:
     torch.set_num_threads(setting.threads)
-    table = FbgemmTable(num_rows, setting.pooling) if setting.peer == "fbgemm" else TorchTable(num_rows)
-    return Windows(table, Batches(num_rows, BATCH), num_steps).rate
+    return Windows(_peer_table(setting, num_rows), Batches(num_rows, BATCH), num_steps).rate
+
+
+def _peer_table(setting: Setting, num_rows: int) -> Trainable:
+    if setting.peer == "torch":
+        return TorchTable(num_rows)
+    if setting.of_ids:
+        return FbgemmOfIds(num_rows, setting.pooling)
+    return FbgemmTable(num_rows, setting.pooling)
 
 
 @contextmanager
@@ -306,7 +337,8 @@ def _training_bars(batches: Batches, options: BenchOptions) -> list[Bar]:
     fbgemm, torch_target = TARGETS["fbgemm"], TARGETS["torch"]
     if importlib.util.find_spec("fbgemm_gpu") is None:
         missing = f"not installed: {INSTALL_FBGEMM}"
-        bars = [Bar.of(name, [], missing, fbgemm) for name in ("sparse-fbgemm", "sparse-fbgemm-as-installed")]
+        names = ("sparse-fbgemm", "sparse-fbgemm-as-installed", "sparse-fbgemm-ids")
+        bars = [Bar.of(name, [], missing, fbgemm) for name in names]
     else:
         bars = [
             _peer_bar("sparse-fbgemm", ours, settings("fbgemm", list(MEMORY)[1:]), batches, options, fbgemm),
@@ -314,6 +346,14 @@ def _training_bars(batches: Batches, options: BenchOptions) -> list[Bar]:
                 "sparse-fbgemm-as-installed",
                 ours,
                 settings("fbgemm", ["as installed"]),
+                batches,
+                options,
+                fbgemm,
+            ),
+            _peer_bar(
+                "sparse-fbgemm-ids",
+                ours,
+                settings("fbgemm", list(MEMORY)[1:], of_ids=True),
                 batches,
                 options,
                 fbgemm,

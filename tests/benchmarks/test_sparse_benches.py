@@ -50,6 +50,22 @@ def test_our_side_trains_as_a_shard_that_is_given_the_summed_gradients(monkeypat
     assert (ours.shard.lookup(every)["item"] == plain.lookup(every)["item"]).all()
 
 
+def test_fbgemm_of_ids_trains_the_rows_that_it_trains_by_their_numbers(monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("fbgemm_gpu")
+    monkeypatch.setattr(sparse, "BATCH", 200)
+    rows_N = np.random.default_rng(0).integers(100, size=200)
+    grads_ND = np.random.default_rng(1).standard_normal((200, sparse.DIM), dtype=np.float32)
+    weights = []
+    for table in (sparse.FbgemmTable(100, "bags of one"), sparse.FbgemmOfIds(100, "bags of one")):
+        module = getattr(table, "_table", table)._module
+        module.weights_host.data.fill_(0.5)
+        table.step(table.inputs(rows_N), grads_ND)
+        weights.append(module.weights_host.detach().numpy().copy())
+
+    assert (weights[0] != 0.5).any()
+    assert (weights[0] == weights[1]).all()
+
+
 def test_a_large_table_without_memory_for_it_is_not_measured(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sparse, "_available_bytes", lambda: 1_000)
 
