@@ -60,7 +60,7 @@ class PeerCounts:
     refused: int = 0
     """By a replica that was full or leaving; they went around."""
     lost: int = 0
-    """Of a replica that was gone before its answer."""
+    """By a replica that was gone before its answer."""
 
 
 class Peers:
@@ -107,6 +107,7 @@ class Peers:
         try:
             answer = await self._here[replica].call(method, arguments, self._context())
         except LostError as error:
+            self.counts.lost += 1
             self._gone(replica)
             if not (repeatable or isinstance(error, NotSentError)):
                 raise
@@ -124,7 +125,7 @@ class Peers:
 
     async def learn(self) -> None:
         """Connect to those that are new on this node, and ask those no more that there are no more."""
-        async with asyncio.timeout(LEARN_S):
+        async with asyncio.timeout(LEARN_EVERY_S):
             found = await self._learn()
         here = {
             each.replica: each.path for each in found if each.node == self._node and each.path is not None
@@ -187,7 +188,6 @@ class Peers:
             self._under_way_around -= 1
 
     def _gone(self, replica: str) -> None:
-        self.counts.lost += 1
         self._here.pop(replica, None)
         self._learn_at = min(self._learn_at, monotonic() + LEARN_AGAIN_S)
 

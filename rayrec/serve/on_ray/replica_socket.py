@@ -68,7 +68,8 @@ def session_folder() -> Path:
     Raises:
         AttributeError: this version of Ray keeps it elsewhere.
     """
-    return Path(ray._private.worker._global_node.get_session_dir_path())
+    node: Any = ray._private.worker._global_node
+    return Path(node.get_session_dir_path())
 
 
 class _ServeReplica:
@@ -111,6 +112,7 @@ class _ServeReplica:
         )
         results = self._replica.handle_request_with_rejection(metadata, *arguments)
         if not (await anext(results)).accepted:
+            await results.aclose()
             raise RefusedError
         answer = await anext(results)
         async for _ in results:  # to its end, where Serve counts it

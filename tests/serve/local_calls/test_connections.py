@@ -4,7 +4,7 @@ import asyncio
 import os
 import stat
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -111,7 +111,7 @@ def test_a_later_call_does_not_wait_for_an_earlier_one(tmp_path):
 
 
 def test_what_a_replica_raises_comes_back_and_what_cannot_be_pickled_is_said(tmp_path):
-    class OfTwoArguments(Exception):
+    class TwoArgumentsError(Exception):
         def __init__(self, first, second):
             super().__init__(f"{first} and {second}")
 
@@ -127,14 +127,14 @@ def test_what_a_replica_raises_comes_back_and_what_cannot_be_pickled_is_said(tmp
 
     class Fails(Replica):
         async def answer(self, method, arguments, context):
-            raise OfTwoArguments("one", "two")
+            raise TwoArgumentsError("one", "two")
 
     async def odd(connection):
         return (await connection.call("any", (), None)).value
 
     with listening(tmp_path / "own" / "b.sock", Fails()):
         error = called(tmp_path / "own" / "b.sock", odd)
-    assert str(error) == "OfTwoArguments: one and two"
+    assert str(error) == "TwoArgumentsError: one and two"
 
 
 def test_a_full_replica_and_one_that_leaves_say_so(tmp_path):
@@ -250,13 +250,11 @@ def test_who_speaks_something_else_is_disconnected(tmp_path):
     async def work():
         reader, writer = await asyncio.open_unix_connection(str(path))
         writer.write(b"GET / HTTP/1.1\r\n\r\n" + bytes(17))
-        try:
+        with suppress(ConnectionResetError):
             assert await reader.read() == b""
-        except ConnectionResetError:
-            pass
         writer.close()
 
     with listening(path, Replica()):
         asyncio.run(asyncio.wait_for(work(), LIMIT_S))
-        async_same = called(path, lambda connection: connection.call("same", (), None))
-    assert async_same.kind is Kind.ANSWERED
+        later = called(path, lambda connection: connection.call("same", (), None))
+    assert later.kind is Kind.ANSWERED
