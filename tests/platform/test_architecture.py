@@ -40,7 +40,8 @@ ORDER = {
     " > sequence > generative ctr > keras > registry > compiled_ranking",
     "pipelines": "config metrics > runs > tasks cluster > inference semantic_ids > versions evaluation"
     " > training nearline quantization > tuning health capacity",
-    "serve": "config > wire > events > engine > admission routing > protocols > web > rpc > app language"
+    "serve": "config local_calls > wire > events > engine > admission routing > protocols > web > rpc"
+    " > app language"
     " > on_ray > launch",
 }
 """Inside a room, a sub-package imports only those to the left of its `>`; side by side are peers."""

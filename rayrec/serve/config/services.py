@@ -185,6 +185,8 @@ class ServicesConfig(Config):
     routing: RoutingConfig | None = None
     """Which target answers; None: `main` does."""
     shadow: ShadowTargetConfig | None = None
+    local_calls: bool = True
+    """Whether replicas of one node call each other by Unix domain sockets, not by Ray Serve's handles."""
 
     @property
     def weights(self) -> dict[str, float]:

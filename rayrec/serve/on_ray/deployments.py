@@ -39,6 +39,7 @@ from rayrec.serve.config.services import MAIN, DenseConfig, ReplicasConfig, Serv
 from rayrec.serve.engine.pointer import PointerFollower
 from rayrec.serve.events.request_log import REQUEST_ID
 from rayrec.serve.on_ray.application import QUIET, SPARE_REQUESTS
+from rayrec.serve.on_ray.callees import Callee, callee_of, metrics_of
 from rayrec.serve.on_ray.dense import DensePart, RemoteRanker
 from rayrec.serve.on_ray.features import FeaturesPart, RemoteState
 from rayrec.serve.on_ray.gang import Gang
@@ -53,6 +54,7 @@ from rayrec.serve.on_ray.http_messages import (
 )
 from rayrec.serve.on_ray.ranks import START_S
 from rayrec.serve.on_ray.ray_ingress import by_message, of_session, sticky_routing
+from rayrec.serve.on_ray.replica_socket import LocalReplica
 from rayrec.serve.web.bearer_token import require_token
 from rayrec.serve.web.browsers import keep_pages_out
 from rayrec.serve.web.guards import WithoutHeader
@@ -72,15 +74,24 @@ class GatewayReplica:
         features: DeploymentHandle | None,
     ) -> None:
         assert config.services is not None, "as these deployments are of it"
+        local_calls = config.services.local_calls
+        by_user = config.has_prefix_cache
+        callees = {} if by_user else {name: callee_of(each, local_calls) for name, each in targets.items()}
+        users = None if features is None else callee_of(features, local_calls)
+        senders = {name: _sender(callee) for name, callee in callees.items()}
+        if by_user:
+            senders = {name: _sender_by_user(by_message(handle)) for name, handle in targets.items()}
         # Limits are here, of all targets together; what targets do under load is theirs.
         gateway = Gateway(
             config.services,
             config.admission,
-            {name: _sender(by_message(handle), config.has_prefix_cache) for name, handle in targets.items()},
-            None if features is None else _sender(by_message(features)),
+            senders,
+            None if users is None else _sender(users),
             config.timeout_s + 1,  # the target refuses what it cannot answer in time, and says why
         )
-        self._api = build_gateway(gateway, [RayMeter(Path(run).name)])
+        meter = RayMeter(Path(run).name)
+        meter.watch(lambda: metrics_of([*callees.values(), *([] if users is None else [users])]))
+        self._api = build_gateway(gateway, [meter])
         require_token(self._api, config.token_sha256)
         keep_pages_out(self._api, config)
         self._api.add_middleware(WithoutHeader, name=REQUEST_ID)
@@ -90,7 +101,7 @@ class GatewayReplica:
         return self._api
 
 
-class FeaturesReplica:
+class FeaturesReplica(LocalReplica):
     """A shell around `FeaturesPart`."""
 
     def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
@@ -110,11 +121,12 @@ class FeaturesReplica:
 
     def __del__(self) -> None:
         """Called by Ray Serve before it ends a replica."""
+        self.close_socket()
         if hasattr(self, "_part"):  # also of one that could not be made
             self._part.close()
 
 
-class SparseReplica:
+class SparseReplica(LocalReplica):
     """A shell around `load_api`, whose network and users' events are elsewhere."""
 
     def __init__(
@@ -132,9 +144,11 @@ class SparseReplica:
         is_compiled = config.services.dense.fused_communication
         # What comes here is of some users where their contexts are kept, which are then at one network.
         session = None if not config.has_prefix_cache else uuid.uuid4().hex
-        dense = self._calls.handle_of(dense, session)
+        local_calls = config.services.local_calls
+        network = self._calls.callee(lambda: callee_of(dense, local_calls, session))
+        callees = [network]
         # It starts at the same time, and loads a network first.
-        beam_width: int = call(dense, "beam_width", timeout_s=START_S)
+        beam_width: int = call(network, "beam_width", timeout_s=START_S)
 
         def ranker_of(model: TrainedModel) -> ItemRanker:
             # A version is warmed up before it answers anybody, and may then wait for a compiler.
@@ -143,7 +157,7 @@ class SparseReplica:
             def ask(packed: bytes) -> bytes:
                 nonlocal waits_s
                 with unanswered_by("the dense part"):
-                    ranked: bytes = call(dense, "recommend", packed, timeout_s=waits_s)
+                    ranked: bytes = call(network, "recommend", packed, timeout_s=waits_s)
                 waits_s = timeout_s
                 return ranked
 
@@ -152,7 +166,8 @@ class SparseReplica:
         state = None
         if features is not None:
             assert config.events is not None, "as there are features"
-            users = self._calls.handle_of(features)
+            users = self._calls.callee(lambda: callee_of(features, local_calls))
+            callees.append(users)
 
             def histories(user_ids: Sequence[int]) -> list[UserEvents]:
                 found: list[UserEvents] = call(users, "histories", list(user_ids), timeout_s=timeout_s)
@@ -160,7 +175,9 @@ class SparseReplica:
 
             behaviors = call(users, "behaviors", timeout_s=timeout_s)
             state = RemoteState(histories, behaviors, config.events.pause_s)
-        self._api = load_api(run, settings_of_sparse(config), RayMeter(Path(run).name), ranker_of, state)
+        meter = RayMeter(Path(run).name)
+        meter.watch(lambda: metrics_of(callees))
+        self._api = load_api(run, settings_of_sparse(config), meter, ranker_of, state)
         self._lifespan: AsyncExitStack | None = None
 
     async def http(self, request: HttpRequest) -> HttpAnswer:
@@ -171,12 +188,13 @@ class SparseReplica:
 
     async def __del__(self) -> None:
         """Called by Ray Serve before it ends a replica."""
+        self.close_socket()
         lifespan: AsyncExitStack | None = getattr(self, "_lifespan", None)  # also of one that was not made
         if lifespan is not None:
             await lifespan.aclose()
 
 
-class DenseReplica:
+class DenseReplica(LocalReplica):
     """A shell around `DensePart`."""
 
     def __init__(self, run: str, config: ServeConfig, working_directory: str) -> None:
@@ -216,6 +234,7 @@ class DenseReplica:
 
     def __del__(self) -> None:
         """Called by Ray Serve before it ends a replica."""
+        self.close_socket()
         follower: PointerFollower | None = getattr(self, "_follower", None)
         if follower is not None:
             follower.stop()
@@ -378,11 +397,20 @@ def _deployed(
     )(replica)
 
 
-def _sender(handle: DeploymentHandle, by_user: bool = False) -> SendHttp:
+def _sender(callee: Callee) -> SendHttp:
     async def send(request: HttpRequest) -> HttpAnswer:
-        asked = handle
-        if by_user and (user := request.user) is not None:
-            asked = of_session(handle, user)
+        # Whether a second one may be asked is known to the gateway.
+        answer: HttpAnswer = await callee.call("http", request, repeatable=False)
+        return answer
+
+    return send
+
+
+def _sender_by_user(handle: DeploymentHandle) -> SendHttp:
+    """A user's requests come to the same replica."""
+
+    async def send(request: HttpRequest) -> HttpAnswer:
+        asked = handle if (user := request.user) is None else of_session(handle, user)
         answer: HttpAnswer = await asked.http.remote(request)
         return answer
 

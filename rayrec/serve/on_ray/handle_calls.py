@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
 
 from rayrec.platform.errors import UnavailableError
-from rayrec.serve.on_ray.ray_ingress import by_message, of_session
+from rayrec.serve.on_ray.callees import Callee
 
 
 class HandleCalls:
@@ -29,25 +28,23 @@ class HandleCalls:
         self._thread = threading.Thread(target=self._loop.run_forever, name="handle calls", daemon=True)
         self._thread.start()
 
-    def handle_of(self, deployment: DeploymentHandle, session: str | None = None) -> DeploymentHandle:
-        """What `call` takes: a deployment that is asked by messages.
+    def callee(self, make: Callable[[], Callee]) -> Callee:
+        """What `call` takes.
 
         Args:
-            deployment: that nobody has used so far.
-            session: whose calls come to the same replica; see `sticky_routing`.
+            make: of a deployment that nobody has used so far; called on the loop of these calls.
         """
 
-        async def take() -> DeploymentHandle:
-            handle = by_message(deployment)
-            return handle if session is None else of_session(handle, session)
+        async def made() -> Callee:
+            return make()
 
-        return asyncio.run_coroutine_threadsafe(take(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(made(), self._loop).result()
 
-    def call(self, handle: DeploymentHandle, method: str, *arguments: Any, timeout_s: float) -> Any:
-        """What the method of a replica returns.
+    def call(self, callee: Callee, method: str, *arguments: Any, timeout_s: float) -> Any:
+        """What the method of a replica returns, which is asked for a second time where the replica ends.
 
         Args:
-            handle: of `handle_of`.
+            callee: of `callee`.
 
         Raises:
             TimeoutError: not in time.
@@ -56,7 +53,7 @@ class HandleCalls:
 
         async def ask() -> Any:
             async with asyncio.timeout(timeout_s):
-                return await getattr(handle, method).remote(*arguments)
+                return await callee.call(method, *arguments, repeatable=True)
 
         return asyncio.run_coroutine_threadsafe(ask(), self._loop).result()
 

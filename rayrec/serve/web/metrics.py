@@ -61,6 +61,11 @@
     rayrec_nearline_user_seconds                  that a worker takes for a user
     rayrec_nearline_users_total                   that workers brought up to date
     rayrec_nearline_waiting_users                 with events that no product has seen
+    rayrec_local_calls_total                      of other deployments, over sockets of the node
+    rayrec_local_calls_around_total               by Ray Serve's handles, where sockets are in use
+    rayrec_local_calls_refused_total              of these, by a replica that was full or ended
+    rayrec_local_calls_lost_total                 over sockets, whose replica was gone before it answered
+    rayrec_local_calls_replicas                   of the node, that are called over sockets
     rayrec_dense_versions                         networks that a dense part holds
     rayrec_dense_ranks                            processes that a replica of the dense part consists of
 
