@@ -55,8 +55,8 @@ class ItemBags:
         groups_Q, features_Q = pairs_Q // num_features, pairs_Q % num_features
         sums_Q = np.bincount(inverse_P, self.weights_P[in_group_P].astype(np.float64), len(pairs_Q))
         num_items_G = np.bincount(groups_I[in_group_I], minlength=num_groups)
-        wanted_G = np.bincount(groups_I[in_group_I], lengths_I[in_group_I], minlength=num_groups)
-        wanted_G = wanted_G / np.maximum(num_items_G, 1)
+        sums_G = np.bincount(groups_I[in_group_I], lengths_I[in_group_I], minlength=num_groups)
+        wanted_G = sums_G / np.maximum(num_items_G, 1)
         lengths_G = np.sqrt(np.bincount(groups_Q, np.square(sums_Q), minlength=num_groups))
         weights_Q = sums_Q * (wanted_G / np.maximum(lengths_G, 1e-12))[groups_Q]
         return ItemBags.joined([(groups_Q, features_Q, weights_Q.astype(np.float32))], num_groups)

@@ -94,7 +94,8 @@ class Job:
 
     def save(self, folder: Path) -> None:
         catalog = self.model.catalog
-        np.savez(folder / CATALOG_FILE, **_arrays_of(catalog))
+        arrays: dict[str, Any] = _arrays_of(catalog)
+        np.savez(folder / CATALOG_FILE, **arrays)
         values = {
             "settings": self.model.config.model_dump(mode="json"),
             "num_items": catalog.num_items,

@@ -10,7 +10,8 @@ Axes: K codes of a level, H inner width, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +47,7 @@ class PrefixComposer(nn.Module):
         depth = codes.shape[-1] - 1
         if depth == 0:
             return self.down[0].new_zeros(*codes.shape[:-1], self.down[0].shape[1])
-        inner = torch.stack(
-            [rows_of_ids(up_KH, codes[..., level]) for level, up_KH in enumerate(self.up[depth - 1])]
-        ).sum(0)
+        ups: Iterable[Tensor] = cast(nn.ParameterList, self.up[depth - 1])
+        inner = torch.stack([rows_of_ids(up_KH, codes[..., level]) for level, up_KH in enumerate(ups)]).sum(0)
         vectors: Tensor = functional.gelu(inner) @ self.down[depth - 1]
         return vectors
