@@ -225,6 +225,11 @@ METHODS = {
         ),
     ),
     "sasrec-content": Method("SASRec of ids, words and attributes, full softmax", "beauty-sasrec-content"),
+    "sasrec-servers": Method(
+        "SASRec, item rows on parameter servers, sampled softmax",
+        "beauty-sasrec-sparse",
+        settings=("data.redraw_ties=true",),
+    ),
     "hstu": Method(
         "HSTU, full softmax",
         "beauty-hstu",
@@ -249,6 +254,13 @@ METHODS = {
     "lazy-text": Method("lazy decoder, IDs from text and interactions", "beauty-lazy", "both"),
     "generative": Method(
         "prefix decoder, IDs from text and interactions", "beauty-generative", "both", max_codebook_size=512
+    ),
+    "generative-servers": Method(
+        "prefix decoder, prefix rows on parameter servers",
+        "beauty-generative",
+        "both",
+        max_codebook_size=512,
+        settings=("model.prefix_matrix=sparse", "sparse.tables.prefix={optimizer: {kind: adam, lr: 0.001}}"),
     ),
     "flat": Method(
         "one softmax over items with the prefix decoder's weights",
