@@ -42,8 +42,21 @@ def test_fit_finds_the_law_of_its_cells():
     assert found is not None
     assert (found.floor, found.alpha, found.beta) == pytest.approx((5.0, 0.4, 0.5), rel=1e-3)
     assert found.worst < 1e-6
+    assert not found.at_bound
     expected = 5.0 + 40 / 1e6**0.4 + 300 / 1e6**0.5
     assert found(np.array([1e6]), np.array([1e6])) == pytest.approx([expected], rel=1e-4)
+
+
+def test_losses_that_do_not_tell_a_floor_have_no_fit_to_print():
+    cells = [
+        _cell(width, share, weights, events, 9.0 - 0.1 * np.log(weights) - 0.1 * np.log(events))
+        for (width, weights), (share, events) in product(
+            ((16, 10_000), (32, 40_000), (64, 160_000)), ((0.25, 100_000), (0.5, 200_000), (1.0, 400_000))
+        )
+    ]
+    found = fit(cells)
+    assert found is not None
+    assert found.at_bound
 
 
 def test_too_few_cells_are_not_fitted():
