@@ -24,7 +24,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,7 @@ from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log
+from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.prompts import PromptStream
 from rayrec.rl.rewards.config import RewardsConfig
@@ -328,8 +329,24 @@ def _keep_cpu(run: Path, begun: float) -> None:
     (run / "cpu.json").write_text(json.dumps({"cpu seconds": seconds}))
 
 
+def check_work(setting: Setting, work: Path) -> None:
+    """Refuse a folder whose runs had other settings.
+
+    Raises:
+        InputError: names the folder.
+    """
+    path, now = (
+        work / f"{setting.name}-settings.json",
+        json.dumps(asdict(setting), default=str, sort_keys=True),
+    )
+    if path.is_file() and path.read_text() != now:
+        raise InputError(f"{work}: its runs of {setting.name} had other settings; give another folder")
+    path.write_text(now)
+
+
 def record_of(setting: Setting, seeds: Sequence[int], work: Path) -> dict[str, Any]:
     """Measure what is not measured yet, and summarize all seeds."""
+    check_work(setting, work)
     by_seed = [SeedMeasurement(setting, work, seed) for seed in seeds]
     measured = {method: [of_seed.measured(method) for of_seed in by_seed] for method in by_seed[0].methods}
     scores = {

@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.paired_seeds import change_of, mean_of
-from benchmarks.rl_evidence import prepared_world, record_of, world
+from benchmarks.rl_evidence import check_work, prepared_world, record_of, world
 from benchmarks.rl_evidence_page import EVIDENCE, PAGE, TITLES, marks, tables_of
 from benchmarks.rl_lists import ItemMeans, ListMaker
 from benchmarks.simulated_world import MEMORY, LoggedWorld, best_lists
+from rayrec.platform.errors import InputError
 from rayrec.rl.rewards.config import RewardsConfig
 from rayrec.rl.rewards.simulator import World
 from tests.helpers.runs import make_run
@@ -131,3 +132,11 @@ def test_a_measurement_in_small_compares_every_method_and_goes_on_where_it_was_s
     again = record_of(setting, [0, 1], tmp_path)
     assert json.dumps(again["results"]) == json.dumps(record["results"])
     assert begun == [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("world-*/rl.yaml"))]
+
+
+def test_runs_of_other_settings_are_not_taken(tmp_path):
+    setting = world(tmp_path, tmp_path)
+    check_work(setting, tmp_path)
+    check_work(setting, tmp_path)
+    with pytest.raises(InputError, match="other settings"):
+        check_work(replace(setting, metric="ndcg@10"), tmp_path)

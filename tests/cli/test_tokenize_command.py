@@ -191,7 +191,7 @@ def test_ids_that_runs_may_need_go_only_if_told_to(data, tmp_path):
         (["--tokenizer", "kmeans"], "tokenizer: expected one of 'rq_kmeans', 'balanced_rq_kmeans', "),
         (
             ["--vectors", "images"],
-            "vectors: expected one of 'interactions', 'text', 'graph', 'image', 'both'",
+            "vectors: expected one of 'interactions', 'text', 'graph', 'content', 'image', 'both'",
         ),
         (["--vector-setting", "dim=3"], "or one that another package brings"),
         (["--vector-setting", "dim"], "expected the form KEY=VALUE"),
