@@ -21,13 +21,15 @@ def bounds_of(outcomes: Iterable[Outcome], prune: PruneConfig | None, is_larger_
     """What the next trial has to reach.
 
     Args:
-        outcomes: of earlier trials; those that are complete count.
+        outcomes: of earlier trials; those that are complete count, each once: not those that repeat another.
     """
     if prune is None:
         return ()
     # Nothing is spared after the last validation: a trial that comes to it is complete.
     curves = [
-        _best_so_far(each.validations[:-1], is_larger_better) for each in outcomes if each.state == "complete"
+        _best_so_far(each.validations[:-1], is_larger_better)
+        for each in outcomes
+        if each.state == "complete" and each.same_as is None
     ]
     bounds: list[float | None] = []
     for place in range(max(map(len, curves), default=0)):

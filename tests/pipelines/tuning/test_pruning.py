@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rayrec.pipelines.tuning.config import PruneConfig
 from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.pruning import bounds_of, stopped_at
@@ -30,6 +32,13 @@ def test_trials_that_failed_or_ended_early_are_no_measure():
     others = [Outcome("pruned", 0.9, (0.9, 0.9, 0.9)), Outcome("failed", None, (0.9, 0.9))]
 
     assert bounds_of([*outcomes(*CURVES), *others], PruneConfig(after_trials=3), True) == (0.2, 0.3)
+
+
+def test_a_trial_that_repeats_another_does_not_count_again():
+    again = [replace(outcomes(CURVES[0])[0], same_as=0) for _ in range(3)]
+
+    assert bounds_of([*outcomes(*CURVES), *again], PruneConfig(after_trials=3), True) == (0.2, 0.3)
+    assert bounds_of([*outcomes(*CURVES[:2]), *again], PruneConfig(after_trials=3), True) == (None, None)
 
 
 def test_a_trial_ends_after_the_first_validation_that_its_best_value_does_not_reach():
