@@ -20,19 +20,13 @@ from rayrec.platform.config import (
 )
 from rayrec.platform.errors import InputError
 
-WHAT_IS_VALIDATED = frozenset(
-    {
-        "data.path",
-        *(
-            f"evaluation.{name}"
-            for name in (
-                *("metric", "response_metric", "max_users", "instruction"),
-                *("answers", "max_new_tokens", "form"),
-            )
-        ),
-    }
+WHAT_IS_VALIDATED = ("data.path", "evaluation")
+"""Keys and sections that decide what a value is measured on: with others, values of trials could not be
+compared."""
+FREE_IN_VALIDATION = frozenset(
+    f"evaluation.{name}" for name in ("every_epochs", "every_steps", "patience", "batch_size")
 )
-"""Keys that decide what a value is measured on: with others, values of trials could not be compared."""
+"""The keys below these that only say when to measure, and how many users at once."""
 WHEN_IS_VALIDATED = frozenset({"training.epochs", "evaluation.every_epochs", "evaluation.every_steps"})
 """Keys that decide how far a training is at its n-th validation."""
 _INSIDE = 0.381966
@@ -135,16 +129,21 @@ def _check_comparable(key: str) -> None:
             "space: trials that differ in their seed alone differ by chance; leave seed out, and train the "
             "best settings with several seeds"
         )
-    if any(fixed == key or fixed.startswith(f"{key}.") for fixed in WHAT_IS_VALIDATED):
+    if key not in FREE_IN_VALIDATION and any(_meet(key, fixed) for fixed in WHAT_IS_VALIDATED):
         raise InputError(
             f"space: {key} decides what is validated, so that trials could not be compared; set it for all "
             "of them, in settings"
         )
 
 
+def _meet(key: str, other: str) -> bool:
+    """Whether one of two dotted keys is the other, or a section around it."""
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
 def _check_in_step(key: str, base: RunConfig) -> None:
     counted_in_steps = base.evaluation.every_steps is not None and key == "training.batch_size"
-    if counted_in_steps or any(each == key or each.startswith(f"{key}.") for each in WHEN_IS_VALIDATED):
+    if counted_in_steps or any(_meet(key, each) for each in WHEN_IS_VALIDATED):
         raise InputError(
             f"prune: with {key} in the space, trials are not equally far at their n-th validation; leave one "
             "of the two out"

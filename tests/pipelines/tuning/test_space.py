@@ -114,13 +114,28 @@ def test_a_dimension_has_something_to_search(run_file, dimension, reason):
         ("seed", "differ by chance"),
         ("evaluation.max_users", "decides what is validated"),
         ("data.path", "decides what is validated"),
+        ("data", "decides what is validated"),
         ("evaluation", "decides what is validated"),
+        ("evaluation.exclude_seen", "decides what is validated"),
+        ("evaluation.instruction", "decides what is validated"),
+        ("evaluation.instruction.scenario", "decides what is validated"),
+        ("evaluation.form.kind", "decides what is validated"),
     ],
 )
 def test_what_would_make_trials_incomparable_is_refused(run_file, key, reason):
     values = [{"max_users": 5}, {"max_users": 6}] if key == "evaluation" else [1, 2]
     with pytest.raises(InputError, match=reason):
         SearchSpace.of(tuning(run_file, {key: {"kind": "choice", "values": values}}))
+
+
+def test_when_and_in_which_batches_is_validated_may_be_searched(run_file):
+    space = {
+        "evaluation.every_epochs": {"kind": "int", "low": 1, "high": 3},
+        "evaluation.patience": {"kind": "int", "low": 1, "high": 3},
+        "evaluation.batch_size": {"kind": "choice", "values": [128, 512]},
+    }
+
+    SearchSpace.of(tuning(run_file, space))
 
 
 def test_trials_end_early_only_where_they_are_equally_far(run_file):
