@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from rayrec.platform.config import Config
+
+
+def label(value: Any) -> str:
+    """A value as text, the same for the same alone: Python takes True for 1, and Optuna no lists."""
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 class FloatRange(Config):
@@ -53,7 +59,7 @@ class Choice(Config):
     def not_searched_because(self) -> str | None:
         """Why there is nothing to search; None: there is."""
         for place, value in enumerate(self.values):
-            if any(type(value) is type(other) and value == other for other in self.values[:place]):
+            if label(value) in map(label, self.values[:place]):
                 return f"the value {value!r} is there twice; name it once"
         return None
 

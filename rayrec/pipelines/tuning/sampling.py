@@ -7,12 +7,11 @@ at the same time differ. What is suggested is a function of the seed and of the 
 from __future__ import annotations
 
 import importlib.util
-import json
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rayrec.pipelines.tuning.config import Choice, Dimension, FloatRange
+from rayrec.pipelines.tuning.config import Choice, Dimension, FloatRange, label
 from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.space import Settings
 from rayrec.platform.errors import InputError
@@ -110,22 +109,17 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(dimension, Choice):
-        return CategoricalDistribution([_label(value) for value in dimension.values])
+        return CategoricalDistribution([label(value) for value in dimension.values])
     if isinstance(dimension, FloatRange):
         return FloatDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
     return IntDistribution(dimension.low, dimension.high, log=dimension.log, step=dimension.step)
 
 
 def _sampled(dimension: Dimension, value: Any) -> Any:
-    return _label(value) if isinstance(dimension, Choice) else value
+    return label(value) if isinstance(dimension, Choice) else value
 
 
 def _plain(dimension: Dimension, sampled: Any) -> Any:
     if isinstance(dimension, Choice):
-        return next(value for value in dimension.values if _label(value) == sampled)
+        return next(value for value in dimension.values if label(value) == sampled)
     return sampled
-
-
-def _label(value: Any) -> str:
-    """Optuna takes no lists or mappings."""
-    return json.dumps(value, sort_keys=True, default=str)

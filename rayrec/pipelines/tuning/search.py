@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rayrec.pipelines.tuning.config import TuningConfig
+from rayrec.pipelines.tuning.config import TuningConfig, label
 from rayrec.pipelines.tuning.folder import Entry
 from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.pruning import Bounds, bounds_of
@@ -90,7 +90,7 @@ class Search:
 
     def _begin(self, number: int) -> None:
         settings = self._sampler.ask()
-        if number < len(self._before) and self._before[number].settings != settings:
+        if number < len(self._before) and label(self._before[number].settings) != label(settings):
             raise InputError(
                 f"trial {number} of the journal has {self._before[number].settings}, and {settings} is "
                 "suggested now: the search was begun with another version of Optuna or numpy, which the "
@@ -130,5 +130,5 @@ class Search:
 
     def _same_as(self, number: int) -> int | None:
         """Number of the first trial before this one that has its settings: trainings repeat to the bit."""
-        first = self._asked.index(self._asked[number])
+        first = [label(settings) for settings in self._asked].index(label(self._asked[number]))
         return first if first < number else None

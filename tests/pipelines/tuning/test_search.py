@@ -170,6 +170,19 @@ def test_settings_that_were_tried_are_not_trained_again():
     assert search.best.outcome.same_as is None
 
 
+def test_values_that_python_takes_for_equal_are_trials_of_their_own():
+    values = [1, True, 1.0, [1], [True]]
+    space = {"cache": {"kind": "choice", "values": values}}
+
+    search, trials = searched(
+        lambda number, settings: Outcome("complete", 1.0, (1.0,)), space=space, trials=30, random_trials=30
+    )
+
+    assert len([what for what, _ in trials.events if what == "begin"]) == len(values)
+    begun = {str(tried.settings["cache"]) for tried in search.tried if tried.outcome.same_as is None}
+    assert begun == {"1", "True", "1.0", "[1]", "[True]"}
+
+
 def test_a_trial_is_held_to_what_was_told_when_it_was_begun():
     def rising(number: int, settings: dict[str, Any]) -> Outcome:
         return Outcome("complete", float(number), (number / 10, float(number)))
