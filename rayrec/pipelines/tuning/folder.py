@@ -56,7 +56,9 @@ class TuningFolder:
 
     @property
     def holds_search(self) -> bool:
-        return (self.path / JOURNAL_FILE).is_file()
+        """Whether a search was begun here: not where a power cut has cut short the first line of its journal."""
+        path = self.path / JOURNAL_FILE
+        return path.is_file() and any(True for _ in _lines(path))
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -94,7 +96,7 @@ class TuningFolder:
                 f"{self.path}: this folder holds a search already; continue it with --resume, or choose "
                 "another with --folder"
             )
-        left = {LOCK_FILE, SETTINGS_FILE, BASE_FILE}  # of a search that was killed as it began
+        left = {LOCK_FILE, SETTINGS_FILE, BASE_FILE, JOURNAL_FILE}  # of a search that was killed as it began
         if self.path.exists() and not (
             self.path.is_dir() and left.issuperset(entry.name for entry in self.path.iterdir())
         ):
@@ -108,7 +110,7 @@ class TuningFolder:
         """
         write_atomically(self.path / SETTINGS_FILE, tuning.to_yaml().encode())
         write_atomically(self.path / BASE_FILE, _yaml(space.values))
-        self._append(how)
+        write_atomically(self.path / JOURNAL_FILE, json.dumps(how).encode() + b"\n")
 
     def check_continues(self, tuning: TuningConfig, space: SearchSpace) -> None:
         """Refuse to go on with another search.

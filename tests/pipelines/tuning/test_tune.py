@@ -20,6 +20,7 @@ from rayrec.pipelines.training.train import train
 from rayrec.pipelines.tuning.config import TuningConfig
 from rayrec.pipelines.tuning.folder import TuningFolder
 from rayrec.pipelines.tuning.running import TrialsHere, trials_here
+from rayrec.pipelines.tuning.space import SearchSpace
 from rayrec.pipelines.tuning.trial import OUTCOME_FILE, TrialSpec, run_trial
 from rayrec.pipelines.tuning.tune import TuningResult, tune
 from rayrec.platform.errors import InputError
@@ -227,6 +228,29 @@ def test_what_goes_on_has_to_be_the_same_search(searched, run_file, tmp_path):
     with pytest.raises(InputError, match="not an empty folder"):
         tune(tuning(run_file), tmp_path, open_trials=trials_here)
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("left", [b"", b'{"rayrec": "0.', b'{"rayrec": "0.\n'])
+def test_a_journal_that_was_cut_short_in_its_first_line_is_begun_again(run_file, tmp_path, left):
+    folder = TuningFolder(tmp_path)
+    (tmp_path / "journal.jsonl").write_bytes(left)
+    search = tuning(run_file)
+
+    assert not folder.holds_search
+    folder.check_free()
+    folder.begin(search, SearchSpace.of(search), {"metric": "ndcg@10"})
+
+    assert folder.holds_search
+    assert folder.read_journal() == ({"metric": "ndcg@10"}, [])
+
+
+def test_a_journal_that_lost_its_first_line_only_is_no_empty_folder(tmp_path):
+    (tmp_path / "journal.jsonl").write_text('{"rayrec": \n{"trial": 0}\n')
+
+    with pytest.raises(InputError, match="holds a search already"):
+        TuningFolder(tmp_path).check_free()
+    with pytest.raises(InputError, match="does not say how the search began"):
+        TuningFolder(tmp_path).read_journal()
 
 
 def test_a_trial_that_fails_says_why_and_the_search_goes_on(run_file, tmp_path):
