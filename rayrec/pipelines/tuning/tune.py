@@ -20,6 +20,7 @@ from rayrec import __version__
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import open_task
 from rayrec.pipelines.tasks.sizes import with_sizes
+from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.tuning.config import TrialConfig, TuningConfig
 from rayrec.pipelines.tuning.folder import Entry, TuningFolder
 from rayrec.pipelines.tuning.pruning import Bounds
@@ -76,7 +77,8 @@ def tune(
     """
     check_installed()
     space = SearchSpace.of(tuning)
-    metric, is_larger_better = _metric_of(tuning, space.base)
+    task = _opened(space.base)
+    metric, is_larger_better = _metric_of(tuning, task)
     first = space.settings_of_base() if tuning.begin_with_config else None
     there = TuningFolder(Path(folder).absolute())
     if resume == "if_begun":
@@ -86,7 +88,7 @@ def tune(
     else:
         there.check_free()
     with there.locked():
-        before = _begun(there, tuning, space, metric, bool(resume))
+        before = _begun(there, tuning, space, _begins_with(task, metric), bool(resume))
         results = Results(there, tuning, space, metric)
 
         def told(tried: Tried, best: Tried | None) -> None:
@@ -127,11 +129,11 @@ def tune(
     )
 
 
-def _metric_of(tuning: TuningConfig, base: RunConfig) -> tuple[str, bool]:
-    """The metric of the search, and whether larger values are better.
+def _opened(base: RunConfig) -> Task:
+    """The run's data and what is asked of them.
 
     Raises:
-        InputError: validation gives no such metric, or the run's data cannot be used.
+        InputError: the data cannot be used.
     """
     if base.data.follow is not None:
         raise InputError(
@@ -140,12 +142,21 @@ def _metric_of(tuning: TuningConfig, base: RunConfig) -> tuple[str, bool]:
         )
     task = open_task(with_sizes(base.with_absolute_paths()), checksums=False)
     task.check_validation()
+    return task
+
+
+def _metric_of(tuning: TuningConfig, task: Task) -> tuple[str, bool]:
+    """The metric of the search, and whether larger values are better.
+
+    Raises:
+        InputError: validation gives no such metric.
+    """
     known, metric = task.judged_by, tuning.metric or task.metric
     if metric not in known:
         close = difflib.get_close_matches(metric, known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise InputError(
-            f"metric: validation of {base.model.name!r} cannot compare runs by {metric!r}; {hint}It can by "
+            f"metric: validation of {task.config.model.name!r} cannot compare runs by {metric!r}; {hint}It can by "
             f"{', '.join(known)}"
         )
     if metric != task.metric:
@@ -155,15 +166,36 @@ def _metric_of(tuning: TuningConfig, base: RunConfig) -> tuple[str, bool]:
     return metric, known[metric]
 
 
+def _begins_with(task: Task, metric: str) -> dict[str, Any]:
+    """What trials depend on besides settings, as the journal's first line has it."""
+    return {
+        "rayrec": __version__,
+        **{name: version(name) for name in ("optuna", "numpy")},
+        "metric": metric,
+        "data": task.fingerprint,
+        "semantic_ids": task.semantic_ids_version,
+    }
+
+
 def _begun(
-    there: TuningFolder, tuning: TuningConfig, space: SearchSpace, metric: str, resume: bool
+    there: TuningFolder, tuning: TuningConfig, space: SearchSpace, how: dict[str, Any], resume: bool
 ) -> Sequence[Entry]:
     """Begin a search, or go on with one: its journal."""
     if not resume:
-        versions = {name: version(name) for name in ("optuna", "numpy")}
-        there.begin(tuning, space, {"rayrec": __version__, **versions, "metric": metric})
+        there.begin(tuning, space, how)
         return ()
-    _, before = there.read_journal()
+    begun, before = there.read_journal()
+    differing = [
+        f"{name} ({begun.get(name, 'not noted')} then, {value} now)"
+        for name, value in how.items()
+        if name not in begun or begun[name] != value
+    ]
+    if differing:
+        raise InputError(
+            f"{there.path}: the search was begun with another {', another '.join(differing)}, so that its "
+            "trials cannot be compared with new ones; go on with what it was begun with, or begin anew in "
+            "another folder"
+        )
     if len(before) > tuning.trials:
         raise InputError(
             f"trials is {tuning.trials}, and the search in {there.path} has tried {len(before)} already; a "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -251,6 +252,21 @@ def test_a_journal_that_lost_its_first_line_only_is_no_empty_folder(tmp_path):
         TuningFolder(tmp_path).check_free()
     with pytest.raises(InputError, match="does not say how the search began"):
         TuningFolder(tmp_path).read_journal()
+
+
+@pytest.mark.parametrize("what", ["rayrec", "optuna", "numpy", "metric", "data", "semantic_ids"])
+def test_what_a_search_was_begun_with_is_compared(searched, run_file, tmp_path, what):
+    shutil.copytree(searched[0], tmp_path / "search")
+    path = tmp_path / "search" / "journal.jsonl"
+    first, *others = path.read_text().splitlines(keepends=True)
+    path.write_text(json.dumps({**json.loads(first), what: "another"}) + "\n" + "".join(others))
+
+    with pytest.raises(InputError, match=rf"begun with another {what} \(another then, .* now\), so"):
+        tune(tuning(run_file), tmp_path / "search", resume=True, open_trials=trials_here)
+
+    path.write_text("{}\n" + "".join(others))
+    with pytest.raises(InputError, match=rf"another {what} \(not noted then"):
+        tune(tuning(run_file), tmp_path / "search", resume=True, open_trials=trials_here)
 
 
 def test_a_trial_that_fails_says_why_and_the_search_goes_on(run_file, tmp_path):
