@@ -23,7 +23,7 @@ from typing import Any
 import yaml
 
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.runs.run_folder import FREE_TO_CHANGE, RunFolder
+from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tuning.config import TuningConfig
 from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.space import SearchSpace, Settings
@@ -38,6 +38,13 @@ LOCK_FILE, TRIALS, BEST_FILE, TABLE_FILE = ".lock", "trials", "best.yaml", "tria
 FREE_OF_SEARCH = ("config", "folder", "trials", "keep", "trial.")
 """Settings of a search that may change when it goes on: no trial that was tried depends on them. The config
 is compared by what is in it."""
+FREE_OF_RUN = (
+    *("cluster.", "placement.", "tracking.", "recovery.", "snapshots."),
+    *("pipeline.num_readers", "pipeline.num_feature_workers", "pipeline.queue_depth"),
+    *("pipeline.cpus_per_actor", "sparse.wait_timeout_s", "sparse.server_memory"),
+)
+"""Settings of the run that may change when a search goes on. Fewer than of a run that goes on: what a run may
+change for a resume may change bits (`training.compile`), and trials before and after are compared."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +131,7 @@ class TuningFolder:
         changed = [key for key in differing_keys(begun, tuning) if not key.startswith(FREE_OF_SEARCH)]
         base = RunConfig.parse(read_values(self.path / BASE_FILE), str(self.path / BASE_FILE))
         changed += [
-            f"the run's {key}"
-            for key in differing_keys(base, space.base)
-            if not key.startswith(FREE_TO_CHANGE) or key.startswith("evaluation.")
+            f"the run's {key}" for key in differing_keys(base, space.base) if not key.startswith(FREE_OF_RUN)
         ]
         if changed:
             raise InputError(

@@ -24,6 +24,7 @@ from rayrec.pipelines.tuning.running import TrialsHere, trials_here
 from rayrec.pipelines.tuning.space import SearchSpace
 from rayrec.pipelines.tuning.trial import OUTCOME_FILE, TrialSpec, run_trial
 from rayrec.pipelines.tuning.tune import TuningResult, tune
+from rayrec.platform.config import set_value
 from rayrec.platform.errors import InputError
 from tests.helpers.examples import cases
 from tests.helpers.impressions import ctr_config, impression_dataset
@@ -267,6 +268,34 @@ def test_what_a_search_was_begun_with_is_compared(searched, run_file, tmp_path, 
     path.write_text("{}\n" + "".join(others))
     with pytest.raises(InputError, match=rf"another {what} \(not noted then"):
         tune(tuning(run_file), tmp_path / "search", resume=True, open_trials=trials_here)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_free"),
+    [
+        *[
+            ("data.path", None, False),
+            ("data.samples", "rows", False),
+            ("model.attention", "reference", False),
+        ],
+        *[("training.compile", True, False), ("evaluation.every_epochs", 2, False)],
+        *[("tracking.every_steps", 7, True), ("recovery.max_rollbacks", 9, True)],
+    ],
+)
+def test_of_the_run_only_what_no_trial_depends_on_may_change(
+    searched, run_file, tmp_path, key, value, is_free
+):
+    values = yaml.safe_load(run_file.read_text())
+    set_value(values, key, str(tmp_path) if value is None else value, "test")
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
+    other = tuning(tmp_path / "run.yaml")
+    folder = TuningFolder(searched[0])
+
+    if is_free:
+        folder.check_continues(other, SearchSpace.of(other))
+    else:
+        with pytest.raises(InputError, match=f"differs in the run's {key};"):
+            folder.check_continues(other, SearchSpace.of(other))
 
 
 def test_a_trial_that_fails_says_why_and_the_search_goes_on(run_file, tmp_path):
