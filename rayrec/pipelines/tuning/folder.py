@@ -63,7 +63,7 @@ class TuningFolder:
 
     @property
     def holds_search(self) -> bool:
-        """Whether a search was begun here: not where a power cut has cut short the first line of its journal."""
+        """Whether a search was begun here: not where the first line of its journal was cut short."""
         path = self.path / JOURNAL_FILE
         return path.is_file() and any(True for _ in _lines(path))
 

@@ -156,8 +156,8 @@ def _metric_of(tuning: TuningConfig, task: Task) -> tuple[str, bool]:
         close = difflib.get_close_matches(metric, known, n=1, cutoff=0.5)
         hint = f"did you mean {close[0]!r}? " if close else ""
         raise InputError(
-            f"metric: validation of {task.config.model.name!r} cannot compare runs by {metric!r}; {hint}It can by "
-            f"{', '.join(known)}"
+            f"metric: validation of {task.config.model.name!r} cannot compare runs by {metric!r}; "
+            f"{hint}It can by {', '.join(known)}"
         )
     if metric != task.metric:
         logger.info(
