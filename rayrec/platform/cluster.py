@@ -17,7 +17,7 @@ from pydantic import Field
 
 from rayrec.platform.config import Config
 from rayrec.platform.devices import HOST, claimed_resources
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import MachineError
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
     """Connect to Ray inside the block; a cluster started here is shut down at its end.
 
     Raises:
-        InputError: the cluster that was joined has fewer CPUs than the run's actors ask for, none answers at
-            its address, or none can be started here.
+        MachineError: the cluster that was joined has fewer CPUs than the run's actors ask for, none answers
+            at its address, or none can be started here.
     """
     import ray
 
@@ -82,7 +82,7 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
                 logging_level=logging.ERROR,
             )
     except ConnectionError as error:
-        raise InputError(
+        raise MachineError(
             f"cluster.address or RAY_ADDRESS: no Ray cluster answers at {address!r}; start one with "
             "'ray start --head', set RAY_AUTH_MODE=token if it wants a token, or leave the address out to "
             "start one for this run"
@@ -110,7 +110,7 @@ def _check_answers(address: str, setting: str) -> None:
     """Refuse an address at which no Ray listens: Ray itself would try it for a quarter of an hour.
 
     Raises:
-        InputError: names the setting that has it.
+        MachineError: names the setting that has it.
     """
     at = _HOST_AND_PORT.fullmatch(address)
     if at is None:  # `auto`, `local`, a name of Ray's: it looks for itself
@@ -126,7 +126,7 @@ def _check_answers(address: str, setting: str) -> None:
             if left:
                 time.sleep(ADDRESS_PAUSE_S)
                 continue
-            raise InputError(
+            raise MachineError(
                 f"{setting}: no Ray cluster answers at {address!r} ({error}); start one with "
                 "'ray start --head', or leave the address out (unset RAY_ADDRESS) to start one for this run"
             ) from error
@@ -172,7 +172,7 @@ def start_on_this_machine(**options: Any) -> None:
         options: for `ray.init`.
 
     Raises:
-        InputError: no try succeeded.
+        MachineError: no try succeeded.
     """
     import ray
 
@@ -194,7 +194,7 @@ def start_on_this_machine(**options: Any) -> None:
             ray.shutdown()
             left -= 1
             if left == 0:
-                raise InputError(
+                raise MachineError(
                     "Ray did not start on this machine in time, which happens where others keep it busy or "
                     "memory is short; try again when there is less to do, join a cluster that runs "
                     "(RAY_ADDRESS, or cluster.address in the settings of a run), or do without Ray where the "
@@ -214,14 +214,14 @@ def check_accelerators(claim: Mapping[str, Any], num_actors: int, actors: str, r
         remedy: what the user can do about it.
 
     Raises:
-        InputError: names the resource, and how many there are.
+        MachineError: names the resource, and how many there are.
     """
     import ray
 
     for name, each in claimed_resources(claim).items():
         available = ray.cluster_resources().get(name, 0.0)
         if available < each * num_actors:
-            raise InputError(
+            raise MachineError(
                 f"the {actors} need {each * num_actors:g} {name} and the Ray cluster has "
                 f"{available:g}; {remedy}"
             )
@@ -237,13 +237,13 @@ def _check_capacity(cpus_needed: float) -> None:
 
     available = ray.cluster_resources().get(HOST.ray_resource, 0.0)
     if not available:
-        raise InputError(
+        raise MachineError(
             f"the run's actors need {cpus_needed:g} CPUs and the Ray cluster has none: its head takes no "
             "work (--num-cpus 0), and no other node has joined it; start a node with "
             "'ray start --address HOST:PORT'"
         )
     if available < cpus_needed:
-        raise InputError(
+        raise MachineError(
             f"the run's actors need {cpus_needed:g} CPUs and the Ray cluster has {available:g}; "
             "lower pipeline.num_trainers, sparse.num_servers or pipeline.cpus_per_trainer, "
             "or join a larger cluster"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rayrec.platform.device_diagnosis import CUDA_VISIBLE, NPU_VISIBLE, why_no_cuda, why_no_npu
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 
 if TYPE_CHECKING:
     import torch
@@ -316,7 +316,7 @@ def get_device(kind: str) -> Device:
     """
     device = device_named(kind)
     if (reason := why_missing(kind)) is not None:
-        raise InputError(f"device: {kind!r} was asked for, but {reason}; or set device to 'cpu'")
+        raise MachineError(f"device: {kind!r} was asked for, but {reason}; or set device to 'cpu'")
     return device
 
 

@@ -14,6 +14,10 @@ class InputError(ValueError):
     """
 
 
+class MachineError(InputError):
+    """A machine or a cluster does not have what was asked of it, which may be there later or elsewhere."""
+
+
 class UnavailableError(RuntimeError):
     """A service that something needs did not answer, however often it was asked.
 

@@ -15,7 +15,7 @@ from rayrec.pipelines.cluster.placement import (
     selects,
     times,
 )
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import MachineError
 
 SHOWN_NODES = 8
 """Nodes, or kinds of them, that a sentence lists."""
@@ -25,7 +25,7 @@ def check_possible(groups: Sequence[ActorGroup], nodes: Sequence[Node]) -> None:
     """Refuse what the nodes that there are could not take if nobody else were on them.
 
     Raises:
-        InputError: names the setting, what no node has, and what nodes have.
+        MachineError: names the setting, what no node has, and what nodes have.
     """
     for group in groups:
         _check_group(group, nodes)
@@ -33,7 +33,7 @@ def check_possible(groups: Sequence[ActorGroup], nodes: Sequence[Node]) -> None:
         assign(groups, nodes, of_total=True)
     except NoNodeError as error:
         able = [node for node in nodes if error.group.may_be_on(node)]
-        raise InputError(
+        raise MachineError(
             f"{error.group.setting}: {error}, even if no other job were there; of such nodes, "
             f"{_rooms(able, error.group, of_total=True)}; start fewer actors, ask for less, or join a larger "
             "cluster"
@@ -43,12 +43,12 @@ def check_possible(groups: Sequence[ActorGroup], nodes: Sequence[Node]) -> None:
 def _check_group(group: ActorGroup, nodes: Sequence[Node]) -> None:
     for name, wanted in group.labels.items():
         if not any(selects(wanted, node.labels.get(name)) for node in nodes):
-            raise InputError(
+            raise MachineError(
                 f"{group.setting}.labels: no node of the Ray cluster has {name}={wanted}; {_kinds(nodes)}"
             )
     able = [node for node in nodes if group.may_be_on(node)]
     if not able:
-        raise InputError(
+        raise MachineError(
             f"{group.setting}.labels: no node of the Ray cluster has {in_words(group.labels)} together; "
             f"{_kinds(nodes)}"
         )
@@ -56,12 +56,12 @@ def _check_group(group: ActorGroup, nodes: Sequence[Node]) -> None:
         if not any(node.total.get(name, 0.0) > 0 for node in able):
             there = sorted({name for node in able for name in node.total if not name.startswith("node:")})
             which = f"with {in_words(group.labels)} " if group.labels else ""
-            raise InputError(
+            raise MachineError(
                 f"{group.setting}: each {group.stage.replace('_', ' ')} asks for {group.resources[name]:g} "
                 f"{name}, and no node {which}of the Ray cluster has any; they have {', '.join(there)}"
             )
     if not any(times(group.resources, node.total) >= 1 for node in able):
-        raise InputError(
+        raise MachineError(
             f"{group.setting}: a {group.stage.replace('_', ' ')} fits on no node of the Ray cluster "
             f"({group.demand}); of such nodes, {_rooms(able, group, of_total=True)}; ask for less, or join a "
             "cluster with larger nodes"
