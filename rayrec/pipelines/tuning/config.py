@@ -104,7 +104,8 @@ class TrialConfig(Config):
     cpus: int = Field(1, ge=1)
     """CPUs of a trial that is one process, and its threads."""
     tries: int = Field(2, ge=1)
-    """How often a trial is started whose process dies without a word, before it counts as failed."""
+    """How often a trial is started whose process dies without a word, or with an error that neither settings
+    nor machine explain, and that has no new snapshot, before it counts as failed; also over `--resume`."""
 
 
 class TuningConfig(Config):

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tuning.config import TrialConfig
 from rayrec.pipelines.tuning.outcome import Outcome
+from rayrec.pipelines.tuning.starts import Starts
 from rayrec.pipelines.tuning.trial import TrialSpec, run_trial
 from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
 from rayrec.platform.devices import ray_claim
@@ -82,6 +83,7 @@ class TrialsOnRay:
                     self.begin(spec)
                     continue
                 outcome = Outcome("failed", reason=reason)
+                Starts(spec.folder).forget()
             del self._running[number]
             return outcome
         raise AssertionError("there is at least one try")

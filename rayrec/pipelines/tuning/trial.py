@@ -2,6 +2,7 @@
 
 TRIAL/            a run's folder, as `rayrec train` makes it
 TRIAL/trial.json  the outcome, when it is over
+TRIAL.starts.json beside it, until it is over: how often it was started
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder, StoppedError
 from rayrec.pipelines.training.placements import in_process, on_ray
 from rayrec.pipelines.training.train import train
+from rayrec.pipelines.tuning.faults import fault_of
 from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.pruning import Bounds, stopped_at
+from rayrec.pipelines.tuning.starts import Starts
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import no_room, write_json
+from rayrec.platform.files import write_json
 from rayrec.platform.ray_errors import root_cause
 
 logger = logging.getLogger(__name__)
@@ -52,25 +55,51 @@ class TrialSpec:
     """That it has to reach to go on."""
     actors: bool = False
     """Whether it has actors of its own, on the connected cluster."""
+    tries: int = 2
+    """How often it is started, if each start ends without an outcome and without a new snapshot."""
 
 
 def run_trial(spec: TrialSpec, train: Train = train, sleep: Callable[[float], None] = time.sleep) -> Outcome:
     """Train a trial, or go on with one that was cut short; one that is over says how it ended.
 
-    What goes wrong in the training is the trial's outcome. What has nothing to do with its settings, such as
-    a disk that is full, is raised.
+    What its settings do wrong is the trial's outcome. What has nothing to do with them, such as a disk that
+    is full, is raised, and the trial is begun again when the search goes on. An unknown error is raised, too,
+    and counts as one of the trial's tries, as a process that dies does.
     """
     file = spec.folder / OUTCOME_FILE
     if file.is_file():
         return Outcome.of_json(json.loads(file.read_bytes()))
     _wait_until_free(spec.folder, sleep)
+    starts = Starts(spec.folder)
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    outcome = replace(_trained(spec, train), minutes=(time.monotonic() - began_s) / 60)
+    outcome = replace(_outcome(spec, train, starts), minutes=(time.monotonic() - began_s) / 60)
     if not spec.actors:
         outcome = replace(outcome, cpu_minutes=(time.process_time() - began_cpu_s) / 60)
     spec.folder.mkdir(parents=True, exist_ok=True)  # a training that is refused makes none
     write_json(file, outcome.to_json())
+    starts.forget()
     return outcome
+
+
+def _outcome(spec: TrialSpec, train: Train, starts: Starts) -> Outcome:
+    if starts.number >= spec.tries:
+        reason = f"it was started {starts.number} times, and each time {starts.ended}"
+        logger.warning("trial %d failed: %s", spec.number, reason)
+        values = _validations(spec.folder, spec.metric).values()
+        return Outcome("failed", validations=tuple(values), reason=reason)
+    starts.count()
+    try:
+        return _trained(spec, train)
+    except Exception as error:
+        cause = root_cause(error)
+        if isinstance(cause, MissingMetricError) or fault_of(cause, spec.config) == "machine":
+            starts.take_back()
+        else:
+            starts.note(_said(cause))
+        raise
+    except BaseException:  # it was interrupted
+        starts.take_back()
+        raise
 
 
 def _wait_until_free(folder: Path, sleep: Callable[[float], None]) -> None:
@@ -116,7 +145,7 @@ def _trained(spec: TrialSpec, train: Train) -> Outcome:
         return pruned
     except Exception as error:
         cause = root_cause(error)
-        if no_room(cause) is not None or isinstance(cause, MissingMetricError):
+        if isinstance(cause, MissingMetricError) or fault_of(cause, spec.config) != "settings":
             raise
         logger.warning("trial %d failed: %s", spec.number, _said(cause))
         return Outcome("failed", validations=tuple(values.values()), reason=_said(cause))

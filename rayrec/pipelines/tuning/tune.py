@@ -105,6 +105,7 @@ def tune(
                 is_larger_better,
                 bounds,
                 tuning.trial.actors,
+                tuning.trial.tries,
             )
 
         sampler = Sampler(tuning.space, tuning.seed, tuning.random_trials, is_larger_better, first)

@@ -22,10 +22,11 @@ from rayrec.pipelines.tuning.config import TuningConfig
 from rayrec.pipelines.tuning.folder import TuningFolder
 from rayrec.pipelines.tuning.running import TrialsHere, trials_here
 from rayrec.pipelines.tuning.space import SearchSpace
+from rayrec.pipelines.tuning.starts import Starts
 from rayrec.pipelines.tuning.trial import OUTCOME_FILE, TrialSpec, run_trial
 from rayrec.pipelines.tuning.tune import TuningResult, tune
 from rayrec.platform.config import set_value
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, MachineError
 from tests.helpers.examples import cases
 from tests.helpers.impressions import ctr_config, impression_dataset
 from tests.helpers.training_runs import EPOCHS, settings, walks
@@ -324,11 +325,9 @@ def test_a_training_that_diverges_is_such_a_trial(run_file, tmp_path):
 
 def test_where_all_trials_fail_the_first_reason_is_said(run_file, tmp_path):
     def failing(config: RunConfig, folder: Path, *arguments: Any, **more: Any) -> Any:
-        raise RuntimeError(f"{folder.name} does not work")
+        raise InputError(f"{folder.name} does not work")
 
-    with pytest.raises(
-        InputError, match="all 3 trials failed, the first one because: RuntimeError: 000 does"
-    ):
+    with pytest.raises(InputError, match="all 3 trials failed, the first one because: 000 does"):
         tune(tuning(run_file), tmp_path / "search", open_trials=here(failing))
 
 
@@ -341,6 +340,71 @@ def test_a_full_disk_is_no_fault_of_a_trial(run_file, tmp_path):
 
     assert len(journal(tmp_path / "search")) == 1
     assert tune(tuning(run_file), tmp_path / "search", resume=True, open_trials=trials_here).trials
+
+
+def test_a_machine_that_is_away_is_no_fault_of_a_trial_however_often(run_file, tmp_path):
+    spec = TrialSpec(0, tmp_path / "trials" / "000", RunConfig.load(run_file), "ndcg@10", True)
+
+    def away(*arguments: Any, **more: Any) -> Any:
+        raise MachineError("device: no driver")
+
+    for _ in range(3):
+        with pytest.raises(MachineError):
+            run_trial(spec, away)
+
+    assert list((tmp_path / "trials").iterdir()) == []
+
+
+def test_an_unknown_error_ends_the_search_until_the_trial_has_had_its_tries(run_file, tmp_path):
+    spec = TrialSpec(0, tmp_path / "000", RunConfig.load(run_file), "ndcg@10", True, tries=2)
+
+    def odd(*arguments: Any, **more: Any) -> Any:
+        raise RuntimeError("odd")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="odd"):
+            run_trial(spec, odd)
+    outcome = run_trial(spec, odd)
+
+    assert outcome.state == "failed"
+    assert outcome.reason == (
+        "it was started 2 times, and each time it ended with an error, the last time: RuntimeError: odd"
+    )
+    assert not (tmp_path / "000.starts.json").exists()
+
+
+def test_a_trial_whose_process_dies_without_a_word_is_not_begun_for_ever(run_file, tmp_path):
+    spec = TrialSpec(0, tmp_path / "000", RunConfig.load(run_file), "ndcg@10", True, tries=2)
+    for _ in range(2):
+        Starts(spec.folder).count()  # and no more is heard of it
+
+    outcome = run_trial(spec, lambda *arguments, **more: pytest.fail("it has had its tries"))
+
+    assert outcome.state == "failed"
+    assert outcome.reason == "it was started 2 times, and each time its process died without a word"
+
+
+def test_starts_are_counted_since_the_last_snapshot(tmp_path):
+    config = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "sasrec"}})
+    run = RunFolder.create(tmp_path / "000", config)
+    Starts(run.path).count()
+    assert Starts(run.path).number == 1
+
+    run.update(last="step-000000005")
+
+    assert Starts(run.path).number == 0
+
+
+def test_an_interrupted_trial_has_not_used_up_a_try(run_file, tmp_path):
+    spec = TrialSpec(0, tmp_path / "000", RunConfig.load(run_file), "ndcg@10", True)
+
+    def interrupted(*arguments: Any, **more: Any) -> Any:
+        raise KeyboardInterrupt
+
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            run_trial(spec, interrupted)
+    assert Starts(spec.folder).number == 0
 
 
 def test_a_trial_that_misses_its_bound_ends_there_with_a_reason(run_file, tmp_path):
