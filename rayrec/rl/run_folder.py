@@ -132,6 +132,7 @@ class RlRunFolder:
             read_position=position,
             progress=progress,
             labels=base.labels,
+            content_items=base.content_items,
         )
         path = self.folder.snapshot_path(step)
         write_snapshot(

@@ -193,6 +193,7 @@ def _write_snapshot(
             semantic_ids_version=assembly.task.semantic_ids_version,
             read_position=assembly.plan.position(step + 1),
             labels=assembly.task.labels,
+            content_items=assembly.task.content_items,
         ),
         weights=program.weights(),
         optimizer_state=program.optimizer_state(),

@@ -22,7 +22,7 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import random_events, write_source
 from tests.helpers.examples import cases
-from tests.helpers.runs import MODELS, NUM_ITEMS, NUM_USERS, make_run, make_semantic_ids
+from tests.helpers.runs import MODELS, NUM_ITEMS, NUM_USERS, make_run, make_semantic_ids, trained
 
 NUM_NEW = 3
 
@@ -101,6 +101,64 @@ def test_a_model_serves_items_that_came_after_it_was_trained(policy, model, sett
     ids = dataset.items.ids_I[np.isin(dataset.items.keys.to_pylist(), sorted(fresh))]
     assert len(after.recommend([Query(ids)], k=5)[0]) == 5
     assert evaluate(run, data=dataset.root).count > 0
+
+
+@pytest.mark.parametrize("model", ["prefix", "lazy"])
+def test_a_grown_catalog_leaves_what_is_said_of_old_items_the_same_bits(model, tmp_path):
+    """New items repeat words: `i0` is above `min_items` now, and is the first that the columns have."""
+    keys = [f"i{item}" for item in range(NUM_ITEMS)]
+    titles = [f"w{item % 7} w{item % 3}" + (" rare" if item < 4 else "") for item in range(NUM_ITEMS)]
+    described = described_dataset(tmp_path, "data", keys, titles)
+    make_semantic_ids(described, "share")
+    settings = {"content": {"min_items": 5}} | ({"composed": 8} if model == "prefix" else {})
+    config = {
+        "data": {"path": str(described.root)},
+        "model": MODELS[model] | settings,
+        "pipeline": {"trainer_threads": 1},
+        "training": {"batch_size": 16, "epochs": 1},
+    }
+    run = trained(RunConfig.parse(config), tmp_path / "run")
+    before = Recommender.load(run)
+    fresh = [f"a{n}" for n in range(NUM_NEW)]
+    new_titles = ["zz rare w1", "rare w1 extra", "rare w2"]
+    dataset = described_dataset(tmp_path, "grown", fresh + keys, new_titles + titles)
+    extend(
+        SemanticIdRegistry.load(described.root / SEMANTIC_IDS_FOLDER),
+        dataset,
+        np.zeros((NUM_NEW, 6), dtype=np.float32),
+    )
+
+    after = Recommender.load(run, data=dataset.root)
+
+    old, new = (recommender.ranking_model.catalog for recommender in (before, after))
+    assert old.content is not None
+    assert new.content is not None
+    assert len(old.content.features_P)
+    is_old_I = np.isin(dataset.items.ids_I, described.items.ids_I)
+    counts_I = np.diff(new.content.offsets_I1)
+    is_old_P = np.repeat(is_old_I, counts_I)
+    assert counts_I[is_old_I].tolist() == np.diff(old.content.offsets_I1).tolist()
+    assert new.content.features_P[is_old_P].tolist() == old.content.features_P.tolist()
+    assert new.content.weights_P[is_old_P].tobytes() == old.content.weights_P.tobytes()
+    if model == "prefix":
+        networks = [recommender._ranker.model.backbone.eval() for recommender in (before, after)]
+        with torch.inference_mode():
+            for depth in range(2):
+                first, second = (network.own_vectors(depth) for network in networks)
+                assert torch.equal(first, second)
+
+
+def described_dataset(folder, name, keys, titles):
+    """Old items have the events of `make_run`; the others are met once, by further users."""
+    old = [f"i{item}" for item in range(NUM_ITEMS)]
+    events = random_events(NUM_USERS, NUM_ITEMS)
+    fresh = [key for key in keys if key not in old]
+    events += [
+        (user, key, 2000 + n) for user in "xyz" * bool(fresh) for n, key in enumerate([*fresh, *old[:3]])
+    ]
+    source = write_source(folder / f"{name}-source", events, items={"item_id": keys, "title": titles})
+    prepare(source, folder / name, PrepareConfig(num_partitions=3))
+    return Dataset.open(folder / name)
 
 
 def test_training_is_told_which_items_of_the_catalog_it_has_no_event_of(tmp_path):

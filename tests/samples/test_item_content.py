@@ -90,3 +90,16 @@ def test_a_column_that_is_not_there_is_named(tmp_path):
 
     with pytest.raises(InputError, match="no column 'brand'; they have item_id"):
         item_content(data, ["brand"], 64, 1)
+
+
+def test_items_that_are_not_counted_neither_keep_a_word_nor_weigh_it(tmp_path):
+    data = dataset(tmp_path)
+    is_counted_I = np.isin(data.items.keys.to_pylist(), ["w", "y", "z"])
+    others = ITEMS | {"title": ["Red soap, red", "soap soap lamp red", "red lamp", None]}
+    changed = dataset(tmp_path / "changed", items=others)
+
+    one, two = (item_content(each, ["text"], 1 << 40, 1, is_counted_I) for each in (data, changed))
+
+    first, second = by_item(data, one), by_item(changed, two)
+    assert [first[key] for key in "wyz"] == [second[key] for key in "wyz"]
+    assert len(first["x"]) == 1  # "blue" is a word of no item that counts

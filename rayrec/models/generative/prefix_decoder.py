@@ -173,7 +173,8 @@ class PrefixDecoder(PrefixBackbone):
             trained_I: [I] bool, the items that training has events of, to be given for training alone: the
                 others are no negatives; None is all.
             composer: makes the own vectors of prefixes of their codes; None: each is a weight.
-            content: what the catalog says of the items below a prefix, added to its vector; None: nothing is.
+            content: what the catalog says of the items below a prefix, those of `known_I` alone, added to its
+                vector; None: nothing is.
         """
         super().__init__(backbone, codes_IL, level_sizes, known_I)
         sizes = [self._trie.num_nodes(depth + 1) for depth in range(self._trie.depth)]
@@ -188,7 +189,11 @@ class PrefixDecoder(PrefixBackbone):
         self.content = None
         if content is not None:
             bags, num_buckets = content
-            self.content = PrefixContent(bags, nodes_IL.cpu().numpy(), sizes, num_buckets, self.dim)
+            described_IL = nodes_IL.cpu().numpy().copy()
+            if known_I is not None:
+                # Items that came later share the vectors of known prefixes, and must not change them.
+                described_IL[~known_I.cpu().numpy()] = -1
+            self.content = PrefixContent(bags, described_IL, sizes, num_buckets, self.dim)
         self._excludes = trained_I is not None and not bool(trained_I.all())
         for depth, size in enumerate(sizes):
             if composer is not None:

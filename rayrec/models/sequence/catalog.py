@@ -36,7 +36,8 @@ class Catalog:
     trie_file: TrieFile | None = None
     """Where the trie of the codes is kept, if it is."""
     content: ItemBags | None = None
-    """What is said of each item, as weighted buckets, for models that read it."""
+    """What is said of each item, as weighted buckets, for models that read it; counted in the items that
+    training had events of."""
     vocabulary: Vocabulary | None = None
     """Of a model that reads text: the tokens of its base, behind which those of the codes come."""
 

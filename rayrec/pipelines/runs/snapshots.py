@@ -63,6 +63,9 @@ class RunState:
     """Files of a growing folder that were accepted so far, without the segments that are consumed."""
     labels: dict[str, list[str]] | None = None
     """Names of the codes that the model reads of events, by label; None where it reads none."""
+    content_items: str | None = None
+    """Which items the features of `model.content` were counted in, as `packed` writes them; None: all that
+    there were, or the model reads none."""
 
 
 class SnapshotName(NamedTuple):
@@ -257,7 +260,7 @@ def base_of(path: Path) -> str | None:
 
 
 def _state_in(manifest: dict[str, Any]) -> RunState:
-    values = {key: manifest[key] for key in RunState.__dataclass_fields__}
+    values = {key: manifest[key] for key in RunState.__dataclass_fields__ if key in manifest}
     return RunState(read_position=ReadPosition(**values.pop("read_position")), **values)
 
 

@@ -24,6 +24,7 @@ from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, summarize, target_places, user_scores
+from rayrec.pipelines.tasks.content_items import counted_items, packed, unpacked
 from rayrec.pipelines.tasks.features import (
     HistoryRows,
     compare_stores,
@@ -91,7 +92,9 @@ class NextItemTask(Task):
             else TrieFile(registry_folder(config) / TRIE_FILE, registry.version),
             content=None
             if (content := model.item_content) is None
-            else item_content(dataset, content.columns, content.buckets, content.min_items),
+            else item_content(
+                dataset, content.columns, content.buckets, content.min_items, counted_items(config, dataset)
+            ),
             vocabulary=_vocabulary(model, registry),
         )
         return cls(config, model, dataset, registry, catalog, sequences)
@@ -108,6 +111,10 @@ class NextItemTask(Task):
     def labels(self) -> dict[str, list[str]] | None:
         names = self.dataset.manifest.labels
         return {label: list(names[label]) for label in self.model.named_labels} or None
+
+    @property
+    def content_items(self) -> str | None:
+        return None if self.model.item_content is None else packed(counted_items(self.config, self.dataset))
 
     @property
     def row_source(self) -> HistoryRows:
@@ -253,11 +260,19 @@ class NextItemTask(Task):
         return evaluation_instruction(self.config, self.model, self.dataset)
 
     def catalog_known_to(self, state: RunState) -> Catalog:
-        """The catalog, and which of its items a run was trained on."""
-        if self.registry is None:
-            return self.catalog
-        known_I = self.registry.known_to(state.semantic_ids_version or "")
-        return self.catalog if known_I.all() else replace(self.catalog, known_I=known_I)
+        """The catalog, and which of its items a run was trained on; what is said of items weighs as there."""
+        known_I = np.ones(len(self.dataset.items), dtype=np.bool_)
+        if self.registry is not None:
+            known_I = self.registry.known_to(state.semantic_ids_version or "")
+        catalog = self.catalog if known_I.all() else replace(self.catalog, known_I=known_I)
+        content = self.model.item_content
+        if content is None or (known_I.all() and state.content_items == self.content_items):
+            return catalog
+        counted_I = known_I.copy()
+        if state.content_items is not None:
+            counted_I[known_I] = unpacked(state.content_items, int(known_I.sum()))
+        bags = item_content(self.dataset, content.columns, content.buckets, content.min_items, counted_I)
+        return replace(catalog, content=bags)
 
 
 def _vocabulary(model: SequenceModelConfig, registry: SemanticIdRegistry | None) -> Vocabulary | None:

@@ -70,6 +70,11 @@ class Task(ABC):
         return None
 
     @property
+    def content_items(self) -> str | None:
+        """Which items the words that the model reads are counted in, as `RunState` has it."""
+        return None
+
+    @property
     def id_kinds(self) -> Mapping[Entity, IdKind] | None:
         """How ids of users and items are stored, `integer` or `string`; None where rows have no such ids."""
         return None
@@ -104,6 +109,19 @@ class Task(ABC):
             raise InputError(
                 f"{where}: was trained on another data set than {self.config.data.path} holds now; "
                 "prepare the same data again, or train from the start"
+            )
+
+    def check_content(self, state: RunState, where: str) -> None:
+        """Refuse to train on where words would weigh otherwise.
+
+        Raises:
+            InputError: they were counted in other items.
+        """
+        if state.content_items != self.content_items:
+            raise InputError(
+                f"{where}: counted the words and attributes of model.content in other items than those with "
+                "training events here, so that they weigh otherwise; it can be served, but not trained on: "
+                "train from the start"
             )
 
     @abstractmethod

@@ -372,6 +372,7 @@ class Attempt:
             progress=progress,
             followed=self._assembly.rows.state(position.epoch),
             labels=task.labels,
+            content_items=task.content_items,
         )
         return state, Shown(progress, is_best=self._progress.best_step == step + 1)
 

@@ -165,6 +165,7 @@ def _snapshot_to_resume(folder: RunFolder, assembly: Assembly, which: str = "las
     except InputError as error:
         raise InputError(f"{error}; --snapshot previous goes on from the one before it") from error
     assembly.task.check_state(snapshot.state, str(snapshot.path))
+    assembly.task.check_content(snapshot.state, str(snapshot.path))
     check_continues(snapshot, assembly.going_on_from(snapshot, folder.path))
     return snapshot
 

@@ -3,9 +3,12 @@
     text ──────► words ─┐
     columns ──► values ─┴─► a bucket each, by a hash ─► weights: rare ones count more, length 1 per column
 
-No vocabulary is kept: what a word's bucket is depends on the word alone, so a catalog that has grown needs
-nothing of the one that a model was trained on. Words that share a bucket share their vector (Weinberger et
-al., "Feature Hashing for Large Scale Multitask Learning", ICML 2009, arXiv:0902.2206).
+No vocabulary is kept: a word's bucket depends on the word alone. Words that share a bucket share their vector
+(Weinberger et al., "Feature Hashing for Large Scale Multitask Learning", ICML 2009, arXiv:0902.2206). Which
+features are kept and how much they weigh depends on the items that they are counted in. A run counts those
+that its training had events of, and says in its state which they were: in a catalog that has grown, the same
+items are counted, so the features of old items keep their bits, and items of the future are never counted.
+Texts are read as they are now: one that was changed since the training changes the counts.
 
 Axes: I items, P pairs of an item and a feature.
 """
@@ -20,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from rayrec.platform.arrays import Float32Array, Int64Array
+from rayrec.platform.arrays import BoolArray, Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.platform.item_bags import ItemBags
 from rayrec.samples.dataset.dataset import Dataset
@@ -31,13 +34,18 @@ TEXT = "text"
 
 
 def item_content(
-    dataset: Dataset, columns: Sequence[str] | None, num_buckets: int, min_items: int
+    dataset: Dataset,
+    columns: Sequence[str] | None,
+    num_buckets: int,
+    min_items: int,
+    fitted_I: BoolArray | None = None,
 ) -> ItemBags:
     """The features of all items, item after item.
 
     Args:
         columns: of the catalog; None: its text, and those that usually say what kind of thing an item is.
         min_items: a word or value that fewer items have is left out: it would be a vector of theirs alone.
+        fitted_I: the items that have a say in which features are kept and what they weigh; None: all.
 
     Raises:
         InputError: there is no such column, or its values cannot be compared.
@@ -45,20 +53,23 @@ def item_content(
     table, where = dataset.item_table, str(dataset.root)
     if columns is None:
         columns = [name for name in (TEXT, *USUAL_COLUMNS) if name in table.column_names]
+    if fitted_I is None:
+        fitted_I = np.ones(len(table), dtype=np.bool_)
     parts = []
     for name in columns:
         if name not in table.column_names:
             raise InputError(
                 f"{where}: its items have no column {name!r}; they have {', '.join(table.column_names)}"
             )
-        parts.append(_bags_of_column(table[name], name, len(table), num_buckets, min_items, where))
+        parts.append(_bags_of_column(table[name], name, fitted_I, num_buckets, min_items, where))
     return ItemBags.joined(parts, len(table))
 
 
 def _bags_of_column(
-    column: pa.ChunkedArray, name: str, num_items: int, num_buckets: int, min_items: int, where: str
+    column: pa.ChunkedArray, name: str, fitted_I: BoolArray, num_buckets: int, min_items: int, where: str
 ) -> tuple[Int64Array, Int64Array, Float32Array]:
     """([P] items, [P] buckets, [P] weights), each pair of an item and a value once."""
+    num_items = len(fitted_I)
     values = column.combine_chunks()
     if name == TEXT:
         values = pc.split_pattern_regex(pc.utf8_lower(values.cast(pa.string())), r"[^\p{L}\p{N}]+")
@@ -72,16 +83,20 @@ def _bags_of_column(
     is_known = pc.and_kleene(pc.is_valid(values), pc.not_equal(values, ""))
     items, values = pc.filter(items, is_known), pc.filter(values, is_known)
     encoded = values.dictionary_encode()
-    numbers_P = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    # By name, not by first appearance: other items must not change the order in which an item's are added up.
+    encoded_names = encoded.dictionary.to_pylist()
+    names = sorted(encoded_names)
+    rank = {value: number for number, value in enumerate(names)}
+    ranks = np.array([rank[value] for value in encoded_names], dtype=np.int64)
+    numbers_P = ranks[encoded.indices.to_numpy(zero_copy_only=False)]
     items_P = items.to_numpy(zero_copy_only=False).astype(np.int64)
-    names = encoded.dictionary.to_pylist()
     pairs_P = np.unique(items_P * max(len(names), 1) + numbers_P)
     items_P, numbers_P = pairs_P // max(len(names), 1), pairs_P % max(len(names), 1)
-    num_with = np.bincount(numbers_P, minlength=len(names))
-    kept_P = num_with[numbers_P] >= min_items
+    num_with = np.bincount(numbers_P[fitted_I[items_P]], minlength=len(names))
+    kept_P = num_with[numbers_P] >= max(min_items, 1)
     items_P, numbers_P = items_P[kept_P], numbers_P[kept_P]
     # One more: a value that all items have weighs little, and not nothing.
-    weights_P = np.log((num_items + 1) / num_with[numbers_P])
+    weights_P = np.log((fitted_I.sum() + 1) / num_with[numbers_P])
     lengths_I = np.sqrt(np.bincount(items_P, np.square(weights_P), minlength=num_items))
     buckets = np.array([_bucket(name, value, num_buckets) for value in names], dtype=np.int64)
     weights_P = (weights_P / lengths_I[items_P]).astype(np.float32)
