@@ -8,12 +8,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.models.tokenizers.vector_sources import vector_source
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
-from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
+from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, _item_data, tokenize
+from rayrec.pipelines.tasks.content_items import counted_items
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.item_content import item_content
 from rayrec.samples.impressions.held_out import TEST, TRAIN, VALID, split_codes_like
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import sample_batch, write_source
@@ -149,6 +153,43 @@ def test_nothing_of_the_future_reaches_what_models_are_trained_on(tmp_path, targ
         )
     assert codes[0] == codes[1]
     assert similar[0] == similar[1]
+
+
+def test_what_items_of_the_future_are_called_reaches_no_content(tmp_path):
+    """Metamorphic: other texts of items that have events after the boundary alone, the same words, weights
+    and vectors of the items before it."""
+    made = []
+    for seed, future in enumerate((["red", "soap"], ["lamp", "blue"])):
+        titles = [f"{'red' if item % 2 else 'blue'} w{item % 5}" for item in range(30)]
+        titles += [" ".join([*future, "new"]) for _ in range(10)]
+        items = {"item_id": list(range(40)), "title": titles}
+        source = write_source(
+            tmp_path / f"source{seed}",
+            log(1) + [(user, 30 + user % 10, 210) for user in range(40)],
+            items=items,
+        )
+        config = {"split": "time", "valid_start": VALID_START, "test_start": TEST_START, "clean": True}
+        prepare(source, tmp_path / f"data{seed}", PrepareConfig.parse(config))
+        dataset = Dataset.open(tmp_path / f"data{seed}")
+        trained_I = dataset.items.train_counts_I > 0
+        assert not trained_I.all()
+        bags = item_content(dataset, None, 1 << 40, 2, counted_items(config_of(dataset), dataset))
+        vectors_ID = vector_source("content", {"dim": 4}).vectors(_item_data(dataset))
+        kept_P = np.repeat(trained_I, np.diff(bags.offsets_I1))
+        assert np.isfinite(vectors_ID[trained_I]).all()
+        made.append(
+            (
+                bags.features_P[kept_P].tobytes(),
+                bags.weights_P[kept_P].tobytes(),
+                vectors_ID[trained_I].tobytes(),
+            )
+        )
+
+    assert made[0] == made[1]
+
+
+def config_of(dataset: Dataset) -> RunConfig:
+    return RunConfig.parse({"data": {"path": str(dataset.root)}, "model": {"name": "sasrec"}})
 
 
 def test_histories_of_targets_are_all_that_lies_before_them_and_nothing_else(tmp_path):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from rayrec.platform.arrays import Float32Array, Float64Array, Int64Array
+from rayrec.platform.arrays import BoolArray, Float32Array, Float64Array, Int64Array
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.item_bags import ItemBags
@@ -110,12 +110,15 @@ def similarity_vectors(
     return _vectors_of_counts(csr_array(scores + scores.T), dim, shift, seed)
 
 
-def content_vectors(bags: ItemBags, dim: int = 64, seed: int = 0) -> Float32Array:
+def content_vectors(
+    bags: ItemBags, dim: int = 64, seed: int = 0, fitted_I: BoolArray | None = None
+) -> Float32Array:
     """Items that have words and values in common get similar vectors: U sqrt(S) of their weights, scaled to
     length one.
 
     Args:
         bags: words and values of each item.
+        fitted_I: the items that are decomposed; others are projected onto what was found. None: all.
 
     Returns:
         [I, D]; a row of NaN for items without any.
@@ -132,7 +135,10 @@ def content_vectors(bags: ItemBags, dim: int = 64, seed: int = 0) -> Float32Arra
     weights = csr_array(
         (bags.weights_P.astype(np.float64), columns_P, bags.offsets_I1), shape=(num_items, len(names))
     )
-    return _unit_rows(_scaled_singular_vectors(weights, min(dim, num_items, len(names)), seed))
+    if fitted_I is None or fitted_I.all():
+        return _unit_rows(_scaled_singular_vectors(weights, min(dim, num_items, len(names)), seed))
+    fitted = weights[np.flatnonzero(fitted_I)]
+    return _unit_rows(_projected(weights, fitted, min(dim, fitted.shape[0], len(names)), seed))
 
 
 def _vectors_of_counts(counts: csr_array, dim: int, shift: float, seed: int) -> Float32Array:
@@ -245,14 +251,34 @@ def _scaled_singular_vectors(matrix: csr_array, dim: int, seed: int) -> Float64A
     Source: randomized subspace iteration, Halko, Martinsson and Tropp,
     arXiv:0909.4061, algorithms 4.4 and 5.1.
     """
+    basis_IS, left_SS, values_S, _ = _decomposed(matrix, dim, seed)
+    return (basis_IS @ left_SS)[:, :dim] * np.sqrt(values_S[:dim])
+
+
+def _projected(matrix: csr_array, fitted: csr_array, dim: int, seed: int) -> Float64Array:
+    """[I, D] of all rows of `matrix`, of what `_scaled_singular_vectors` finds in other ones, `fitted`."""
+    _, _, values_S, right_SF = _decomposed(fitted, dim, seed)
+    values_D, right_DF = values_S[:dim], right_SF[:dim]
+    # U sqrt(S) is the matrix times V / sqrt(S); where there is no variance, there is nothing to scale.
+    has_variance_D = values_D > 1e-9 * values_D[0]
+    scales_D = np.where(has_variance_D, 1.0 / np.sqrt(np.where(has_variance_D, values_D, 1.0)), 0.0)
+    projected_ID: Float64Array = matrix @ (right_DF.T * scales_D)
+    return projected_ID
+
+
+def _decomposed(
+    matrix: csr_array, dim: int, seed: int
+) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array]:
+    """An orthonormal basis [I, S] of the largest directions, and the singular value decomposition of the
+    matrix in that basis."""
     num_samples = min(dim + 16, matrix.shape[1])
     sketch_IS = np.random.default_rng(seed).standard_normal((matrix.shape[1], num_samples))
     basis_IS, _ = np.linalg.qr(matrix @ sketch_IS)
     for _ in range(4):
         basis_IS, _ = np.linalg.qr(matrix.T @ basis_IS)
         basis_IS, _ = np.linalg.qr(matrix @ basis_IS)
-    left_SS, values_S, _ = np.linalg.svd((matrix.T @ basis_IS).T, full_matrices=False)
-    return (basis_IS @ left_SS)[:, :dim] * np.sqrt(values_S[:dim])
+    left_SS, values_S, right_SF = np.linalg.svd((matrix.T @ basis_IS).T, full_matrices=False)
+    return basis_IS, left_SS, values_S, right_SF
 
 
 def _text_model_folder() -> Path:

@@ -24,7 +24,7 @@ from rayrec.models.tokenizers.item_vectors import (
     similarity_vectors,
     text_vectors,
 )
-from rayrec.platform.arrays import Float32Array, Float64Array, Int64Array
+from rayrec.platform.arrays import BoolArray, Float32Array, Float64Array, Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.item_bags import ItemBags
@@ -55,6 +55,9 @@ class ItemData:
     after the last; [I, K] similarities). None where `sequences` is."""
     content: Callable[[], ItemBags] | None = None
     """Reads words and values of the items, as weighted numbers. None where `sequences` is."""
+    trained_I: BoolArray | None = None
+    """The items with a training event, those that `content` counted and others are not compared by. None:
+    all, or the items are new."""
 
 
 class ItemVectorSource(Config):
@@ -124,7 +127,8 @@ class TextVectors(ItemVectorSource):
 
 class ContentVectors(ItemVectorSource):
     """Items whose texts have words in common, or that have the same attributes, get similar vectors: latent
-    semantic analysis (Deerwester et al., JASIS 1990), which needs no language model."""
+    semantic analysis (Deerwester et al., JASIS 1990), which needs no language model. It is fitted on the
+    items that have training events; others are projected."""
 
     of_new_items: ClassVar[bool] = False
 
@@ -134,7 +138,7 @@ class ContentVectors(ItemVectorSource):
     def vectors(self, items: ItemData, progress: Progress | None = None) -> Float32Array:
         assert items.content is not None, "new items have no place in the analysis"
         try:
-            return content_vectors(items.content(), self.dim, self.seed)
+            return content_vectors(items.content(), self.dim, self.seed, items.trained_I)
         except ValueError as error:
             raise InputError(f"{items.dataset}: {error}; use --vectors interactions") from error
 

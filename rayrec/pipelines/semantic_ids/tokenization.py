@@ -452,6 +452,7 @@ def _item_data(dataset: Dataset, new_N: Int64Array | None = None) -> ItemData:
     if new_N is not None:
         keys, texts = keys.take(pa.array(new_N)), texts.take(pa.array(new_N))
     folder = str(dataset.root)
+    trained_I = items.train_counts_I > 0
     if new_N is not None:
         return ItemData(folder, keys.to_pylist(), texts.to_pylist(), None)
     return ItemData(
@@ -460,7 +461,8 @@ def _item_data(dataset: Dataset, new_N: Int64Array | None = None) -> ItemData:
         texts.to_pylist(),
         sequences,
         lambda: _similar(dataset),
-        lambda: item_content(dataset, None, _DISTINCT, min_items=2),
+        lambda: item_content(dataset, None, _DISTINCT, min_items=2, fitted_I=trained_I),
+        trained_I,
     )
 
 
