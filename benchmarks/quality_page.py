@@ -558,8 +558,11 @@ Limits of the comparison:
   other recipes keep ties as stored, but for those that read words and attributes.
 - **Words and attributes** are what the catalog says of items (`model.content`): words of titles and keywords,
   categories and brands as numbers. Rows that read them know more than the others. *Prefix decoder without
-  vectors of its own* says codes, and no weight of it belongs to one item or one whole ID. How many trials
-  each recipe had is [written down](recommendation.md#words-and-attributes-of-items).
+  vectors of its own* says codes, and no weight of it belongs to one item or one whole ID; but each leaf adds
+  the bag of words and attributes of its item, which hardly another item has, so its last code is scored by
+  the item's text. It cannot be compared with TIGER and the lazy decoder as a way to say codes: these read no
+  words, keep ties as stored and have 256 codes, and what content brings by itself is not measured. How many
+  trials each recipe had is [written down](recommendation.md#words-and-attributes-of-items).
 - **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
   tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on all three data sets, within the
   interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 13 % below
