@@ -70,7 +70,10 @@ def users_of(counts, lengths, behaviors=None, repeats=None) -> EvaluatedUsers:
 
 def side(*places: list[int], where: str = "here", name: str = MODEL, **header: Any) -> list[Evaluated]:
     """A seed for each list of places."""
-    return [Evaluated(where, name, made({name: each}, **header)) for each in places]
+    return [
+        Evaluated(where, name, made({name: each}, **({"snapshot_fingerprint": f"{where} {seed}"} | header)))
+        for seed, each in enumerate(places)
+    ]
 
 
 def test_a_file_has_what_was_written_and_counts_from_one(tmp_path):
@@ -219,6 +222,11 @@ def test_seeds_of_one_side_have_to_fit_as_well():
 
     with pytest.raises(InputError, match="runs/a-1"):
         compare(seeds, side([0, 1]), "recall@10")
+
+
+def test_files_of_different_formats_are_not_compared():
+    with pytest.raises(InputError, match=r"different formats.*evaluate the older one again"):
+        compare(side([0, 1], format=1), side([0, 1]), "recall@10")
 
 
 def test_a_list_that_is_too_short_for_a_metric_is_refused():

@@ -25,7 +25,7 @@ from rayrec.pipelines.evaluation.lists import (
 )
 from rayrec.pipelines.metrics.evaluation_report import OnBatch
 from rayrec.pipelines.metrics.paired_bootstrap import PairedEstimate, compare_scores
-from rayrec.pipelines.metrics.positions import ListInfo, Positions, PositionsHeader, read_header
+from rayrec.pipelines.metrics.positions import FORMAT, ListInfo, Positions, PositionsHeader, read_header
 from rayrec.pipelines.metrics.ranking_metrics import MOST_DEPTH, metric_names, score_of
 from rayrec.pipelines.metrics.slices import slices_of
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -160,6 +160,13 @@ def _check_same(one: Evaluated, other: Evaluated) -> None:
     """Refuse evaluations that say nothing of each other."""
     x, y = one.header, other.header
     checks: tuple[tuple[str, object, object, str, str], ...] = (
+        (
+            "formats, whose hashes differ; evaluate the older one again",
+            x.format,
+            y.format,
+            f"format {x.format}",
+            f"format {y.format}",
+        ),
         ("splits", x.split, y.split, x.split, y.split),
         ("users", x.users, y.users, _users(x), _users(y)),
         ("catalogs", x.catalog, y.catalog, _catalog(x), _catalog(y)),
@@ -278,8 +285,11 @@ def _of_run(run: Path, sources: Sources) -> Positions:
 
 
 def _is_of(path: Path, snapshot: SnapshotName) -> bool:
-    """Whether the file is there and of this snapshot, not of another one of its step."""
-    return path.is_file() and read_header(path).snapshot_fingerprint == snapshot.fingerprint
+    """Whether the file is there, of this version and of this snapshot, not of another one of its step."""
+    if not path.is_file():
+        return False
+    header = read_header(path)
+    return header.format == FORMAT and header.snapshot_fingerprint == snapshot.fingerprint
 
 
 def _named_in(record: Path) -> Path:
