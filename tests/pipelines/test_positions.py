@@ -224,6 +224,15 @@ def test_seeds_of_one_side_have_to_fit_as_well():
         compare(seeds, side([0, 1]), "recall@10")
 
 
+def test_what_intervals_are_over_is_said():
+    one, two = side([0, 20]), side([0, 20], [20, 0], where="there")
+
+    assert compare(one, one, "recall@10").over == "users"
+    assert compare(two, two, "recall@10").over == "users and seeds"
+    assert compare(one, two, "recall@10").over == "users and seeds of B, not of A, which has one"
+    assert compare(two, one, "recall@10").over == "users and seeds of A, not of B, which has one"
+
+
 def test_files_of_different_formats_are_not_compared():
     with pytest.raises(InputError, match=r"different formats.*evaluate the older one again"):
         compare(side([0, 1], format=1), side([0, 1]), "recall@10")

@@ -90,7 +90,12 @@ class Comparison:
     @property
     def over(self) -> str:
         """What intervals are over."""
-        return "users and seeds" if max(len(self.a), len(self.b)) > 1 else "users"
+        sides = [("A", self.a), ("B", self.b)]
+        several = [name for name, seeds in sides if len(seeds) > 1]
+        if len(several) == 1:
+            (other,) = {"A", "B"} - {several[0]}
+            return f"users and seeds of {several[0]}, not of {other}, which has one"
+        return "users and seeds" if several else "users"
 
     def to_json(self) -> dict[str, Any]:
         return {
