@@ -224,6 +224,31 @@ def test_seeds_of_one_side_have_to_fit_as_well():
         compare(seeds, side([0, 1]), "recall@10")
 
 
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"snapshot_fingerprint": "f0"}, r"the same run \(a-run\), which would count twice"),
+        ({"method": "of content"}, "their settings differ in more than the seed"),
+        ({"seed": 0}, "both have the seed 0"),
+        ({"search": "512 beams"}, r"found differently \(by hand; 512 beams\)"),
+    ],
+)
+def test_runs_of_one_side_are_different_seeds_of_one_method(other, message):
+    def run(where: str, search: str = "by hand", **header: Any) -> Evaluated:
+        values = {"method": "m", "seed": 0, "snapshot_fingerprint": "f0"} | header
+        positions = made({MODEL: [0, 1]}, **values)
+        info = positions.header.lists[MODEL].model_copy(update={"search": search})
+        header_of = positions.header.model_copy(update={"lists": {MODEL: info}})
+        return Evaluated(where, MODEL, Positions(header_of, positions.places))
+
+    first, second = run("runs/a-0"), run("runs/a-1", seed=1, snapshot_fingerprint="f1")
+    third = run("runs/b-2", **({"seed": 2, "snapshot_fingerprint": "f2"} | other))
+
+    assert len(compare([first, second], [first], "recall@10").a) == 2
+    with pytest.raises(InputError, match=f"runs/a-0 and runs/b-2 are not two seeds of one method.*{message}"):
+        compare([first, third], [second], "recall@10")
+
+
 def test_what_intervals_are_over_is_said():
     one, two = side([0, 20]), side([0, 20], [20, 0], where="there")
 

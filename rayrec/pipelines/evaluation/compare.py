@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +130,16 @@ def compare(a: Sequence[Evaluated], b: Sequence[Evaluated], metric: str, slices:
 
     Raises:
         InputError: there is no such metric, or the evaluations are not of the same users, items, split and
-            mask rule, or a list is too short for the metric.
+            mask rule, or a side is not of different seeds of one method, or a list is too short for the
+            metric.
     """
     check_metric(metric)
     everything = [*a, *b]
     first = everything[0]
     for other in everything[1:]:
         _check_same(first, other)
+    for side in (a, b):
+        _check_seeds(side)
     for one in everything:
         _check_depth(one.where, one.name, one.info, metric)
     a_SU, b_SU = (np.stack([one.scores(metric) for one in side]) for side in (a, b))
@@ -196,6 +200,24 @@ def _check_same(one: Evaluated, other: Evaluated) -> None:
                 f"{one.where} ({one.name!r}) and {other.where} ({other.name!r}) cannot be compared: they are "
                 f"of different {what} ({left_said}; {right_said})"
             )
+
+
+def _check_seeds(side: Sequence[Evaluated]) -> None:
+    """Refuse what are not different seeds of one method."""
+    for one, other in combinations(side, 2):
+        x, y = one.header, other.header
+        is_same = x.snapshot_fingerprint == y.snapshot_fingerprint
+        if is_same and (x.snapshot_fingerprint is not None or x.run == y.run):  # neighbors have no snapshot
+            why = f"they are the same run ({x.run}), which would count twice"
+        elif x.method != y.method or one.name != other.name:
+            why = "their settings differ in more than the seed; compare one method a side"
+        elif one.info.search != other.info.search:
+            why = f"their lists were found differently ({one.info.search}; {other.info.search})"
+        elif x.seed is not None and x.seed == y.seed:
+            why = f"both have the seed {x.seed}, so they say nothing of other seeds"
+        else:
+            continue
+        raise InputError(f"{one.where} and {other.where} are not two seeds of one method: {why}")
 
 
 def _users(header: PositionsHeader) -> str:

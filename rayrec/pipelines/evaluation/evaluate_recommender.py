@@ -28,6 +28,7 @@ from rayrec.pipelines.metrics.evaluation_report import EvaluationReport, OnBatch
 from rayrec.pipelines.metrics.positions import EvaluatedUsers, Positions, PositionsHeader
 from rayrec.pipelines.metrics.ranking_metrics import summarize, target_places
 from rayrec.pipelines.metrics.slices import head_from, slice_reports
+from rayrec.pipelines.runs.method import Method
 from rayrec.pipelines.runs.snapshots import SnapshotName
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.platform.arrays import BoolArray, Int64Array
@@ -143,7 +144,7 @@ def _of_model(
     instructed = (samples.instructed(recommender.evaluation_instruction) for samples in batches)
     tally = Tally(dataset, split, rankers, max_users)
     tally.judge(instructed, on_batch)
-    return tally.positions(recommender.run, recommender.snapshot), tally
+    return tally.positions(recommender.run, recommender.snapshot, recommender.method), tally
 
 
 class Tally:
@@ -197,7 +198,7 @@ class Tally:
             for name, parts in self._first.items()
         }
 
-    def positions(self, run: str, snapshot: SnapshotName | None) -> Positions:
+    def positions(self, run: str, snapshot: SnapshotName | None, method: Method | None = None) -> Positions:
         """All places, with what they are of.
 
         Args:
@@ -218,6 +219,8 @@ class Tally:
             run=run,
             snapshot=None if snapshot is None else snapshot.name,
             snapshot_fingerprint=None if snapshot is None else snapshot.fingerprint,
+            method=None if method is None else method.settings,
+            seed=None if method is None else method.seed,
             dataset=manifest.name,
             fingerprint=manifest.fingerprint,
             split=self._split,

@@ -60,6 +60,9 @@ class PositionsHeader(Config):
     """Name of its snapshot."""
     snapshot_fingerprint: str | None = None
     """Hash of what is in the snapshot: another one of the same step is told apart."""
+    method: str | None = None
+    """Hash of the run's settings without its seed; None of what needs no training."""
+    seed: int | None = None
     dataset: str
     fingerprint: str
     """Of the data set."""
