@@ -71,7 +71,7 @@ def pairs_table(lines: Sequence[Line]) -> str:
         return ""
     text = [
         "\nPairs of rows, each against the one above that has positions "
-        "(paired bootstrap over users, and over seeds where a row has several):\n",
+        "(paired bootstrap over users, with Student's t over seeds where a row has several):\n",
         "| | " + " | ".join(_COLUMNS) + " |",
         "| --- |" + " --- |" * len(_COLUMNS),
     ]
@@ -79,7 +79,7 @@ def pairs_table(lines: Sequence[Line]) -> str:
         try:
             found = compare(above.seeds, here.seeds, METRIC).estimates[ALL_USERS]
         except InputError:
-            cells = ["not of the same users and items", "", "", ""]
+            cells = ["cannot be compared", "", "", ""]
         else:
             cells = _cells(found)
         text.append("| " + " | ".join([here.title, above.title, *cells]) + " |")

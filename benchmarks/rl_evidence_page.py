@@ -3,7 +3,7 @@
     python -m benchmarks.rl_evidence_page      writes the tables between their marks
 
 Cells are means over users and seeds; changes are relative to the supervised policy of the same seed, with the
-95 % interval of a bootstrap over users and pairs of seeds.
+95 % interval of a bootstrap over users, with Student's t over pairs of seeds.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,7 @@ from rayrec.cli.runs import EvaluationSplit, WhichOption
 from rayrec.platform.console import Answer, command, out, progress_bar
 
 if TYPE_CHECKING:
-    from rayrec.pipelines.evaluation.compare import Comparison
+    from rayrec.pipelines.evaluation.compare import Comparison, Evaluated
     from rayrec.pipelines.metrics.estimate import Estimate
 
 SIDE = (
@@ -86,7 +87,8 @@ def _print(found: Comparison, a: str, b: str) -> None:
     for side, said, runs in (("A", a, found.a), ("B", b, found.b)):
         info = runs[0].info
         out.print(
-            f"{side}: {said}, {len(runs)} {'seed' if len(runs) == 1 else 'seeds'}, list {runs[0].name!r}: "
+            f"{side}: {said}, {len(runs)} {'seed' if len(runs) == 1 else 'seeds'}{_names(runs)}, "
+            f"list {runs[0].name!r}: "
             f"{info.depth} items, {info.search}; seen items {info.seen_items}",
             markup=False,
         )
@@ -99,6 +101,11 @@ def _print(found: Comparison, a: str, b: str) -> None:
     )
     if found.empty_slices:
         out.print(f"No user: {escape(', '.join(found.empty_slices))}")
+
+
+def _names(runs: Sequence[Evaluated]) -> str:
+    """Of the runs of a side that has several."""
+    return f" ({', '.join(one.where for one in runs)})" if len(runs) > 1 else ""
 
 
 def _with_interval(estimate: Estimate, form: str = ".4f") -> str:

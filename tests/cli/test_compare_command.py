@@ -83,14 +83,25 @@ def test_neighbors_are_compared_with_runs_and_other_data_are_refused(runs, tmp_p
     assert "are of different users" in refused("compare", sasrec, other)
 
 
-def test_seeds_are_several_runs_of_a_side(runs):
+def test_seeds_are_several_runs_of_a_side(runs, tmp_path):
     sasrec, prefix = runs.values()
 
-    code, printed, _ = rayrec("compare", f"{sasrec},{prefix}", sasrec.parent.parent / "p*" / "run")
+    both = f"{sasrec},{prefix}"
+    assert "differ in more than the seed" in refused("compare", both, sasrec.parent.parent / "p*" / "run")
+    assert "would count twice" in refused("compare", f"{sasrec},{sasrec}", prefix)
+    positions = Positions.read(positions_of(sasrec))
+    assert positions.header.seed == 0
+    other = positions.header.model_copy(update={"seed": 1, "snapshot_fingerprint": "of the other seed"})
+    seed = tmp_path / "other.parquet"
+    Positions(other, positions.places, positions.users).write(seed)
+
+    code, printed, _ = rayrec("compare", f"{sasrec},{seed}", sasrec.parent.parent / "p*" / "run")
 
     assert code == 0
-    assert "2 seeds, list 'model'" in printed
-    assert "over users and seeds" in " ".join(printed.split())
+    said = " ".join(printed.split())
+    assert "2 seeds (" in said
+    assert "other.parquet" in "".join(printed.split())
+    assert "over users and seeds of A, not of B, which has one" in said
 
 
 def test_lists_of_a_few_items_say_which_metrics_they_have_not(runs):

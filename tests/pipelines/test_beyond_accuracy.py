@@ -62,6 +62,32 @@ def test_long_lists_of_users_are_read_for_the_first_lists_alone(monkeypatch):
     assert len(diversity(np.array([[0, 1]] * 6), of_items)) == 1
 
 
+def test_lists_are_read_in_parts_of_so_many_training_events(monkeypatch):
+    random = np.random.default_rng(1)
+    of_items = users_of_items(random.integers(0, 60, 800), random.integers(0, 40, 800), 40)
+    lists = np.stack([random.permutation(40)[:10] for _ in range(30)])
+    expected = diversity(lists, of_items).tolist()
+    read = np.diff(of_items.indptr)[lists].sum(axis=1)
+    most = int(read.max()) * 2
+    sizes = []
+    distances = beyond_accuracy._distances
+
+    def seen(part, vectors):
+        sizes.append(int(np.diff(vectors.indptr)[part].sum()))
+        return distances(part, vectors)
+
+    monkeypatch.setattr(beyond_accuracy, "_distances", seen)
+    monkeypatch.setattr(beyond_accuracy, "_READ_AT_ONCE", most)
+
+    assert diversity(lists, of_items).tolist() == pytest.approx(expected)
+    assert len(sizes) >= 15
+    assert max(sizes) <= most
+    assert sum(sizes) == read.sum()
+
+    monkeypatch.setattr(beyond_accuracy, "_READ_AT_ONCE", 1)  # no list is so small: each is a part
+    assert diversity(lists, of_items).tolist() == pytest.approx(expected)
+
+
 def test_lists_without_items_have_neither():
     found = list_metrics(np.full((3, 2), -1), np.array([1, 1, 1, 1]), NO_USERS)
 

@@ -71,6 +71,14 @@ def test_neighbors_are_judged_with_training_events_and_with_what_was_known_at_th
     assert all(0 <= metrics["recall@10"].value <= 1 for metrics in report.results.values())
 
 
+def test_what_users_are_judged_by_does_not_depend_on_the_size_of_batches(dataset):
+    small, large = (evaluate_neighbors(dataset, "test", batch_size=size).ranking for size in (7, 512))
+
+    assert small is not None
+    assert large is not None
+    assert small.positions.header == large.positions.header
+
+
 def test_a_target_and_what_comes_after_it_do_not_change_what_was_known_at_its_time(dataset):
     graph = graph_of_dataset(dataset, "all")
     rows, times_B = dataset.evaluation_rows("test"), dataset.target_times("test")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rayrec.pipelines.metrics.paired_bootstrap import compare_scores
+from rayrec.pipelines.metrics.paired_bootstrap import compare_scores, seed_deviations
 
 UNIFORM = np.random.default_rng(7)
 
@@ -39,28 +39,55 @@ def test_the_interval_is_that_of_the_users_who_differ():
     assert found.mcnemar_p == pytest.approx(2 * 0.5**40)
 
 
-def test_seeds_add_to_the_interval_and_as_much_as_their_variance_says():
-    """Each seed of B has another mean, whoever the users are: 0.1, 0.2, 0.3 of every user's score."""
-    b_SU = np.repeat([[0.1], [0.2], [0.3]], 500, axis=1)
-    a_SU = np.full((1, 500), 0.2)
+def test_seeds_add_to_the_interval_as_much_as_students_t_says():
+    """Each seed of B has another mean, whoever the users are: 0.49, 0.5, 0.51 of every user's score."""
+    b_SU = np.repeat([[0.49], [0.5], [0.51]], 500, axis=1)
+    a_SU = np.full((1, 500), 0.5)
 
     found = compare_scores(a_SU, b_SU, num_resamples=20_000)
 
-    assert found.b.value == pytest.approx(0.2)
-    # Two of three are drawn: all means from 0.1 to 0.3, of which each end has one chance in nine.
-    assert (found.b.low, found.b.high) == pytest.approx((0.1, 0.3))
+    half = 4.303 * 0.01 / np.sqrt(3)  # two degrees of freedom
+    assert found.b == pytest.approx((0.5, 0.5 - half, 0.5 + half), abs=1e-4)
+    assert found.difference == pytest.approx((0, -half, half), abs=1e-4)
     assert found.mcnemar_p is None
-    alike = compare_scores(a_SU, np.full((3, 500), 0.2))
+    alike = compare_scores(a_SU, np.full((3, 500), 0.5))
     assert alike.difference == pytest.approx((0, 0, 0))
 
 
-def test_resampled_means_of_seeds_have_the_variance_of_a_mean_of_seeds():
-    seeds = UNIFORM.normal(0.2, 0.01, 5)
-    b_SU = np.repeat(seeds[:, None], 50, axis=1)
+@pytest.mark.parametrize("num_seeds", [2, 3, 5])
+def test_limits_of_seeds_cover_95_times_in_100(num_seeds):
+    random = np.random.default_rng(3)
+    means_TS = random.normal(size=(50_000, num_seeds))
+    unit_S = means_TS[0] / means_TS[0].std(ddof=1)
+    low, high = np.quantile(seed_deviations(unit_S, 1000, random), [0.025, 0.975])
 
-    found = compare_scores(np.full((1, 50), 0.2), b_SU, num_resamples=20_000)
+    middle_T, spread_T = means_TS.mean(axis=1), means_TS.std(axis=1, ddof=1)
+    covered_T = (middle_T + low * spread_T <= 0) & (middle_T + high * spread_T >= 0)
+    assert covered_T.mean() == pytest.approx(0.95, abs=0.005)
 
-    assert width(found.b) == pytest.approx(2 * 1.96 * seeds.std(ddof=1) / np.sqrt(5), rel=0.15)
+
+@pytest.mark.parametrize(("num_a", "num_b", "of_users"), [(1, 2, 0.0), (1, 3, 0.1), (3, 3, 0.0), (5, 5, 0.1)])
+def test_intervals_of_a_difference_cover_about_as_often_as_they_say(num_a, num_b, of_users):
+    random = np.random.default_rng(4)
+    covered, num_trials = 0, 200
+    for _ in range(num_trials):
+        a_SU, b_SU = (
+            0.5 + of_users * random.normal(size=(1, 60)) + 0.01 * random.normal(size=(num_seeds, 1))
+            for num_seeds in (num_a, num_b)
+        )
+        if num_a == 1:
+            a_SU = 0.5 + of_users * random.normal(size=(1, 60))  # of its seeds nothing is known
+        found = compare_scores(a_SU, b_SU, num_resamples=150).difference
+        covered += found.low <= 0.0 <= found.high
+
+    assert covered / num_trials >= 0.92
+
+
+def test_a_ratio_to_what_seeds_hardly_tell_from_zero_is_left_out():
+    b_SU = np.full((1, 50), 0.5)
+
+    assert compare_scores(np.repeat([[0.1], [0.3]], 50, axis=1), b_SU).ratio is None
+    assert compare_scores(np.repeat([[0.3], [0.3]], 50, axis=1), b_SU).ratio == pytest.approx((5 / 3,) * 3)
 
 
 def test_intervals_cover_the_true_difference_about_95_times_in_100():

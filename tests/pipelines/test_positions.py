@@ -70,7 +70,10 @@ def users_of(counts, lengths, behaviors=None, repeats=None) -> EvaluatedUsers:
 
 def side(*places: list[int], where: str = "here", name: str = MODEL, **header: Any) -> list[Evaluated]:
     """A seed for each list of places."""
-    return [Evaluated(where, name, made({name: each}, **header)) for each in places]
+    return [
+        Evaluated(where, name, made({name: each}, **({"snapshot_fingerprint": f"{where} {seed}"} | header)))
+        for seed, each in enumerate(places)
+    ]
 
 
 def test_a_file_has_what_was_written_and_counts_from_one(tmp_path):
@@ -219,6 +222,45 @@ def test_seeds_of_one_side_have_to_fit_as_well():
 
     with pytest.raises(InputError, match="runs/a-1"):
         compare(seeds, side([0, 1]), "recall@10")
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"snapshot_fingerprint": "f0"}, r"the same run \(a-run\), which would count twice"),
+        ({"method": "of content"}, "their settings differ in more than the seed"),
+        ({"seed": 0}, "both have the seed 0"),
+        ({"search": "512 beams"}, r"found differently \(by hand; 512 beams\)"),
+    ],
+)
+def test_runs_of_one_side_are_different_seeds_of_one_method(other, message):
+    def run(where: str, search: str = "by hand", **header: Any) -> Evaluated:
+        values = {"method": "m", "seed": 0, "snapshot_fingerprint": "f0"} | header
+        positions = made({MODEL: [0, 1]}, **values)
+        info = positions.header.lists[MODEL].model_copy(update={"search": search})
+        header_of = positions.header.model_copy(update={"lists": {MODEL: info}})
+        return Evaluated(where, MODEL, Positions(header_of, positions.places))
+
+    first, second = run("runs/a-0"), run("runs/a-1", seed=1, snapshot_fingerprint="f1")
+    third = run("runs/b-2", **({"seed": 2, "snapshot_fingerprint": "f2"} | other))
+
+    assert len(compare([first, second], [first], "recall@10").a) == 2
+    with pytest.raises(InputError, match=f"runs/a-0 and runs/b-2 are not two seeds of one method.*{message}"):
+        compare([first, third], [second], "recall@10")
+
+
+def test_what_intervals_are_over_is_said():
+    one, two = side([0, 20]), side([0, 20], [20, 0], where="there")
+
+    assert compare(one, one, "recall@10").over == "users"
+    assert compare(two, two, "recall@10").over == "users and seeds"
+    assert compare(one, two, "recall@10").over == "users and seeds of B, not of A, which has one"
+    assert compare(two, one, "recall@10").over == "users and seeds of A, not of B, which has one"
+
+
+def test_files_of_different_formats_are_not_compared():
+    with pytest.raises(InputError, match=r"different formats.*evaluate the older one again"):
+        compare(side([0, 1], format=1), side([0, 1]), "recall@10")
 
 
 def test_a_list_that_is_too_short_for_a_metric_is_refused():

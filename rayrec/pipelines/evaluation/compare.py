@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rayrec.pipelines.evaluation.lists import (
 )
 from rayrec.pipelines.metrics.evaluation_report import OnBatch
 from rayrec.pipelines.metrics.paired_bootstrap import PairedEstimate, compare_scores
-from rayrec.pipelines.metrics.positions import ListInfo, Positions, PositionsHeader, read_header
+from rayrec.pipelines.metrics.positions import FORMAT, ListInfo, Positions, PositionsHeader, read_header
 from rayrec.pipelines.metrics.ranking_metrics import MOST_DEPTH, metric_names, score_of
 from rayrec.pipelines.metrics.slices import slices_of
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -90,7 +91,12 @@ class Comparison:
     @property
     def over(self) -> str:
         """What intervals are over."""
-        return "users and seeds" if max(len(self.a), len(self.b)) > 1 else "users"
+        sides = [("A", self.a), ("B", self.b)]
+        several = [name for name, seeds in sides if len(seeds) > 1]
+        if len(several) == 1:
+            (other,) = {"A", "B"} - {several[0]}
+            return f"users and seeds of {several[0]}, not of {other}, which has one"
+        return "users and seeds" if several else "users"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -124,13 +130,16 @@ def compare(a: Sequence[Evaluated], b: Sequence[Evaluated], metric: str, slices:
 
     Raises:
         InputError: there is no such metric, or the evaluations are not of the same users, items, split and
-            mask rule, or a list is too short for the metric.
+            mask rule, or a side is not of different seeds of one method, or a list is too short for the
+            metric.
     """
     check_metric(metric)
     everything = [*a, *b]
     first = everything[0]
     for other in everything[1:]:
         _check_same(first, other)
+    for side in (a, b):
+        _check_seeds(side)
     for one in everything:
         _check_depth(one.where, one.name, one.info, metric)
     a_SU, b_SU = (np.stack([one.scores(metric) for one in side]) for side in (a, b))
@@ -160,6 +169,13 @@ def _check_same(one: Evaluated, other: Evaluated) -> None:
     """Refuse evaluations that say nothing of each other."""
     x, y = one.header, other.header
     checks: tuple[tuple[str, object, object, str, str], ...] = (
+        (
+            "formats, whose hashes differ; evaluate the older one again",
+            x.format,
+            y.format,
+            f"format {x.format}",
+            f"format {y.format}",
+        ),
         ("splits", x.split, y.split, x.split, y.split),
         ("users", x.users, y.users, _users(x), _users(y)),
         ("catalogs", x.catalog, y.catalog, _catalog(x), _catalog(y)),
@@ -184,6 +200,24 @@ def _check_same(one: Evaluated, other: Evaluated) -> None:
                 f"{one.where} ({one.name!r}) and {other.where} ({other.name!r}) cannot be compared: they are "
                 f"of different {what} ({left_said}; {right_said})"
             )
+
+
+def _check_seeds(side: Sequence[Evaluated]) -> None:
+    """Refuse what are not different seeds of one method."""
+    for one, other in combinations(side, 2):
+        x, y = one.header, other.header
+        is_same = x.snapshot_fingerprint == y.snapshot_fingerprint
+        if is_same and (x.snapshot_fingerprint is not None or x.run == y.run):  # neighbors have no snapshot
+            why = f"they are the same run ({x.run}), which would count twice"
+        elif x.method != y.method or one.name != other.name:
+            why = "their settings differ in more than the seed; compare one method a side"
+        elif one.info.search != other.info.search:
+            why = f"their lists were found differently ({one.info.search}; {other.info.search})"
+        elif x.seed is not None and x.seed == y.seed:
+            why = f"both have the seed {x.seed}, so they say nothing of other seeds"
+        else:
+            continue
+        raise InputError(f"{one.where} and {other.where} are not two seeds of one method: {why}")
 
 
 def _users(header: PositionsHeader) -> str:
@@ -278,8 +312,11 @@ def _of_run(run: Path, sources: Sources) -> Positions:
 
 
 def _is_of(path: Path, snapshot: SnapshotName) -> bool:
-    """Whether the file is there and of this snapshot, not of another one of its step."""
-    return path.is_file() and read_header(path).snapshot_fingerprint == snapshot.fingerprint
+    """Whether the file is there, of this version and of this snapshot, not of another one of its step."""
+    if not path.is_file():
+        return False
+    header = read_header(path)
+    return header.format == FORMAT and header.snapshot_fingerprint == snapshot.fingerprint
 
 
 def _named_in(record: Path) -> Path:

@@ -28,6 +28,7 @@ from rayrec.pipelines.metrics.evaluation_report import EvaluationReport, OnBatch
 from rayrec.pipelines.metrics.positions import EvaluatedUsers, Positions, PositionsHeader
 from rayrec.pipelines.metrics.ranking_metrics import summarize, target_places
 from rayrec.pipelines.metrics.slices import head_from, slice_reports
+from rayrec.pipelines.runs.method import Method
 from rayrec.pipelines.runs.snapshots import SnapshotName
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.platform.arrays import BoolArray, Int64Array
@@ -143,7 +144,7 @@ def _of_model(
     instructed = (samples.instructed(recommender.evaluation_instruction) for samples in batches)
     tally = Tally(dataset, split, rankers, max_users)
     tally.judge(instructed, on_batch)
-    return tally.positions(recommender.run, recommender.snapshot), tally
+    return tally.positions(recommender.run, recommender.snapshot, recommender.method), tally
 
 
 class Tally:
@@ -156,7 +157,9 @@ class Tally:
         self._places: dict[str, list[Int64Array]] = {name: [] for name in rankers}
         self._first: dict[str, list[Int64Array]] = {name: [] for name in rankers}
         self._users: list[tuple[Int64Array, Int64Array, Int64Array, BoolArray]] = []
-        self._user_hash, self._held_out_hash = xxhash.xxh3_64(), xxhash.xxh3_64()
+        self._user_hash = xxhash.xxh3_64()
+        # One of each array, or the hash would depend on the size of batches, which differs by models.
+        self._held_out_hashes = [xxhash.xxh3_64() for _ in range(3)]
 
     def judge(self, batches: Iterable[SampleBatch], on_batch: OnBatch | None) -> None:
         """Rank for every row."""
@@ -181,8 +184,9 @@ class Tally:
         is_repeat_B = np.bincount(rows_N[again_N], minlength=samples.num_rows) > 0
         self._users.append((samples.user_ids_B, targets_B, lengths_B, is_repeat_B))
         self._user_hash.update(samples.user_ids_B.tobytes())
-        for values in (targets_B, lengths_B, samples.item_ids_N):
-            self._held_out_hash.update(values.tobytes())
+        held_out = (targets_B, lengths_B, samples.item_ids_N)
+        for hashed, values in zip(self._held_out_hashes, held_out, strict=True):
+            hashed.update(np.asarray(values, dtype=np.int64).tobytes())
 
     def lists(self) -> dict[str, ListMetrics]:
         """What the lists of each ranker are like."""
@@ -194,7 +198,7 @@ class Tally:
             for name, parts in self._first.items()
         }
 
-    def positions(self, run: str, snapshot: SnapshotName | None) -> Positions:
+    def positions(self, run: str, snapshot: SnapshotName | None, method: Method | None = None) -> Positions:
         """All places, with what they are of.
 
         Args:
@@ -215,12 +219,14 @@ class Tally:
             run=run,
             snapshot=None if snapshot is None else snapshot.name,
             snapshot_fingerprint=None if snapshot is None else snapshot.fingerprint,
+            method=None if method is None else method.settings,
+            seed=None if method is None else method.seed,
             dataset=manifest.name,
             fingerprint=manifest.fingerprint,
             split=self._split,
             split_rule=manifest.split.kind,
             users=self._user_hash.hexdigest(),
-            held_out=self._held_out_hash.hexdigest(),
+            held_out=xxhash.xxh3_64_hexdigest(b"".join(each.digest() for each in self._held_out_hashes)),
             catalog=xxhash.xxh3_64_hexdigest(items.ids_I.tobytes()),
             num_users=len(users),
             num_items=len(items),

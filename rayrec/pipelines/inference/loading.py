@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot.snapshot import load_tables
 from rayrec.embeddings.transport.client import LocalTransport, ShardClient
+from rayrec.pipelines.runs.method import Method
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import WEIGHTS, RunState, Snapshot, SnapshotName, read_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
@@ -44,6 +45,8 @@ class TrainedModel:
     """Number of a published version; None of a run's snapshot."""
     snapshot: SnapshotName | None = None
     """None of a published version."""
+    method: Method | None = None
+    """Of the run's settings as it was trained; None of what was not loaded from a run's folder."""
 
     @classmethod
     def load(
@@ -76,7 +79,8 @@ class TrainedModel:
         snapshot = read_snapshot(folder.chosen_snapshot(which))
         # Neither columns nor rates are asked of the training rows: they may be gone.
         assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
-        return cls.of(folder.name, assembly, snapshot, with_rows, with_weights)
+        model = cls.of(folder.name, assembly, snapshot, with_rows, with_weights)
+        return replace(model, method=Method.of(folder.config))
 
     @classmethod
     def of(

@@ -66,6 +66,7 @@ class Recommender:
         assembly = model.assembly
         self.run, self.version = model.run, model.version
         self.committed_step, self.snapshot = model.state.committed_step, model.snapshot
+        self.method = model.method
         if ranker is None:
             ranker = item_ranker_of(model)
             give_catalog(ranker, model)

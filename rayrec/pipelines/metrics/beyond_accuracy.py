@@ -25,6 +25,8 @@ FIRST = 10
 MOST_READ = 1 << 29
 """Training events of listed items that diversity reads at most; of more, it is that of the first users."""
 _ROWS_AT_ONCE = 2048
+_READ_AT_ONCE = 1 << 24
+"""Training events of the lists whose vectors are in memory together: about 12 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -105,15 +107,22 @@ def users_of_items(users_E: Int64Array, items_E: Int64Array, num_items: int) -> 
     from scipy.sparse import csr_array
 
     distinct, columns_E = np.unique(users_E, return_inverse=True)
+    num_columns = max(len(distinct), 1)
     known_E = items_E >= 0
-    pairs = np.unique(np.stack((items_E[known_E], columns_E[known_E])), axis=1)
-    counts_I = np.bincount(pairs[0], minlength=num_items)
-    values = 1.0 / np.sqrt(counts_I[pairs[0]])
-    return csr_array((values, (pairs[0], pairs[1])), shape=(num_items, max(len(distinct), 1)))
+    # One number for item and user: numbers are sorted in a fraction of the memory and time of pairs.
+    pairs = np.unique(items_E[known_E].astype(np.int64) * num_columns + columns_E[known_E])
+    items, columns = np.divmod(pairs, num_columns)
+    counts_I = np.bincount(items, minlength=num_items)
+    values = 1.0 / np.sqrt(counts_I[items])
+    offsets = np.concatenate(([0], np.cumsum(counts_I)))
+    return csr_array((values, columns, offsets), shape=(num_items, num_columns))
 
 
 def _affordable(items_UK: Int64Array, users_of_items: csr_array) -> Iterator[Int64Array]:
-    """The lists of the first users, some at a time, until `MOST_READ` entries are read."""
+    """The lists of the first users, some at a time, until `MOST_READ` entries are read.
+
+    Parts read `_READ_AT_ONCE` entries or fewer, or have one list.
+    """
     sizes_I = np.diff(users_of_items.indptr).astype(np.int64)
     left = MOST_READ
     for first in range(0, len(items_UK), _ROWS_AT_ONCE):
@@ -122,8 +131,13 @@ def _affordable(items_UK: Int64Array, users_of_items: csr_array) -> Iterator[Int
         kept = int(np.searchsorted(read_B, left, side="right"))
         if first == 0:
             kept = max(kept, 1)
-        if kept:
-            yield part[:kept]
+        start = 0
+        while start < kept:
+            before = int(read_B[start - 1]) if start else 0
+            stop = int(np.searchsorted(read_B[:kept], before + _READ_AT_ONCE, side="right"))
+            stop = max(stop, start + 1)
+            yield part[start:stop]
+            start = stop
         if kept < len(part):
             return
         left -= int(read_B[-1])
@@ -139,7 +153,8 @@ def _distances(items_BK: Int64Array, users_of_items: csr_array) -> Float64Array:
     lists = csr_array((np.ones(len(listed)), listed, offsets_B1), shape=shape)
     sums = lists @ users_of_items
     # |sum of unit vectors|^2 is the number of vectors plus twice the sum of the cosines of all pairs.
-    squares_B = np.asarray(sums.power(2).sum(axis=1)).reshape(-1)
+    sums.data *= sums.data  # in place: a copy would double the memory
+    squares_B = np.asarray(sums.sum(axis=1)).reshape(-1)
     num_B = np.diff(offsets_B1)
     known_B = np.asarray(lists @ (np.diff(users_of_items.indptr) > 0).astype(np.float64))
     return 1.0 - _divided(squares_B - known_B, num_B * (num_B - 1))

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ from rayrec.platform.files import written_whole
 from rayrec.samples.dataset.manifest import Split
 
 SUFFIX = ".positions.parquet"
+FORMAT: Final = 2
 _KEY = b"rayrec"
 _UNKNOWN = -1
 
@@ -51,13 +52,17 @@ class ListInfo(Config):
 class PositionsHeader(Config):
     """What makes two files comparable, and where this one is from."""
 
-    format: Literal[1] = 1
+    format: Literal[1, 2] = FORMAT
+    """Of 1, `held_out` depends on the sizes of batches, and seeds of one side are not told apart."""
     run: str
     """Name of the run, or of the data set where there is none."""
     snapshot: str | None = None
     """Name of its snapshot."""
     snapshot_fingerprint: str | None = None
     """Hash of what is in the snapshot: another one of the same step is told apart."""
+    method: str | None = None
+    """Hash of the run's settings without its seed; None of what needs no training."""
+    seed: int | None = None
     dataset: str
     fingerprint: str
     """Of the data set."""
