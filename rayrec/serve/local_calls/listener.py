@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from rayrec.serve.local_calls.frames import Frame, FramedProtocol, Kind, pickled
+from rayrec.serve.local_calls.frames import Frame, FramedProtocol, Kind, UnreadableError, pickled
 
 logger = logging.getLogger(__name__)
 
@@ -98,21 +98,31 @@ class _Caller(FramedProtocol):
 
     def received(self, frame: Frame) -> None:
         if frame.kind is Kind.CANCEL:
-            if (task := self._tasks.get(frame.number)) is not None:
+            if (task := self._tasks.pop(frame.number, None)) is not None:
                 task.cancel()
             return
         task = asyncio.get_running_loop().create_task(self._answered(frame))
         self._tasks[frame.number] = task
-        task.add_done_callback(lambda _: self._tasks.pop(frame.number))
+        task.add_done_callback(lambda _: self._tasks.pop(frame.number, None))
 
     async def _answered(self, frame: Frame) -> None:
-        method, arguments, context = frame.value
         try:
+            if isinstance(frame.value, UnreadableError):
+                raise frame.value
+            method, arguments, context = frame.value
             kind, content = Kind.ANSWERED, pickled(await self._answer(method, arguments, context))
         except LeavingError:
             kind, content = Kind.LEAVING, b""
         except RefusedError:
             kind, content = Kind.REFUSED, b""
+        except asyncio.CancelledError:
+            if frame.number not in self._tasks or not self.is_open():
+                raise  # nobody waits for it
+            # The caller asked for no such thing, and would wait for as long as it may.
+            self.send(Kind.FAILED, frame.number, pickled(RuntimeError(f"{method}: cancelled by the replica")))
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise  # by who ends the loop
+            return
         except Exception as error:
             kind, content = Kind.FAILED, _pickled_error(error)
         await self.writable()
