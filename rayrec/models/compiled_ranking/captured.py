@@ -86,8 +86,9 @@ def _nobody(programs: CompiledPrograms, bucket: Bucket) -> None:
 
 @torch.inference_mode()
 def capture(ranking: CompiledRanking, graphs: Graphs, buckets: Sequence[Bucket]) -> int:
-    """Record buckets: of the usual widths first, so that no other one can cost them, then those of each wider one.
-    Of each, the largest is first, whose memory the smaller ones use again.
+    """Record buckets: those of the usual widths first, so that no wider one can cost them.
+
+    Then come those of each wider one. Of each, the largest is first, whose memory the smaller ones use again.
 
     Args:
         ranking: of `captured_programs`; it has seen a batch.
