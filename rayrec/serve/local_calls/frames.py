@@ -63,7 +63,7 @@ class FrameReader:
         """A kind came that there is not: the other end speaks something else, and nothing more is read."""
 
     def read(self, piece: bytes) -> list[Frame]:
-        """The messages that are whole now; the value of one that cannot be unpickled is an `UnreadableError`."""
+        """The messages that are whole now, with an `UnreadableError` for a value that cannot be unpickled."""
         if self.is_lost:
             return []
         self._come += piece

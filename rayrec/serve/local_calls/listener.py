@@ -10,12 +10,14 @@ connection ─► CALL ─► a task ─► answer(method, arguments, context) �
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import pickle
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +63,9 @@ class Listener:
         if len(os.fsencode(self.path)) > LONGEST_PATH:
             raise OSError(f"{self.path}: the path of a socket has at most {LONGEST_PATH} bytes")
         own_folder(self.path.parent)
-        remove_stale(self.path.parent)
+        listening = await asyncio.to_thread(_listening, self.path)  # it may wait for other processes
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._connected, str(self.path))
-        os.chmod(self.path, stat.S_IRUSR | stat.S_IWUSR)
+        self._server = await loop.create_unix_server(self._connected, sock=listening)
 
     def close(self) -> None:
         """Listen no more; calls that are under way are given up."""
@@ -141,8 +142,34 @@ def own_folder(folder: Path) -> None:
         raise PermissionError(f"{folder}: not a folder of this user alone, so no socket is made there")
 
 
+def _listening(path: Path) -> socket.socket:
+    """A socket on which connections are taken; stale ones of its folder are removed."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        with _locked(path.parent):
+            remove_stale(path.parent)
+            made.bind(str(path))
+            os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+            made.listen()
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone of all processes: between its bind and its listen, a socket looks as one that was left."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # which unlocks it
+
+
 def remove_stale(folder: Path) -> None:
-    """Remove the sockets on which nobody listens."""
+    """Remove the sockets on which nobody listens; for who has locked the folder."""
     for path in folder.glob("*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
             try:

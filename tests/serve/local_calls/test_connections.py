@@ -1,7 +1,9 @@
 """Calls over a Unix domain socket between two event loops."""
 
 import asyncio
+import fcntl
 import os
+import socket
 import stat
 import struct
 import threading
@@ -226,14 +228,36 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path):
 
 
 def test_sockets_that_killed_processes_left_are_removed_and_others_stay(tmp_path):
-    import socket
-
     folder = tmp_path / "own"
     folder.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(folder / "left.sock"))
     with listening(folder / "a.sock", Replica()), listening(folder / "b.sock", Replica()):
         assert sorted(path.name for path in folder.iterdir()) == ["a.sock", "b.sock"]
+
+
+def test_a_socket_that_is_bound_and_does_not_listen_yet_is_not_removed(tmp_path):
+    folder = tmp_path / "own"
+    folder.mkdir(mode=0o700)
+    sibling, lock = folder / "sibling.sock", os.open(folder, os.O_RDONLY)
+
+    async def work():
+        listener = Listener(folder / "a.sock", Replica().answer)
+        with socket.socket(socket.AF_UNIX) as starts:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as another process that starts
+            starts.bind(str(sibling))
+            started = asyncio.ensure_future(listener.start())
+            await asyncio.sleep(0.05)
+            starts.listen()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            await asyncio.wait_for(started, LIMIT_S)
+            assert sibling.exists()
+        listener.close()
+
+    try:
+        asyncio.run(work())
+    finally:
+        os.close(lock)
 
 
 def test_messages_are_read_whole_from_pieces_of_any_size():
