@@ -86,25 +86,33 @@ def _nobody(programs: CompiledPrograms, bucket: Bucket) -> None:
 
 @torch.inference_mode()
 def capture(ranking: CompiledRanking, graphs: Graphs, buckets: Sequence[Bucket]) -> int:
-    """Record buckets, the largest first, whose memory the smaller ones use again.
+    """Record buckets: those of the usual widths first, so that no wider one can cost them.
+
+    Then come those of each wider one. Of each, the largest is first, whose memory the smaller ones use again.
 
     Args:
         ranking: of `captured_programs`; it has seen a batch.
 
     Returns:
-        How many were recorded. When one cannot be, that is said, and it and all after it are ranked eagerly:
-        a recording that has failed may still hold memory that the next one would take.
+        How many were recorded. When one cannot be, that is said, and it and all after it are ranked
+        eagerly: a recording that has failed may still hold memory that the next one would take.
     """
     programs = ranking.programs
     assert programs.signature is not None, "a batch tells what the inputs are"
     started, num_recorded = time.monotonic(), 0
-    for bucket in sorted(buckets, key=lambda each: each.num_rows * each.length * each.width, reverse=True):
+    usual = ranking.model.num_beams(1)
+
+    def turn(bucket: Bucket) -> tuple[int, int]:
+        wider = bucket.width if usual and bucket.width > usual else 0
+        return wider, -bucket.num_rows * bucket.length * bucket.width
+
+    for bucket in sorted(buckets, key=turn):
         try:
             run = CapturedRun(ranking.model, programs.signature, bucket, programs.device, graphs)
             programs.add(bucket, run)
         except Exception as error:  # torch has no class of its own for it
             logger.warning(
-                "%s cannot be recorded, and it and smaller ones stay with eager ranking: %s", bucket, error
+                "%s cannot be recorded, and it and those after it are ranked eagerly: %s", bucket, error
             )
             break
         num_recorded += 1

@@ -7,7 +7,7 @@
 
 The error of a layer says little of what the next layers make of it: scales that halve the errors of all
 layers can move the answers more than none. On the rows that it is measured by, the outcome is never worse
-than plain rounding.
+than plain rounding, unless the strength of the scales was given: then they stay.
 """
 
 from __future__ import annotations
@@ -54,19 +54,23 @@ def choose_by_outputs(draft: Draft, strength: float | None) -> None:
             draft.clip(name, True)
 
 
-def choose_by_divergence(draft: Draft, divergence: Divergence) -> float:
-    """Take back or weaken what was chosen, as long as the answers come nearer; returns how far they are."""
+def choose_by_divergence(draft: Draft, divergence: Divergence, scales_are_fixed: bool = False) -> float:
+    """Take back or weaken what was chosen, as long as the answers come nearer; returns how far they are.
+
+    Args:
+        scales_are_fixed: they stay as they are, and clipping alone may be taken back.
+    """
     draft.put_in_place()
     chosen = [fold.scale_K for fold in draft.folds]
     clipped = [name for name in draft.names if draft.is_clipped(name)]
     least = divergence()
-    _choose(draft, [None] * len(chosen), [])
+    _choose(draft, chosen if scales_are_fixed else [None] * len(chosen), [])
     if not least < (plain := divergence()):
         least = plain
     else:
         _choose(draft, chosen, clipped)
     for fold, whole_K in zip(draft.folds, chosen, strict=True):
-        if whole_K is None:
+        if whole_K is None or scales_are_fixed:
             continue
         best_K = fold.scale_K
         for scale_K in (None, whole_K.sqrt(), whole_K):

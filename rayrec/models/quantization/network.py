@@ -30,6 +30,7 @@ from rayrec.models.quantization.choices import (
 from rayrec.models.quantization.draft import Draft
 from rayrec.models.quantization.linear import check_width
 from rayrec.models.quantization.observers import InputObserver
+from rayrec.models.quantization.schemes import reads_numbers
 from rayrec.platform.devices import device_of
 from rayrec.platform.errors import InputError
 
@@ -50,7 +51,7 @@ class QuantizationPlan:
     scales: bool = True
     """Whether scales are moved into norms, and ranges clipped; without, it is plain rounding."""
     strength: float | None = None
-    """Exponent of SmoothQuant; None: chosen for each norm."""
+    """Exponent of SmoothQuant, for all norms; None: chosen for each norm, which may also have no scales."""
     most_divergence: float | None = None
     """Nats that first choices may be away by: until then, layers stay in float32. None: 5e-5 of schemes that
     quantize activations to 8 bits, and any of others, which lose more by their weights."""
@@ -118,7 +119,9 @@ def quantize(
     if plan.scales:
         choose_by_outputs(draft, plan.strength)
     if plan.scales and divergence is not None:
-        least = choose_by_divergence(draft, divergence)
+        # AWQ has no strength: its scales are chosen in any case.
+        is_given = plan.strength is not None and reads_numbers(settings)
+        least = choose_by_divergence(draft, divergence, scales_are_fixed=is_given)
         keep_in_float(draft, divergence, least, plan.divergence_wanted)
     return draft.finish(on_layer)
 

@@ -7,7 +7,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-from rayrec.serve.local_calls.frames import Frame, FramedProtocol, Kind, pickled
+from rayrec.serve.local_calls.frames import Frame, FramedProtocol, Kind, UnreadableError, pickled
 
 
 class LostError(ConnectionError):
@@ -66,6 +66,8 @@ class Connection(FramedProtocol):
             del self._calls[number]
 
     def received(self, frame: Frame) -> None:
+        if isinstance(frame.value, UnreadableError):  # the call was computed, so it is not lost
+            frame = frame._replace(kind=Kind.FAILED)
         # What was cancelled may be answered all the same.
         if (answer := self._calls.get(frame.number)) is not None and not answer.done():
             answer.set_result(frame)

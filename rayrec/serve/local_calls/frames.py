@@ -15,9 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import pickle
 import struct
 from typing import Any, NamedTuple, cast
+
+logger = logging.getLogger(__name__)
 
 _HEADER = struct.Struct("<BQQ")
 _JOINED_BYTES = 64 * 1024
@@ -35,6 +38,9 @@ class Kind(enum.IntEnum):
     LEAVING = 6
 
 
+_KINDS = frozenset(Kind)
+
+
 class Frame(NamedTuple):
     """A message."""
 
@@ -44,30 +50,35 @@ class Frame(NamedTuple):
     value: Any
 
 
+class UnreadableError(ValueError):
+    """A value that came cannot be unpickled here."""
+
+
 class FrameReader:
     """Cuts what comes in pieces of any size into messages."""
 
     def __init__(self) -> None:
         self._come = bytearray()
+        self.is_lost = False
+        """A kind came that there is not: the other end speaks something else, and nothing more is read."""
 
     def read(self, piece: bytes) -> list[Frame]:
-        """The messages that are whole now.
-
-        Raises:
-            ValueError: a kind that there is not: the other end speaks something else.
-            Exception: a value that cannot be unpickled here.
-        """
+        """The messages that are whole now, with an `UnreadableError` for a value that cannot be unpickled."""
+        if self.is_lost:
+            return []
         self._come += piece
         frames, begin = [], 0
         with memoryview(self._come) as come:
             while len(come) - begin >= _HEADER.size:
                 kind, number, num_bytes = _HEADER.unpack_from(come, begin)
-                kind = Kind(kind)
+                if kind not in _KINDS:
+                    self.is_lost = True
+                    break
                 end = begin + _HEADER.size + num_bytes
                 if len(come) < end:
                     break
-                with come[begin + _HEADER.size : end] as pickled:
-                    frames.append(Frame(kind, number, pickle.loads(pickled) if num_bytes else None))
+                with come[begin + _HEADER.size : end] as content:
+                    frames.append(Frame(Kind(kind), number, _unpickled(content)))
                 begin = end
         del self._come[:begin]
         return frames
@@ -99,13 +110,11 @@ class FramedProtocol(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the loop."""
-        try:
-            frames = self._reader.read(data)
-        except Exception:  # what follows cannot be told apart either
-            self.close()
-            return
-        for frame in frames:
+        for frame in self._reader.read(data):
             self.received(frame)
+        if self._reader.is_lost and self.is_open():
+            logger.warning("a connection within this node is closed: the other end speaks something else")
+            self.close()
 
     def received(self, frame: Frame) -> None:
         """A message came."""
@@ -134,6 +143,17 @@ class FramedProtocol(asyncio.Protocol):
     async def writable(self) -> None:
         """Wait until the other end has taken most of what was written."""
         await self._writable.wait()
+
+
+def _unpickled(content: memoryview) -> Any:
+    """What was pickled, None of nothing; an error instead, which is of one call and not of the connection."""
+    if not content:
+        return None
+    try:
+        return pickle.loads(content)
+    except Exception as error:
+        logger.warning("a value of a call within this node cannot be unpickled", exc_info=True)
+        return UnreadableError(f"{type(error).__name__}: {error}")
 
 
 def pickled(value: Any) -> bytes:

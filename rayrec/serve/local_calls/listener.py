@@ -10,16 +10,18 @@ connection ─► CALL ─► a task ─► answer(method, arguments, context) �
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import pickle
 import socket
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rayrec.serve.local_calls.frames import Frame, FramedProtocol, Kind, pickled
+from rayrec.serve.local_calls.frames import Frame, FramedProtocol, Kind, UnreadableError, pickled
 
 logger = logging.getLogger(__name__)
 
@@ -61,10 +63,9 @@ class Listener:
         if len(os.fsencode(self.path)) > LONGEST_PATH:
             raise OSError(f"{self.path}: the path of a socket has at most {LONGEST_PATH} bytes")
         own_folder(self.path.parent)
-        remove_stale(self.path.parent)
+        listening = await asyncio.to_thread(_listening, self.path)  # it may wait for other processes
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(self._connected, str(self.path))
-        os.chmod(self.path, stat.S_IRUSR | stat.S_IWUSR)
+        self._server = await loop.create_unix_server(self._connected, sock=listening)
 
     def close(self) -> None:
         """Listen no more; calls that are under way are given up."""
@@ -98,21 +99,31 @@ class _Caller(FramedProtocol):
 
     def received(self, frame: Frame) -> None:
         if frame.kind is Kind.CANCEL:
-            if (task := self._tasks.get(frame.number)) is not None:
+            if (task := self._tasks.pop(frame.number, None)) is not None:
                 task.cancel()
             return
         task = asyncio.get_running_loop().create_task(self._answered(frame))
         self._tasks[frame.number] = task
-        task.add_done_callback(lambda _: self._tasks.pop(frame.number))
+        task.add_done_callback(lambda _: self._tasks.pop(frame.number, None))
 
     async def _answered(self, frame: Frame) -> None:
-        method, arguments, context = frame.value
         try:
+            if isinstance(frame.value, UnreadableError):
+                raise frame.value
+            method, arguments, context = frame.value
             kind, content = Kind.ANSWERED, pickled(await self._answer(method, arguments, context))
         except LeavingError:
             kind, content = Kind.LEAVING, b""
         except RefusedError:
             kind, content = Kind.REFUSED, b""
+        except asyncio.CancelledError:
+            if frame.number not in self._tasks or not self.is_open():
+                raise  # nobody waits for it
+            # The caller asked for no such thing, and would wait for as long as it may.
+            self.send(Kind.FAILED, frame.number, pickled(RuntimeError(f"{method}: cancelled by the replica")))
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise  # by who ends the loop
+            return
         except Exception as error:
             kind, content = Kind.FAILED, _pickled_error(error)
         await self.writable()
@@ -131,8 +142,34 @@ def own_folder(folder: Path) -> None:
         raise PermissionError(f"{folder}: not a folder of this user alone, so no socket is made there")
 
 
+def _listening(path: Path) -> socket.socket:
+    """A socket on which connections are taken; stale ones of its folder are removed."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        with _locked(path.parent):
+            remove_stale(path.parent)
+            made.bind(str(path))
+            os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
+            made.listen()
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Alone of all processes: between its bind and its listen, a socket looks as one that was left."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # which unlocks it
+
+
 def remove_stale(folder: Path) -> None:
-    """Remove the sockets on which nobody listens."""
+    """Remove the sockets on which nobody listens; for who has locked the folder."""
     for path in folder.glob("*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
             try:

@@ -33,6 +33,8 @@ LEARN_AGAIN_S = 0.5
 """After somebody was gone, or nothing was learned, at the soonest."""
 LEARN_S = 2.5
 """In which replicas say where they are."""
+KEPT_S = 15.0
+"""So long the socket of a replica is used that does not say where it is: it may be busy, or hang."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Address:
     """Of a replica."""
 
     replica: str
+    """Empty: of one that did not say where it is."""
     node: str
     path: str | None
     """Of its socket; None: it has none."""
@@ -83,6 +86,8 @@ class Peers:
         self._node, self._learn, self._around, self._context = node, learn, around, context
         self._draw = draw or random.Random()
         self._here: dict[str, Connection] = {}
+        self._told_at: dict[str, float] = {}
+        """When a replica that is asked by its socket last said where it is."""
         self._retired: list[Connection] = []
         """Of replicas that are asked no more, and may still answer."""
         self._num_elsewhere = self._under_way_around = 0
@@ -130,9 +135,17 @@ class Peers:
         here = {
             each.replica: each.path for each in found if each.node == self._node and each.path is not None
         }
-        self._num_elsewhere = len(found) - len(here)
+        now = monotonic()
+        self._told_at |= dict.fromkeys(here, now)
+        is_silent = any(not each.replica for each in found)
+        kept = 0
         for replica in set(self._here) - set(here):
-            self._retired.append(self._here.pop(replica))  # its answers still come
+            if is_silent and now - self._told_at[replica] < KEPT_S:
+                kept += 1
+            else:
+                self._retired.append(self._here.pop(replica))  # its answers still come
+        self._num_elsewhere = max(len(found) - len(here) - kept, 0)
+        self._told_at = {name: at for name, at in self._told_at.items() if name in self._here or name in here}
         for connection in [each for each in self._retired if not each.num_under_way]:
             connection.close()
             self._retired.remove(connection)

@@ -9,8 +9,10 @@ A handle takes about 3 ms of a processor for each call, a socket a quarter of a 
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 import ray
@@ -19,6 +21,8 @@ from ray.serve.handle import DeploymentHandle
 
 from rayrec.serve.local_calls.peers import LEARN_S, Address, Peers
 from rayrec.serve.on_ray.ray_ingress import by_message, of_session
+
+logger = logging.getLogger(__name__)
 
 
 class Callee(Protocol):
@@ -64,6 +68,8 @@ class LocalCallee:
         self._handle = by_message(handle)
         self._new: Counter[str] = Counter()
         """Calls by sockets that Serve has not counted, by route."""
+        self._num_silent = 0
+        """Replicas that did not say where they are, the last time."""
         self.peers = Peers(
             ray.get_runtime_context().get_node_id(), self._learn, self._by_handle, self._request
         )
@@ -74,10 +80,18 @@ class LocalCallee:
 
     async def _learn(self) -> Sequence[Address]:
         self._count()
-        asked = self._handle.broadcast("local_address")
-        found = await asked.results_async(timeout_s=LEARN_S, return_exceptions=True)
-        # Who does not answer is not asked by a socket either.
-        return [each if isinstance(each, Address) else Address("", "", None) for each in found]
+        # Serve's own `results_async` has one timeout of all replicas: one that hangs would hide the others.
+        results = await self._handle.broadcast("local_address")._fetch_replica_results_async()
+        found = await addresses_of([each.get_async() for each in results], LEARN_S)
+        num_silent = sum(not each.replica for each in found)
+        if num_silent > self._num_silent:
+            logger.warning(
+                "%d of %d replicas do not say where they are; they are called by Ray Serve's handle",
+                num_silent,
+                len(found),
+            )
+        self._num_silent = num_silent
+        return found
 
     def _count(self) -> None:
         """Add to Serve's count of a handle's calls, seldom: each time takes as long as a tenth of a call."""
@@ -93,6 +107,21 @@ class LocalCallee:
 
     async def _by_handle(self, method: str, arguments: tuple[Any, ...]) -> Any:
         return await getattr(self._handle, method).remote(*arguments)
+
+
+async def addresses_of(answers: Sequence[Coroutine[Any, Any, Any]], timeout_s: float) -> list[Address]:
+    """What replicas answered in time; of others, an `Address` without a name."""
+
+    async def one(answer: Coroutine[Any, Any, Any]) -> Address:
+        try:
+            async with asyncio.timeout(timeout_s):
+                found = await answer
+        except Exception as error:  # also of one that starts, ends or is full
+            logger.debug("a replica does not say where it is: %r", error)
+            return Address("", "", None)
+        return found if isinstance(found, Address) else Address("", "", None)
+
+    return list(await asyncio.gather(*map(one, answers)))
 
 
 def callee_of(handle: DeploymentHandle, local_calls: bool, session: str | None = None) -> Callee:

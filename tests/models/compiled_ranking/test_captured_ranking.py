@@ -180,3 +180,22 @@ def test_a_bucket_that_cannot_be_recorded_is_said_and_ranked_eagerly(program, ca
 
     assert "not permitted when stream is capturing" in caplog.text
     assert program.recommend(asked([[1, 2]])[1], {}, 3, None).items_BK.shape == (1, 3)
+
+
+def test_a_wide_bucket_that_cannot_be_recorded_costs_no_usual_one(program, caplog):
+    class Small(RecordingGraphs):
+        """Has memory for three recordings."""
+
+        def capture(self, work):
+            if len(self.recordings) == 3:
+                raise RuntimeError("out of memory")
+            return super().capture(work)
+
+    usual = [Bucket(1, LENGTH, BEAMS), Bucket(2, LENGTH, BEAMS)]
+    wide = [Bucket(rows, LENGTH, BEAMS + more) for more in (2, 1) for rows in (1, 2)]
+
+    assert frozen(program, Small(), [*wide, *usual]) == 3
+
+    # Of the wide ones, the least wide is first.
+    assert program.compiled.programs.ready == sorted([*usual, Bucket(2, LENGTH, BEAMS + 1)])
+    assert "out of memory" in caplog.text

@@ -110,3 +110,15 @@ def test_the_divergence_that_is_wanted_is_that_of_the_scheme_unless_it_is_given(
     assert QuantizationPlan("w8a8").divergence_wanted == 5e-5
     assert QuantizationPlan("w4a16").divergence_wanted == float("inf")
     assert QuantizationPlan("w4a16", most_divergence=0.1).divergence_wanted == 0.1
+
+
+@torch.no_grad()
+def test_a_given_strength_stays_even_where_other_scales_bring_the_answers_nearer():
+    by_layers, model, x = block(outliers=True), block(outliers=True), rows(200, 64)
+    trained, plan = model.norm.weight.clone(), QuantizationPlan("w8a8", strength=0.9, most_divergence=1e9)
+    made(by_layers, plan, x)
+
+    made(model, plan, x, lambda: float((model.norm.weight - trained).abs().sum()))
+
+    assert not torch.equal(model.norm.weight, trained)
+    assert torch.equal(model.norm.weight, by_layers.norm.weight)

@@ -1,15 +1,18 @@
 """Calls over a Unix domain socket between two event loops."""
 
 import asyncio
+import fcntl
 import os
+import socket
 import stat
+import struct
 import threading
 from contextlib import contextmanager, suppress
 
 import pytest
 
 from rayrec.serve.local_calls.connection import Connection, LostError, NotSentError
-from rayrec.serve.local_calls.frames import FrameReader, Kind, pickled
+from rayrec.serve.local_calls.frames import FrameReader, Kind, UnreadableError, pickled
 from rayrec.serve.local_calls.listener import LeavingError, Listener, RefusedError
 
 LIMIT_S = 20
@@ -160,6 +163,18 @@ def test_a_call_that_is_given_up_is_computed_no_further(tmp_path):
         assert called(tmp_path / "own" / "a.sock", work) == (1,)
 
 
+def test_a_method_that_is_cancelled_by_its_own_side_fails_and_its_caller_waits_no_longer(tmp_path):
+    class Cancels(Replica):
+        async def answer(self, method, arguments, context):
+            raise asyncio.CancelledError
+
+    with listening(tmp_path / "own" / "a.sock", Cancels()):
+        frame = called(tmp_path / "own" / "a.sock", lambda each: each.call("any", (), None))
+
+    assert frame.kind is Kind.FAILED
+    assert str(frame.value) == "any: cancelled by the replica"
+
+
 def test_a_caller_that_goes_away_ends_what_it_asked_for(tmp_path):
     replica = Replica()
 
@@ -213,14 +228,36 @@ def test_a_path_that_is_too_long_for_a_socket_is_refused(tmp_path):
 
 
 def test_sockets_that_killed_processes_left_are_removed_and_others_stay(tmp_path):
-    import socket
-
     folder = tmp_path / "own"
     folder.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(folder / "left.sock"))
     with listening(folder / "a.sock", Replica()), listening(folder / "b.sock", Replica()):
         assert sorted(path.name for path in folder.iterdir()) == ["a.sock", "b.sock"]
+
+
+def test_a_socket_that_is_bound_and_does_not_listen_yet_is_not_removed(tmp_path):
+    folder = tmp_path / "own"
+    folder.mkdir(mode=0o700)
+    sibling, lock = folder / "sibling.sock", os.open(folder, os.O_RDONLY)
+
+    async def work():
+        listener = Listener(folder / "a.sock", Replica().answer)
+        with socket.socket(socket.AF_UNIX) as starts:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # as another process that starts
+            starts.bind(str(sibling))
+            started = asyncio.ensure_future(listener.start())
+            await asyncio.sleep(0.05)
+            starts.listen()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            await asyncio.wait_for(started, LIMIT_S)
+            assert sibling.exists()
+        listener.close()
+
+    try:
+        asyncio.run(work())
+    finally:
+        os.close(lock)
 
 
 def test_messages_are_read_whole_from_pieces_of_any_size():
@@ -242,6 +279,49 @@ def test_messages_are_read_whole_from_pieces_of_any_size():
     frames = [frame for at in range(len(stream)) for frame in reader.read(stream[at : at + 1])]
 
     assert frames == [(Kind.CALL, 7, ("a", (1,), None)), (Kind.CANCEL, 2**40, None)]
+
+
+class Unreadable:
+    """Is pickled, and cannot be unpickled."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_a_value_that_cannot_be_unpickled_fails_its_call_and_no_other_one(tmp_path, caplog):
+    replica = Replica()
+
+    class Answers(Replica):
+        async def answer(self, method, arguments, context):
+            return Unreadable() if method == "odd" else await replica.answer(method, arguments, context)
+
+    async def work(connection):
+        other = asyncio.ensure_future(connection.call("wait", ("innocent",), None))
+        there = await connection.call("same", (Unreadable(),), None)
+        back = await connection.call("odd", (), None)
+        await asyncio.to_thread(listener.let_go)
+        return there, back, await other
+
+    listener = Answers()
+    replica.release = listener.release
+    with listening(tmp_path / "own" / "a.sock", listener):
+        there, back, other = called(tmp_path / "own" / "a.sock", work)
+
+    assert (other.kind, other.value) == (Kind.ANSWERED, ("innocent",))
+    for frame in (there, back):
+        assert frame.kind is Kind.FAILED
+        assert isinstance(frame.value, UnreadableError)
+        assert "no number" in str(frame.value)
+    assert "cannot be unpickled" in caplog.text
+
+
+def test_messages_before_one_of_an_unknown_kind_are_read():
+    reader = FrameReader()
+    good = struct.pack("<BQQ", Kind.CANCEL, 3, 0)
+
+    assert reader.read(good + bytes([99]) + bytes(16) + good) == [(Kind.CANCEL, 3, None)]
+    assert reader.is_lost
+    assert reader.read(good) == []
 
 
 def test_who_speaks_something_else_is_disconnected(tmp_path):

@@ -210,6 +210,24 @@ def test_replicas_that_come_and_go_are_learned_and_answers_under_way_still_come(
     assert on_node(tmp_path, work) == ({"b"}, ("a", ()))
 
 
+def test_the_socket_of_a_replica_that_does_not_say_where_it_is_is_used_for_a_while(tmp_path, monkeypatch):
+    async def work(node):
+        await node.add("a")
+        peers = node.peers()
+        await peers.learn()
+        node.addresses[0] = Address("", "", None)
+        await peers.learn()
+        kept, _ = await peers.call("any", repeatable=True)
+        monkeypatch.setattr("rayrec.serve.local_calls.peers.KEPT_S", 0.0)
+        await node.add("b")
+        await peers.learn()
+        later = list(peers._here)
+        peers.close()
+        return kept, later
+
+    assert on_node(tmp_path, work) == ("a", ["b"])
+
+
 def test_what_a_replica_raises_is_raised_and_not_computed_again(tmp_path):
     async def work(node):
         await node.add("a", "fail")
