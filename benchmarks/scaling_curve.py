@@ -309,7 +309,7 @@ def table(name: str, record: dict[str, Any]) -> str:
     by_place = {(cell.width, cell.share): cell for cell in cells}
     events = {cell.share: cell.num_events for cell in cells}
     lines = [
-        f"### {TITLES[name]}",
+        f"## {TITLES[name]}",
         "",
         f"| width (weights) | {' | '.join(f'{events[share]:,} events' for share in shares)} |",
         f"| --- |{' --- |' * len(shares)}",
