@@ -174,7 +174,7 @@ def measure(name: str, made: Log) -> None:
     record = json.loads(path.read_text()) if path.exists() else {"made_of": made_of, "cells": []}
     if record["made_of"] != made_of:
         raise InputError(
-            f"{path}: was measured on other data or with another recipe; delete it to begin anew"
+            f"{path}: was measured on other data or with other settings; delete it to start again"
         )
     known = {(cell["width"], cell["share"]) for cell in record["cells"]}
     SCALING.mkdir(parents=True, exist_ok=True)

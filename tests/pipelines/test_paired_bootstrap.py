@@ -40,7 +40,7 @@ def test_the_interval_is_that_of_the_users_who_differ():
 
 
 def test_seeds_add_to_the_interval_as_much_as_students_t_says():
-    """Each seed of B has another mean, whoever the users are: 0.49, 0.5, 0.51 of every user's score."""
+    """Each seed of B has another mean, for all users alike: 0.49, 0.5, 0.51 of every user's score."""
     b_SU = np.repeat([[0.49], [0.5], [0.51]], 500, axis=1)
     a_SU = np.full((1, 500), 0.5)
 

@@ -153,9 +153,9 @@ class PrefixDecoderConfig(GenerativeConfig):
     compete with."""
     composed: int | None = Field(None, ge=1)
     """Of the dense matrix: inner width of a network that makes a prefix's vector of its codes, in place of a
-    weight for each prefix; then no weight belongs to one item, and weights do not grow
-    with the catalog. The vectors of all prefixes of a depth are made anew at each step, and for each request
-    and depth: that work and memory grow with the catalog (with three levels of 128 components each, 1.5 GB
+    weight for each prefix; then no weight belongs to one item, and weights do not grow with the catalog. The
+    vectors of all prefixes of a depth are computed at each step, and for each request and depth: that work
+    and memory grow with the catalog (with three levels of 128 components each, 1.5 GB
     for a million items). It is meant for catalogs of up to some 100,000 items."""
     content: ContentConfig | None = None
     """Of the dense matrix: what the catalog says of the items below a prefix, added to its vector. None:

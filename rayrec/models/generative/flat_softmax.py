@@ -13,20 +13,16 @@ Axes: as in `prefix_decoder`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
-from rayrec.models.decoding.beam_policy import Beams
-from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.sequence.backbones.history import contexts, last_contexts
-from rayrec.models.sequence.sequence_model import SequenceModel, TopItems, top_items
+from rayrec.models.sequence.sequence_model import ItemScorer
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
-class FlatPrefixModel(SequenceModel):
+class FlatPrefixModel(ItemScorer):
     """Scores every item by the vectors of its prefixes."""
 
     compared_I: Tensor | None
@@ -52,19 +48,6 @@ class FlatPrefixModel(SequenceModel):
         if self.compared_I is not None and self.place_I is not None:
             items_ID, targets_N = items_ID[self.compared_I], self.place_I[targets_N]
         return linear_cross_entropy(self._contexts(batch), items_ID, targets_N)
-
-    def recommend(
-        self,
-        batch: TensorBatch,
-        k: int,
-        excluded_BE: Tensor | None,
-        beams_B: Sequence[Beams] | None = None,
-        allowed: ItemSets | None = None,
-    ) -> TopItems:
-        return top_items(self._scores(batch), k, excluded_BE, allowed)
-
-    def first_log_probs(self, batch: TensorBatch) -> Tensor:
-        return self._scores(batch).log_softmax(1)
 
     def item_vectors(self) -> Tensor:
         """[I, D] the sum of the vectors of each item's prefixes."""

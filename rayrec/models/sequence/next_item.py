@@ -8,7 +8,6 @@ tied: those that histories are read by are those that items are scored by.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -16,17 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.base.distinct_rows import rows_of_ids
-from rayrec.models.decoding.beam_policy import Beams
-from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.sequence.backbones.history import HistoryReader, contexts, last_contexts
 from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.item_losses import ItemLoss
 from rayrec.models.sequence.neighbor_pooling import NeighborPooling
-from rayrec.models.sequence.sequence_model import SequenceModel, TopItems, top_items
+from rayrec.models.sequence.sequence_model import ItemScorer
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
-class NextItemModel(SequenceModel):
+class NextItemModel(ItemScorer):
     """What is the same wherever the item matrix is."""
 
     def __init__(
@@ -50,19 +47,6 @@ class NextItemModel(SequenceModel):
     def loss(self, batch: TensorBatch) -> Tensor:
         context_ND = self._over_temperature(contexts(self.backbone, self._events(batch), batch))
         return self.item_loss(context_ND, self, batch)
-
-    def recommend(
-        self,
-        batch: TensorBatch,
-        k: int,
-        excluded_BE: Tensor | None,
-        beams_B: Sequence[Beams] | None = None,
-        allowed: ItemSets | None = None,
-    ) -> TopItems:
-        return top_items(self._scores(batch), k, excluded_BE, allowed)
-
-    def first_log_probs(self, batch: TensorBatch) -> Tensor:
-        return self._scores(batch).log_softmax(1)
 
     def _scores(self, batch: TensorBatch) -> Tensor:
         """[B, I] of every item."""

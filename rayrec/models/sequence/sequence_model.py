@@ -115,6 +115,27 @@ class SequenceModel(nn.Module, ABC):
         return False
 
 
+class ItemScorer(SequenceModel):
+    """A model that scores every item for every row, and recommends the best."""
+
+    def recommend(
+        self,
+        batch: TensorBatch,
+        k: int,
+        excluded_BE: Tensor | None,
+        beams_B: Sequence[Beams] | None = None,
+        allowed: ItemSets | None = None,
+    ) -> TopItems:
+        return top_items(self._scores(batch), k, excluded_BE, allowed)
+
+    def first_log_probs(self, batch: TensorBatch) -> Tensor:
+        return self._scores(batch).log_softmax(1)
+
+    @abstractmethod
+    def _scores(self, batch: TensorBatch) -> Tensor:
+        """[B, I] of every item."""
+
+
 def top_items(
     scores_BI: Tensor, k: int, excluded_BE: Tensor | None, allowed: ItemSets | None = None
 ) -> TopItems:

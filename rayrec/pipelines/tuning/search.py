@@ -94,7 +94,7 @@ class Search:
             raise InputError(
                 f"trial {number} of the journal has {self._before[number].settings}, and {settings} is "
                 "suggested now: the search was begun with another version of Optuna or numpy, which the "
-                "first line of the journal names; install that, or begin anew in another folder"
+                "first line of the journal names; install that, or start again in another folder"
             )
         self._asked.append(settings)
         if number >= len(self._before) and self._same_as(number) is None:

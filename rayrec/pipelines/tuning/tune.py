@@ -194,7 +194,7 @@ def _begun(
     if differing:
         raise InputError(
             f"{there.path}: the search was begun with another {', another '.join(differing)}, so that its "
-            "trials cannot be compared with new ones; go on with what it was begun with, or begin anew in "
+            "trials cannot be compared with new ones; go on with what it was begun with, or start again in "
             "another folder"
         )
     if len(before) > tuning.trials:

@@ -18,6 +18,7 @@ import enum
 import logging
 import pickle
 import struct
+from abc import ABC, abstractmethod
 from typing import Any, NamedTuple, cast
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,7 @@ class FrameReader:
         return frames
 
 
-class FramedProtocol(asyncio.Protocol):
+class FramedProtocol(ABC, asyncio.Protocol):
     """One end of a connection; on one event loop."""
 
     def __init__(self) -> None:
@@ -116,9 +117,9 @@ class FramedProtocol(asyncio.Protocol):
             logger.warning("a connection within this node is closed: the other end speaks something else")
             self.close()
 
+    @abstractmethod
     def received(self, frame: Frame) -> None:
         """A message came."""
-        raise NotImplementedError
 
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()

@@ -1,4 +1,4 @@
-"""The order of a search, with trials that take no time: the same ones, whoever is first and whatever dies."""
+"""The order of a search, with trials that take no time: the same in whichever order they end."""
 
 from __future__ import annotations
 
