@@ -17,8 +17,6 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve._private.common import RequestMetadata
-from ray.serve._private.utils import generate_request_id
 
 from rayrec.serve.local_calls.listener import LeavingError, Listener, RefusedError
 from rayrec.serve.local_calls.peers import Address
@@ -49,7 +47,7 @@ class LocalReplica:
             path = session_folder() / FOLDER / f"{name}.sock"
             listener = Listener(path, replica.answer)
             await replica.on_its_loop(listener)
-        except (AttributeError, KeyError, OSError) as error:
+        except (ImportError, AttributeError, KeyError, OSError) as error:
             logger.warning("calls within this node go by Ray Serve's handles: %s", error)
             return Address(name, node, None)
         self._listener, self._loop = listener, replica.loop
@@ -78,8 +76,12 @@ class _ServeReplica:
     def __init__(self) -> None:
         """
         Raises:
-            AttributeError, KeyError: this version of Ray has other names.
+            ImportError, AttributeError, KeyError: this version of Ray has other names.
         """
+        from ray.serve._private.common import RequestMetadata
+        from ray.serve._private.utils import generate_request_id
+
+        self._metadata, self._new_id = RequestMetadata, generate_request_id
         worker = ray._private.worker.global_worker
         self._replica: Any = worker.actors[worker.actor_id]._replica_impl
         self.loop: asyncio.AbstractEventLoop = self._replica._event_loop
@@ -103,9 +105,9 @@ class _ServeReplica:
         if self._is_leaving():
             raise LeavingError
         request_id, route = context
-        metadata = RequestMetadata(
-            request_id=request_id or generate_request_id(),
-            internal_request_id=generate_request_id(),
+        metadata = self._metadata(
+            request_id=request_id or self._new_id(),
+            internal_request_id=self._new_id(),
             call_method=method,
             route=route,
             app_name=self._application,
