@@ -202,6 +202,7 @@ def test_only_messages_that_were_drawn_are_counted_and_once(run, store, clock):
     start_canary(run, store, clock.read)
     replica.look()
     of_two, of_one = (next(u for u in USERS if replica.version_for(u) == number) for number in (2, 1))
+    other = next(u for u in USERS if u not in (of_two, of_one))
     costs = BatchCosts({1: 1.0}, 8)
     batcher = Batcher(lambda requests: replica.current.pinned.recommend_all(requests), costs, 64)
     admission = AdmissionControl(AdmissionConfig(), replica.current, batcher, 10.0)
@@ -227,7 +228,7 @@ def test_only_messages_that_were_drawn_are_counted_and_once(run, store, clock):
         assert asyncio.run(ask(of_two, of_one)) == 1  # one of them would meet both versions
         assert asyncio.run(ask(of_two, named=replica.current.version("2"))) == 2
         assert counted() == (2, 2)
-        assert asyncio.run(ask(of_one, "u1", header=of_two)) == 2
+        assert asyncio.run(ask(of_one, other, header=of_two)) == 2
         assert counted() == (2, 3)
     finally:
         batcher.close()
