@@ -42,6 +42,8 @@ Ties = Literal["shuffled", "file order"]
 TIES: tuple[Ties, ...] = ("shuffled", "file order")
 NEIGHBORS = "neighbors"
 """In the place of a method: what needs no training."""
+IN_FILE_ORDER = ("sasrec-bce", "sasrec-stored", "hstu", "tiger", "lazy", "lazy-text", "generative")
+"""Methods that show what the order of a file leaks."""
 ELSEWHERE = ("sasrec", "generative", "flat", "tiger")
 """Methods that are measured on all data sets: the strongest baseline, and generative ones."""
 
@@ -91,8 +93,10 @@ class DataSet:
         """Name of the list of models that its tables show."""
         return MODEL_UNMASKED if self.seen == "kept" else MODEL
 
-    def measures(self, name: str) -> bool:
+    def measures(self, name: str, ties: str) -> bool:
         """Whether a method is measured on it."""
+        if ties == "file order" and name not in IN_FILE_ORDER:
+            return False
         if METHODS[name].vectors == "published":
             return self.published_ids is not None
         return self.methods is None or name in self.methods
@@ -228,7 +232,6 @@ METHODS = {
     "sasrec-servers": Method(
         "SASRec, item rows on parameter servers, sampled softmax",
         "beauty-sasrec-sparse",
-        settings=("data.redraw_ties=true",),
     ),
     "hstu": Method(
         "HSTU, full softmax",
@@ -420,7 +423,7 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
             lines.append(_line(title, [untrained["results"][name]], "none", ""))
             with_positions += line(title, [untrained], RECORDS / NEIGHBORS, name)
     for name, method in METHODS.items():
-        if not DATASETS[dataset].measures(name):
+        if not DATASETS[dataset].measures(name, ties):
             continue
         seeds = [record for record in records if record["method"] == name]
         earlier = [one for one in method.earlier if one.table == (dataset, ties)]
@@ -434,7 +437,8 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
         if not seeds:
             lines.append(f"| {method.title} | not measured yet |" + " |" * (len(SHOWN) + 1))
             continue
-        title = method.title + (f" ({len(seeds)} seeds)" if len(seeds) > 1 else "")
+        title = method.title + ("" if "ties" in method.title or _redrew_ties(seeds) else ", ties as stored")
+        title += f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
         published = "; ".join(
             f"{p.recall_at_10} ({p.where})" for p in method.published if p.dataset == dataset
         )
@@ -460,6 +464,12 @@ def _untrained(dataset: str, ties: str) -> dict[str, Any]:
     path = RECORDS / NEIGHBORS / f"{dataset}-{ties.replace(' ', '-')}.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return record
+
+
+def _redrew_ties(seeds: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the runs drew the order of ties again at every step; earlier recipes of the method did not."""
+    settings = [seed.get("made_of", {}).get("settings", {}) for seed in seeds]
+    return all(each.get("data", {}).get("redraw_ties", False) for each in settings)
 
 
 def _training(seeds: Sequence[Mapping[str, Any]]) -> str:
@@ -552,17 +562,17 @@ Limits of the comparison:
   Beauty's validation users. The other recipes are first guesses.
 - The prefix decoder is a softmax over items, factored along the tree of their codes, with a trained vector
   for every prefix of an ID: its weights grow with the catalog. TIGER and the lazy decoder have vectors for
-  codes only. It is trained with ties reshuffled at every step (`data.redraw_ties`), and so is SASRec with
-  full softmax, which is the fair comparison; a row with ties as stored is beside it. In file order it removes
-  what the order leaks: the prefix decoder has 0.0514 on Sports then, and 0.0552 with ties as stored. The
-  other recipes keep ties as stored, but for those that read words and attributes.
+  codes only.
+- All recipes draw the order of ties again at every step (`data.redraw_ties`), which in file order removes
+  what the order leaks: the prefix decoder has 0.0514 on Sports then, and 0.0552 with ties as stored. Rows
+  that say *ties as stored* were measured before their recipe did. SASRec with full softmax has a row of each.
 - **Words and attributes** are what the catalog says of items (`model.content`): words of titles and keywords,
   categories and brands as numbers. Rows that read them know more than the others. *Prefix decoder without
   vectors of its own* says codes, and no weight of it belongs to one item or one whole ID; but each leaf adds
   the bag of words and attributes of its item, which hardly another item has, so its last code is scored by
   the item's text. It cannot be compared with TIGER and the lazy decoder as a way to say codes: these read no
-  words, keep ties as stored and have 256 codes, and what content brings by itself is not measured. How many
-  trials each recipe had is [written down](recommendation.md#words-and-attributes-of-items).
+  words and have 256 codes, and what content brings by itself is not measured. How many trials each recipe had
+  is [written down](recommendation.md#words-and-attributes-of-items).
 - **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
   tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on all three data sets, within the
   interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 13 % below

@@ -101,7 +101,7 @@ def all_rows() -> Iterator[Row]:
     """What the table is to have: the most asked for first."""
     for ties, dataset, method in itertools.product(TIES, DATASETS, (NEIGHBORS, *METHODS)):
         measured = DATASETS[dataset]
-        if ties not in measured.ties or not (method == NEIGHBORS or measured.measures(method)):
+        if ties not in measured.ties or not (method == NEIGHBORS or measured.measures(method, ties)):
             continue
         seeds = SEEDS_OF_BEAUTY.get(method, 1) if (dataset, ties) == ("beauty", "shuffled") else 1
         yield from (Row(dataset, ties, method, seed) for seed in range(seeds))

@@ -75,7 +75,7 @@ def test_a_row_is_made_recorded_and_on_the_page(sources, tmp_path):
     assert record["made_of"]["commit"] == commit_of(reproduction.CHECKOUT)
     assert is_measured(ROW)
     (line,) = [
-        line for line in (tmp_path / "quality.md").read_text().splitlines() if line.startswith("| tiny ")
+        line for line in (tmp_path / "quality.md").read_text().splitlines() if line.startswith("| tiny")
     ]
     assert "CPU min)" in line
 
@@ -127,7 +127,8 @@ def test_published_ids_are_imported_and_items_without_text_get_those_of_interact
         reproduction._data(ROW, published, sources)
 
 
-def test_a_source_that_is_missing_is_said(tmp_path):
+def test_a_source_that_is_missing_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduction, "KEPT", tmp_path / "kept")
     with pytest.raises(InputError, match=r"SOURCES has to hold yelp-s3rec, Yelp"):
         reproduction._data(Row("yelp", "shuffled", "sasrec"), METHODS["sasrec"], tmp_path)
 
