@@ -47,6 +47,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.console import log
 from rayrec.platform.devices import get_device
 from rayrec.platform.health.burn_in import kind_of
+from rayrec.platform.processors import num_processors
 
 RECORD = RECORDS / "capacity-real.json"
 PART = RECORD.with_suffix(".part")
@@ -94,7 +95,7 @@ def bench(options: BenchOptions) -> list[Bar]:
         data = Path(folder) / "impressions"
         synthetic_impressions(data, ROWS, COLUMNS, IDS)
         measured = _measured(base_config(data), max(1, options.pairs // 9))
-    cores = float(os.cpu_count() or 1)
+    cores = float(num_processors())
     calibration = calibrated(
         [measured[each.label] for each in CALIBRATED],
         cores,

@@ -22,7 +22,6 @@ step. A peer that is not installed is left out, and said.
 from __future__ import annotations
 
 import importlib.util
-import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -42,6 +41,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.console import log
+from rayrec.platform.processors import num_processors
 
 ROWS = 5_200_000
 """Of all tables together."""
@@ -51,7 +51,7 @@ SAMPLES = 1_000_000
 BATCH, DIM = 4096, 16
 BOTTOM, TOP = (512, 256, 64), (512, 256)
 RATE, ROW_RATE = 1e-3, 0.02
-THREADS = min(2, os.cpu_count() or 1)
+THREADS = min(2, num_processors())
 
 
 @dataclass(frozen=True)

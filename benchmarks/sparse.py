@@ -35,7 +35,6 @@ import importlib.util
 import itertools
 import math
 import mmap
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -66,6 +65,7 @@ from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.console import log
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.hashing import mix64
+from rayrec.platform.processors import num_processors
 from rayrec.samples.base.batches import TableLookup
 
 DIM = 64
@@ -494,7 +494,7 @@ def _large_bar(batches: Batches, options: BenchOptions) -> Bar:
 
 
 def _threads() -> int:
-    return min(2, os.cpu_count() or 1)
+    return min(2, num_processors())
 
 
 def _threads_name(threads: int) -> str:

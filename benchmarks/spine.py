@@ -18,7 +18,6 @@ decodes and shuffles its windows while training. Validation and snapshots are in
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,6 +41,7 @@ from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.console import log
+from rayrec.platform.processors import num_processors
 
 TARGET = 0.60
 
@@ -150,7 +150,7 @@ def _config(name: str, data: Path, *more: str) -> RunConfig:
         [
             f"data.path={data}",
             "pipeline.num_trainers=1",
-            f"pipeline.trainer_threads={min(2, os.cpu_count() or 1)}",
+            f"pipeline.trainer_threads={min(2, num_processors())}",
             "cluster.dashboard=false",
             *more,
         ],

@@ -18,6 +18,7 @@ from pydantic import Field
 from rayrec.platform.config import Config
 from rayrec.platform.devices import HOST, claimed_resources
 from rayrec.platform.errors import MachineError
+from rayrec.platform.processors import num_processors
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ def ray_cluster(config: ClusterConfig, cpus_needed: float) -> Iterator[None]:
         else:
             start_on_this_machine(
                 # Our own cluster may promise more CPUs than there are: a small machine is only slower.
-                num_cpus=max(os.cpu_count() or 1, int(cpus_needed + 0.999)),
+                num_cpus=max(num_processors(), int(cpus_needed + 0.999)),
                 object_store_memory=config.object_store_bytes,
                 include_dashboard=config.dashboard,
                 log_to_driver=False,

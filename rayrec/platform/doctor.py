@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from rayrec.platform import devices
 from rayrec.platform.device_diagnosis import HERE, Surroundings, device_facts
 from rayrec.platform.frameworks import FRAMEWORKS, examine_framework
+from rayrec.platform.processors import num_processors
 
 Status = Literal["ok", "optional", "missing"]
 
@@ -119,7 +120,7 @@ def _framework(name: str, machine: Surroundings) -> Diagnosis:
 
 
 def _cpus() -> Diagnosis:
-    return Diagnosis("CPUs", "ok", f"{os.cpu_count()} logical")
+    return Diagnosis("CPUs", "ok", f"{os.cpu_count()} logical, {num_processors()} for this process")
 
 
 def _shared_memory() -> Diagnosis:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +29,7 @@ from rayrec.platform.cluster import ray_cluster
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError
 from rayrec.platform.health.burn_in import burn_in, kind_of
+from rayrec.platform.processors import num_processors
 from rayrec.platform.ray_errors import ActorDeathError
 
 logger = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ def calibrate(
     measured = list(measure(config, variants_of(config) if variants is None else variants, on_variant))
     return calibrated(
         measured,
-        float(os.cpu_count() or 1),
+        float(num_processors()),
         kind_of(HOST.torch),
         datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         of_machine.to_dict(),

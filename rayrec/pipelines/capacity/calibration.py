@@ -7,7 +7,6 @@ windows ─► processor time of every role ─► costs ─► time of steps �
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +24,7 @@ from rayrec.pipelines.capacity.workload import TableWork, Workload
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import written_whole
 from rayrec.platform.memory import machine_bytes
+from rayrec.platform.processors import num_processors
 
 FORMAT = 1
 SHIPPED = Path(__file__).parent / "calibration.json"
@@ -153,7 +153,7 @@ def measured_from(found: Mapping[str, Any]) -> Measured:
 
 def this_machine(cores: float | None = None) -> ClusterSpec:
     """One node without accelerators or network, as windows are measured on."""
-    cores = float(os.cpu_count() or 1) if cores is None else cores
+    cores = float(num_processors()) if cores is None else cores
     measured = "measured: this machine"
     return ClusterSpec.parse(
         {

@@ -23,6 +23,7 @@ from rayrec.pipelines.training.ray_stages import running_stages
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.errors import InputError
 from rayrec.platform.health.burn_in import MOST_BUSY, cpu_load
+from rayrec.platform.processors import num_processors
 
 RAY = "ray"
 ROLES = ("readers", "feature_workers", "servers", "trainers")
@@ -161,9 +162,9 @@ def _window(stages: Stages, pipeline: TrainingPipeline, first: int, num_steps: i
     ours_s = driver_s + sum(cpu_after[role] - cpu_before[role] for role in (*ROLES, RAY))
     free_cores = 0.0
     if machine_before is not None and machine_after is not None:
-        cores = float(os.cpu_count() or 1)
         others = max(0.0, machine_after - machine_before - ours_s) / wall_s
-        free_cores = min(cores, max(LEAST_FREE, cores - others))
+        left = float(os.cpu_count() or 1) - others
+        free_cores = min(float(num_processors()), max(LEAST_FREE, left))
     return StepTimes(
         free_cores=free_cores,
         step_s=step_s,

@@ -11,7 +11,6 @@ the card, and get only one that nobody holds.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from rayrec.platform.health.counters import Card, CardKind, Counters, read_count
 from rayrec.platform.health.findings import AS_NUMBER, Finding
 from rayrec.platform.health.verdict import Limits, Seen
 from rayrec.platform.metrics import RayMetrics
+from rayrec.platform.processors import num_processors
 
 if TYPE_CHECKING:  # whose module needs torch
     from rayrec.platform.health.burn_in import BurnIn
@@ -193,7 +193,7 @@ def _of_cpus() -> Any:
 
         from rayrec.platform.health.burn_in import burn_in
 
-        torch.set_num_threads(os.cpu_count() or 1)
+        torch.set_num_threads(num_processors())
         return burn_in(HOST.kind, tempfile.gettempdir())
 
     return ray.remote(max_retries=0, max_calls=1)(measure)

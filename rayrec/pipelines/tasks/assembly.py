@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +21,7 @@ from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.tasks.training_rows import TrainingRows, compiled, training_rows
 from rayrec.platform.devices import device_named
 from rayrec.platform.errors import InputError
+from rayrec.platform.processors import num_processors
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.base.batches import TrainingFeatures
 from rayrec.samples.reading.followed_plan import FollowedPlan
@@ -103,7 +103,7 @@ class Assembly:
     @property
     def trainer_threads(self) -> int:
         pipeline = self.config.pipeline
-        return pipeline.trainer_threads or max(1, (os.cpu_count() or 1) // pipeline.num_trainers)
+        return pipeline.trainer_threads or max(1, num_processors() // pipeline.num_trainers)
 
     @property
     def _schedule(self) -> RateSchedule:

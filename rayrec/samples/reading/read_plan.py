@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from pyarrow import dataset as ds
 
 from rayrec.platform.arrays import Int32Array, Int64Array
 from rayrec.platform.errors import InputError
+from rayrec.platform.processors import num_processors
 from rayrec.samples.base.hive import values_of_folders
 from rayrec.samples.base.intervals import Interval
 from rayrec.samples.dataset.dataset import Dataset
@@ -242,7 +242,7 @@ def _counted(spec: ReadSpec, groups: list[RowGroup], batching: Batching) -> Grou
                 raise corrupt_group(spec, group, error) from error
             return error
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(num_processors()) as threads:
         counts = list(threads.map(count, possible))
     kept, lengths, unreadable = [], [], []
     for group, found in zip(possible, counts, strict=True):
@@ -282,7 +282,7 @@ def _not_ruled_out(spec: ReadSpec, groups: list[RowGroup]) -> list[RowGroup]:
     def pruned(name: str) -> set[tuple[str, int]]:
         return {(name, group) for group in _groups_of(spec, name, expression)}
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(num_processors()) as threads:
         found = threads.map(pruned, dict.fromkeys(group.name for group in groups))
         possible = set().union(*found)
     return [group for group in groups if (group.name, group.group) in possible]

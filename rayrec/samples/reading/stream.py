@@ -8,7 +8,6 @@ way, however long the consumer keeps the last one. For actors there are `SampleR
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rayrec.platform.errors import InputError
+from rayrec.platform.processors import num_processors
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.reading.read_plan import BatchPlan, RowPlan, Window
 from rayrec.samples.reading.reader import ShuffledWindow, WindowDecoder
@@ -74,7 +74,7 @@ class SampleStream:
             queue_depth: batches that are prepared before they are asked for.
             windows_ahead: windows that are decoded before they are needed.
         """
-        threads = threads or min(os.cpu_count() or 1, windows_ahead)
+        threads = threads or min(num_processors(), windows_ahead)
         self._plan = plan
         self._stop_step = stop_step
         self._program = program
