@@ -44,6 +44,7 @@ BENCHES: dict[str, Bench] = {
     "graph-growth": partial(_run, "graph", "bench_growth"),
     "graph-quality": partial(_run, "graph_quality", "bench"),
     "health": partial(_run, "health", "bench"),
+    "idle-threads": partial(_run, "idle_threads", "bench"),
     "jobs": partial(_run, "jobs", "bench"),
     "maas": partial(_run, "maas", "bench"),
     "jobs-real": partial(_run, "jobs_real", "bench"),

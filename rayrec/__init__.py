@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING
 
 from rayrec.platform.kernel_cache import choose_kernel_cache
 from rayrec.platform.lazy_names import lazy_names
+from rayrec.platform.processors import let_idle_threads_sleep
 
 choose_kernel_cache(Path(__file__).parent)  # before anything imports numba, which reads it then
+let_idle_threads_sleep()  # before anything imports torch
 
 __version__ = "0.2.0"
 

@@ -1,9 +1,11 @@
 import os
+import subprocess
+import sys
 
 import pytest
 
 from rayrec.platform import processors
-from rayrec.platform.processors import num_processors
+from rayrec.platform.processors import let_idle_threads_sleep, num_processors
 
 
 @pytest.fixture
@@ -40,3 +42,32 @@ def test_a_system_without_affinity_has_all(container, monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
 
     assert num_processors() == 64
+
+
+@pytest.mark.parametrize(
+    ("set_before", "expected"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "10000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_idle_threads_sleep_soon_unless_the_environment_says_otherwise(monkeypatch, set_before, expected):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in set_before.items():
+        monkeypatch.setenv(name, value)
+
+    let_idle_threads_sleep()
+
+    assert {name: os.environ.get(name) for name in expected} == expected
+    assert ("GOMP_SPINCOUNT" in os.environ) == ("GOMP_SPINCOUNT" in expected)
+
+
+def test_the_setting_is_there_before_torch_can_be_imported():
+    code = "import os, sys, rayrec; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
+    environment = {name: value for name, value in os.environ.items() if "GOMP" not in name}
+
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+    assert said.stdout.split() == ["10000", "False"]
