@@ -88,9 +88,8 @@ def windows(data: str) -> Callable[[int], float]:
             if len(times) > FIRST_STEPS + num_steps:
                 raise _EnoughError
 
-        with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder:
-            with suppress(_EnoughError):
-                train(config, Path(folder) / "run", on_step=on_step, cluster=in_process)
+        with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder, suppress(_EnoughError):
+            train(config, Path(folder) / "run", on_step=on_step, cluster=in_process)
         return num_steps / (times[-1] - times[FIRST_STEPS])
 
     return measure
