@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, looked_in
 
 
 class Config(BaseModel):
@@ -85,7 +85,7 @@ def read_values(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise InputError(f"{path}: no such config file; expected a YAML file that describes a run")
+        raise InputError(f"{path}: no such config file{looked_in(path)}; expected a YAML file of settings")
     try:
         values = _read_yaml(path.read_bytes(), str(path))
     except yaml.YAMLError as error:
@@ -226,6 +226,10 @@ def _is_section(model: type[Config], name: Any) -> bool:
     return get_origin(annotation) is dict or bool(_config_types(annotation))
 
 
+# A section that is no mapping. Pydantic speaks of dictionaries and objects, which a YAML file does not have.
+_NO_MAPPING = ("dict_type", "model_type", "model_attributes_type")
+
+
 def _explain(root: type[Config], values: dict[str, Any], problem: Any) -> str:
     location = tuple(problem["loc"])
     # Pydantic adds the chosen tag of a union to the location; it is not a key of the file.
@@ -243,6 +247,8 @@ def _explain(root: type[Config], values: dict[str, Any], problem: Any) -> str:
         return f"the setting {name!r} is missing"
     if problem["type"] == "value_error":
         return message
+    if problem["type"] in _NO_MAPPING:
+        return f"{name}: expected a mapping of keys to values, got {problem['input']!r}"
     return f"{name}: {message[0].lower()}{message[1:]}, got {problem['input']!r}"
 
 

@@ -1,5 +1,9 @@
 """Exceptions whose messages are written for users."""
 
+from __future__ import annotations
+
+from pathlib import Path
+
 
 class NoRoomError(RuntimeError):
     """A disk is full or read-only; the message is for users, as an `InputError`'s is."""
@@ -12,6 +16,11 @@ class InputError(ValueError):
     expected; what was found; what to do about it. The command prints it as its
     last line and exits with a code other than zero.
     """
+
+
+def looked_in(path: Path) -> str:
+    """What a message adds behind "no such file" for a relative path: the directory that it begins in."""
+    return "" if path.is_absolute() else f" in {Path.cwd()}"
 
 
 class MachineError(InputError):

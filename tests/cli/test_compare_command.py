@@ -116,4 +116,5 @@ def test_lists_of_a_few_items_say_which_metrics_they_have_not(runs):
     assert "recall@50" not in report["results"][MODEL]
     assert "too few for recall@50" in refused("compare", sasrec, sasrec, "--metric", "recall@50")
     assert "there is no metric 'auc'" in refused("compare", sasrec, sasrec, "--metric", "auc")
+    assert f"{sasrec}x: no such run, data set or file" in refused("compare", sasrec, f"{sasrec}x")
     answer("evaluate", sasrec, "--no-baselines")

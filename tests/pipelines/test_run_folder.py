@@ -197,8 +197,10 @@ def test_a_run_of_before_reads_the_newest_events_alone_as_it_began(tmp_path):
 
 
 def test_no_run_cannot_be_opened(tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match="not a run folder; expected one that 'rayrec train' made"):
+    for path, said in ((tmp_path, ""), (tmp_path / "nowhere", r" \(there is no such folder\)")):
+        with pytest.raises(
+            InputError, match=f"not a run folder{said}; expected one that 'rayrec train' made"
+        ):
             RunFolder.open(path)
 
 

@@ -77,6 +77,8 @@ def test_unknown_keys_suggest_the_nearest_of_their_place(values, expected):
         ({**TREE, "rate": float("inf")}, "rate: input should be a finite number, got inf"),
         ({**TREE, "rate": float("nan")}, "rate: input should be a finite number, got nan"),
         ({**TREE, "seed": None}, "seed: input should be a valid integer, got None"),
+        ({**TREE, "layers": [1]}, "layers: expected a mapping of keys to values, got [1]"),
+        ({"model": "tree"}, "model: expected a mapping of keys to values, got 'tree'"),
         ({"model": {"kind": "bush"}}, "model.kind: expected one of 'tree', 'network', got 'bush'"),
     ],
 )
@@ -185,6 +187,12 @@ def test_files_that_hold_no_settings_are_refused_by_name(tmp_path, content, expe
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match=r"nothing\.yaml: no such config file"):
         Settings.load(tmp_path / "nothing.yaml")
+
+
+def test_of_a_relative_path_the_directory_that_was_looked_in_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=rf"^nothing\.yaml: no such config file in {tmp_path};"):
+        Settings.load("nothing.yaml")
 
 
 @given(

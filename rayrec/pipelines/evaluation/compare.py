@@ -32,7 +32,7 @@ from rayrec.pipelines.metrics.slices import slices_of
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import SnapshotName, snapshot_name
 from rayrec.platform.arrays import BoolArray, Float64Array
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, looked_in
 from rayrec.samples.dataset.dataset_folder import HISTORIES, kind_of
 from rayrec.samples.dataset.manifest import Split
 
@@ -258,6 +258,11 @@ def evaluated(where: str, name: str | None, sources: Sources) -> Evaluated:
         InputError: there are none, or none of this split or list.
     """
     path = Path(where)
+    if not path.exists():
+        raise InputError(
+            f"{where}: no such run, data set or file of positions{looked_in(path)}; "
+            "`rayrec runs FOLDER` lists the runs of a folder"
+        )
     if kind_of(path) is HISTORIES:
         positions = Positions.read(_of_neighbors(path, sources))
     elif path.is_dir():

@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from rayrec.pipelines.config.run import TABLE_SEEDS, RunConfig
 from rayrec.platform.config import differing_keys
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, looked_in
 from rayrec.platform.files import append_line, no_room, write_atomically, write_json
 from rayrec.platform.ray_errors import root_cause
 
@@ -210,7 +210,8 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """A folder in which a run was begun."""
         if not (path / "run.json").is_file() or not (path / "config.yaml").is_file():
-            raise InputError(f"{path}: not a run folder; expected one that 'rayrec train' made")
+            found = "" if path.exists() else f" (there is no such folder{looked_in(path)})"
+            raise InputError(f"{path}: not a run folder{found}; expected one that 'rayrec train' made")
         return cls(path)
 
     @property

@@ -155,10 +155,10 @@ def _metric_of(tuning: TuningConfig, task: Task) -> tuple[str, bool]:
     known, metric = task.judged_by, tuning.metric or task.metric
     if metric not in known:
         close = difflib.get_close_matches(metric, known, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = f"did you mean {close[0]!r}? It can by" if close else "it can by"
         raise InputError(
             f"metric: validation of {task.config.model.name!r} cannot compare runs by {metric!r}; "
-            f"{hint}It can by {', '.join(known)}"
+            f"{hint} {', '.join(known)}"
         )
     if metric != task.metric:
         logger.info(

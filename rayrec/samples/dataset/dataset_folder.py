@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rayrec.platform.config import Config
-from rayrec.platform.errors import InputError
+from rayrec.platform.errors import InputError, looked_in
 
 TRAIN_FOLDER = "train"
 
@@ -230,7 +230,9 @@ def manifest_values(folder: Path, kind: DatasetKind) -> dict[str, Any]:
     """
     path = folder / kind.manifest_file
     if not folder.is_dir():
-        raise InputError(f"{folder}: no such data set; `{kind.command} SOURCE {folder}` makes one")
+        raise InputError(
+            f"{folder}: no such data set{looked_in(folder)}; `{kind.command} SOURCE {folder}` makes one"
+        )
     if not path.is_file():
         if (other := kind_of(folder)) is not None:
             raise InputError(

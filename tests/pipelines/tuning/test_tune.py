@@ -430,6 +430,8 @@ def test_the_metric_has_to_be_one_of_validation(run_file, tmp_path):
         InputError, match=r"cannot compare runs by 'ndgc@10'; did you mean 'ndcg@10'\? It can by recall@"
     ):
         tune(tuning(run_file, metric="ndgc@10"), tmp_path / "search", open_trials=trials_here)
+    with pytest.raises(InputError, match="by 'loss'; it can by recall@"):
+        tune(tuning(run_file, metric="loss"), tmp_path / "search", open_trials=trials_here)
     assert not (tmp_path / "search").exists()
 
 
