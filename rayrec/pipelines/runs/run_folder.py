@@ -365,6 +365,8 @@ class RunFolder:
             raise InputError(
                 f"{self.path}: has no best snapshot, since none was validated yet; take --snapshot last"
             )
+        if last is None and self.state.get("deleted") is not None:
+            raise InputError(f"{self.path}: the run has no snapshot any more: {self.state['deleted']}")
         if last is None:
             raise InputError(
                 f"{self.path}: the run has no snapshot yet (its state: {self.condition}); rayrec train with "

@@ -45,6 +45,10 @@ FREE_OF_RUN = (
 )
 """Settings of the run that may change when a search goes on. Fewer than of a run that goes on: what a run may
 change for a resume may change bits (`training.compile`), and trials before and after are compared."""
+_DELETED = (
+    "the search keeps those of its best trial alone; search with keep: all, or train the settings again, "
+    "which are in trials.csv"
+)
 
 
 @dataclass(frozen=True)
@@ -181,7 +185,7 @@ class TuningFolder:
         run = RunFolder(path)
         # First run.json: a snapshot that it names has to be there.
         if run.state.get("last") is not None:
-            run.update(best=None, last=None)
+            run.update(best=None, last=None, deleted=_DELETED)
         if run.snapshots.is_dir():
             run.keep_only(set())
 

@@ -111,7 +111,7 @@ def test_only_the_best_run_keeps_its_snapshots(searched):
         assert bool(run.snapshot_names()) == (number == result.best)
         assert (run.path / "metrics.jsonl").is_file()
         if number != result.best:
-            with pytest.raises(InputError, match="no snapshot"):
+            with pytest.raises(InputError, match=r"no snapshot any more.*keep: all"):
                 run.chosen_snapshot("best")
 
 
