@@ -35,8 +35,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from scipy.stats import spearmanr
-
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.quality_page import RECORDS
 from benchmarks.synthetic_impressions import synthetic_impressions
@@ -184,6 +182,8 @@ def compare(calibration: Calibration, others: Sequence[Measured]) -> list[dict[s
 
 
 def _bars(compared: Sequence[dict[str, Any]]) -> list[Bar]:
+    from scipy.stats import spearmanr  # takes a second to import
+
     errors = [abs(each["error"]) for each in compared]
     linear = statistics.median(abs(each["linear_error"]) for each in compared)
     rank = float(

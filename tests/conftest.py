@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import os
 import sys
@@ -29,6 +30,9 @@ torch.set_num_threads(1)
 
 # Typer would build all commands again for every call, which takes longer than most of them do.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
+
+# While tests are collected, nearly all that is made stays. What stays is not looked through again later.
+gc.disable()
 
 # Ray's workers run at niceness 15: beside tests of another process they would hardly run at all.
 os.environ.setdefault("RAY_worker_niceness", "0")
@@ -59,6 +63,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     with_ray = {item.path for item in items if item.get_closest_marker("ray")}
     kernels = {path: place for place, path in enumerate(COMPILING_FILES)}
     items.sort(key=lambda item: (kernels.get(item.path, len(kernels)), item.path not in with_ray))
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -6,7 +6,6 @@ import socket
 import pytest
 
 pytest.importorskip("transformers")
-pytest.importorskip("peft")
 
 from rayrec.pipelines.inference.export import export_run
 from rayrec.pipelines.inference.text_answers import TextAnswers, TextRequest
@@ -15,7 +14,10 @@ from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.language.config import ModelsConfig
 from rayrec.serve.launch.language import serving_models
 from tests.cli.commands import answer, refused
+from tests.helpers.optional import skip_without
 from tests.pipelines.test_language_runs import folders, settings, trained  # noqa: F401 - a fixture
+
+skip_without("peft")
 
 QUESTIONS = [f"ask {number} {word}" for number in range(4) for word in ("red", "blue")]
 

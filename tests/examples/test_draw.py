@@ -5,9 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from matplotlib.image import imread
 
-from examples import draw
 from rayrec.models.tokenizers.fit import quantized_registry
 from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -20,8 +18,18 @@ def run(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("run"), "prefix")
 
 
+@pytest.fixture(scope="module")
+def draw():
+    # matplotlib is imported where these tests run, not wherever they are collected.
+    from examples import draw
+
+    return draw
+
+
 @pytest.mark.slow
-def test_a_picture_is_drawn_of_a_run(run, tmp_path, monkeypatch, capsys):
+def test_a_picture_is_drawn_of_a_run(draw, run, tmp_path, monkeypatch, capsys):
+    from matplotlib.image import imread
+
     out = tmp_path / "picture.png"
     monkeypatch.setattr("sys.argv", ["draw.py", str(run), "--user", "u3", "--out", str(out)])
 
@@ -34,7 +42,7 @@ def test_a_picture_is_drawn_of_a_run(run, tmp_path, monkeypatch, capsys):
     assert len(np.unique(pixels.reshape(-1, pixels.shape[2]), axis=0)) > 1000
 
 
-def test_what_is_drawn_is_what_the_model_says(run):
+def test_what_is_drawn_is_what_the_model_says(draw, run):
     scene = draw.load(run, "u3")
 
     assert scene.title == "user u3"
@@ -44,7 +52,7 @@ def test_what_is_drawn_is_what_the_model_says(run):
 
 
 @pytest.mark.parametrize("quantizer", ["rq_kmeans", "opq"])
-def test_the_map_is_of_what_the_tokenizer_keeps(run, quantizer):
+def test_the_map_is_of_what_the_tokenizer_keeps(draw, run, quantizer):
     folder = Path(registry_folder(RunFolder.open(run).config))
     vectors_ID = np.repeat([[0.0, 1.0, 0.0, 2.0], [5.0, -1.0, 7.0, 0.0]], NUM_ITEMS // 2, axis=0)
     vectors_ID += np.random.default_rng(0).normal(scale=0.01, size=vectors_ID.shape)
@@ -63,6 +71,6 @@ def test_the_map_is_of_what_the_tokenizer_keeps(run, quantizer):
     assert apart > 0.4
 
 
-def test_a_user_who_is_not_there_is_named(run):
+def test_a_user_who_is_not_there_is_named(draw, run):
     with pytest.raises(SystemExit, match="nobody"):
         draw.load(run, "nobody")

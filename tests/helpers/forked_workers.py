@@ -1,13 +1,14 @@
 """Workers of the tests' Ray clusters are forks of one process, which has imported what actors import.
 
 Most of what a small run takes is imports, once per actor. Ray's own is not among what is shared: while it is
-loaded it reads settings from the environment, and each worker has its own.
+loaded it reads settings from the environment, and each worker has its own. What Ray imports of others is.
 
 Workers as users start them are in `tests/examples/test_ray_job.py`.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -26,15 +27,24 @@ from pathlib import Path
 IMPORTED = (
     "pyarrow.dataset",
     "torch._dynamo",  # by every optimizer of torch
-    "rayrec.embeddings.shard.shard",
     "rayrec.embeddings.transport.shared_memory",
-    "rayrec.models.program.program",
-    "rayrec.samples.impressions.features",
-    "rayrec.samples.reading.reader",
-    "rayrec.samples.features.row_features",
+    "rayrec.pipelines.tuning.trial",
+    "rayrec.serve.launch.nearline",
+    # By Ray, and by Ray Serve.
+    "aiohttp.web",
+    "fastapi",
+    "google.protobuf.json_format",
+    "jsonschema",
+    "pyarrow.json",
+    "pydantic.v1",
+    "requests",
+    "uvicorn",
+    "uvloop",
+    # By the modules of tests whose functions are tasks.
+    "pytest",
 )
-"""Without Ray, by all of them."""
-STARTS_S = 120.0
+"""Without Ray, by many workers; of each room, the module that imports most."""
+STARTS_S = 200.0
 """Longest that the imports may take."""
 MESSAGE_BYTES = 1 << 20
 STANDARD_STREAMS = (0, 1, 2)
@@ -78,9 +88,13 @@ def forked_workers() -> Iterator[str]:
 
 def serve(address: str) -> None:
     """Fork for every worker that is to start; returns in the fork, which then is one."""
+    gc.disable()
     for module in IMPORTED:
         importlib.import_module(module)
     assert "ray" not in sys.modules, "its settings would be those of this process"
+    _fill_registry_of_numba()
+    gc.freeze()  # a worker's collections would copy the pages of all that is shared
+    gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks what became of a worker
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(address)
@@ -95,6 +109,14 @@ def serve(address: str) -> None:
                 break
             connection.close()
     _become_worker(connection)
+
+
+def _fill_registry_of_numba() -> None:
+    """What numba does at the first call of a kernel, also of one that it has compiled before."""
+    from numba.core.registry import cpu_target
+
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
 def _become_worker(connection: socket.socket) -> None:

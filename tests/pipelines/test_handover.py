@@ -21,10 +21,12 @@ from rayrec.samples.text.prepare import TextPrepareConfig, prepare_text
 from tests.cli.commands import answer, refused
 
 pytest.importorskip("transformers")
-pytest.importorskip("peft")
 
+from tests.helpers.optional import skip_without
 from tests.helpers.text_tokenizers import tokenizer_folder
 from tests.pipelines.test_language_runs import settings, trained
+
+skip_without("peft")
 
 CLEANING = {"near_duplicates": None, "contamination_words": 50}
 

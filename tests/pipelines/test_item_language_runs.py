@@ -42,11 +42,13 @@ from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.on_ray.dense import DensePart, RemoteRanker
 from rayrec.serve.web.metrics import PrometheusMeter
 from tests.helpers.data import write_source
+from tests.helpers.optional import skip_without
 from tests.helpers.runs import NUM_ITEMS, dataset_of, make_semantic_ids
 from tests.helpers.text_tokenizers import tokenizer_folder
 
+skip_without("peft")
+
 pytest.importorskip("transformers")
-pytest.importorskip("peft")
 
 LLAMA = {
     "model_type": "llama",

@@ -34,10 +34,12 @@ from rayrec.samples.text.prepare import TextPrepareConfig, _used, prepare_text
 from rayrec.samples.text.records import SCHEMA, Record, Span
 
 pytest.importorskip("transformers")
-pytest.importorskip("peft")
 
 from tests.helpers.examples import cases
+from tests.helpers.optional import skip_without
 from tests.helpers.text_tokenizers import THINKS, tokenizer_folder
+
+skip_without("peft")
 
 WORDS = ("red", "blue", "green", "black", "white")
 TOOLS = {"red": "paint", "blue": "sky", "green": "grass", "black": "ink", "white": "snow"}

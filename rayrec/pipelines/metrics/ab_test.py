@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binomtest
 
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.platform.arrays import BoolArray, Float64Array, Int64Array
@@ -78,6 +77,8 @@ class SampleRatio:
 
 def sample_ratio(num_baseline: int, num_variant: int, share: float) -> SampleRatio:
     """Compare users of the variants with what the variant was to get of them."""
+    from scipy.stats import binomtest  # takes a second to import
+
     num_users = num_baseline + num_variant
     p_value = float(binomtest(num_variant, num_users, share).pvalue)
     return SampleRatio(share, num_variant / num_users, p_value)

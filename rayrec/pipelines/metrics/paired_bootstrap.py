@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest, t
 
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.platform.arrays import Float64Array
@@ -121,6 +120,8 @@ def seed_deviations(means_S: Float64Array, num_resamples: int, random: np.random
     num_seeds = len(means_S)
     if num_seeds == 1:
         return np.zeros(num_resamples)
+    from scipy.stats import t  # takes a second to import
+
     shares_R = random.permutation((np.arange(num_resamples) + 0.5) / num_resamples)
     deviations_R: Float64Array = t.ppf(shares_R, num_seeds - 1) * means_S.std(ddof=1) / np.sqrt(num_seeds)
     return deviations_R
@@ -137,6 +138,8 @@ def _alone(hits_SU: Float64Array, others_SU: Float64Array) -> float:
 
 
 def _mcnemar(only_a: float, only_b: float) -> float:
+    from scipy.stats import binomtest  # takes a second to import
+
     of_one = round(only_a + only_b)
     return float(binomtest(round(only_a), of_one, 0.5).pvalue) if of_one else 1.0
 

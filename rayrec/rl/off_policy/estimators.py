@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.platform.arrays import Float64Array
@@ -41,6 +40,8 @@ class Terms:
 
     def estimate(self, num_resamples: int = 999, seed: int = 0) -> Estimate:
         """Return the value and its bootstrap interval over rows."""
+        from scipy import stats  # takes a second to import
+
         top_N, bottom_N = self.numerators_N, self.denominators_N
         if np.ptp(top_N) == 0 and (bottom_N is None or np.ptp(bottom_N) == 0):
             return Estimate(self.value, self.value, self.value)  # all rows are equal

@@ -7,9 +7,11 @@ import torch
 from rayrec.models.language.adapters import merge_adapters
 from rayrec.platform.errors import InputError
 from tests.helpers.examples import cases
+from tests.helpers.optional import skip_without
 from tests.models.language.texts import FIRST_NEW, LLAMA, NUM_TOKENS, SHAPE, optimizer, program, text
 
-pytest.importorskip("peft")
+skip_without("peft")
+
 
 LORA = {"rank": 4}
 TIED = {"tied": {"tie_word_embeddings": True}, "untied": {"tie_word_embeddings": False}}

@@ -6,13 +6,13 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 pytest.importorskip("transformers")
-pytest.importorskip("peft")
 
 from rayrec.models.base.compute import ComputeSettings
 from rayrec.models.language.networks import padded_attention
 from rayrec.models.language.text_program import TextProgramSpec
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.program import ProgramPlacement
+from tests.helpers.optional import skip_without
 from tests.models.language.texts import (
     LLAMA,
     NUM_TOKENS,
@@ -25,6 +25,8 @@ from tests.models.language.texts import (
     program,
     text,
 )
+
+skip_without("peft")
 
 ATTENTION_WIDTH = SHAPE["hidden_size"]
 CASES = {

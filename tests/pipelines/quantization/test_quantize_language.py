@@ -15,10 +15,12 @@ from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 
 pytest.importorskip("transformers")
-pytest.importorskip("peft")
 
 from tests.helpers.examples import cases
+from tests.helpers.optional import skip_without
 from tests.pipelines.test_language_runs import LLAMA, folders, settings  # noqa: F401 - a fixture
+
+skip_without("peft")
 
 WIDE = {"kind": "settings", "settings": LLAMA | {"hidden_size": 64, "intermediate_size": 96}}
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
-pytest.importorskip("peft")
 
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.inference.export import export_run
@@ -17,7 +16,10 @@ from rayrec.samples.text.tokens import TextTokenizer
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.language.config import ModelsConfig
 from rayrec.serve.launch.language import serving_models
+from tests.helpers.optional import skip_without
 from tests.pipelines.test_item_language_runs import settings, shop, trained  # noqa: F401 - a fixture
+
+skip_without("peft")
 
 CODE = re.compile(r"<([a-z])_(\d+)>")
 
