@@ -45,7 +45,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
 from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, import_published, tokenize
-from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.training.placements import Placement, in_process, on_ray
 from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT
@@ -247,12 +247,9 @@ def commit_of(checkout: Path) -> str:
     return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
 
 
-def _sparse_parameters(assembly: Any) -> int:
+def _sparse_parameters(assembly: Assembly) -> int:
     """Numbers in the rows of the catalog's ids, for models whose tables are on the servers."""
-    counts = {"item": len(assembly.task.dataset.items), "user": len(assembly.task.dataset.users)}
-    if assembly.task.registry is not None:
-        counts["code"] = sum(assembly.task.registry.level_sizes)
-    return sum(counts[table.name] * table.dim for table in assembly.tables)
+    return sum(len(assembly.task.ids_of(table.name)) * table.dim for table in assembly.tables)
 
 
 def _data(row: Row, method: Method, sources: Path) -> list[str]:

@@ -25,6 +25,7 @@ from benchmarks.reproduction import Cap, OverCapError, Row, commit_of, is_measur
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.evaluation.lists import CO_VISITATION, MODEL
 from rayrec.pipelines.metrics.positions import Positions
+from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training.placements import in_process
 from rayrec.platform.errors import InputError
 from tests.helpers.data import random_events, write_source
@@ -78,6 +79,22 @@ def test_a_row_is_made_recorded_and_on_the_page(sources, tmp_path):
         line for line in (tmp_path / "quality.md").read_text().splitlines() if line.startswith("| tiny")
     ]
     assert "CPU min)" in line
+
+
+def test_rows_on_servers_are_counted_as_parameters_as_those_of_the_network_are(sources, monkeypatch):
+    monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(DATASETS["tiny"], has_text=False))
+
+    def counts(settings: tuple[str, ...]) -> tuple[int, int]:
+        method = dataclasses.replace(METHODS["tiny"], settings=settings)
+        monkeypatch.setitem(METHODS, "tiny", method)
+        assembly = assemble(reproduction._config(ROW, reproduction._data(ROW, method, sources)))
+        dense = sum(parameter.numel() for parameter in assembly.task.network().parameters())
+        return dense, reproduction._sparse_parameters(assembly)
+
+    dense, none = counts(())
+    network, rows = counts(("model.prefix_matrix=sparse",))
+    assert none == 0
+    assert 0 < network < dense == network + rows
 
 
 def test_records_of_other_benches_lie_beside_those_of_the_page(sources, tmp_path):
