@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-_CGROUP_2 = "/sys/fs/cgroup/cpu.max"
-_CGROUP_1 = ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us")
-"""The limit of a container: microseconds of processors, in a period of so many."""
+_OWN_GROUPS = Path("/proc/self/cgroup")
+"""Lines of `number:controllers:path`; version 2 of control groups has no controllers there."""
+_CGROUP_2 = Path("/sys/fs/cgroup")
+_CGROUP_1 = Path("/sys/fs/cgroup/cpu")
 
 
 SPIN_VARIABLE = "GOMP_SPINCOUNT"
 SPIN_COUNT = "10000"
-"""Some microseconds, in which the next parallel loop of a training mostly comes."""
+"""Some tenths of a millisecond, in which the next parallel loop of a training mostly comes."""
 
 
 def let_idle_threads_sleep() -> None:
@@ -22,7 +24,8 @@ def let_idle_threads_sleep() -> None:
     Those of torch's libgomp spin for so long that they hardly ever sleep. That takes nothing from a process
     that has its processors for itself; beside others (the actors of a run, trials, tests), each loop waits
     for a thread on whose processor another one spins. `rayrec bench idle-threads` measures it. For this
-    process, if torch was not imported before, and for those that it starts.
+    process, if torch was not imported before, and for those that it starts. Other libraries of OpenMP, as
+    that of macOS, do not read it.
     """
     if not {SPIN_VARIABLE, "OMP_WAIT_POLICY"} & set(os.environ):
         os.environ[SPIN_VARIABLE] = SPIN_COUNT
@@ -34,20 +37,43 @@ def num_processors() -> int:
     `os.cpu_count` is the machine's. Threads beyond that wait for each other.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _container_processors()
-    return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
+    return max(1, min(allowed, math.ceil(min(_limits(), default=allowed))))
 
 
-def _container_processors() -> float | None:
-    for numbers in (_numbers(_CGROUP_2), [number for path in _CGROUP_1 for number in _numbers(path)]):
-        if len(numbers) == 2 and min(numbers) > 0:  # version 1 has -1 where there is no limit
-            return numbers[0] / numbers[1]
-    return None
+def _limits() -> Iterator[float]:
+    """Processors that each control group leaves this process: of a container, a service, a job."""
+    for folder in _with_parents(_CGROUP_2, ""):
+        yield from _limit(_words(folder / "cpu.max"))
+    for folder in _with_parents(_CGROUP_1, "cpu"):
+        yield from _limit(_words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us"))
 
 
-def _numbers(path: str) -> list[int]:
-    """Of a file; none where it is missing, or says that there is no limit."""
+def _with_parents(root: Path, controller: str) -> list[Path]:
+    """Folders of the groups: a group cannot have more than those around it.
+
+    In a container the path may be the host's, which is not there; the root is the container's group then.
+    """
+    folders = [root]
+    for line in _lines(_OWN_GROUPS):
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            own = Path(path.strip("/"))
+            folders += [root / each for each in (own, *own.parents)]
+    return folders
+
+
+def _limit(words: list[str]) -> Iterator[float]:
+    """Microseconds of processors in a period of so many; `max` or -1 where there is no limit."""
+    if len(words) == 2 and all(word.isdigit() for word in words):
+        yield int(words[0]) / int(words[1])
+
+
+def _words(path: Path) -> list[str]:
+    return [word for line in _lines(path) for word in line.split()]
+
+
+def _lines(path: Path) -> list[str]:
     try:
-        return [int(word) for word in Path(path).read_text().split()]
-    except (OSError, ValueError):
+        return path.read_text().splitlines()
+    except OSError:  # there is no such group, or no such system
         return []

@@ -13,8 +13,9 @@ def container(tmp_path, monkeypatch):
     """A machine of 64 processors, on which this process may use 48."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(48)), raising=False)
-    monkeypatch.setattr(processors, "_CGROUP_2", str(tmp_path / "max"))
-    monkeypatch.setattr(processors, "_CGROUP_1", (str(tmp_path / "quota"), str(tmp_path / "period")))
+    monkeypatch.setattr(processors, "_OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(processors, "_CGROUP_2", tmp_path)
+    monkeypatch.setattr(processors, "_CGROUP_1", tmp_path / "cpu")
     return tmp_path
 
 
@@ -22,17 +23,34 @@ def container(tmp_path, monkeypatch):
     ("files", "expected"),
     [
         ({}, 48),
-        ({"max": "max 100000\n"}, 48),
-        ({"max": "400000 100000\n"}, 4),
-        ({"max": "150000 100000\n"}, 2),  # what is there in part is used
-        ({"max": "10000 100000\n"}, 1),
-        ({"max": "9900000 100000\n"}, 48),
-        ({"quota": "-1\n", "period": "100000\n"}, 48),
-        ({"quota": "200000\n", "period": "100000\n"}, 2),
+        ({"cpu.max": "max 100000\n"}, 48),
+        ({"cpu.max": "400000 100000\n"}, 4),
+        ({"cpu.max": "150000 100000\n"}, 2),  # what is there in part is used
+        ({"cpu.max": "10000 100000\n"}, 1),
+        ({"cpu.max": "9900000 100000\n"}, 48),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 48),
+        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+        # A group of the process's own, without a container, and one around it.
+        ({"own": "0::/a/b\n", "a/b/cpu.max": "300000 100000\n"}, 3),
+        ({"own": "0::/a/b\n", "a/b/cpu.max": "max 100000\n", "a/cpu.max": "200000 100000\n"}, 2),
+        ({"own": "0::/a/b\n", "a/b/cpu.max": "300000 100000\n", "a/cpu.max": "900000 100000\n"}, 3),
+        ({"own": "0::/of/the/host\n", "cpu.max": "500000 100000\n"}, 5),
+        ({"own": "0::/a\n", "b/cpu.max": "100000 100000\n"}, 48),
+        (
+            {
+                "own": "4:memory:/b\n3:cpu,cpuacct:/a\n",
+                "cpu/a/cpu.cfs_quota_us": "200000\n",
+                "cpu/a/cpu.cfs_period_us": "100000\n",
+                "cpu/b/cpu.cfs_quota_us": "100000\n",
+                "cpu/b/cpu.cfs_period_us": "100000\n",
+            },
+            2,
+        ),
     ],
 )
 def test_a_process_has_what_its_affinity_and_its_container_leave(container, files, expected):
     for name, text in files.items():
+        (container / name).parent.mkdir(parents=True, exist_ok=True)
         (container / name).write_text(text)
 
     assert num_processors() == expected
@@ -66,7 +84,7 @@ def test_idle_threads_sleep_soon_unless_the_environment_says_otherwise(monkeypat
 
 def test_the_setting_is_there_before_torch_can_be_imported():
     code = "import os, sys, rayrec; print(os.environ['GOMP_SPINCOUNT'], 'torch' in sys.modules)"
-    environment = {name: value for name, value in os.environ.items() if "GOMP" not in name}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP", "OMP"))}
 
     said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
