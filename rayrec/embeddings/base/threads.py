@@ -16,6 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
+from rayrec.platform.processors import num_processors
+
 ResultT = TypeVar("ResultT")
 
 ROWS_PER_THREAD = 4096
@@ -53,4 +55,4 @@ def in_parts(
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="rows")
+    return ThreadPoolExecutor(num_processors(), thread_name_prefix="rows")

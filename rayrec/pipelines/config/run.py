@@ -196,7 +196,8 @@ class PipelineConfig(Config):
     asks once for what several of them read, and adds up their gradients before they travel. Take as many as
     a node has. The sums are in another order than those of single trainers, so their last bits differ."""
     trainer_threads: int | None = Field(None, ge=1)
-    """Threads of each trainer's dense compute; None shares the machine's cores."""
+    """Threads of each trainer's dense compute; None shares the processors that the driver may use. Name it
+    where trainers have more or less of them: on other nodes, or bound to a socket."""
     queue_depth: int = Field(4, ge=2)
     """Batches between reading and update; more are not begun."""
     cpus_per_actor: float = Field(0.25, ge=0)
