@@ -12,12 +12,12 @@ of the same training in two processes, of which one has our setting and one that
 
 from __future__ import annotations
 
-import itertools
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.data_sets import beauty_sized
@@ -31,7 +31,7 @@ from rayrec.platform.console import log
 from rayrec.platform.processors import SPIN_COUNT, SPIN_VARIABLE, num_processors
 
 AS_INSTALLED = "300000"
-"""libgomp's count where nothing is set, and there are no more threads than processors."""
+"""libgomp's count, some milliseconds, where nothing is set and there are no more threads than processors."""
 THREADS = 2
 FIRST_STEPS = 5
 """Which are not measured: everything is made then."""
@@ -98,17 +98,12 @@ def windows(data: str) -> Callable[[int], float]:
 @contextmanager
 def busy(count: int) -> Iterator[None]:
     """So many processes compute while the block lasts."""
-    processes = [get_context("spawn").Process(target=_compute, daemon=True) for _ in range(count)]
-    for process in processes:
-        process.start()
+    # Not by multiprocessing, whose processes would first import torch for some seconds.
+    command = [sys.executable, "-S", "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(count)]
     try:
         yield
     finally:
         for process in processes:
-            process.terminate()
-            process.join()
-
-
-def _compute() -> None:
-    for _ in itertools.count():
-        pass
+            process.kill()
+            process.wait()
