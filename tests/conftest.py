@@ -65,7 +65,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (kernels.get(item.path, len(kernels)), item.path not in with_ray))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    # Not where collection is finished: the process of xdist that distributes tests collects none.
     gc.enable()
     gc.freeze()
 
