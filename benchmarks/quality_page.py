@@ -425,7 +425,7 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
     for name, method in METHODS.items():
         if not DATASETS[dataset].measures(name, ties):
             continue
-        seeds = [record for record in records if record["method"] == name]
+        seeds = _of_one_recipe([record for record in records if record["method"] == name])
         earlier = [one for one in method.earlier if one.table == (dataset, ties)]
         if not seeds and earlier:
             figures = [
@@ -464,6 +464,11 @@ def _untrained(dataset: str, ties: str) -> dict[str, Any]:
     path = RECORDS / NEIGHBORS / f"{dataset}-{ties.replace(' ', '-')}.json"
     record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return record
+
+
+def _of_one_recipe(seeds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that redrew ties, once there are some: a mean with those of before would be of neither recipe."""
+    return [seed for seed in seeds if _redrew_ties([seed])] or list(seeds)
 
 
 def _redrew_ties(seeds: Sequence[Mapping[str, Any]]) -> bool:

@@ -79,6 +79,15 @@ def test_a_row_of_a_recipe_that_left_ties_as_stored_says_so():
     assert [line for line in lines if line.startswith(f"| {METHODS['hstu'].title} |")]
 
 
+def test_seeds_of_before_are_left_out_of_a_row_once_one_redrew_ties():
+    before = record("hstu", 0, 0.06) | {"made_of": {"settings": {}}}
+
+    lines = page([before, record("hstu", 1, 0.08)]).splitlines()
+
+    (hstu,) = [line for line in lines if line.startswith(f"| {METHODS['hstu'].title}")]
+    assert hstu.startswith(f"| {METHODS['hstu'].title} | 0.0800 ")
+
+
 def test_in_file_order_there_are_the_methods_that_show_the_leak():
     methods = {row.method for row in all_rows() if (row.dataset, row.ties) == ("beauty", "file order")}
 
