@@ -229,6 +229,11 @@ METHODS = {
         ),
     ),
     "sasrec-content": Method("SASRec of ids, words and attributes, full softmax", "beauty-sasrec-content"),
+    "sasrec-cosine": Method(
+        "the same of ids alone: what words and attributes bring",
+        "beauty-sasrec-content",
+        settings=("model.content=null",),
+    ),
     "sasrec-servers": Method(
         "SASRec, item rows on parameter servers, sampled softmax",
         "beauty-sasrec-sparse",
