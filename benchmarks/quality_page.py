@@ -112,16 +112,6 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """A measurement by hand, before its recipe had a row: only some metrics were kept."""
-
-    table: tuple[str, str]
-    """Data set and ties."""
-    metrics: Mapping[str, tuple[float, float]]
-    """Value, and half the interval over users."""
-
-
-@dataclass(frozen=True)
 class Method:
     """One recipe, the same for every data set."""
 
@@ -132,7 +122,6 @@ class Method:
     max_codebook_size: int = 256
     settings: tuple[str, ...] = ()
     """What differs from the config."""
-    earlier: tuple[Earlier, ...] = ()
     published: tuple[Published, ...] = ()
 
 
@@ -224,9 +213,6 @@ METHODS = {
     "sasrec": Method(
         "SASRec, full softmax, ties reshuffled in training",
         "beauty-sasrec",
-        earlier=(
-            Earlier(("beauty", "shuffled"), {"recall@10": (0.1007, 0.0037), "ndcg@10": (0.0572, 0.0024)}),
-        ),
     ),
     "sasrec-content": Method("SASRec of ids, words and attributes, full softmax", "beauty-sasrec-content"),
     "sasrec-cosine": Method(
@@ -431,14 +417,6 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
         if not DATASETS[dataset].measures(name, ties):
             continue
         seeds = _of_one_recipe([record for record in records if record["method"] == name])
-        earlier = [one for one in method.earlier if one.table == (dataset, ties)]
-        if not seeds and earlier:
-            figures = [
-                "{:.4f} ± {:.4f}".format(*earlier[0].metrics[name]) if name in earlier[0].metrics else ""
-                for name in SHOWN
-            ]
-            lines.append("| " + " | ".join([f"{method.title} (1 seed, by hand)", *figures, "", ""]) + " |")
-            continue
         if not seeds:
             lines.append(f"| {method.title} | not measured yet |" + " |" * (len(SHOWN) + 1))
             continue
