@@ -249,7 +249,9 @@ def commit_of(checkout: Path) -> str:
 
 def _sparse_parameters(assembly: Assembly) -> int:
     """Numbers in the rows of the catalog's ids, for models whose tables are on the servers."""
-    return sum(len(assembly.task.ids_of(table.name)) * table.dim for table in assembly.tables)
+    ids = {table.name: assembly.task.ids_of(table.name) for table in assembly.tables}
+    counts = {name: each if isinstance(each, int) else len(each) for name, each in ids.items()}
+    return sum(counts[table.name] * table.dim for table in assembly.tables)
 
 
 def _data(row: Row, method: Method, sources: Path) -> list[str]:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Iterator
 
-_CGROUP_LIMITS = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
-"""Of cgroups 2 and 1: the limit of a container."""
+from rayrec.platform.control_groups import limits
 
 
 def machine_bytes() -> int:
     """Memory that the processes of this machine, or of this container, may use in all."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([total, *_cgroup_limits()])
+    return min([total, *_limits()])
 
 
 def human_size(num_bytes: float) -> str:
@@ -27,13 +23,7 @@ def human_size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
-def _cgroup_limits() -> list[int]:
-    limits = []
-    for path in _CGROUP_LIMITS:
-        try:
-            text = Path(path).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():  # "max" where there is none
-            limits.append(int(text))
-    return limits
+def _limits() -> Iterator[int]:
+    """`max` where there is no limit."""
+    for words in limits("memory", ("memory.max",), ("memory.limit_in_bytes",)):
+        yield from (int(word) for word in words if word.isdigit())

@@ -5,13 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
-_OWN_GROUPS = Path("/proc/self/cgroup")
-"""Lines of `number:controllers:path`; version 2 of control groups has no controllers there."""
-_CGROUP_2 = Path("/sys/fs/cgroup")
-_CGROUP_1 = Path("/sys/fs/cgroup/cpu")
-
+from rayrec.platform.control_groups import limits
 
 SPIN_VARIABLE = "GOMP_SPINCOUNT"
 SPIN_COUNT = "10000"
@@ -41,39 +36,7 @@ def num_processors() -> int:
 
 
 def _limits() -> Iterator[float]:
-    """Processors that each control group leaves this process: of a container, a service, a job."""
-    for folder in _with_parents(_CGROUP_2, ""):
-        yield from _limit(_words(folder / "cpu.max"))
-    for folder in _with_parents(_CGROUP_1, "cpu"):
-        yield from _limit(_words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us"))
-
-
-def _with_parents(root: Path, controller: str) -> list[Path]:
-    """Folders of the groups: a group cannot have more than those around it.
-
-    In a container the path may be the host's, which is not there; the root is the container's group then.
-    """
-    folders = [root]
-    for line in _lines(_OWN_GROUPS):
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            own = Path(path.strip("/"))
-            folders += [root / each for each in (own, *own.parents)]
-    return folders
-
-
-def _limit(words: list[str]) -> Iterator[float]:
     """Microseconds of processors in a period of so many; `max` or -1 where there is no limit."""
-    if len(words) == 2 and all(word.isdigit() for word in words):
-        yield int(words[0]) / int(words[1])
-
-
-def _words(path: Path) -> list[str]:
-    return [word for line in _lines(path) for word in line.split()]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:  # there is no such group, or no such system
-        return []
+    for words in limits("cpu", ("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        if len(words) == 2 and all(word.isdigit() for word in words):
+            yield int(words[0]) / int(words[1])

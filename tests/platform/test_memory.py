@@ -1,6 +1,6 @@
 import pytest
 
-from rayrec.platform import memory
+from rayrec.platform import control_groups
 from rayrec.platform.memory import human_size, machine_bytes
 
 
@@ -19,10 +19,21 @@ def test_sizes_are_written_in_the_largest_unit(num_bytes, text):
     assert human_size(num_bytes) == text
 
 
-def test_a_container_has_what_its_limit_says(tmp_path, monkeypatch):
-    unlimited, limited = tmp_path / "v2", tmp_path / "v1"
-    unlimited.write_text("max\n")
-    monkeypatch.setattr(memory, "_CGROUP_LIMITS", (str(unlimited), str(limited)))
+@pytest.mark.parametrize(
+    ("own", "file", "other"),
+    [
+        ("0::/\n", "memory.max", "max\n"),
+        ("0::/job/step\n", "job/memory.max", "max\n"),
+        ("5:memory:/job\n", "memory/job/memory.limit_in_bytes", "9223372036854771712\n"),
+    ],
+)
+def test_a_container_or_a_job_has_what_its_limit_says(tmp_path, monkeypatch, own, file, other):
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(control_groups, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
+    limited = tmp_path / file
+    limited.parent.mkdir(parents=True, exist_ok=True)
+    limited.write_text(other)
     whole = machine_bytes()
     limited.write_text("123456789\n")
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from rayrec.platform import processors
+from rayrec.platform import control_groups
 from rayrec.platform.processors import let_idle_threads_sleep, num_processors
 
 
@@ -13,9 +13,8 @@ def container(tmp_path, monkeypatch):
     """A machine of 64 processors, on which this process may use 48."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(48)), raising=False)
-    monkeypatch.setattr(processors, "_OWN_GROUPS", tmp_path / "own")
-    monkeypatch.setattr(processors, "_CGROUP_2", tmp_path)
-    monkeypatch.setattr(processors, "_CGROUP_1", tmp_path / "cpu")
+    monkeypatch.setattr(control_groups, "OWN_GROUPS", tmp_path / "own")
+    monkeypatch.setattr(control_groups, "ROOT", tmp_path)
     return tmp_path
 
 
