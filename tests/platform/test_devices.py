@@ -20,6 +20,7 @@ OTHERS_WORDS = [
     ),
     PACKAGE / "platform" / "health" / "burn_in.py",  # a line of /proc
     PACKAGE / "pipelines" / "capacity" / "windows.py",  # the same
+    PACKAGE / "platform" / "processors.py",  # a control group
     PACKAGE / "jobs" / "kubernetes.py",
     PACKAGE / "jobs" / "runner.py",
     PACKAGE / "serve" / "language" / "engine.py",  # a setting of transformers

@@ -82,7 +82,7 @@ def test_health_says_which_model_is_ready(client):
         ),
         ({"instruction": {"behavior": 3}}, "instruction.behavior: input should be a valid string"),
         ({"history": ["alien"], "timestamps": [0.5]}, "timestamps.0: input should be a valid integer"),
-        ({"row": [1]}, "row: expected a mapping"),
+        ({"row": [1]}, "row: input should be a valid dictionary"),
         ({"row": {"price": 1}}, "row: there is no field 'price'"),
         ({"row": {}, "user_id": 7}, "row: stands for user_id and history; give it without them"),
         ([], "expected a JSON object, sent with the header 'Content-Type: application/json'"),
