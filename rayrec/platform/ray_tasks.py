@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from typing import Any
+import functools
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import ray
 
 from rayrec.platform.ray_errors import root_cause
 from rayrec.platform.tasks import Task
 
+P, R = ParamSpec("P"), TypeVar("R")
 _AHEAD = 2
 """Tasks that are submitted for each CPU: one runs, one waits for it to be free."""
+
+
+def interruptible(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose task `ray.cancel` ends, however the cluster was started.
+
+    Ray interrupts a task as Ctrl-C would, and the processes of a cluster that was started in the background
+    of a shell (`nohup rayrec tune ... &`) ignore that.
+    """
+
+    @functools.wraps(function)
+    def run(*arguments: P.args, **named: P.kwargs) -> R:
+        is_main = threading.current_thread() is threading.main_thread()  # others set no handlers
+        if is_main and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return function(*arguments, **named)
+
+    return run
 
 
 def run_tasks_on_ray(task: Task, shared: Any, arguments: Sequence[Any]) -> Generator[tuple[int, Any]]:
@@ -19,7 +40,7 @@ def run_tasks_on_ray(task: Task, shared: Any, arguments: Sequence[Any]) -> Gener
 
     A task whose process dies is repeated by Ray: tasks write under other names until they are done.
     """
-    remote = ray.remote(num_cpus=1, max_retries=3)(task)
+    remote = ray.remote(num_cpus=1, max_retries=3)(interruptible(task))
     reference = ray.put(shared)
     waiting = list(enumerate(arguments))[::-1]
     running: dict[Any, int] = {}

@@ -29,6 +29,7 @@ from rayrec.platform.health.findings import AS_NUMBER, Finding
 from rayrec.platform.health.verdict import Limits, Seen
 from rayrec.platform.metrics import RayMetrics
 from rayrec.platform.processors import num_processors
+from rayrec.platform.ray_tasks import interruptible
 
 if TYPE_CHECKING:  # whose module needs torch
     from rayrec.platform.health.burn_in import BurnIn
@@ -196,7 +197,7 @@ def _of_cpus() -> Any:
         torch.set_num_threads(num_processors())
         return burn_in(HOST.kind, tempfile.gettempdir())
 
-    return ray.remote(max_retries=0, max_calls=1)(measure)
+    return ray.remote(max_retries=0, max_calls=1)(interruptible(measure))
 
 
 def _of_card() -> Any:
@@ -208,7 +209,7 @@ def _of_card() -> Any:
         # Whether the CPUs are busy does not matter for what runs on the card.
         return burn_in(kind, None, card, load=lambda: 0.0)
 
-    return ray.remote(max_retries=0, max_calls=1)(measure)
+    return ray.remote(max_retries=0, max_calls=1)(interruptible(measure))
 
 
 def run_pairs(nodes: Sequence[Node]) -> list[PairResult]:

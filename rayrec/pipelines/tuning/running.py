@@ -55,11 +55,13 @@ class TrialsOnRay:
     def __init__(self, trial: TrialConfig, device: str, run: RunTrial = run_trial) -> None:
         import ray
 
+        from rayrec.platform.ray_tasks import interruptible
+
         # Ray's own repetitions do not count, and of a process that ran out of memory there is no end of them.
         options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "max_calls": 1}
         if not trial.actors:
             options |= {"num_cpus": trial.cpus, **ray_claim(device)}
-        self._remote = ray.remote(**options)(run)
+        self._remote = ray.remote(**options)(interruptible(run))
         self._tries = trial.tries
         self._running: dict[int, tuple[TrialSpec, Any]] = {}
 
