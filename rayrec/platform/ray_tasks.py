@@ -13,7 +13,8 @@ import ray
 from rayrec.platform.ray_errors import root_cause
 from rayrec.platform.tasks import Task
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 _AHEAD = 2
 """Tasks that are submitted for each CPU: one runs, one waits for it to be free."""
 
