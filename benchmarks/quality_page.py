@@ -216,7 +216,7 @@ METHODS = {
     ),
     "sasrec-content": Method("SASRec of ids, words and attributes, full softmax", "beauty-sasrec-content"),
     "sasrec-cosine": Method(
-        "the same of ids alone: what words and attributes bring",
+        "SASRec, full softmax, by the schedule of the row with words",
         "beauty-sasrec-content",
         settings=("model.content=null",),
     ),
