@@ -1,8 +1,8 @@
 """How long may OpenMP's idle threads spin? Training with two threads, alone and beside other work.
 
 Between two parallel loops, a thread waits for the next one. As torch installs it, it spins for so long that
-it hardly ever sleeps; `rayrec.platform.processors` lets it sleep after tenths of a millisecond. Steps per second
-of the same training in two processes, of which one has our setting and one that of libgomp:
+it hardly ever sleeps; `rayrec.platform.processors` lets it sleep after tenths of a millisecond. Steps per
+second of the same training in two processes, of which one has our setting and one that of libgomp:
 
 * `idle-threads-alone`: nothing beside.
 * `idle-threads-beside`: beside a process on every processor that computes without a pause.

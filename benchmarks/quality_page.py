@@ -551,8 +551,8 @@ Limits of the comparison:
 - The prefix decoder is a softmax over items, factored along the tree of their codes, with a trained vector
   for every prefix of an ID: its weights grow with the catalog. TIGER and the lazy decoder have vectors for
   codes only.
-- All recipes but one draw the order of ties again at every step (`data.redraw_ties`), which in file order removes
-  what the order leaks: the prefix decoder has 0.0514 on Sports then, and 0.0552 with ties as stored. Rows
+- All recipes but one draw the order of ties again at every step (`data.redraw_ties`), which in file order
+  removes what the order leaks: the prefix decoder has 0.0514 on Sports then, and 0.0552 with ties as stored. Rows
   that say *ties as stored* were measured before their recipe did. SASRec with full softmax has a row of each.
 - **Words and attributes** are what the catalog says of items (`model.content`): words of titles and keywords,
   categories and brands as numbers. Rows that read them know more than the others. *Prefix decoder without
@@ -583,8 +583,8 @@ Limits of the comparison:
   item by the sum of its prefixes' vectors (`model.softmax: items`). What lies between the two rows is the
   hierarchical loss and the beams.
 - Two x86-64 cores, no accelerator. Training times are those of the steps, the median of the seeds. Many
-  rows were trained beside other work, and some stood still for minutes meanwhile. CPU minutes, where they were recorded, include driver, actors, Ray,
-  start and validation.
+  rows were trained beside other work, and some stood still for minutes meanwhile. CPU minutes, where they
+  were recorded, include driver, actors, Ray, start and validation.
 
 Amazon's events have dates, and the files order the events of one day by item code: a model can learn that
 order, and published results on these files include it. Therefore there are two tables for these data sets.
