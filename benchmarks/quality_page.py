@@ -552,8 +552,9 @@ Limits of the comparison:
   for every prefix of an ID: its weights grow with the catalog. TIGER and the lazy decoder have vectors for
   codes only.
 - All recipes but one draw the order of ties again at every step (`data.redraw_ties`), which in file order
-  removes what the order leaks: the prefix decoder has 0.0514 on Sports then, and 0.0552 with ties as stored. Rows
-  that say *ties as stored* were measured before their recipe did. SASRec with full softmax has a row of each.
+  removes what the order leaks: the prefix decoder has 0.0514 on Sports then, and 0.0552 with ties as
+  stored. Rows that say *ties as stored* were measured before their recipe did. SASRec with full softmax has
+  a row of each.
 - **Words and attributes** are what the catalog says of items (`model.content`): words of titles and keywords,
   categories and brands as numbers. Rows that read them know more than the others. *Prefix decoder without
   vectors of its own* says codes, and no weight of it belongs to one item or one whole ID; but each leaf adds
