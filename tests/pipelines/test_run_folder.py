@@ -48,6 +48,15 @@ def test_a_run_that_ended_without_a_snapshot_is_replaced(tmp_path, state):
     assert (folder.state["state"], folder.state["error"], folder.config.seed) == ("running", None, 5)
 
 
+def test_a_run_that_replaces_one_whose_snapshots_were_deleted_just_has_none_yet(tmp_path):
+    RunFolder.create(tmp_path / "run", config()).update(state="finished", deleted="a search keeps the best")
+
+    folder = RunFolder.create(tmp_path / "run", config())
+
+    with pytest.raises(InputError, match="no snapshot yet"):
+        folder.chosen_snapshot("last")
+
+
 TRAINING = """
 import sys, time
 from pathlib import Path

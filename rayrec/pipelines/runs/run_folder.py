@@ -168,7 +168,8 @@ class RunFolder:
         for left in (path / COLUMNS_FILE, path / ACCEPTED_FILE, *path.glob(ATTENTION_FILES)):
             left.unlink(missing_ok=True)
         write_atomically(path / "config.yaml", config.to_yaml().encode())
-        folder.update(state="running", error=None, best=None, last=None)
+        outdated = {"deleted": None} if held is not None and "deleted" in held else {}
+        folder.update(state="running", error=None, best=None, last=None, **outdated)
         return folder
 
     @staticmethod
