@@ -120,7 +120,7 @@ def is_measured(row: Row) -> bool:
     except InputError:
         return False
     most_codes = made_of.get("max_codebook_size", 256)
-    return _recorded(config) == recipe(row) and most_codes == METHODS[row.method].max_codebook_size
+    return recorded(config) == recipe(row) and most_codes == METHODS[row.method].max_codebook_size
 
 
 def _config(row: Row, data: Sequence[str] = ()) -> RunConfig:
@@ -136,12 +136,18 @@ def _config(row: Row, data: Sequence[str] = ()) -> RunConfig:
     )
 
 
+def config_of(row: Row, sources: Path) -> RunConfig:
+    """The run of a row; its data set is prepared and tokenized where it was not yet."""
+    return _config(row, _data(row, METHODS[row.method], sources))
+
+
 def recipe(row: Row) -> dict[str, Any]:
     """What is recorded of it: settings as they are now, defaults included."""
-    return _recorded(_config(row))
+    return recorded(_config(row))
 
 
-def _recorded(config: RunConfig) -> dict[str, Any]:
+def recorded(config: RunConfig) -> dict[str, Any]:
+    """Settings that results depend on."""
     parts = {"model": True, "training": True, "evaluation": True, "data": {"redraw_ties"}}
     return config.model_dump(mode="json", include=parts)
 
@@ -196,7 +202,7 @@ def measure(
         OverCapError: the training took longer than a row's may.
     """
     method, shown = METHODS[row.method], DATASETS[row.dataset].shown_list
-    config = _config(row, _data(row, method, sources))
+    config = config_of(row, sources)
     assembly = assemble(config)
     with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as folder:
         run = Path(folder) / "run" if runs is None else runs / row.record.stem

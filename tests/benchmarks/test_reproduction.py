@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from benchmarks import quality_page, reproduction
+from benchmarks import equal_tuning, quality_page, reproduction
 from benchmarks.quality_page import (
     DATASETS,
     METHODS,
@@ -225,3 +225,42 @@ def test_a_commit_is_dirty_where_something_differs_that_decides(tmp_path):
         assert commit_of(tmp_path) == clean + "-dirty"
         git("checkout", name)
     assert commit_of(tmp_path) == clean
+
+
+def test_a_row_is_tuned_goes_on_and_is_on_the_page_beside_the_one_of_its_recipe(
+    sources, tmp_path, monkeypatch
+):
+    budget = {
+        "config": "that of the row",
+        "trials": 2,
+        "metric": "ndcg@10",
+        "space": {"training.optimizer.learning_rate": {"kind": "float", "low": 0.001, "high": 0.01}},
+    }
+    (tmp_path / "budget.yaml").write_text(yaml.safe_dump(budget))
+    monkeypatch.setattr(equal_tuning, "BUDGET", tmp_path / "budget.yaml")
+    asked = [str(sources), ROW.name, "--searches", str(tmp_path / "searches")]
+    main([str(sources), ROW.name, "--local"])
+
+    equal_tuning.main(asked)
+
+    path = tmp_path / "records" / "tuned" / ROW.record.name
+    record = json.loads(path.read_text())
+    search = record["search"]
+    assert search["trials"] == {"complete": 2, "pruned": 0, "failed": 0}
+    assert search["of_best"] >= search["of_recipe"]
+    assert record["made_of"]["settings"]["training"]["optimizer"]["learning_rate"] == pytest.approx(
+        search["settings"]["training.optimizer.learning_rate"]
+    )
+    positions = Positions.read(path.parent / record["positions"])
+    found = record["results"][MODEL]["recall@10"]["value"]
+    assert np.mean(positions.places[MODEL] < 10) == pytest.approx(found)
+    lines = [line for line in (tmp_path / "quality.md").read_text().splitlines() if line.startswith("| tiny")]
+    assert [f"| {found:.4f} ±" in line for line in lines][1]
+    assert "| 2 (0) |" in lines[1]
+    assert "tiny, shuffled, tuned" in (tmp_path / "quality.csv").read_text()
+
+    equal_tuning.main(asked)  # the search is over, and is not begun again
+
+    again = json.loads(path.read_text())
+    assert again["search"] == search
+    assert again["results"] == record["results"]

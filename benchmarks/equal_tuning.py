@@ -1,0 +1,107 @@
+"""Tables of docs/benchmarks/quality.md after equal tuning: the same search for every method.
+
+    python -m benchmarks.equal_tuning SOURCES movielens/shuffled/sasrec movielens/shuffled/tiger ...
+
+A row is named as for `benchmarks.reproduction`, and its search begins with that row's recipe. Budget and
+space are those of all files of configs/tuning. Trials run in this process, one after the other; a search that
+was interrupted goes on. Only the trial that was best on validation users is judged on test users.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality_page import DATASETS, METHODS, write_page
+from benchmarks.quality_pairs import keep_positions, ranking_details
+from benchmarks.quality_tuned import FOLDER
+from benchmarks.reproduction import KEPT, Row, commit_of, config_of, recorded
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.tuning.config import TuningConfig
+from rayrec.pipelines.tuning.folder import TuningFolder
+from rayrec.pipelines.tuning.running import trials_here
+from rayrec.pipelines.tuning.tune import tune
+from rayrec.platform.checkout import CHECKOUT
+from rayrec.platform.console import log, progress_bar
+from rayrec.platform.files import write_atomically
+
+BUDGET = CHECKOUT / "configs" / "tuning" / "beauty-sasrec.yaml"
+"""Its budget and space are those of the files beside it."""
+
+
+def measure(row: Row, sources: Path, commit: str, searches: Path) -> dict[str, Any]:
+    """Search for settings of a row on validation users, and judge the best trial on test users.
+
+    Args:
+        commit: of the code that measures.
+        searches: where searches are kept; one that is there goes on.
+    """
+    base = config_of(row, sources)
+    begin = searches / f"{row.record.stem}.yaml"
+    searches.mkdir(parents=True, exist_ok=True)
+    write_atomically(begin, base.to_yaml().encode())
+    tuning = TuningConfig.load(BUDGET, [f"config={begin}"])
+    folder = TuningFolder(searches / row.record.stem)
+    with progress_bar("tune") as progress:
+        result = tune(
+            tuning,
+            folder.path,
+            resume="if_begun",
+            open_trials=trials_here,
+            on_trial=lambda tried, _: progress(tried.number + 1, tuning.trials),
+        )
+    best = folder.trial_path(result.best)
+    with progress_bar("evaluate") as progress:
+        report = evaluate(best, on_batch=progress, baselines=False)
+    shown = DATASETS[row.dataset].shown_list
+    record = row.record.parent / FOLDER / row.record.name
+    states = [trial["state"] for trial in result.trials]
+    return {
+        **asdict(row),
+        "search": {
+            "trials": {state: states.count(state) for state in ("complete", "pruned", "failed")},
+            "space": tuning.model_dump(mode="json", include={"space"})["space"],
+            "metric": result.metric,
+            "of_recipe": result.trials[0]["value"],
+            "of_best": result.best_value,
+            "best": result.best,
+            "settings": result.best_settings,
+            "processor_minutes": sum(trial["cpu_minutes"] or 0 for trial in result.trials),
+        },
+        "results": report.to_json()["results"],
+        **ranking_details(report, shown),
+        **keep_positions(record, report, [shown]),
+        "num_users": report.count,
+        "made_of": {"commit": commit, "settings": recorded(RunFolder.open(best).config)},
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.equal_tuning")
+    parser.add_argument("sources", type=Path, help="folder of the published data sets")
+    parser.add_argument("rows", nargs="+", help="DATASET/TIES/METHOD")
+    parser.add_argument("--searches", type=Path, default=KEPT / "searches", help="keep searches here")
+    options = parser.parse_args(arguments)
+    rows = [Row.named(name, seed=0) for name in options.rows]
+    untrained = [row.name for row in rows if row.method not in METHODS]
+    if untrained:
+        parser.error(f"nothing of {', '.join(untrained)} is trained, so nothing can be tuned")
+    commit = commit_of(CHECKOUT)
+    for row in rows:
+        log.print(row.name)
+        record = measure(row, options.sources, commit, options.searches)
+        path = row.record.parent / FOLDER / row.record.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n")
+        write_page()
+
+
+if __name__ == "__main__":
+    main()
