@@ -16,7 +16,7 @@ OPTIMIZERS = (
     RowwiseAdagradConfig(lr=0.1, weight_decay=0.01),
     AdagradConfig(),
     SgdConfig(),
-    AdamConfig(lr=0.05),
+    AdamConfig(lr=0.05, weight_decay=0.2),
     PartialRowwiseAdamConfig(lr=0.05),
     FtrlConfig(l1=0.001, l2=0.1),
 )

@@ -43,6 +43,21 @@ def test_adam_is_torch_sparse_adam(dim):
         np.testing.assert_allclose(table.lookup(ids), weight.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_adam_with_decay_moves_rows_of_every_step_as_adamw_and_leaves_the_others():
+    config = TableConfig(name="t", dim=5, optimizer=AdamConfig(lr=0.01, weight_decay=0.5))
+    table, read, others = EmbeddingTable(config), np.arange(10), np.arange(10, 20)
+    left_MD = table.lookup(others)
+    weight = torch.nn.Parameter(torch.from_numpy(table.lookup(read)))
+    optimizer = torch.optim.AdamW([weight], lr=0.01, weight_decay=0.5)
+    for step in range(20):
+        grads_MD = np.random.default_rng(step).standard_normal((10, 5)).astype(np.float32)
+        table.apply(read, grads_MD, step)
+        weight.grad = torch.from_numpy(grads_MD)
+        optimizer.step()
+    np.testing.assert_allclose(table.lookup(read), weight.detach().numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(table.lookup(others), left_MD)
+
+
 @pytest.mark.parametrize("dim", [1, 16, 19])
 def test_rowwise_adagrad_is_its_equation(dim):
     optimizer = RowwiseAdagradConfig(lr=0.1, eps=1e-6, initial_accumulator=0.5, weight_decay=0.01)
