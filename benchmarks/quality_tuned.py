@@ -13,7 +13,6 @@ FOLDER = "tuned"
 """Beside the records of rows that were not tuned."""
 _COLUMNS = (
     METRIC,
-    "ndcg@10",
     "validation ndcg@10: recipe → best",
     "trials (ended early)",
     "CPU min of all trials",
@@ -55,9 +54,8 @@ def tuned_table(
 def _cells(title: str, record: Mapping[str, Any], shown: str) -> Iterator[str]:
     search, results = record["search"], record["results"][shown]
     yield title
-    for metric in (METRIC, "ndcg@10"):
-        estimate = results[metric]
-        yield f"{estimate['value']:.4f} ± {(estimate['high'] - estimate['low']) / 2:.4f}"
+    estimate = results[METRIC]
+    yield f"{estimate['value']:.4f} ± {(estimate['high'] - estimate['low']) / 2:.4f}"
     yield f"{search['of_recipe']:.4f} → {search['of_best']:.4f}"
     trials = search["trials"]
     failed = f", {trials['failed']} failed" if trials["failed"] else ""
