@@ -122,6 +122,7 @@ class Method:
     config: str
     vectors: str | None = None
     """What the semantic IDs are made of, where there are any; `published`: somebody else made them."""
+    tokenizer: str = "rq_kmeans"
     max_codebook_size: int = 256
     settings: tuple[str, ...] = ()
     """What differs from the config."""
@@ -270,6 +271,23 @@ METHODS = {
         "both",
         max_codebook_size=512,
         settings=("model.softmax=items",),
+    ),
+    "ids-kmeans": Method(
+        "prefix decoder, IDs from words and interactions by residual k-means",
+        "beauty-generative",
+        "interactions+content",
+    ),
+    "ids-rqvae": Method(
+        "prefix decoder, IDs from words and interactions by RQ-VAE",
+        "beauty-generative",
+        "interactions+content",
+        tokenizer="rq_vae",
+    ),
+    "ids-letter": Method(
+        "prefix decoder, IDs from words by LETTER's RQ-VAE",
+        "beauty-generative",
+        "content",
+        tokenizer="letter",
     ),
     "generative-published": Method("prefix decoder, published IDs", "beauty-generative", "published"),
     "tiger-published": Method(
@@ -605,6 +623,9 @@ Limits of the comparison:
   collisions; seeds of a method share them. Where items have no text, they are made of interactions alone.
   *Published IDs* are those that came with the data: LETTER's of Beauty and Instruments (4 levels), and
   MiniOneRec's of Industrial (3 levels).
+- **Tokenizers** are compared with one model and one recipe, with three levels of up to 256 codes: residual
+  k-means and an RQ-VAE of words, attributes and interactions, LETTER's RQ-VAE of words and attributes that is
+  drawn towards interactions (`rayrec tokenize --tokenizer letter`), and published IDs.
 - **One softmax over items** has the weights of the prefix decoder, begins with the same bits, and scores an
   item by the sum of its prefixes' vectors (`model.softmax: items`). What lies between the two rows is the
   hierarchical loss and the beams.

@@ -58,7 +58,17 @@ from rayrec.samples.prepare.prepare import prepare
 
 SEVERAL_SEEDS = ("beauty", "movielens")
 """Data sets on which methods have more than one seed, where ties are shuffled."""
-ONE_SEED = {"sasrec-bce", "sasrec-stored", "sasrec-cosine", "gnn", "gnn-full", "lazy-text"}
+ONE_SEED = {
+    "sasrec-bce",
+    "sasrec-stored",
+    "sasrec-cosine",
+    "gnn",
+    "gnn-full",
+    "lazy-text",
+    "ids-kmeans",
+    "ids-rqvae",
+    "ids-letter",
+}
 """Methods that have one there, too, with those of published IDs: earlier recipes, controls and variants."""
 CAP_MINUTES = 120.0
 """Of processors, that a training may take, its start and its validations included."""
@@ -262,7 +272,9 @@ def _data(row: Row, method: Method, sources: Path) -> list[str]:
     if method.vectors == "published":
         return [f"data.path={folder}", f"data.semantic_ids={_published_ids(dataset, folder, sources)}"]
     vectors = method.vectors if dataset.has_text else "interactions"
-    tokenized = TokenizeConfig(vectors=vectors, max_codebook_size=method.max_codebook_size)
+    tokenized = TokenizeConfig(
+        vectors=vectors, tokenizer=method.tokenizer, max_codebook_size=method.max_codebook_size
+    )
     ids = folder / f"semantic_ids-{vectors}-{_hash(tokenized)}"
     if not (ids / REGISTRY_FILES.manifest).is_file():  # which is written last
         with progress_bar("tokenize") as progress:

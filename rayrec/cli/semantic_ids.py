@@ -66,8 +66,8 @@ def tokenize_command(
     tokenizer: Annotated[
         str,
         typer.Option(
-            help="What makes codes of vectors: rq_kmeans, balanced_rq_kmeans, rq_vae, opq, or one of another "
-            "package."
+            help="What makes codes of vectors: rq_kmeans, balanced_rq_kmeans, rq_vae, letter, opq, or one of "
+            "another package."
         ),
     ] = "rq_kmeans",
     levels: Annotated[int, typer.Option(min=1, max=8, help="Codes of an item.")] = 3,
@@ -89,7 +89,8 @@ def tokenize_command(
     dim: Annotated[int, typer.Option(min=1, help="Width of interaction vectors.")] = 64,
     components: Annotated[int, typer.Option(min=1, help="Principal components that are clustered.")] = 64,
     iterations: Annotated[
-        int | None, typer.Option(min=1, help="Rounds over the vectors, epochs of rq_vae [25, 100].")
+        int | None,
+        typer.Option(min=1, help="Rounds over the vectors, epochs of RQ-VAEs [25, 100]."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the clustering.")] = 0,
     key_offset: Annotated[

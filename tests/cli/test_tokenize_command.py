@@ -374,3 +374,11 @@ def test_a_large_catalog_is_tokenized_in_tasks_and_a_small_one_needs_none(data, 
     assert "--fit-items has no effect with --compare" in refused(
         "tokenize", data, "--compare", tmp_path, "--fit-items", 3
     )
+
+
+def test_a_tokenizer_that_reads_interactions_is_not_for_catalogs_in_parts(data, tmp_path):
+    options = ("--tokenizer", "letter", "--vectors", "content", "--large-catalog", NUM_ITEMS)
+
+    assert "reads the interactions of all items at once" in refused(
+        "tokenize", data, "--out", tmp_path, *options
+    )

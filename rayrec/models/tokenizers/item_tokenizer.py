@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rayrec.models.tokenizers.kmeans import checked_vectors, usual_codebook_size
+from rayrec.models.tokenizers.letter import Letter
 from rayrec.models.tokenizers.quantizer import Quantizer
 from rayrec.models.tokenizers.vector_preparation import PreparedVectors, VectorPreparation
 from rayrec.platform.arrays import Float32Array, Int64Array
@@ -26,6 +27,8 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.registry import Registry
 from rayrec.platform.saved_pair import SavedPair, checksum
 
+LETTER = "letter"
+"""The tokenizer whose quantizer reads vectors of interactions."""
 TOKENIZERS: Registry[type[Quantizer]] = Registry(
     "rayrec.tokenizers",
     "tokenizer",
@@ -33,6 +36,7 @@ TOKENIZERS: Registry[type[Quantizer]] = Registry(
         "rq_kmeans": "rayrec.models.tokenizers.rq_kmeans:ResidualKMeans",
         "balanced_rq_kmeans": "rayrec.models.tokenizers.balanced_rq_kmeans:BalancedResidualKMeans",
         "rq_vae": "rayrec.models.tokenizers.rq_vae:RqVae",
+        LETTER: "rayrec.models.tokenizers.letter:Letter",
         "opq": "rayrec.models.tokenizers.opq:OptimizedProductQuantizer",
     },
 )
@@ -71,8 +75,9 @@ class ItemTokenizer:
         num_components: int = 64,
         max_codebook_size: int = 256,
         vector_settings: Mapping[str, Mapping[str, Any]] | None = None,
+        interactions_IZ: Float32Array | None = None,
     ) -> ItemTokenizer:
-        """Fit the preparation, then the quantizer of this name; see `fitted_quantizer`.
+        """Fit the preparation, then the quantizer of this name; arguments as of `fitted_quantizer`.
 
         Raises:
             ValueError: unknown name, blocks that cannot be combined, vectors that cannot be quantized.
@@ -80,7 +85,14 @@ class ItemTokenizer:
         preparation = VectorPreparation.fit(blocks, item_ids_I, weights, num_components, seed)
         vectors_ID = torch.from_numpy(preparation.apply(blocks, item_ids_I).vectors_ID)
         quantizer = fitted_quantizer(
-            name, vectors_ID, num_levels, codebook_size, seed, num_iterations, max_codebook_size
+            name,
+            vectors_ID,
+            num_levels,
+            codebook_size,
+            seed,
+            num_iterations,
+            max_codebook_size,
+            None if interactions_IZ is None else torch.from_numpy(interactions_IZ),
         )
         return cls(name, preparation, quantizer, seed, vector_settings or {})
 
@@ -162,21 +174,27 @@ def fitted_quantizer(
     seed: int = 0,
     num_iterations: int | None = None,
     max_codebook_size: int = 256,
+    interactions_IZ: Tensor | None = None,
 ) -> Quantizer:
     """The quantizer of this name in `TOKENIZERS`, fitted; runs on the device of the vectors.
 
     Args:
         codebook_size: None takes what the distinct vectors fill, up to `max_codebook_size`; later levels may
             then leave codes unused.
+        interactions_IZ: for a quantizer that reads them: see `letter`.
 
     Raises:
         ValueError: unknown name, or vectors that cannot be quantized.
     """
-    quantizer = TOKENIZERS[name]
+    may_leave_unused = codebook_size is None
     if codebook_size is None:
-        size = usual_codebook_size(checked_vectors(vectors_ID), max_codebook_size)
-        return quantizer(num_levels, size, seed, num_iterations).fit(vectors_ID, may_leave_unused=True)
-    return quantizer(num_levels, codebook_size, seed, num_iterations).fit(vectors_ID)
+        codebook_size = usual_codebook_size(checked_vectors(vectors_ID), max_codebook_size)
+    quantizer = TOKENIZERS[name](num_levels, codebook_size, seed, num_iterations)
+    if interactions_IZ is None:
+        return quantizer.fit(vectors_ID, may_leave_unused)
+    if not isinstance(quantizer, Letter):
+        raise ValueError(f"tokenizer {name!r} reads no vectors of interactions")
+    return quantizer.fit(vectors_ID, may_leave_unused, interactions_IZ)
 
 
 def _below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from numpy.typing import NDArray
@@ -59,6 +59,9 @@ class RqVaeSettings:
 class RqVae:
     """Encoder, codebooks and decoder; a `Quantizer`."""
 
+    _name: ClassVar[str] = "RQ-VAE"
+    settings_class: ClassVar[type[RqVaeSettings]] = RqVaeSettings
+
     def __init__(
         self,
         num_levels: int = 3,
@@ -80,8 +83,8 @@ class RqVae:
         self.codebook_size = codebook_size
         self.seed = seed
         self.num_iterations = num_iterations
-        self.settings = settings or RqVaeSettings()
-        self._network: _Network | None = None
+        self.settings = settings or self.settings_class()
+        self._network: Network | None = None
 
     @property
     def codebooks_LKD(self) -> Tensor:
@@ -91,7 +94,7 @@ class RqVae:
     @property
     def description(self) -> str:
         return (
-            f"RQ-VAE: {self.num_levels} levels of {self.codebook_size} codes, seed {self.seed}, "
+            f"{self._name}: {self.num_levels} levels of {self.codebook_size} codes, seed {self.seed}, "
             f"{self.num_iterations} epochs"
         )
 
@@ -106,7 +109,7 @@ class RqVae:
         starting_centroids(vectors_ID, self.codebook_size, generator, "item vectors")  # or it refuses them
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            network = _Network(vectors_ID.shape[1], self.num_levels, self.codebook_size, self.settings)
+            network = Network(vectors_ID.shape[1], self.num_levels, self.codebook_size, self.settings)
         network = network.to(vectors_ID.device)
         if self.settings.standardize:
             network.standardize(vectors_ID)
@@ -142,7 +145,7 @@ class RqVae:
     def restore(self, arrays: Mapping[str, NDArray[Any]]) -> Self:
         """Encode and decode with what was trained before."""
         weights = {name: torch.tensor(array, dtype=torch.float32) for name, array in arrays.items()}
-        network = _Network(len(weights["mean_D"]), self.num_levels, self.codebook_size, self.settings)
+        network = Network(len(weights["mean_D"]), self.num_levels, self.codebook_size, self.settings)
         try:
             network.load_state_dict(weights)
         except RuntimeError as error:  # torch's word for other names and shapes
@@ -151,21 +154,23 @@ class RqVae:
         return self
 
     @property
-    def _fitted(self) -> _Network:
+    def _fitted(self) -> Network:
         if self._network is None:
             raise ValueError("the RQ-VAE has no codebooks yet: call fit, or restore, first")
         return self._network
 
-    def _train(self, network: _Network, vectors_ID: Tensor, generator: torch.Generator) -> None:
+    def _train(self, network: Network, vectors_ID: Tensor, generator: torch.Generator) -> None:
         settings = self.settings
         optimizer = torch.optim.AdamW(network.parameters(), lr=settings.learning_rate, weight_decay=0.0)
         batch_size = min(settings.batch_size, max(32, len(vectors_ID) // 8))
         num_batches = -(-len(vectors_ID) // batch_size)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.num_iterations * num_batches)
         for epoch in range(self.num_iterations):
-            order_I = torch.randperm(len(vectors_ID), generator=generator)
+            self._begin_epoch(network, epoch)
+            order_I = torch.randperm(len(vectors_ID), generator=generator).to(vectors_ID.device)
             for batch_B in order_I.split(batch_size):
-                loss = network.loss(vectors_ID[batch_B.to(vectors_ID.device)])
+                loss, quantized_BZ, codes_BL = network.loss(vectors_ID[batch_B])
+                loss = loss + self._further_loss(network, batch_B, quantized_BZ, codes_BL)
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -174,8 +179,23 @@ class RqVae:
             if settings.revive_dead_codes and epoch < 0.8 * self.num_iterations:
                 network.revive_dead_codes(vectors_ID)
 
+    def _begin_epoch(self, network: Network, epoch: int) -> None:
+        """For variants: before the batches of an epoch."""
 
-class _Network(nn.Module):
+    def _further_loss(
+        self, network: Network, items_B: Tensor, quantized_BZ: Tensor, codes_BL: Tensor
+    ) -> Tensor | float:
+        """For variants: what is added to the loss of a batch.
+
+        Args:
+            quantized_BZ: sums of the centroids, with the gradient of the latents.
+        """
+        return 0.0
+
+
+class Network(nn.Module):
+    """Encoder, codebooks and decoder of the vectors of items."""
+
     mean_D: Tensor
     scale: Tensor
 
@@ -208,8 +228,12 @@ class _Network(nn.Module):
             residuals_IZ = residuals_IZ - centroids_KZ[codes_I]
         return torch.stack(codes, dim=1), residuals
 
-    def loss(self, vectors_BD: Tensor) -> Tensor:
-        """Mean squared error of standardized vectors; codes towards latents, and latents towards codes."""
+    def loss(self, vectors_BD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean squared error of standardized vectors; codes towards latents, and latents towards codes.
+
+        Returns:
+            The sum, the [B, Z] quantized latents with the gradient of the latents, and the [B, L] codes.
+        """
         latents_BZ = self.latents(vectors_BD)
         codes_BL, residuals = self.quantize(latents_BZ)
         total = latents_BZ.new_zeros(())
@@ -221,7 +245,7 @@ class _Network(nn.Module):
             total = total + self.commitment * functional.mse_loss(latents_BZ, quantized_BZ)
         through_BZ = latents_BZ + (quantized_BZ - latents_BZ).detach()
         wanted_BD = (vectors_BD - self.mean_D) / self.scale
-        return total + functional.mse_loss(self.decoder(through_BZ), wanted_BD)
+        return total + functional.mse_loss(self.decoder(through_BZ), wanted_BD), through_BZ, codes_BL
 
     @torch.no_grad()
     def standardize(self, vectors_ID: Tensor) -> None:

@@ -24,7 +24,8 @@ from rayrec.models.decoding.trie_file import FEWEST_ITEMS, TRIE_FILE, TrieFile
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.fit import VARIANCE, quantized_registry, reconstruction_errors
 from rayrec.models.tokenizers.item_tokenizer import FILES as TOKENIZER_FILES
-from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS, ItemTokenizer
+from rayrec.models.tokenizers.item_tokenizer import LETTER, TOKENIZERS, ItemTokenizer
+from rayrec.models.tokenizers.letter import LetterSettings
 from rayrec.models.tokenizers.out_of_core.catalog import TokenizerSettings
 from rayrec.models.tokenizers.published import published_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
@@ -43,7 +44,7 @@ from rayrec.models.tokenizers.vector_sources import (
 )
 from rayrec.pipelines.semantic_ids.large_catalog import CatalogSizes, StageProgress, Tokenized, tokenize_large
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
-from rayrec.platform.arrays import Float64Array, Int64Array
+from rayrec.platform.arrays import Float32Array, Float64Array, Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.platform.tasks import RunTasks, run_tasks_locally
@@ -75,7 +76,8 @@ class TokenizeConfig(Config):
     """Principal components of these vectors that are clustered; k-means fails in many more."""
     tokenizer: str = "rq_kmeans"
     """What makes codes of vectors: `rq_kmeans` (residual k-means), `balanced_rq_kmeans` (the same with
-    clusters of nearly equal size), `rq_vae` (a residual quantized autoencoder), `opq` (optimized product
+    clusters of nearly equal size), `rq_vae` (a residual quantized autoencoder), `letter` (the same, drawn
+    towards vectors of interactions: give it others to encode, such as `text`), `opq` (optimized product
     quantization, whose levels do not refine one another), or one that another package brings."""
     num_levels: int = Field(3, ge=1, le=8)
     codebook_size: int | None = Field(None, ge=2, le=32_768)
@@ -84,7 +86,7 @@ class TokenizeConfig(Config):
     max_codebook_size: int = Field(256, ge=2, le=32_768)
     """Most values that a code gets where `codebook_size` is None."""
     iterations: int | None = Field(None, ge=1)
-    """Rounds over the vectors (of `rq_vae`, epochs); None takes what suits the tokenizer."""
+    """Rounds over the vectors (of `rq_vae` and `letter`, epochs); None takes what suits the tokenizer."""
     collisions: Literal["extra_digit", "reassign", "share"] = "extra_digit"
     """Items with the same codes: number them with one more digit, move some to the nearest free tuple, or let
     them share the tuple and its probability."""
@@ -213,6 +215,7 @@ def tokenize(
             config.components,
             config.max_codebook_size,
             config.settings_of_others(),
+            _interactions(config, items, progress),
         )
         vectors = tokenizer.vectors(blocks, ids_I)
         registry = quantized_registry(
@@ -262,9 +265,23 @@ def catalog_size(data: str | Path) -> int:
     return Manifest.read(Path(data)).files[ITEMS_FILE].rows
 
 
+def _interactions(config: TokenizeConfig, items: ItemData, progress: Progress | None) -> Float32Array | None:
+    """[I, Z] vectors that the tokenizer draws its codes towards; None for one that does not."""
+    if config.tokenizer != LETTER:
+        return None
+    settings = config.settings_of(INTERACTIONS) | {"dim": LetterSettings.latent_dim}
+    return vector_source(INTERACTIONS, settings).vectors(items, progress)
+
+
 def _tokenize_large(
     dataset: Dataset, path: Path, config: TokenizeConfig, overwrite: bool, large: LargeCatalog
 ) -> TokenizeReport:
+    if config.tokenizer == LETTER:
+        raise InputError(
+            f"{dataset.root}: tokenizer {LETTER!r} reads the interactions of all items at once, and "
+            f"catalogs of {config.large_catalog:,} items and more are tokenized in parts; raise "
+            "--large-catalog, or take rq_vae"
+        )
     _check_free(path, dataset.fingerprint, overwrite)
     settings = TokenizerSettings(
         name=config.tokenizer,

@@ -9,7 +9,7 @@ from tests.helpers.examples import cases
 from tests.models.tokenizers.vectors import item_like_vectors, perplexity
 
 ALL = pytest.mark.parametrize("name", TOKENIZERS.names())
-FEW = {"rq_kmeans": 10, "balanced_rq_kmeans": 10, "rq_vae": 20, "opq": 10}
+FEW = {"rq_kmeans": 10, "balanced_rq_kmeans": 10, "rq_vae": 20, "letter": 20, "opq": 10}
 
 
 def fitted(name, vectors_ID, num_levels=3, codebook_size=16, seed=0):
@@ -138,6 +138,6 @@ def test_vectors_of_another_width_are_refused(name):
 
 def test_an_unknown_tokenizer_is_refused_with_those_that_there_are():
     with pytest.raises(
-        ValueError, match="no tokenizer 'vq'; known: rq_kmeans, balanced_rq_kmeans, rq_vae, opq"
+        ValueError, match="no tokenizer 'vq'; known: rq_kmeans, balanced_rq_kmeans, rq_vae, letter, opq"
     ):
         fitted_quantizer("vq", torch.zeros(3, 3), 2, 2)
