@@ -395,7 +395,9 @@ def page(
         for ties in dataset.ties:
             has_two = len(dataset.ties) > 1
             parts.append(f"## {dataset.title}{f', {_TIES[ties]}' if has_two else ''}\n")
-            parts.append(f"{dataset.size}. {dataset.protocol}\n")
+            counts = {record["num_users"] for record in by_table[name, ties] if "num_users" in record}
+            tested = f" {max(counts):,} users are tested." if counts else ""
+            parts.append(f"{dataset.size}. {dataset.protocol}{tested}\n")
             parts.append(_table(name, ties, by_table[name, ties]))
             parts.append(tuned_table(tuned_by_table[name, ties], titles, RECORDS, dataset.shown_list))
     if rewarded:
