@@ -28,6 +28,9 @@ hypothesis.settings.load_profile("repeatable")
 # Tensors here are tiny: on a busy machine, threads that wait for each other cost more than they add.
 torch.set_num_threads(1)
 
+# `torch.manual_seed` writes down the stack for each kind of device there may be later, 5 ms for every test.
+SEED = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+
 # Typer would build all commands again for every call, which takes longer than most of them do.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
 
@@ -91,7 +94,7 @@ def _tables_on_disk_lie_in_temporary_folders() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _same_draws_and_threads_in_any_order_of_tests() -> None:
-    torch.manual_seed(0)
+    SEED(0)
     torch.set_num_threads(1)  # what was tested may have set its own
 
 
