@@ -19,7 +19,7 @@ import typer.testing
 from rayrec.platform import files
 from rayrec.platform.cluster import start_on_this_machine
 from tests.helpers.examples import register_profiles
-from tests.helpers.forked_workers import forked_workers
+from tests.helpers.forked_workers import TEMPLATE, forked_workers
 from tests.helpers.redis_server import RedisServer
 
 register_profiles()
@@ -50,6 +50,23 @@ COMPILING_FILES = tuple(
         "benchmarks/test_reproduction.py",
     )
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_process_of_xdist = hasattr(config, "workerinput")
+    if not is_process_of_xdist and config.getoption("dist", "no") == "loadfile":
+        _fork_processes_of_xdist(config)
+
+
+def _fork_processes_of_xdist(config: pytest.Config) -> None:
+    """As Ray's workers, out of the same template."""
+    if {*config.option.tx} != {"popen"}:
+        return
+    workers = forked_workers()
+    interpreter = workers.__enter__()
+    config.add_cleanup(lambda: workers.__exit__(None, None, None))
+    config.option.tx = [f"popen//python={interpreter}"] * len(config.option.tx)
+    os.environ[TEMPLATE] = str(Path(interpreter).with_name("template"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
