@@ -19,7 +19,7 @@ import typer.testing
 from rayrec.platform import files
 from rayrec.platform.cluster import start_on_this_machine
 from tests.helpers.examples import register_profiles
-from tests.helpers.forked_workers import forked_workers
+from tests.helpers.forked_workers import TEMPLATE, forked_workers
 from tests.helpers.redis_server import RedisServer
 
 register_profiles()
@@ -27,6 +27,9 @@ hypothesis.settings.load_profile("repeatable")
 
 # Tensors here are tiny: on a busy machine, threads that wait for each other cost more than they add.
 torch.set_num_threads(1)
+
+# `torch.manual_seed` writes down the stack for each kind of device there may be later, 5 ms for every test.
+SEED = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
 
 # Typer would build all commands again for every call, which takes longer than most of them do.
 typer.testing._get_command = functools.cache(typer.testing._get_command)
@@ -47,6 +50,23 @@ COMPILING_FILES = tuple(
         "benchmarks/test_reproduction.py",
     )
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_process_of_xdist = hasattr(config, "workerinput")
+    if not is_process_of_xdist and config.getoption("dist", "no") == "loadfile":
+        _fork_processes_of_xdist(config)
+
+
+def _fork_processes_of_xdist(config: pytest.Config) -> None:
+    """As Ray's workers, out of the same template."""
+    if {*config.option.tx} != {"popen"}:
+        return
+    workers = forked_workers()
+    interpreter = workers.__enter__()
+    config.add_cleanup(lambda: workers.__exit__(None, None, None))
+    config.option.tx = [f"popen//python={interpreter}"] * len(config.option.tx)
+    os.environ[TEMPLATE] = str(Path(interpreter).with_name("template"))
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
@@ -91,7 +111,7 @@ def _tables_on_disk_lie_in_temporary_folders() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _same_draws_and_threads_in_any_order_of_tests() -> None:
-    torch.manual_seed(0)
+    SEED(0)
     torch.set_num_threads(1)  # what was tested may have set its own
 
 

@@ -1,4 +1,4 @@
-"""Shared by compiled kernels of several rooms: integer hashing, remainders, arrays as kernels expect them.
+"""Shared by compiled kernels of several rooms: hashing, remainders, sorting, arrays as kernels expect them.
 
 Numba caches a compiled kernel by the source of the kernel's own file, so after a change here, the caches of
 its callers must be deleted; the hash is a contract and does not change.
@@ -69,6 +69,15 @@ def remainder64(value: Any, divisor: Any, reciprocal: Any) -> Any:
     rest = value - quotient * divisor
     rest = rest - divisor if rest >= divisor else rest
     return rest - divisor if rest >= divisor else rest
+
+
+@njit(nogil=True, cache=True)
+def stable_order(keys_N: Any) -> Any:
+    """[N] indices that put int64 keys in order, equal ones as they came.
+
+    By itself in the cache: numpy's sort takes seconds to compile, in every kernel that calls it.
+    """
+    return np.argsort(keys_N, kind="mergesort")
 
 
 def kernel_input(array: ArrayLike, dtype: type[np.generic]) -> NDArray[Any]:

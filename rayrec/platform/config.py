@@ -95,8 +95,10 @@ def read_values(path: str | Path) -> dict[str, Any]:
     return values
 
 
-class _Loader(yaml.SafeLoader):
+class _KeysOnce(yaml.constructor.SafeConstructor):
     """YAML's own silently keeps the last of several values of one key."""
+
+    name: str
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[tuple[str, str], int] = {}
@@ -111,6 +113,16 @@ class _Loader(yaml.SafeLoader):
                 )
             lines[ident] = line
         return super().construct_mapping(node, deep)
+
+
+class _Loader(_KeysOnce, yaml.SafeLoader):
+    """Names the file and the place of an error."""
+
+
+_FAST_LOADER: Any = (
+    type("_FastLoader", (_KeysOnce, yaml.CSafeLoader), {}) if yaml.__with_libyaml__ else _Loader
+)
+"""Takes a tenth of the time."""
 
 
 def differing_keys(first: Config, second: Config) -> list[str]:
@@ -208,7 +220,14 @@ def _read_yaml(content: str | bytes, source: str) -> Any:
         InputError: a key stands twice in one section.
         yaml.YAMLError: it is no YAML.
     """
-    loader = _Loader(content)
+    try:
+        return _read_with(_FAST_LOADER, content, source)
+    except yaml.YAMLError:
+        return _read_with(_Loader, content, source)
+
+
+def _read_with(kind: Any, content: str | bytes, source: str) -> Any:
+    loader = kind(content)
     loader.name = source
     try:
         return loader.get_single_data()

@@ -12,6 +12,7 @@ import numpy as np
 from rayrec.embeddings.config import TableConfig
 from rayrec.embeddings.optim.optimizers import make_optimizer
 from rayrec.embeddings.optim.row_kernels import apply_row
+from rayrec.platform.compiled import kernel_input
 from rayrec.platform.hashing import combine64, mix64
 
 
@@ -43,11 +44,14 @@ class DictionaryTable:
         return (self.rows[i] if i in self.rows else self._new_row(i)).weights_D
 
     def commit(self, step: int, grads: dict[int, np.ndarray], newest_event: int | None = None) -> None:
+        rates = self._optimizer.rates(step)
         for i, grad_D in grads.items():
             if i not in self.rows and not self._is_admitted(i, step):
                 continue
             row = self.rows.setdefault(i, self._new_row(i))
-            apply_row(self._optimizer.kernel, row.weights_D, row.state_S, grad_D, self._optimizer.rates(step))
+            apply_row(
+                self._optimizer.kernel, row.weights_D, row.state_S, kernel_input(grad_D, np.float32), rates
+            )
             row.weights_D = self._rounded(row.weights_D, i, step)
             row.step, row.count = step, row.count + 1
         self._forget(step)

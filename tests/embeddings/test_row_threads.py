@@ -71,7 +71,8 @@ def test_rows_change_in_a_step_as_each_does_alone(dim: int):
         grads_MD = random.standard_normal((30, dim), dtype=np.float32)
         operations.apply(records, rows_M, rows_M, grads_MD, step)
         for row in rows_M:
-            apply_row(optimizer.kernel, weights_MD[row], state_M1[row], grads_MD[row], optimizer.rates(step))
+            grad_D, rates = kernel_input(grads_MD[row], np.float32), optimizer.rates(step)
+            apply_row(optimizer.kernel, weights_MD[row], state_M1[row], grad_D, rates)
 
     assert (records.read(rows_M, 0, dim).view(np.float32) == weights_MD).all()
     assert (operations.state(records, rows_M) == state_M1).all()

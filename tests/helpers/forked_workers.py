@@ -1,7 +1,8 @@
-"""Workers of the tests' Ray clusters are forks of one process, which has imported what actors import.
+"""Workers of the tests' Ray clusters and processes of xdist are forks of one that has imported what they do.
 
-Most of what a small run takes is imports, once per actor. Ray's own is not among what is shared: while it is
-loaded it reads settings from the environment, and each worker has its own. What Ray imports of others is.
+Most of what a small run takes is imports, once per actor; so is most of what collecting tests takes. Ray's
+own is not: while it is loaded it reads settings from the environment, and each worker has its own. What Ray
+imports of others is shared.
 
 Workers as users start them are in `tests/examples/test_ray_job.py`.
 """
@@ -20,8 +21,9 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 IMPORTED = (
@@ -44,16 +46,20 @@ IMPORTED = (
     "pytest",
 )
 """Without Ray, by many workers; of each room, the module that imports most."""
+IMPORTED_IF_THERE = ("torchrec", "transformers.modeling_utils")
+"""By modules of tests."""
+TEMPLATE = "RAYREC_TEMPLATE_OF_TESTS"
+"""In the environment: the address of a template that is there already."""
 STARTS_S = 200.0
 """Longest that the imports may take."""
 MESSAGE_BYTES = 1 << 20
 STANDARD_STREAMS = (0, 1, 2)
 
-# What Ray takes for its interpreter. It hands a worker's start to the template, and is there as long as it.
+# What Ray and xdist take for their interpreter. It hands a start to the template, and is there as long as it.
 INTERPRETER = """
     #!{python} -SEs
     import json, os, socket, sys
-    if not (len(sys.argv) > 1 and sys.argv[1].endswith("default_worker.py")):
+    if not (sys.argv[1:] and sys.argv[1].endswith("default_worker.py") or sys.argv[1:3] == ["-u", "-c"]):
         os.execv({python!r}, [{python!r}, *sys.argv[1:]])
     template = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     template.connect({address!r})
@@ -66,6 +72,9 @@ INTERPRETER = """
 @contextmanager
 def forked_workers() -> Iterator[str]:
     """To be open as long as a cluster; gives what has to be `sys.executable` while that is started."""
+    if TEMPLATE in os.environ:
+        yield str(Path(os.environ[TEMPLATE]).with_name("python"))
+        return
     # Names of sockets are short.
     with tempfile.TemporaryDirectory(prefix="workers-", dir="/tmp") as folder:
         address, interpreter = Path(folder) / "template", Path(folder) / "python"
@@ -91,6 +100,9 @@ def serve(address: str) -> None:
     gc.disable()
     for module in IMPORTED:
         importlib.import_module(module)
+    for module in IMPORTED_IF_THERE:
+        with suppress(ImportError):
+            importlib.import_module(module)
     assert "ray" not in sys.modules, "its settings would be those of this process"
     _fill_registry_of_numba()
     gc.freeze()  # a worker's collections would copy the pages of all that is shared
@@ -121,7 +133,6 @@ def _fill_registry_of_numba() -> None:
 
 def _become_worker(connection: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setpgid(0, 0)  # Ray kills a worker with its group
     message, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, len(STANDARD_STREAMS))
     for stream, number in zip(streams, STANDARD_STREAMS, strict=True):
         os.dup2(stream, number)
@@ -130,6 +141,12 @@ def _become_worker(connection: socket.socket) -> None:
     os.chdir(start["folder"])
     os.environ.clear()
     os.environ.update(start["environment"])
+    if start["arguments"][0] == "-u":
+        sys.argv = ["-c"]
+        sys.modules["__main__"] = main = types.ModuleType("__main__")
+        exec(start["arguments"][2], main.__dict__)
+        return
+    os.setpgid(0, 0)  # Ray kills a worker with its group
     sys.argv = start["arguments"]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")

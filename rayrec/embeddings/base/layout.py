@@ -56,7 +56,10 @@ def record_words(layout: RecordLayout) -> int:
 def load_weights(kind: int, words: Int32Array, weights_D: Float32Array) -> None:
     """Write the weights of a record, which its first words hold, to weights_D."""
     if kind == FLOAT32:
-        weights_D[:] = words[: len(weights_D)].view(np.float32)
+        # No assignment of slices: what it says of shapes that differ takes seconds to compile.
+        floats = words.view(np.float32)
+        for d in range(len(weights_D)):
+            weights_D[d] = floats[d]
         return
     halves = words[: (len(weights_D) + 1) // 2].view(np.uint16)
     bits_D = weights_D.view(np.uint32)
@@ -75,7 +78,9 @@ def store_weights(kind: int, words: Int32Array, weights_D: Float32Array, step_ha
         step_hash: `combine64(table seed, id, step)`, from which 16-bit weights take their rounding.
     """
     if kind == FLOAT32:
-        words[: len(weights_D)].view(np.float32)[:] = weights_D
+        floats = words.view(np.float32)
+        for d in range(len(weights_D)):
+            floats[d] = weights_D[d]
         return
     halves = words[: (len(weights_D) + 1) // 2].view(np.uint16)
     bits_D = weights_D.view(np.uint32)

@@ -326,7 +326,8 @@ def _set_weights(
 ) -> None:
     wide_D = np.empty(layout.dim, dtype=np.float32)
     for m in range(len(rows_M)):
-        wide_D[:] = weights_MD[m]
+        for d in range(layout.dim):
+            wide_D[d] = weights_MD[m, d]
         words = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
         store_weights(layout.kind, words, wide_D, np.uint64(0))
 

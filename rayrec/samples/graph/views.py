@@ -124,7 +124,7 @@ def _skip_oldest(table_S8: Any, low_S: Int64Array, high_S: Int64Array, count: in
     A run has no more of a node than there may be; so it is what came since runs were merged that is skipped.
     """
     while count > 0:
-        oldest = -1
+        oldest: Any = np.int64(-1)  # a literal would be a type of its own to what is called
         for s in range(len(table_S8)):
             if high_S[s] > low_S[s] and (
                 oldest < 0 or _is_newer(table_S8, oldest, low_S[oldest], s, low_S[s])
@@ -182,7 +182,7 @@ def only_run(low_S: Int64Array, high_S: Int64Array, num_runs: int) -> int:
 @njit(nogil=True, cache=True)
 def newest_run(table_S8: Any, low_S: Int64Array, high_S: Int64Array) -> int:
     """The run with the newest of the edges that are left: the one at high_S[s] - 1."""
-    best = -1
+    best: Any = np.int64(-1)
     for s in range(len(table_S8)):
         if high_S[s] <= low_S[s]:
             continue

@@ -17,7 +17,7 @@ from numba import njit
 from pydantic import Field, model_validator
 
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
-from rayrec.platform.compiled import kernel_input
+from rayrec.platform.compiled import kernel_input, stable_order
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
 from rayrec.samples.operations.columns import (
@@ -252,8 +252,8 @@ def _merged_indices(
                 for index in range(starts_S[s] + offsets_SR1[s, r], starts_S[s] + offsets_SR1[s, r + 1]):
                     indices_N[n], sources_N[n] = index, s
                     n += 1
-            order = np.argsort(times_N[indices_N[first:n]], kind="mergesort")
-            indices_N[first:n] = indices_N[first:n][order]
-            sources_N[first:n] = sources_N[first:n][order]
+            as_found, sources = indices_N[first:n].copy(), sources_N[first:n].copy()
+            for place, found in enumerate(stable_order(times_N[as_found])):
+                indices_N[first + place], sources_N[first + place] = as_found[found], sources[found]
         merged_R1[r + 1] = n
     return indices_N, sources_N, merged_R1

@@ -131,9 +131,10 @@ class NegativeSampler:
         drawn_N, offsets_R1 = _draw(
             kernel_input(keys_R, np.uint64),
             self.num,
-            self.ids_I,
-            self.thresholds_I,
-            self.aliases_I,
+            # Pickled arrays come out writable.
+            kernel_input(self.ids_I, np.int64),
+            kernel_input(self.thresholds_I, np.float64),
+            kernel_input(self.aliases_I, np.int64),
             kernel_input(own_N, np.int64),
             kernel_input(own_R1, np.int32),
         )
