@@ -71,6 +71,10 @@ def remainder64(value: Any, divisor: Any, reciprocal: Any) -> Any:
     return rest - divisor if rest >= divisor else rest
 
 
+SIGN_BIT = np.int64(-(2**63))
+"""With it turned over, uint64 values read as int64 have the order that they have as uint64."""
+
+
 @njit(nogil=True, cache=True)
 def stable_order(keys_N: Any) -> Any:
     """[N] indices that put int64 keys in order, equal ones as they came.

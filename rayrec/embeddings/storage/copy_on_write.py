@@ -19,12 +19,11 @@ from numba import njit
 from rayrec.embeddings.base.routing import NUM_BUCKETS
 from rayrec.embeddings.storage.records import Records
 from rayrec.platform.arrays import BoolArray, Int32Array, Int64Array
-from rayrec.platform.compiled import kernel_input, mix64, stable_order
+from rayrec.platform.compiled import SIGN_BIT, kernel_input, mix64, stable_order
 
 ENTRY_BYTES = 16
 """Of an entry beside its record."""
 _NONE = -1
-_SIGN = np.int64(-(2**63))
 _LEAST_ENTRIES = 1024
 _SORTED_BY_HAND = 32
 """Entries of a bucket up to which sorting needs no call."""
@@ -175,7 +174,7 @@ def _sort(ids_E: Int64Array, oldest_first_E: Int64Array, sorted_E: Int64Array) -
     if len(sorted_E) > _SORTED_BY_HAND:
         keys_E = np.empty(len(sorted_E), dtype=np.int64)
         for e in range(len(sorted_E)):
-            keys_E[e] = ids_E[oldest_first_E[e]] ^ _SIGN  # in the order of uint64
+            keys_E[e] = ids_E[oldest_first_E[e]] ^ SIGN_BIT  # in the order of uint64
         for e, place in enumerate(stable_order(keys_E)):
             sorted_E[e] = oldest_first_E[place]
         return

@@ -19,15 +19,13 @@ import pyarrow as pa
 from numba import njit
 
 from rayrec.platform.arrays import Int16Array, Int64Array
-from rayrec.platform.compiled import kernel_input, mix64
+from rayrec.platform.compiled import SIGN_BIT, kernel_input, mix64, stable_order
 from rayrec.platform.deduplication import deduplicate
 from rayrec.platform.hashing import mix64 as mix64_of
 from rayrec.samples.base.jagged import offsets_from_lengths
 
 NO_KIND = -1
 """Kind of an edge whose behavior is not known."""
-_PIECE = 8
-"""Edges that are sorted by hand; pieces are merged."""
 
 
 class Edges(NamedTuple):
@@ -211,31 +209,26 @@ def _sort_nodes(
     Returns:
         How many edges are left; they stand at the beginning.
     """
-    kept = longest = 0
-    for v in range(len(offsets_V1) - 1):
-        longest = max(longest, offsets_V1[v + 1] - offsets_V1[v])
-    spare_others, spare_times = np.empty(longest, np.int64), np.empty(longest, np.int64)
-    spare_kinds = np.empty(longest, np.int16)
+    kept = 0
     start = offsets_V1[0]
     for v in range(len(offsets_V1) - 1):
         stop = offsets_V1[v + 1]
-        for first in range(start, stop, _PIECE):
-            _sort_piece(others_E, times_E, kinds_E, first, min(first + _PIECE, stop))
-        width = _PIECE
-        while width < stop - start:
-            for first in range(start, stop - width, 2 * width):
-                _merge_in_place(
-                    others_E,
-                    times_E,
-                    kinds_E,
-                    first,
-                    first + width,
-                    min(first + 2 * width, stop),
-                    spare_others,
-                    spare_times,
-                    spare_kinds,
-                )
-            width *= 2
+        times = times_E[start:stop]
+        for e in range(1, len(times)):
+            if times[e] < times[e - 1]:
+                order = stable_order(times)
+                times_E[start:stop] = times[order]
+                others_E[start:stop] = others_E[start:stop][order]
+                kinds_E[start:stop] = kinds_E[start:stop][order]
+                break
+        first = start
+        while first < stop:
+            last = first + 1
+            while last < stop and times_E[last] == times_E[first]:
+                last += 1
+            if last - first > 1:
+                _sort_tie(others_E[first:last], kinds_E[first:last])
+            first = last
         offsets_V1[v] = kept
         for e in range(start, stop):
             if (
@@ -253,57 +246,17 @@ def _sort_nodes(
 
 
 @njit(nogil=True, cache=True)
-def _sort_piece(
-    others_E: Int64Array, times_E: Int64Array, kinds_E: Int16Array, first: int, stop: int
-) -> None:
-    """Sort a few edges by `order_of`.
-
-    By that and not by numpy's sorts: each of those takes seconds to compile, for every dtype.
-    """
-    for e in range(first + 1, stop):
-        other, time, kind = others_E[e], times_E[e], kinds_E[e]
-        place = e
-        while place > first and (
-            order_of(others_E[place - 1], times_E[place - 1], kinds_E[place - 1], other, time, kind) > 0
-        ):
-            others_E[place], times_E[place] = others_E[place - 1], times_E[place - 1]
-            kinds_E[place] = kinds_E[place - 1]
-            place -= 1
-        others_E[place], times_E[place], kinds_E[place] = other, time, kind
-
-
-@njit(nogil=True, cache=True)
-def _merge_in_place(
-    others_E: Int64Array,
-    times_E: Int64Array,
-    kinds_E: Int16Array,
-    first: int,
-    middle: int,
-    stop: int,
-    spare_others: Int64Array,
-    spare_times: Int64Array,
-    spare_kinds: Int16Array,
-) -> None:
-    """Merge first:middle and middle:stop, each of which is in order."""
-    e = middle - 1
-    if order_of(others_E[e], times_E[e], kinds_E[e], others_E[middle], times_E[middle], kinds_E[middle]) <= 0:
-        return  # a log is mostly in the order of time
-    left = middle - first
-    for i in range(left):
-        spare_others[i] = others_E[first + i]
-        spare_times[i] = times_E[first + i]
-        spare_kinds[i] = kinds_E[first + i]
-    i, j, e = 0, middle, first
-    while i < left:
-        if j < stop and (
-            order_of(spare_others[i], spare_times[i], spare_kinds[i], others_E[j], times_E[j], kinds_E[j]) > 0
-        ):
-            others_E[e], times_E[e], kinds_E[e] = others_E[j], times_E[j], kinds_E[j]
-            j += 1
-        else:
-            others_E[e], times_E[e], kinds_E[e] = spare_others[i], spare_times[i], spare_kinds[i]
-            i += 1
-        e += 1
+def _sort_tie(others_T: Int64Array, kinds_T: Int16Array) -> None:
+    """Sort edges of one time by the hash of the neighbor, then by kind."""
+    hashes_T, wide_T = np.empty(len(others_T), np.int64), np.empty(len(others_T), np.int64)
+    for t in range(len(others_T)):
+        # In the order of uint64.
+        hashes_T[t], wide_T[t] = np.int64(mix64(np.uint64(others_T[t]))) ^ SIGN_BIT, kinds_T[t]
+    # Stable, so the second sort keeps the order of kinds.
+    order_T = stable_order(wide_T)
+    order_T = order_T[stable_order(hashes_T[order_T])]
+    others_T[:] = others_T[order_T]
+    kinds_T[:] = kinds_T[order_T]
 
 
 @njit(nogil=True, cache=True)
