@@ -30,6 +30,7 @@ from rayrec.pipelines.tuning.tune import tune
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log, progress_bar
 from rayrec.platform.files import write_atomically
+from rayrec.samples.dataset.dataset import Dataset
 
 BUDGET = CHECKOUT / "configs" / "tuning" / "beauty-sasrec.yaml"
 """Its budget and space are those of the files beside it."""
@@ -46,6 +47,11 @@ def measure(row: Row, sources: Path, commit: str, searches: Path) -> dict[str, A
     begin = searches / f"{row.record.stem}.yaml"
     searches.mkdir(parents=True, exist_ok=True)
     write_atomically(begin, base.to_yaml().encode())
+    commits = searches / f"{row.record.stem}.commits"  # of all that trials were trained with
+    known = commits.read_text().split() if commits.exists() else []
+    if commit not in known:
+        known.append(commit)
+        write_atomically(commits, "\n".join(known).encode())
     tuning = TuningConfig.load(BUDGET, [f"config={begin}"])
     folder = TuningFolder(searches / row.record.stem)
     with progress_bar("tune") as progress:
@@ -59,7 +65,7 @@ def measure(row: Row, sources: Path, commit: str, searches: Path) -> dict[str, A
     best = folder.trial_path(result.best)
     with progress_bar("evaluate") as progress:
         report = evaluate(best, on_batch=progress, baselines=False)
-    shown = DATASETS[row.dataset].shown_list
+    shown, dataset = DATASETS[row.dataset].shown_list, Dataset.open(base.data.path).fingerprint
     record = row.record.parent / FOLDER / row.record.name
     states = [trial["state"] for trial in result.trials]
     return {
@@ -78,7 +84,11 @@ def measure(row: Row, sources: Path, commit: str, searches: Path) -> dict[str, A
         **ranking_details(report, shown),
         **keep_positions(record, report, [shown]),
         "num_users": report.count,
-        "made_of": {"commit": commit, "settings": recorded(RunFolder.open(best).config)},
+        "made_of": {
+            "commit": " ".join(known),
+            "dataset": dataset,
+            "settings": recorded(RunFolder.open(best).config),
+        },
         "date": datetime.now(UTC).date().isoformat(),
     }
 

@@ -82,7 +82,8 @@ class ProcessorTime:
         is_over = False
         while not is_over:
             is_over = self._over.wait(self._interval_s)
-            self._latest |= _processor_seconds()
+            # Another one, not the same one changed: `seconds` may be reading it.
+            self._latest = self._latest | _processor_seconds()
 
 
 def _processor_seconds() -> dict[tuple[int, str], float]:

@@ -328,7 +328,7 @@ def table_of_all(
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["table", "method", "seed", "measured", "metric", "value", "low", "high"])
-    for record in (*records, *tuned):
+    for record in (*_of_recipes(records), *tuned):
         table = f"{record['dataset']}, {record['ties']}{', tuned' if 'search' in record else ''}"
         for measured, metric, found in _measured(record):
             writer.writerow([table, record["method"], record["seed"], measured, metric, *found])
@@ -496,6 +496,14 @@ def _of_one_recipe(seeds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [seed for seed in seeds if _redrew_ties([seed])] or list(seeds)
 
 
+def _of_recipes(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`_of_one_recipe` of the seeds of each row."""
+    rows: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        rows[record["dataset"], record["ties"], record["method"]].append(record)
+    return [record for seeds in rows.values() for record in _of_one_recipe(seeds)]
+
+
 def _redrew_ties(seeds: Sequence[Mapping[str, Any]]) -> bool:
     """Whether the runs drew the order of ties again at every step; earlier recipes of the method did not."""
     settings = [seed.get("made_of", {}).get("settings", {}) for seed in seeds]
@@ -592,14 +600,15 @@ Limits of the comparison:
   Beauty's validation users. The other recipes are first guesses.
 - **After equal tuning**: tables of that name have the trial that was best on validation users, of as many
   trials for every method in one space (`configs/tuning`): learning rate, weight decay, dropout and layers.
-  The first trial is the recipe. `python -m benchmarks.equal_tuning SOURCES ROW` makes a line.
+  The first trial is the recipe. Epochs are the recipe's, and so are rates of rows on servers.
+  `python -m benchmarks.equal_tuning SOURCES ROW` makes a line.
 - The prefix decoder is a softmax over items, factored along the tree of their codes, with a trained vector
   for every prefix of an ID: its weights grow with the catalog. TIGER and the lazy decoder have vectors for
   codes only.
-- All recipes but one draw the order of ties again at every step (`data.redraw_ties`), which in file order
-  removes what the order leaks: the prefix decoder has 0.0514 on Sports then, and 0.0552 with ties as
-  stored. Rows that say *ties as stored* were measured before their recipe did. SASRec with full softmax has
-  a row of each.
+- All recipes but that of *SASRec, ties as stored* draw the order of ties again at every step
+  (`data.redraw_ties`), which in file order removes what the order leaks: the prefix decoder has 0.0514 on
+  Sports then, and 0.0552 with ties as stored. Other rows that say *ties as stored* were measured before their
+  recipe redrew them.
 - **Words and attributes** are what the catalog says of items (`model.content`): words of titles and keywords,
   categories and brands as numbers. Rows that read them know more than the others. *Prefix decoder without
   vectors of its own* says codes, and no weight of it belongs to one item or one whole ID; but each leaf adds
@@ -608,7 +617,7 @@ Limits of the comparison:
   words and have 256 codes, and what content brings by itself is not measured. How many trials each recipe had
   is [written down](recommendation.md#words-and-attributes-of-items).
 - **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
-  tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on all three data sets, within the
+  tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on Beauty and Sports, within the
   interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 13 % below
   them on Beauty. At 50 items SASRec with full softmax, HSTU, TIGER and the prefix decoder are ahead of it on
   Beauty and Sports.
@@ -625,9 +634,10 @@ Limits of the comparison:
   collisions; seeds of a method share them. Where items have no text, they are made of interactions alone.
   *Published IDs* are those that came with the data: LETTER's of Beauty and Instruments (4 levels), and
   MiniOneRec's of Industrial (3 levels).
-- **Tokenizers** are compared with one model and one recipe, with three levels of up to 256 codes: residual
-  k-means and an RQ-VAE of words, attributes and interactions, LETTER's RQ-VAE of words and attributes that is
-  drawn towards interactions (`rayrec tokenize --tokenizer letter`), and published IDs.
+- **Tokenizers** are compared with one model and one recipe. Residual k-means and an RQ-VAE
+  read words, attributes and interactions; LETTER's RQ-VAE reads words and attributes, and is drawn
+  towards interactions (`rayrec tokenize --tokenizer letter`). These have three levels of up to 256 codes, and
+  published IDs have their own.
 - **One softmax over items** has the weights of the prefix decoder, begins with the same bits, and scores an
   item by the sum of its prefixes' vectors (`model.softmax: items`). What lies between the two rows is the
   hierarchical loss and the beams.

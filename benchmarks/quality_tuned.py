@@ -56,7 +56,8 @@ def _cells(title: str, record: Mapping[str, Any], shown: str) -> Iterator[str]:
     yield title
     estimate = results[METRIC]
     yield f"{estimate['value']:.4f} ± {(estimate['high'] - estimate['low']) / 2:.4f}"
-    yield f"{search['of_recipe']:.4f} → {search['of_best']:.4f}"
+    before = "failed" if search["of_recipe"] is None else f"{search['of_recipe']:.4f}"
+    yield f"{before} → {search['of_best']:.4f}"
     trials = search["trials"]
     failed = f", {trials['failed']} failed" if trials["failed"] else ""
     yield f"{sum(trials.values())} ({trials['pruned']}{failed})"

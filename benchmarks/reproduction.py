@@ -40,6 +40,7 @@ from benchmarks.quality_page import (
     write_page,
 )
 from benchmarks.quality_pairs import keep_positions, ranking_details
+from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS
 from rayrec.models.tokenizers.registry import FILES as REGISTRY_FILES
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
@@ -134,7 +135,16 @@ def is_measured(row: Row) -> bool:
     except InputError:
         return False
     most_codes = made_of.get("max_codebook_size", 256)
-    return recorded(config) == recipe(row) and most_codes == METHODS[row.method].max_codebook_size
+    now, then = recipe(row), recorded(config)
+    if "sparse" not in settings:  # which were not recorded at first
+        now, then = ({name: part for name, part in each.items() if name != "sparse"} for each in (now, then))
+    method = METHODS[row.method]
+    tokenized = (made_of.get("vectors", method.vectors), made_of.get("tokenizer", "rq_kmeans"))
+    return then == now and (most_codes, *tokenized) == (
+        method.max_codebook_size,
+        method.vectors,
+        method.tokenizer,
+    )
 
 
 def _config(row: Row, data: Sequence[str] = ()) -> RunConfig:
@@ -241,6 +251,8 @@ def measure(
             "semantic_ids": assembly.task.semantic_ids_version,
             "settings": recipe(row),
             "max_codebook_size": method.max_codebook_size,
+            "vectors": method.vectors,
+            "tokenizer": method.tokenizer,
         },
         "date": datetime.now(UTC).date().isoformat(),
     }
@@ -275,11 +287,17 @@ def _data(row: Row, method: Method, sources: Path) -> list[str]:
     tokenized = TokenizeConfig(
         vectors=vectors, tokenizer=method.tokenizer, max_codebook_size=method.max_codebook_size
     )
-    ids = folder / f"semantic_ids-{vectors}-{_hash(tokenized)}"
+    ids = folder / f"semantic_ids-{vectors}-{_hash(tokenized)}{_defaults_of(method.tokenizer)}"
     if not (ids / REGISTRY_FILES.manifest).is_file():  # which is written last
         with progress_bar("tokenize") as progress:
             tokenize(folder, ids, tokenized, progress=progress)
     return [f"data.path={folder}", f"data.semantic_ids={ids}"]
+
+
+def _defaults_of(tokenizer: str) -> str:
+    """For names of folders: of the settings that a tokenizer has besides, where it has some."""
+    settings = getattr(TOKENIZERS[tokenizer], "settings_class", None)
+    return "" if settings is None else f"-{hashlib.sha256(repr(settings()).encode()).hexdigest()[:12]}"
 
 
 def _published_ids(dataset: DataSet, folder: Path, sources: Path) -> Path:

@@ -63,7 +63,10 @@ def _fork_processes_of_xdist(config: pytest.Config) -> None:
     if {*config.option.tx} != {"popen"}:
         return
     workers = forked_workers()
-    interpreter = workers.__enter__()
+    try:
+        interpreter = workers.__enter__()
+    except RuntimeError:  # the template did not start: each imports by itself then
+        return
     config.add_cleanup(lambda: workers.__exit__(None, None, None))
     config.option.tx = [f"popen//python={interpreter}"] * len(config.option.tx)
     os.environ[TEMPLATE] = str(Path(interpreter).with_name("template"))

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from benchmarks import equal_tuning, quality_page, reproduction
+from benchmarks.processes import ProcessorTime
 from benchmarks.quality_page import (
     DATASETS,
     METHODS,
@@ -151,7 +152,7 @@ def test_a_source_that_is_missing_is_said(tmp_path, monkeypatch):
 
 
 def test_a_row_that_trains_too_long_fails_with_its_name(sources, monkeypatch):
-    monkeypatch.setattr(reproduction, "CAP_MINUTES", -1.0)
+    monkeypatch.setattr(ProcessorTime, "seconds", 60 * reproduction.CAP_MINUTES + 1)
 
     with pytest.raises(OverCapError, match="tiny/shuffled/tiny, seed 0: step 1 of"):
         measure(ROW, sources, "commit", in_process)
@@ -160,7 +161,7 @@ def test_a_row_that_trains_too_long_fails_with_its_name(sources, monkeypatch):
 def test_a_run_that_is_kept_is_trained_once(sources, tmp_path, monkeypatch):
     """As one that was interrupted behind its training: what it cost is not known any more."""
     first = measure(ROW, sources, "commit", in_process, tmp_path / "runs")
-    monkeypatch.setattr(reproduction, "CAP_MINUTES", -1.0)  # any step would be one too many
+    monkeypatch.setattr(ProcessorTime, "seconds", 1e6)  # any step would be one too many
 
     again = measure(ROW, sources, "commit", in_process, tmp_path / "runs")
 

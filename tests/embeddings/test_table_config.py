@@ -64,3 +64,8 @@ def test_what_a_row_takes_is_its_record_and_its_id():
     assert TableConfig.parse(table).bytes_of_row == 4 * (64 + 1 + 2) + 54
     on_disk = TableConfig.parse(table | {"disk": {"memory": "1 GiB"}, "optimizer": {"kind": "adam"}})
     assert on_disk.bytes_of_row == 4 * (3 * 64 + 2) + 13
+
+
+def test_a_decay_that_leaves_nothing_of_a_row_is_refused():
+    with pytest.raises(ValueError, match="lr times weight_decay is 2, and has to be below 1"):
+        AdamConfig(lr=0.5, weight_decay=4.0)

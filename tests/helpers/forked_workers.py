@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -142,6 +143,7 @@ def _become_worker(connection: socket.socket) -> None:
     os.environ.clear()
     os.environ.update(start["environment"])
     if start["arguments"][0] == "-u":
+        threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
         sys.argv = ["-c"]
         sys.modules["__main__"] = main = types.ModuleType("__main__")
         exec(start["arguments"][2], main.__dict__)
@@ -150,6 +152,12 @@ def _become_worker(connection: socket.socket) -> None:
     sys.argv = start["arguments"]
     sys.path[0] = str(Path(sys.argv[0]).parent)
     runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _end_with(connection: socket.socket) -> None:
+    """What kills a process of xdist kills the one that it started, whose end closes the connection."""
+    connection.recv(1)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from numba import njit
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayrec.embeddings.optim.row_optimizer import Rates, RowOptimizer, float32
 from rayrec.platform.arrays import Float32Array
@@ -34,6 +34,13 @@ class AdamConfig(Config):
     """Share of the learning rate by which the rows of a step shrink, apart from the gradient, as in AdamW.
     Other rows stay as they are: one that is read in every third step needs three times the decay of a dense
     weight."""
+
+    @model_validator(mode="after")
+    def _something_stays(self) -> AdamConfig:
+        lost = self.lr * self.weight_decay
+        if lost >= 1:
+            raise ValueError(f"lr times weight_decay is {lost:g}, and has to be below 1 for a row to stay")
+        return self
 
 
 class Adam(RowOptimizer[AdamConfig]):

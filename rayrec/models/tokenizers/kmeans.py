@@ -36,6 +36,11 @@ def with_unused(centroids_KD: Tensor, size: int) -> Tensor:
     return functional.pad(centroids_KD, (0, 0, 0, size - len(centroids_KD)), value=_FAR)
 
 
+def is_used(centroids_KD: Tensor) -> Tensor:
+    """[K] whether a centroid is one of those that were given to `with_unused`."""
+    return centroids_KD.abs().amax(dim=1) < _FAR / 2
+
+
 def starting_centroids(
     points_ID: Tensor, size: int, generator: torch.Generator, what: str, may_be_fewer: bool = False
 ) -> Tensor:

@@ -11,8 +11,9 @@ Codes follow from an item's own vectors alone, so a new item, which nobody has m
 
 Source: Wang et al., "Learnable Item Tokenization for Generative Recommendation", CIKM 2024, arXiv:2405.07314,
 section 3.2. As there, vectors of interactions have the width of the latent space. Other than there, they are
-those of co-occurrence, where SASRec's are, and clusters of centroids are made again at every epoch by k-means
-with prices, where k-means with constraints is run.
+those of co-occurrence, where SASRec's are. They are centered and scaled to a variance of one, as item vectors
+are, and the alignment weighs more, since the squared error is a mean over all components. Clusters
+of centroids are made again at every epoch, by k-means with prices instead of constraints.
 
 Axes: those of `rq_vae`, and N items of a batch that a loss counts.
 """
@@ -27,6 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rayrec.models.tokenizers.balanced_rq_kmeans import BalancedResidualKMeans
+from rayrec.models.tokenizers.kmeans import is_used
 from rayrec.models.tokenizers.rq_vae import Network, RqVae, RqVaeSettings
 
 
@@ -34,10 +36,10 @@ from rayrec.models.tokenizers.rq_vae import Network, RqVae, RqVaeSettings
 class LetterSettings(RqVaeSettings):
     """Those of the RQ-VAE, and the weights of the two losses."""
 
-    alignment: float = 0.02
+    alignment: float = 0.5
     diversity: float = 1e-4
     num_clusters: int = 10
-    """Of a level's centroids, at most; each has two or more."""
+    """Of a level's centroids, at most."""
 
 
 class Letter(RqVae):
@@ -66,7 +68,7 @@ class Letter(RqVae):
                 f"vectors of interactions have the shape {tuple(interactions_IZ.shape)}; the items and the "
                 f"latent space ask for {expected}"
             )
-        self._interactions_IZ = interactions_IZ
+        self._interactions_IZ = None if interactions_IZ is None else _standardized(interactions_IZ)
         self._clusters: list[Tensor | None] = []
         self._draws = torch.Generator(vectors_ID.device).manual_seed(self.seed)
         try:
@@ -78,13 +80,16 @@ class Letter(RqVae):
         self._clusters = [self._clustered(centroids_KZ) for centroids_KZ in network.codebooks_LKZ.detach()]
 
     def _clustered(self, centroids_KZ: Tensor) -> Tensor | None:
-        """[K] clusters of a level's centroids; None where there are too few, unused ones being copies."""
-        num_distinct = len(centroids_KZ.unique(dim=0))
-        num_clusters = min(self.settings.num_clusters, num_distinct // 2)
+        """[K] clusters of a level's centroids, -1 for unused ones; None where too few are distinct."""
+        used_K = is_used(centroids_KZ)
+        used_UZ = centroids_KZ[used_K]
+        num_clusters = min(self.settings.num_clusters, len(used_UZ.unique(dim=0)) // 2)
         if self.settings.diversity == 0 or num_clusters < 2:
             return None
-        clusters = BalancedResidualKMeans(1, num_clusters, self.seed, num_iterations=10).fit(centroids_KZ)
-        return clusters.encode(centroids_KZ)[:, 0]
+        clusters = BalancedResidualKMeans(1, num_clusters, self.seed, num_iterations=10).fit(used_UZ)
+        clusters_K = torch.full_like(used_K, -1, dtype=torch.int64)
+        clusters_K[used_K] = clusters.encode(used_UZ)[:, 0]
+        return clusters_K
 
     def _further_loss(
         self, network: Network, items_B: Tensor, quantized_BZ: Tensor, codes_BL: Tensor
@@ -100,6 +105,13 @@ class Letter(RqVae):
         return total
 
 
+def _standardized(vectors_IZ: Tensor) -> Tensor:
+    """Vectors about their mean with a variance of one, on average over the components; NaN stays."""
+    known_NZ = vectors_IZ[vectors_IZ.isfinite().all(dim=1)]
+    mean_Z = known_NZ.mean(dim=0)
+    return (vectors_IZ - mean_Z) / (known_NZ - mean_Z).square().mean().sqrt().clamp(min=1e-12)
+
+
 def _alignment(quantized_BZ: Tensor, wanted_BZ: Tensor) -> Tensor:
     """Cross-entropy of each item's own vector among those of the batch; items without one are left out."""
     known_B = wanted_BZ.isfinite().all(dim=1)
@@ -110,12 +122,15 @@ def _alignment(quantized_BZ: Tensor, wanted_BZ: Tensor) -> Tensor:
 
 
 def _diversity(centroids_KZ: Tensor, codes_B: Tensor, clusters_K: Tensor, draws: torch.Generator) -> Tensor:
-    """Cross-entropy of another centroid of the code's cluster, by products, among all but the code's own."""
-    own_BK = functional.one_hot(codes_B, len(centroids_KZ)).bool()
-    neighbors_BK = (clusters_K[codes_B, None] == clusters_K) & ~own_BK
+    """Cross-entropy of another centroid of the code's cluster, by products, among all used but the code's
+    own."""
+    others_BK = (clusters_K >= 0) & ~functional.one_hot(codes_B, len(centroids_KZ)).bool()
+    neighbors_BK = (clusters_K[codes_B, None] == clusters_K) & others_BK
     has_some_B = neighbors_BK.any(dim=1)
     if not has_some_B.any():
         return centroids_KZ.new_zeros(())
     wanted_N = torch.multinomial(neighbors_BK[has_some_B].float(), 1, generator=draws)[:, 0]
-    products_NK = centroids_KZ[codes_B[has_some_B]] @ centroids_KZ.T
-    return functional.cross_entropy(products_NK.masked_fill(own_BK[has_some_B], -torch.inf), wanted_N)
+    # Unused ones lie so far away that their products would swallow all others.
+    reached_KZ = centroids_KZ.masked_fill((clusters_K < 0)[:, None], 0.0)
+    products_NK = reached_KZ[codes_B[has_some_B]] @ reached_KZ.T
+    return functional.cross_entropy(products_NK.masked_fill(~others_BK[has_some_B], -torch.inf), wanted_N)

@@ -123,6 +123,11 @@ class TokenizeConfig(Config):
                 f"vector_settings are set, and vectors is {self.vectors!r}: they are of the source 'image' "
                 "or one that another package brings, and of one"
             )
+        if self.tokenizer == LETTER and self.sources == (INTERACTIONS,):
+            raise ValueError(
+                f"tokenizer {LETTER!r} draws other vectors towards those of interactions, and vectors is "
+                f"{self.vectors!r}: name others, such as 'text' or 'content'"
+            )
         return self
 
     @property
@@ -269,8 +274,10 @@ def _interactions(config: TokenizeConfig, items: ItemData, progress: Progress | 
     """[I, Z] vectors that the tokenizer draws its codes towards; None for one that does not."""
     if config.tokenizer != LETTER:
         return None
-    settings = config.settings_of(INTERACTIONS) | {"dim": LetterSettings.latent_dim}
-    return vector_source(INTERACTIONS, settings).vectors(items, progress)
+    settings = {"dim": LetterSettings.latent_dim, "window": config.window, "seed": config.seed}
+    vectors_IZ = vector_source(INTERACTIONS, settings).vectors(items, progress)
+    missing = LetterSettings.latent_dim - vectors_IZ.shape[1]  # few items have few components
+    return np.pad(vectors_IZ, ((0, 0), (0, missing)))
 
 
 def _tokenize_large(

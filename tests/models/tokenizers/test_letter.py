@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer
+from rayrec.models.tokenizers.kmeans import with_unused
 from rayrec.models.tokenizers.letter import Letter, LetterSettings, _diversity
 from tests.models.tokenizers.vectors import item_like_vectors
 
@@ -41,7 +42,7 @@ def test_items_of_like_interactions_get_like_codes_and_items_without_any_do_no_h
 
     alone, drawn = (
         fitted(vectors_ID, interactions_IZ, 50, alignment=weight, diversity=0.0).encode(vectors_ID)
-        for weight in (0.0, 5.0)
+        for weight in (0.0, LetterSettings.alignment)
     )
 
     assert shared(alone, group_I) < 0.25  # one in six by chance
@@ -63,6 +64,21 @@ def test_diversity_is_the_cross_entropy_of_another_centroid_of_the_cluster():
         expected.append(torch.stack(others).logsumexp(0) - products_K[other[code]])
     torch.testing.assert_close(found, torch.stack(expected).mean())
     assert _diversity(centroids_KZ, torch.tensor([4, 4]), clusters_K, torch.Generator()) == 0
+
+
+def test_centroids_that_no_item_has_do_not_reach_the_loss():
+    centroids_KZ = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
+    clusters_K, codes_B = torch.tensor([0, 1, 0, 1, -1, -1]), torch.tensor([0, 3])
+    draws = torch.Generator()
+    expected = _diversity(centroids_KZ[:4], codes_B, clusters_K[:4], draws)
+
+    far_KZ = with_unused(centroids_KZ[:4], 6).requires_grad_()
+    found = _diversity(far_KZ, codes_B, clusters_K, draws)
+    found.backward()
+
+    torch.testing.assert_close(found.detach(), expected)
+    assert far_KZ.grad is not None
+    assert far_KZ.grad.abs().max() < 10
 
 
 def test_interactions_of_other_items_are_refused():
