@@ -142,8 +142,11 @@ def rowwise_adagrad(weight_MD, sum_M1, grad_MD, step, factor, lr=0.05, eps=1e-8,
     weight_MD -= factor * lr / (sum_M1.sqrt() + eps) * grad_MD
 
 
-def lazy_adam(weight_MD, moments_MS, grad_MD, step, factor, lr=0.001, betas=(0.9, 0.999), eps=1e-8) -> None:
-    """Adam as torch.optim.SparseAdam has it: a row's moments decay only when it is touched."""
+def lazy_adam(
+    weight_MD, moments_MS, grad_MD, step, factor, lr=0.001, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0
+) -> None:
+    """Adam as torch.optim.SparseAdam has it: a row's moments and weights decay only when it is touched."""
+    weight_MD *= 1 - factor * lr * weight_decay
     mean_MD, square_MD = moments_MS.chunk(2, dim=1)
     mean_MD.lerp_(grad_MD, 1 - betas[0])
     square_MD.lerp_(grad_MD.square(), 1 - betas[1])
