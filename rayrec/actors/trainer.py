@@ -146,6 +146,8 @@ class Trainer(StageActor[StageClock]):
         self._device = get_device(spec.device)
         self._group = TrainerGroup(spec.num_trainers, role.member)
         self._newest_events: dict[int, int] = {}
+        self._failure: Exception | None = None
+        """Of a step that has no update: rows that need it never come, and no later step may wait for them."""
         self.reach(servers)
         self._lookups = self._new_lookups(0)
         self._utilization = Utilization(self._matrix_rate())
@@ -208,13 +210,24 @@ class Trainer(StageActor[StageClock]):
     def prefetch(self, batches: RankBatches) -> None:
         """Stage 3, early: request the rows of the next batch that the current one cannot change."""
         features = self._own(batches)
+        if self._failure is not None:
+            raise self._failure
         # The clock: a part of a batch that `train` counts.
         with self._heartbeats.during("prefetch", features.step), self._clock.busy(num_batches=0):
             self._note_newest_event(features)
             self._lookups.prefetch(features.step, features.lookups)
 
     def train(self, batches: RankBatches) -> TrainerReport:
-        """Stages 3 to 5 for one batch; steps come in order."""
+        """Stages 3 to 5 for one batch; steps come in order, and after one that failed only behind `load`."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            return self._train(batches)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def _train(self, batches: RankBatches) -> TrainerReport:
         features = self._own(batches)
         waited_s, began = self._waited_s(), time.perf_counter()
         with self._heartbeats.during("train", features.step), self._clock.busy():
@@ -323,6 +336,7 @@ class Trainer(StageActor[StageClock]):
         """
         self._program.load(weights, optimizer_state)
         self._lookups = self._new_lookups(incarnation)
+        self._failure = None
 
     def stats(self) -> TrainerStats:
         times = self._times()

@@ -100,21 +100,23 @@ def test_a_trainer_that_fails_frees_the_others_and_its_error_is_the_runs(dataset
     assert RunFolder.open(tmp_path / "run").state["error"] == "RuntimeError: no more"
 
 
+@pytest.mark.parametrize("num_trainers", [1, 2])
 @pytest.mark.parametrize("error", [RuntimeError("no more"), SystemExit("no more")], ids=["error", "exit"])
-def test_a_trainer_that_fails_before_others_wait_for_its_part_ends_the_run(
-    dataset, tmp_path, monkeypatch, error
+def test_a_trainer_that_fails_before_its_part_is_waited_for_ends_the_run(
+    dataset, tmp_path, monkeypatch, error, num_trainers
 ):
-    """The survivor waits in a server for rows of a step that never comes whole, with further calls queued."""
+    """A survivor waits in a server for rows of a step that never comes whole, with further calls queued; one
+    alone has a further call, too, that would wait."""
     backward, calls = TorchProgram.backward, []
 
     def fails_once(self: TorchProgram, *arguments: Any, **named: Any) -> Any:
         calls.append(self)
-        if len(calls) == 3:
+        if len(calls) == 1 + num_trainers:  # a step behind the first, and before the last
             raise error
         return backward(self, *arguments, **named)
 
     monkeypatch.setattr(TorchProgram, "backward", fails_once)
-    config = settings(dataset, num_trainers=2)
+    config = settings(dataset, num_trainers)
     patient = config.sparse.model_copy(update={"wait_timeout_s": 10_000.0})  # beyond the test's own limit
 
     with pytest.raises(type(error), match="no more"):
