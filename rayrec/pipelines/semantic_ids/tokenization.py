@@ -564,7 +564,7 @@ def _check_free(path: Path, dataset_fingerprint: str, overwrite: bool, version: 
         raise InputError(
             f"{path}: has other semantic IDs of this data set already ({there.method}; version "
             f"{there.version}), and runs that were trained with them need them; name another folder "
-            "with --out (and with data.semantic_ids of a run), or set overwrite"
+            "with --out (and with data.semantic_ids of a run), or set overwrite (--overwrite)"
         )
 
 
