@@ -48,8 +48,8 @@ def tokenize_command(
     vectors: Annotated[
         str,
         typer.Option(
-            help="What the codes are made of: interactions, text, both (of these), content, graph, image, or a "
-            "source of another package; several joined by + or commas."
+            help="What the codes are made of: interactions, text, both (of these), content, graph, image, or "
+            "a source of another package; several joined by + or commas."
         ),
     ] = "interactions",
     vector_setting: Annotated[
