@@ -90,6 +90,22 @@ def test_bce_moves_targets_and_negatives_by_their_probabilities():
     torch.testing.assert_close(items.grad, expected_ID)
 
 
+def test_a_sampled_negative_counts_once_by_the_probability_that_it_is_drawn():
+    """By hand: each distinct negative but the target, over the probability that any of four draws is it."""
+    model, batch = dense("sampled"), batch_for("sampled")
+    q_I = np.arange(1, NUM_ITEMS + 1) / np.arange(1, NUM_ITEMS + 1).sum()
+    model.item_loss = SampledSoftmax.of_draws(np.log(q_I), 4)
+    batch = dataclasses.replace(batch, negatives_S=torch.tensor([2, 5, 5, 8]))
+
+    by_hand = 0.0
+    for scores_I, target in zip(scores(model, batch), batch.targets_N.tolist(), strict=True):
+        weights = {item: 1 / (1 - (1 - q_I[item]) ** 4) for item in {2, 5, 8} - {target}}
+        others = sum(weight * math.exp(scores_I[item]) for item, weight in weights.items())
+        by_hand += math.log(math.exp(scores_I[target]) + others) - scores_I[target]
+
+    assert model.loss(batch).item() == pytest.approx(by_hand, rel=1e-5)
+
+
 @pytest.mark.parametrize("temperature", [None, 0.1])
 @pytest.mark.parametrize("loss", ["bce", "sampled"])
 def test_a_loss_is_the_same_wherever_the_item_matrix_is(loss, temperature):

@@ -60,7 +60,7 @@ def test_loss_is_the_summed_log_loss_of_the_next_items():
 
 
 def test_sampled_softmax_with_every_item_once_is_the_full_softmax():
-    """Drawn once each, the expected number of draws is 1 and no correction is left."""
+    """Drawn for certain, no correction is left."""
     batch = sampled_batch(list(range(NUM_ITEMS)))
     sampled = SparseNextItemModel(backbone(), SampledSoftmax(torch.zeros(NUM_ITEMS))).eval()
 
@@ -70,13 +70,12 @@ def test_sampled_softmax_with_every_item_once_is_the_full_softmax():
 def test_sampled_softmax_estimates_the_partition_function_without_bias():
     """Over all pairs of draws, the mean of the corrected mass is the whole catalog's."""
     probabilities_I = np.random.default_rng(1).dirichlet(np.full(NUM_ITEMS, 5.0))
-    expected_draws_I = torch.tensor(2 * probabilities_I, dtype=torch.float32)
-    model = SparseNextItemModel(backbone(), SampledSoftmax(expected_draws_I.log())).eval()
+    model = SparseNextItemModel(backbone(), SampledSoftmax.of_draws(np.log(probabilities_I), 2)).eval()
     rows = [[1, 4]]
 
     mean = 0.0
     for first, second in product(range(NUM_ITEMS), repeat=2):
-        estimate = model.loss(sampled_batch([first, second], rows)).exp().item()
+        estimate = model.loss(sampled_batch(sorted([first, second]), rows)).exp().item()
         mean += probabilities_I[first] * probabilities_I[second] * estimate
 
     # The exponential of a loss is the partition function, relative to the target's mass.

@@ -9,7 +9,6 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Self
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from rayrec.models.base.config import Attention, ModelConfig
@@ -398,8 +397,6 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
         return None
 
     def _item_loss(self, catalog: Catalog) -> ItemLoss:
-        import torch
-
         from rayrec.models.sequence.item_losses import BinaryCrossEntropy, CrossEntropy, SampledSoftmax
 
         match self.loss_or_default:
@@ -408,8 +405,7 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
             case "bce":
                 return BinaryCrossEntropy()
         assert catalog.negative_log_q_I is not None
-        expected_samples_I = catalog.negative_log_q_I + np.log(self.num_negatives)
-        return SampledSoftmax(torch.tensor(expected_samples_I, dtype=torch.float32))
+        return SampledSoftmax.of_draws(catalog.negative_log_q_I, self.num_negatives)
 
 
 def built_content(settings: ContentConfig | None, catalog: Catalog, dim: int) -> ItemContent | None:

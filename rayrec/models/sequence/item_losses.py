@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -48,26 +49,36 @@ class CrossEntropy(nn.Module):
 
 
 class SampledSoftmax(nn.Module):
-    """A softmax over the target and S negatives shared by the batch.
+    """A softmax over the target and the distinct ones of S negatives that the batch shares.
 
-    Each logit of a negative is corrected by the log of its sampling rate, which makes the sampled gradient
-    estimate the full one (Bengio & Senécal, IEEE TNN 2008).
+    An item that was drawn counts once, however often it was drawn, and its term of the softmax's sum is
+    divided by the probability that it is drawn at all. The expected sum is that over the catalog (Horvitz &
+    Thompson, JASA 1952), and popular items, which nearly every batch draws, add no noise to it; counted as
+    often as they are drawn, they would (Bengio & Senécal, IEEE TNN 2008, correct by that expected number).
     """
 
-    negative_log_rates_I: Tensor
+    log_inclusion_I: Tensor
 
-    def __init__(self, negative_log_rates_I: Tensor) -> None:
-        """`negative_log_rates_I`: log of the expected number of draws of each item per batch."""
+    def __init__(self, log_inclusion_I: Tensor) -> None:
+        """`log_inclusion_I`: log of the probability that a batch's negatives have each item."""
         super().__init__()
-        self.register_buffer("negative_log_rates_I", negative_log_rates_I, persistent=False)
+        self.register_buffer("log_inclusion_I", log_inclusion_I, persistent=False)
+
+    @staticmethod
+    def of_draws(log_q_I: np.ndarray, num_negatives: int) -> SampledSoftmax:
+        """For S independent draws with replacement, each of item i with the probability exp(log_q_I[i])."""
+        with np.errstate(divide="ignore"):  # items that are never drawn, and one that always is
+            inclusion_I = -np.expm1(num_negatives * np.log1p(-np.exp(log_q_I)))
+            return SampledSoftmax(torch.tensor(np.log(inclusion_I), dtype=torch.float32))
 
     def forward(self, context_ND: Tensor, items: ItemVectors, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
         assert batch.negatives_S is not None
         target_logit_N = (context_ND * items.targets(batch)).sum(1)
-        negative_logits_NS = (
-            context_ND @ items.negatives(batch).T - self.negative_log_rates_I[batch.negatives_S]
-        )
+        correction_S = self.log_inclusion_I[batch.negatives_S]
+        is_repeat_S = functional.pad(batch.negatives_S.diff() == 0, (1, 0))  # they are in ascending order
+        correction_S = correction_S.masked_fill(is_repeat_S, torch.inf)
+        negative_logits_NS = context_ND @ items.negatives(batch).T - correction_S
         # A negative that is the target itself would be counted twice.
         hit_NS = batch.negatives_S[None, :] == batch.targets_N[:, None]
         negative_logits_NS = negative_logits_NS.masked_fill(hit_NS, -torch.inf)

@@ -449,7 +449,7 @@ class SequenceFeatures:
         if not self._num_negatives:
             return None
         random = np.random.default_rng([self._seed, _NEGATIVES_STREAM, step])
-        draws_S = random.integers(self._cumulative_I[-1], size=self._num_negatives)
+        draws_S = np.sort(random.integers(self._cumulative_I[-1], size=self._num_negatives))
         return np.searchsorted(self._cumulative_I, draws_S, side="right")
 
     def _draw_event_negatives(
