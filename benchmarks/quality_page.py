@@ -43,6 +43,8 @@ Ties = Literal["shuffled", "file order"]
 TIES: tuple[Ties, ...] = ("shuffled", "file order")
 NEIGHBORS = "neighbors"
 """In the place of a method: what needs no training."""
+BASELINE = "sasrec"
+"""What every row is compared with."""
 IN_FILE_ORDER = ("sasrec-stored", "generative")
 """Methods that show what the order of a file leaks: one that learns it, and one that redraws it."""
 ELSEWHERE = ("sasrec", "tiger", "generative")
@@ -451,6 +453,7 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
     any_results = records[0]["results"] if records else untrained["results"]
     lines.append(_line("most popular", [any_results[popular]], "", ""))
     with_positions: list[Line] = []
+    baseline: Line | None = None
     for title, name in neighbors_of(dataset).items():
         if untrained and name in untrained["results"]:
             lines.append(_line(title, [untrained["results"][name]], "none", ""))
@@ -469,8 +472,11 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
         )
         results = [record["results"][of_model] for record in seeds]
         lines.append(_line(title, results, _training(seeds), published))
-        with_positions += line(title, seeds, RECORDS, of_model)
-    return "\n".join(lines) + "\n" + pairs_table(with_positions)
+        found = list(line(title, seeds, RECORDS, of_model))
+        with_positions += found
+        if name == BASELINE:
+            baseline = next(iter(found), None)
+    return "\n".join(lines) + "\n" + pairs_table(with_positions, baseline)
 
 
 _NEIGHBORS = {name: name for name in (CO_VISITATION, SWING, CO_VISITATION_IN_TIME)}

@@ -1,4 +1,4 @@
-"""Positions beside the records of the quality page, and what they say of neighboring rows.
+"""Positions beside the records of the quality page, and what they say of rows in pairs.
 
 A record names a file of positions with the list that the page shows: about a byte for each user. From them
 rows are compared in pairs, over users and, where a row has several, over seeds.
@@ -7,13 +7,13 @@ rows are compared in pairs, over users and, where a row has several, over seeds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rayrec.pipelines.evaluation.compare import ALL_USERS, Evaluated, compare
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
-from rayrec.pipelines.metrics.paired_bootstrap import PairedEstimate
 from rayrec.pipelines.metrics.positions import SUFFIX, Positions
 from rayrec.platform.errors import InputError
 
@@ -21,7 +21,6 @@ METRIC = "recall@10"
 FOLDER = "positions"
 """Beside the records."""
 _KEY = "positions"
-_COLUMNS = ("against", f"difference of {METRIC}", "ratio", "users only here", "users only there")
 
 
 class Line(NamedTuple):
@@ -29,6 +28,10 @@ class Line(NamedTuple):
 
     title: str
     seeds: Sequence[Evaluated]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean([one.scores(METRIC).mean() for one in self.seeds]))
 
 
 def ranking_details(report: EvaluationReport, shown: str) -> dict[str, Any]:
@@ -65,32 +68,35 @@ def line(title: str, records: Sequence[Mapping[str, Any]], folder: Path, shown: 
         yield Line(title, [Evaluated(name, shown, Positions.read(folder / name)) for name in names])
 
 
-def pairs_table(lines: Sequence[Line]) -> str:
-    """Every row against the one above it; nothing where fewer than two have positions."""
+def pairs_table(lines: Sequence[Line], baseline: Line | None = None) -> str:
+    """Rows in the order of their recall, each against the next better one and against the baseline; nothing
+    where fewer than two have positions.
+
+    Args:
+        baseline: one of the rows.
+    """
     if len(lines) < 2:
         return ""
+    ranked = sorted(lines, key=lambda line: line.mean, reverse=True)
+    references = [] if baseline is None else [baseline]
+    columns = [f"mean {METRIC}", "against the row above", *(f"against {line.title}" for line in references)]
     text = [
-        "\nPairs of rows, each against the one above that has positions "
-        "(paired bootstrap over users, with Student's t over seeds where a row has several):\n",
-        "| | " + " | ".join(_COLUMNS) + " |",
-        "| --- |" + " --- |" * len(_COLUMNS),
+        "\nThe same users in pairs: rows whose positions are kept, in the order of their recall. "
+        f"Differences of {METRIC} (paired bootstrap over users, with Student's t over seeds where a row has "
+        "several):\n",
+        "| | " + " | ".join(columns) + " |",
+        "| --- |" + " --- |" * len(columns),
     ]
-    for above, here in pairwise(lines):
-        try:
-            found = compare(above.seeds, here.seeds, METRIC).estimates[ALL_USERS]
-        except InputError:
-            cells = ["cannot be compared", "", "", ""]
-        else:
-            cells = _cells(found)
-        text.append("| " + " | ".join([here.title, above.title, *cells]) + " |")
+    for above, here in zip([None, *ranked], ranked, strict=False):
+        cells = ["" if above is None else _difference(above, here)]
+        cells += ["" if line is here else _difference(line, here) for line in references]
+        text.append(f"| {here.title} | {here.mean:.4f} | " + " | ".join(cells) + " |")
     return "\n".join(text) + "\n"
 
 
-def _cells(found: PairedEstimate) -> list[str]:
-    difference, ratio = found.difference, found.ratio
-    return [
-        f"{difference.value:+.4f} ({difference.low:+.4f} to {difference.high:+.4f})",
-        "" if ratio is None else f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})",
-        f"{found.only_b:,.0f}",
-        f"{found.only_a:,.0f}",
-    ]
+def _difference(there: Line, here: Line) -> str:
+    try:
+        found = compare(there.seeds, here.seeds, METRIC).estimates[ALL_USERS].difference
+    except InputError:
+        return "cannot be compared"
+    return f"{found.value:+.4f} ({found.low:+.4f} to {found.high:+.4f})"

@@ -228,28 +228,28 @@ def positions(places: list[int], **header: str) -> Positions:
     return Positions(PositionsHeader(**(values | header)), {MODEL: np.array(places)})
 
 
-def test_neighboring_rows_with_positions_are_compared_in_pairs(tmp_path):
+def test_rows_with_positions_are_compared_in_pairs_in_the_order_of_their_recall(tmp_path):
     positions([0, 0, 20, 100]).write(tmp_path / "a.parquet")
     positions([0, 20, 5, 5]).write(tmp_path / "b.parquet")
     positions([0, 20, 20, 5], snapshot_fingerprint="c").write(tmp_path / "c.parquet")
-    positions([0, 0, 0, 0], catalog="another").write(tmp_path / "d.parquet")
+    positions([0, 20, 20, 20], catalog="another").write(tmp_path / "d.parquet")
     records = [
-        record("sasrec-bce", 0, 0.06) | {"positions": "a.parquet"},
+        record("sasrec", 0, 0.06) | {"positions": "a.parquet"},
         record("hstu", 0, 0.08),  # of an earlier version: without
         record("tiger", 0, 0.06) | {"positions": "b.parquet"},
         record("tiger", 1, 0.06) | {"positions": "c.parquet"},
         record("generative", 0, 0.06) | {"positions": "d.parquet"},
     ]
 
-    text = page(records)
+    _, pairs = page(records).split("The same users in pairs", 1)
 
-    bce, tiger, generative = (METHODS[name].title for name in ("sasrec-bce", "tiger", "generative"))
-    (line,) = [line for line in text.splitlines() if line.startswith(f"| {tiger} (2 seeds) | {bce} |")]
-    assert "+0.1250 (" in line  # 2 of 4 against 3 and 2 of 4
-    assert line.endswith("| 2 | 1 |")  # one seed has two users more, the other one
-    (other,) = [line for line in text.splitlines() if line.startswith(f"| {generative} | {tiger}")]
-    assert "cannot be compared" in other
-    assert text.count("Pairs of rows") == 1
+    sasrec, tiger, generative = (METHODS[name].title for name in ("sasrec", "tiger", "generative"))
+    first, second, third = pairs.partition("| --- |")[2].splitlines()[1:4]
+    assert first.startswith(f"| {tiger} (2 seeds) | 0.6250 |  | +0.1250 (")  # 3 and 2 of 4 against 2 of 4
+    assert second.startswith(f"| {sasrec}")
+    assert "| 0.5000 | -0.1250 (" in second
+    assert third.startswith(f"| {generative}")
+    assert third.count("cannot be compared") == 2
 
 
 def test_the_csv_has_lists_and_slices():
