@@ -90,18 +90,41 @@ def test_bce_moves_targets_and_negatives_by_their_probabilities():
     torch.testing.assert_close(items.grad, expected_ID)
 
 
-def test_a_sampled_negative_counts_once_by_the_probability_that_it_is_drawn():
-    """By hand: each distinct negative but the target, over the probability that any of four draws is it."""
+def test_a_sampled_softmax_has_the_row_for_certain_and_each_negative_once_by_its_probability():
+    """By hand: items of the row but the target by themselves; other distinct negatives over the probability
+    that any of the four draws is it."""
     model, batch = dense("sampled"), batch_for("sampled")
     q_I = np.arange(1, NUM_ITEMS + 1) / np.arange(1, NUM_ITEMS + 1).sum()
     model.item_loss = SampledSoftmax.of_draws(np.log(q_I), 4)
     batch = dataclasses.replace(batch, negatives_S=torch.tensor([2, 5, 5, 8]))
 
     by_hand = 0.0
-    for scores_I, target in zip(scores(model, batch), batch.targets_N.tolist(), strict=True):
-        weights = {item: 1 / (1 - (1 - q_I[item]) ** 4) for item in {2, 5, 8} - {target}}
+    row_of_target = [ROWS[0]] * 2 + [ROWS[1]] + [ROWS[2]] * 3
+    events = zip(scores(model, batch), batch.targets_N.tolist(), row_of_target, strict=True)
+    for scores_I, target, row in events:
+        weights = {item: 1.0 for item in {*row} - {target}}
+        weights |= {item: 1 / (1 - (1 - q_I[item]) ** 4) for item in {2, 5, 8} - {*row}}
         others = sum(weight * math.exp(scores_I[item]) for item, weight in weights.items())
         by_hand += math.log(math.exp(scores_I[target]) + others) - scores_I[target]
+
+    assert model.loss(batch).item() == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_an_item_that_a_row_has_twice_counts_once():
+    rows = [[1, 4, 1, 4, 1], [2, 3]]
+    model = dense("sampled")
+    model.item_loss = SampledSoftmax.of_draws(np.full(NUM_ITEMS, -math.log(NUM_ITEMS)), 2)
+    features = SequenceFeatures(np.arange(NUM_ITEMS), max_length=6, num_negatives=2)
+    batch = dataclasses.replace(
+        tensor_batch(features(sample_batch(rows))[0]), negatives_S=torch.tensor([1, 4])
+    )
+
+    by_hand = 0.0
+    for scores_I, target in zip(scores(model, batch)[:4], [4, 1, 4, 1], strict=True):
+        by_hand += math.log(math.exp(scores_I[1]) + math.exp(scores_I[4])) - scores_I[target]
+    scores_I, weight = scores(model, batch)[4], 1 / (1 - (1 - 1 / NUM_ITEMS) ** 2)
+    drawn = weight * (math.exp(scores_I[1]) + math.exp(scores_I[4]))
+    by_hand += math.log(math.exp(scores_I[2]) + math.exp(scores_I[3]) + drawn) - scores_I[3]
 
     assert model.loss(batch).item() == pytest.approx(by_hand, rel=1e-5)
 

@@ -82,17 +82,16 @@ def test_sampled_softmax_estimates_the_partition_function_without_bias():
     assert mean == pytest.approx(full_softmax().loss(sampled_batch([0], rows)).exp().item(), rel=1e-5)
 
 
-def test_a_negative_that_is_the_target_does_not_count():
+def test_a_negative_that_is_of_the_row_does_not_count():
     model = SparseNextItemModel(backbone(), SampledSoftmax(torch.zeros(NUM_ITEMS))).eval()
 
-    with_hit = model.loss(sampled_batch([4, 7], rows=[[1, 4]]))
+    with_hit = model.loss(sampled_batch([1, 4, 7], rows=[[1, 4]]))
 
     torch.testing.assert_close(with_hit, model.loss(sampled_batch([7], rows=[[1, 4]])))
-    assert model.loss(sampled_batch([4], rows=[[1, 4]])).item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_gradients_reach_inputs_targets_and_negatives():
-    batch = sampled_batch([8, 0], rows=[[1, 4, 2]], training=True)
+    batch = sampled_batch([0, 8], rows=[[1, 4, 2]], training=True)
     SparseNextItemModel(backbone(), SampledSoftmax(torch.zeros(NUM_ITEMS))).loss(batch).backward()
 
     rows_touched = batch.rows["item"].grad.abs().sum(1) > 0

@@ -1,6 +1,7 @@
 """How far scores of items are from what came next: the losses of models that predict items one by one.
 
-Axes: N events, I items of the catalog, S negatives of a batch, K negatives of an event, D width.
+Axes: B rows, N events, I items of the catalog, E items of a row, S negatives of a batch, K negatives of an
+event, D width.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from rayrec.models.sequence.tensor_batch import TensorBatch
 
 class ItemVectors(Protocol):
     """What items are scored by; a loss asks for those that it needs."""
+
+    def inputs(self, batch: TensorBatch) -> Tensor:
+        """[N, D] of the items of the events themselves."""
 
     def targets(self, batch: TensorBatch) -> Tensor:
         """[N, D]"""
@@ -49,12 +53,13 @@ class CrossEntropy(nn.Module):
 
 
 class SampledSoftmax(nn.Module):
-    """A softmax over the target and the distinct ones of S negatives that the batch shares.
+    """A softmax over the target, the other items of its row, and S negatives that the batch shares.
 
     An item that was drawn counts once, however often it was drawn, and its term of the softmax's sum is
-    divided by the probability that it is drawn at all. The expected sum is that over the catalog (Horvitz &
-    Thompson, JASA 1952), and popular items, which nearly every batch draws, add no noise to it; counted as
-    often as they are drawn, they would (Bengio & Senécal, IEEE TNN 2008, correct by that expected number).
+    divided by the probability that it is drawn at all; items of the row are there for certain, whether drawn
+    or not. So the expected sum is that over the catalog (Horvitz & Thompson, JASA 1952). What a trained model
+    takes for probable is mostly of the row itself or of what is popular, and neither adds noise then; no row
+    is read for it that the batch does not have.
     """
 
     log_inclusion_I: Tensor
@@ -75,15 +80,45 @@ class SampledSoftmax(nn.Module):
         assert batch.targets_N is not None
         assert batch.negatives_S is not None
         target_logit_N = (context_ND * items.targets(batch)).sum(1)
+        own_BE = _items_of_rows(batch)
+        own_logits_NE = _logits_of_rows(context_ND, items, batch)
+        own_of_N = own_BE[batch.layout.row_N]
+        is_another_NE = (own_of_N >= 0) & (own_of_N != batch.targets_N[:, None])
+        own_logits_NE = own_logits_NE.masked_fill(~is_another_NE, -torch.inf)
         correction_S = self.log_inclusion_I[batch.negatives_S]
         is_repeat_S = functional.pad(batch.negatives_S.diff() == 0, (1, 0))  # they are in ascending order
         correction_S = correction_S.masked_fill(is_repeat_S, torch.inf)
         negative_logits_NS = context_ND @ items.negatives(batch).T - correction_S
-        # A negative that is the target itself would be counted twice.
-        hit_NS = batch.negatives_S[None, :] == batch.targets_N[:, None]
-        negative_logits_NS = negative_logits_NS.masked_fill(hit_NS, -torch.inf)
-        logits = torch.cat([target_logit_N[:, None], negative_logits_NS], dim=1)
+        is_own_NS = _are_among(batch.negatives_S, own_BE)[batch.layout.row_N]
+        negative_logits_NS = negative_logits_NS.masked_fill(is_own_NS, -torch.inf)
+        logits = torch.cat([target_logit_N[:, None], own_logits_NE, negative_logits_NS], dim=1)
         return (logits.logsumexp(1) - target_logit_N).sum()
+
+
+def _items_of_rows(batch: TensorBatch) -> Tensor:
+    """[B, E] each row's distinct items: those that it has read and, last, the last target; -1 where there is
+    none. Every other target is an item that is read next."""
+    assert batch.targets_N is not None
+    last_B = batch.layout.last(batch.targets_N + 1)
+    ids_BE = torch.cat([batch.layout.pad(batch.items_N + 1), last_B[:, None]], dim=1) - 1
+    sorted_BE, order_BE = ids_BE.sort(dim=1, stable=True)
+    is_repeat_BE = functional.pad(sorted_BE.diff(dim=1) == 0, (1, 0))
+    return ids_BE.masked_fill(torch.zeros_like(is_repeat_BE).scatter(1, order_BE, is_repeat_BE), -1)
+
+
+def _logits_of_rows(context_ND: Tensor, items: ItemVectors, batch: TensorBatch) -> Tensor:
+    """[N, E] of the items of each event's row, in the order of `_items_of_rows`."""
+    last_BD = batch.layout.last(items.targets(batch))
+    items_BED = torch.cat([batch.layout.pad(items.inputs(batch)), last_BD[:, None]], dim=1)
+    return batch.layout.unpad(batch.layout.pad(context_ND) @ items_BED.transpose(1, 2))
+
+
+def _are_among(ascending_S: Tensor, ids_BE: Tensor) -> Tensor:
+    """[B, S] whether each number is an id of the row; of equal numbers, the first one."""
+    at_BE = torch.searchsorted(ascending_S, ids_BE).clamp(max=len(ascending_S) - 1)
+    found_BE = ascending_S[at_BE] == ids_BE
+    found_BS = torch.zeros(len(ids_BE), len(ascending_S), dtype=torch.int32, device=ids_BE.device)
+    return found_BS.scatter_add(1, at_BE, found_BE.int()) > 0
 
 
 class BinaryCrossEntropy(nn.Module):

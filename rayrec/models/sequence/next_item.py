@@ -53,6 +53,10 @@ class NextItemModel(ItemScorer):
         context_BD = self._over_temperature(last_contexts(self.backbone, self._events(batch), batch))
         return context_BD @ self.catalog().T
 
+    def inputs(self, batch: TensorBatch) -> Tensor:
+        """[N, D] what the items of the events are scored by."""
+        return self._directed(self.embed_history(batch))
+
     def targets(self, batch: TensorBatch) -> Tensor:
         """[N, D] what the items that follow are scored by."""
         return self._directed(self._target_rows(batch))
