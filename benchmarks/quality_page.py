@@ -235,6 +235,7 @@ METHODS = {
         "SASRec, item rows on parameter servers, sampled softmax",
         "beauty-sasrec-sparse",
     ),
+    "bsarec": Method("BSARec, full softmax", "beauty-bsarec"),
     "hstu": Method(
         "HSTU, full softmax",
         "beauty-hstu",

@@ -19,6 +19,7 @@ MODELS: Registry[type[ModelConfig]] = Registry(
     {
         # The next item of a history, every item scored.
         "sasrec": "rayrec.models.sequence.config:SasRecConfig",
+        "bsarec": "rayrec.models.sequence.config:BsaRecConfig",
         "hstu": "rayrec.models.sequence.config:HstuConfig",
         "gnn": "rayrec.models.sequence.config:GnnConfig",
         # The next item of a history, its semantic ID generated.

@@ -36,6 +36,7 @@ BACKBONE = {"dim": DIM, "num_layers": 2, "num_heads": 2, "feedforward_dim": 16, 
 MODELS = {
     "sasrec": {"name": "sasrec"},
     "sampled": {"name": "sasrec", "item_matrix": "sparse", "num_negatives": 5, "user_embedding": True},
+    "bsarec": {"name": "bsarec"},
     "hstu": {"name": "hstu", "item_matrix": "sparse", "loss": "bce", "negatives_per_event": 3},
     "hstu, dense": {"name": "hstu", "temperature": 0.5},
     "gnn": {"name": "gnn", "neighbors": {"count": 3}},

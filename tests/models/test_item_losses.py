@@ -102,7 +102,7 @@ def test_a_sampled_softmax_has_the_row_for_certain_and_each_negative_once_by_its
     row_of_target = [ROWS[0]] * 2 + [ROWS[1]] + [ROWS[2]] * 3
     events = zip(scores(model, batch), batch.targets_N.tolist(), row_of_target, strict=True)
     for scores_I, target, row in events:
-        weights = {item: 1.0 for item in {*row} - {target}}
+        weights = dict.fromkeys({*row} - {target}, 1.0)
         weights |= {item: 1 / (1 - (1 - q_I[item]) ** 4) for item in {2, 5, 8} - {*row}}
         others = sum(weight * math.exp(scores_I[item]) for item, weight in weights.items())
         by_hand += math.log(math.exp(scores_I[target]) + others) - scores_I[target]

@@ -42,7 +42,7 @@ def test_data_and_a_model_are_all_a_run_needs():
         ({"model": {"name": "sasrec", "beam_width": 2}}, "there is no setting 'model.beam_width'"),
         (
             {"model": {"name": "gru"}},
-            "model.name: expected one of 'sasrec', 'hstu', 'gnn', 'prefix_decoder', ",
+            "model.name: expected one of 'sasrec', 'bsarec', 'hstu', 'gnn', 'prefix_decoder', ",
         ),
         ({"training": {"batchsize": 2}}, "'training.batchsize'; did you mean 'batch_size'?"),
         (

@@ -18,6 +18,7 @@ from rayrec.platform.event_labels import Label, Part
 
 if TYPE_CHECKING:
     from rayrec.models.attention.choice import Choice
+    from rayrec.models.sequence.backbones.bsarec import BsaRec
     from rayrec.models.sequence.backbones.history import HistoryReader
     from rayrec.models.sequence.backbones.hstu import Hstu
     from rayrec.models.sequence.backbones.transformer import CausalTransformer
@@ -270,6 +271,30 @@ class BackboneConfig(HistoryReaderConfig):
         )
 
 
+class BsaRecBackboneConfig(BackboneConfig):
+    """A causal transformer whose layers also rescale the frequencies of a history."""
+
+    num_low: int = Field(3, gt=0)
+    """Slowest frequencies of a history that count as low, its mean among them; the others are rescaled."""
+    frequency_share: float = Field(0.7, ge=0.0, le=1.0)
+    """Of the frequencies in what a layer adds; attention has the rest."""
+
+    def build(self, choice: Choice) -> BsaRec:
+        from rayrec.models.sequence.backbones.bsarec import BsaRec
+
+        return BsaRec(
+            self.dim,
+            self.num_layers,
+            self.num_heads,
+            self.feedforward_dim,
+            self.max_length,
+            self.dropout,
+            self.num_low,
+            self.frequency_share,
+            choice,
+        )
+
+
 class HstuBackboneConfig(HistoryReaderConfig):
     """HSTU's layers, which read when events were."""
 
@@ -321,7 +346,7 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
     content: ContentConfig | None = None
     """Of the dense matrix: what is added to the vectors of items, those that are read and those that are
     scored. None: they are known by their ids alone."""
-    backbone: BackboneConfig | HstuBackboneConfig
+    backbone: BackboneConfig | BsaRecBackboneConfig | HstuBackboneConfig
 
     @model_validator(mode="after")
     def _loss_has_its_items(self) -> Self:
@@ -423,6 +448,13 @@ class SasRecConfig(ItemScoringConfig):
 
     name: Literal["sasrec"]
     backbone: BackboneConfig = BackboneConfig()
+
+
+class BsaRecConfig(ItemScoringConfig):
+    """A causal transformer whose layers also rescale frequencies reads the history."""
+
+    name: Literal["bsarec"]
+    backbone: BsaRecBackboneConfig = BsaRecBackboneConfig()
 
 
 SILU_ATTENTIONS = ("reference", "grouped", "triton")

@@ -80,7 +80,11 @@ class Block(nn.Module):
         return query_NHC, key_NHC, value_NHC
 
     def after_attention(self, x_ND: Tensor, attended_NHC: Tensor, keys_N: Tensor) -> Tensor:
-        x_ND = x_ND + self.attention_dropout(self.out(attended_NHC.flatten(1)), keys_N)
+        return self.feed_forward(
+            x_ND + self.attention_dropout(self.out(attended_NHC.flatten(1)), keys_N), keys_N
+        )
+
+    def feed_forward(self, x_ND: Tensor, keys_N: Tensor) -> Tensor:
         hidden = functional.gelu(self.up(self.feedforward_norm(x_ND)))
         hidden = self.down(self.hidden_dropout(hidden, keys_N))
         return x_ND + self.feedforward_dropout(hidden, keys_N)
@@ -114,6 +118,10 @@ class CausalTransformer(nn.Module):
             Block(dim, num_heads, feedforward_dim, dropout, index, choice) for index in range(num_layers)
         )
         self.final_norm = nn.LayerNorm(dim)
+        self.initialize()
+
+    def initialize(self) -> None:
+        """Draw the first weights."""
         for name, parameter in self.named_parameters():
             if parameter.ndim > 1:
                 nn.init.normal_(parameter, std=INITIAL_STD)
