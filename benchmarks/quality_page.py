@@ -258,6 +258,9 @@ METHODS = {
     ),
     "lazy": Method("lazy decoder, IDs from interactions", "beauty-lazy", "interactions"),
     "lazy-text": Method("lazy decoder, IDs from text and interactions", "beauty-lazy", "both"),
+    "causal-lm": Method(
+        "causal language model over codes", "movielens-causal-lm", "both", settings=("data.redraw_ties=true",)
+    ),
     "generative": Method(
         "prefix decoder, IDs from text and interactions", "beauty-generative", "both", max_codebook_size=512
     ),

@@ -66,6 +66,7 @@ ONE_SEED = {
     "gnn",
     "gnn-full",
     "lazy-text",
+    "causal-lm",
     "ids-kmeans",
     "ids-rqvae",
     "ids-letter",

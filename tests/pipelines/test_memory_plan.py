@@ -16,7 +16,7 @@ from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training import memory_plan
 from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.pipelines.training.placements import in_process
-from rayrec.pipelines.training.train import train
+from rayrec.pipelines.training.train import train, unread_settings
 from rayrec.platform import files
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
@@ -145,6 +145,32 @@ def test_what_a_folders_generation_settings_say_in_vain_is_a_note_of_the_run(dat
     assert notes("{}") == []
     with pytest.raises(InputError, match=r"generation_config\.json: expected an object"):
         notes("null")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"model": {"name": "sasrec"}}, []),
+        (
+            {"model": {"name": "sasrec"}, "sparse": {"optimizer": {"kind": "adam"}}},
+            ["no rows on servers, which it is for"],
+        ),
+        (
+            {
+                "model": {"name": "sasrec", "item_matrix": "sparse"},
+                "sparse": {"optimizer": {"kind": "adam"}, "tables": {"user": {}}},
+            },
+            ["does not read user"],
+        ),
+    ],
+)
+def test_settings_of_rows_that_a_model_has_not_are_said(dataset, settings, words):
+    assembly = assemble(RunConfig.parse({"data": {"path": str(dataset.root)}} | settings))
+
+    sentences = list(unread_settings(assembly))
+
+    assert len(sentences) == len(words)
+    assert all(word in sentence for word, sentence in zip(words, sentences, strict=True))
 
 
 def test_a_cache_is_part_of_a_trainer(dataset):

@@ -19,7 +19,7 @@ from typing import Literal
 from rayrec.models.program.program import DivergedError
 from rayrec.pipelines.cluster.leaving import NodeLeftError
 from rayrec.pipelines.cluster.rollbacks import Rollbacks
-from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.config.run import RunConfig, SparseConfig
 from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot
@@ -82,10 +82,7 @@ def train(
     assembly = assemble(config)
     assembly.task.check_validation()
     check_trackers(config.tracking)
-    unread = sorted(set(config.sparse.tables) - {table.name for table in assembly.tables})
-    if unread:
-        logger.warning("the model does not read %s, which sparse.tables has settings of", ", ".join(unread))
-    for note in assembly.task.notes():
+    for note in [*unread_settings(assembly), *assembly.task.notes()]:
         logger.warning("%s", note)
     # Footers are read, and operations fit, also what is validated, before anything starts.
     assembly.task.validation(assembly.features)
@@ -265,3 +262,13 @@ def rows_of_step(assembly: Assembly, step: int) -> str:
     shown = [f"{part.file} {part.start} to {part.stop - 1}" for part in cursor[:SHOWN_INTERVALS]]
     more = len(cursor) - len(shown)
     return "; ".join(shown) + (f"; and {more} more places" if more else "")
+
+
+def unread_settings(assembly: Assembly) -> Iterator[str]:
+    """Sentences about settings of rows on servers that the model has not."""
+    sparse = assembly.config.sparse
+    unread = sorted(set(sparse.tables) - {table.name for table in assembly.tables})
+    if unread:
+        yield f"the model does not read {', '.join(unread)}, which sparse.tables has settings of"
+    if not assembly.tables and sparse.optimizer != SparseConfig().optimizer:
+        yield "sparse.optimizer is set, and the model has no rows on servers, which it is for"
