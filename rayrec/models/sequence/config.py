@@ -332,10 +332,11 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
     """`dense`: weights of the network. `sparse`: rows of parameter servers, for catalogs of any size."""
     loss: ItemLossName | None = None
     """`cross_entropy`: a softmax over the catalog; needs the dense matrix, whose default it is.
-    `sampled_softmax`: one over the target and negatives of the batch; the default of the sparse matrix.
+    `sampled_softmax`: one over the target, the items of its row and negatives of the batch; the default of
+    the sparse matrix.
     `bce`: each target apart from negatives of its own, none of them an item of its row."""
     num_negatives: int = Field(1024, gt=0)
-    """Of `sampled_softmax`: sampled for each batch."""
+    """Of `sampled_softmax`: drawn for each batch, with replacement; an item that is drawn twice counts once."""
     negative_sampling: NegativeSampling = "popularity"
     """Of `sampled_softmax`. Negatives of `bce` are uniform."""
     negatives_per_event: int = Field(1, gt=0)
