@@ -336,7 +336,8 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
     the sparse matrix.
     `bce`: each target apart from negatives of its own, none of them an item of its row."""
     num_negatives: int = Field(1024, gt=0)
-    """Of `sampled_softmax`: drawn for each batch, with replacement; an item that is drawn twice counts once."""
+    """Of `sampled_softmax`: drawn for each batch, with replacement; an item that is drawn twice counts
+    once."""
     negative_sampling: NegativeSampling = "popularity"
     """Of `sampled_softmax`. Negatives of `bce` are uniform."""
     negatives_per_event: int = Field(1, gt=0)
