@@ -130,8 +130,8 @@ class SparseConfig(Config):
     """Rows of each table that every trainer may hold, where it computes: on an accelerator, memory of all of
     them is taken at once. 0 is no cache. Needs mode `exact_prefetch`."""
     init_scale: float = Field(0.02, ge=0)
-    """New rows are uniform in [-init_scale, init_scale). Those of 0.035 have the deviation of the networks' own
-    weights."""
+    """New rows are uniform in [-init_scale, init_scale). Those of 0.035 have the deviation of the networks'
+    own weights."""
     wait_timeout_s: float = Field(300.0, gt=0)
     """Longest a lookup waits for the update it depends on before the run is given up."""
     server_memory: ByteSize | None = None
