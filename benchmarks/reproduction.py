@@ -178,7 +178,7 @@ def recorded(config: RunConfig) -> dict[str, Any]:
         "training": True,
         "evaluation": True,
         "data": {"redraw_ties"},
-        "sparse": {"optimizer", "tables"},
+        "sparse": {"optimizer", "tables", "init_scale"},
     }
     return config.model_dump(mode="json", include=parts)
 

@@ -45,6 +45,7 @@ SPARSE_SASREC: dict[str, Any] = {
 """Small, with rows of items and users on the servers."""
 MODELS: dict[str, dict[str, Any]] = {
     "sasrec": {"name": "sasrec", "backbone": BACKBONE},
+    "bsarec": {"name": "bsarec", "backbone": BACKBONE},
     "hstu": {"name": "hstu", "backbone": {k: v for k, v in BACKBONE.items() if k != "feedforward_dim"}},
     "gnn": {"name": "gnn", "backbone": BACKBONE, "neighbors": {"count": 4}},
     "generative": {"name": "light_decoder", "backbone": BACKBONE, "decoder_dim": 16, "beam_width": 40},
@@ -56,7 +57,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def make_run(
     folder: Path,
-    model: Literal["sasrec", "hstu", "gnn", "generative", "prefix", "lazy", "encoder"] = "sasrec",
+    model: Literal["sasrec", "bsarec", "hstu", "gnn", "generative", "prefix", "lazy", "encoder"] = "sasrec",
     integer_users: bool = False,
     data_of: Callable[[Dataset], dict[str, Any]] = lambda dataset: {},
     collision_policy: str = "extra_digit",
@@ -75,7 +76,7 @@ def make_run(
         model_settings: more settings of the model, such as `item_matrix="sparse"`.
     """
     dataset = dataset_of(folder, integer_users, labeled)
-    if model not in ("sasrec", "hstu", "gnn"):
+    if model not in ("sasrec", "bsarec", "hstu", "gnn"):
         make_semantic_ids(dataset, collision_policy)
     config = RunConfig.parse(
         {

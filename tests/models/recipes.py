@@ -92,7 +92,7 @@ MODELS |= {
 
 
 ONE_OF_EACH_KIND = (
-    "sasrec",
+    "bsarec",
     "sampled",
     "hstu",
     "gnn, sparse",

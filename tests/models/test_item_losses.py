@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from rayrec.models.sequence import item_losses
 from rayrec.models.sequence.backbones.history import contexts
 from rayrec.models.sequence.item_losses import BinaryCrossEntropy, CrossEntropy, SampledSoftmax
 from rayrec.models.sequence.next_item import DenseNextItemModel, NextItemModel, SparseNextItemModel
@@ -127,6 +128,35 @@ def test_an_item_that_a_row_has_twice_counts_once():
     by_hand += math.log(math.exp(scores_I[2]) + math.exp(scores_I[3]) + drawn) - scores_I[3]
 
     assert model.loss(batch).item() == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_of_a_long_row_the_newest_items_are_certain(monkeypatch):
+    """The target of the first event is in the row, and not among its newest two: it counts once."""
+    monkeypatch.setattr(item_losses, "MOST_CERTAIN", 1)
+    rows = [[1, 4, 2, 3]]
+    model = dense("sampled")
+    q = 1 / NUM_ITEMS
+    model.item_loss = SampledSoftmax.of_draws(np.full(NUM_ITEMS, math.log(q)), 3)
+    features = SequenceFeatures(np.arange(NUM_ITEMS), max_length=6, num_negatives=3)
+    batch = dataclasses.replace(
+        tensor_batch(features(sample_batch(rows))[0]), negatives_S=torch.tensor([1, 4, 5])
+    )
+
+    by_hand = 0.0
+    for scores_I, target in zip(scores(model, batch), [4, 2, 3], strict=True):
+        weights = dict.fromkeys({2, 3} - {target}, 1.0)
+        weights |= dict.fromkeys({1, 4, 5} - {target}, 1 / (1 - (1 - q) ** 3))
+        others = sum(weight * math.exp(scores_I[item]) for item, weight in weights.items())
+        by_hand += math.log(math.exp(scores_I[target]) + others) - scores_I[target]
+
+    assert model.loss(batch).item() == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_negatives_in_another_order_are_refused():
+    features = dataclasses.replace(features_for("sampled"), negatives_S=np.array([3, 1, 1, 5]))
+
+    with pytest.raises(ValueError, match="ascending"):
+        tensor_batch(features)
 
 
 @pytest.mark.parametrize("temperature", [None, 0.1])

@@ -184,7 +184,13 @@ def test_a_stand_in_asks_for_every_weight_and_changes_nothing(name):
         "sasrec",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("hstu, dense", "light_decoder", "encoder_decoder", "encoder_decoder, instructed")
+            for name in (
+                "bsarec",
+                "hstu, dense",
+                "light_decoder",
+                "encoder_decoder",
+                "encoder_decoder, instructed",
+            )
         ),
     ],
 )

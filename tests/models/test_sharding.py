@@ -24,6 +24,7 @@ from tests.models.two_trainers import NUM_TRAINERS, begin_sum, in_processes
 
 NAMES = (
     "sasrec",
+    "bsarec",
     "prefix_decoder",
     "light_decoder",
     "lazy_decoder",

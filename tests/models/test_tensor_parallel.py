@@ -31,6 +31,7 @@ from tests.models.two_trainers import in_processes
 OURS = (
     "sasrec",
     "sampled",
+    "bsarec",
     "hstu",
     "hstu, dense",
     "gnn",

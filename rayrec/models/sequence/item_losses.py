@@ -13,8 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.sequence.tensor_batch import TensorBatch
+
+MOST_CERTAIN = 64
+"""Items read in a row that a sampled softmax has for certain, the newest; of longer rows it would not pay."""
 
 
 class ItemVectors(Protocol):
@@ -53,7 +57,7 @@ class CrossEntropy(nn.Module):
 
 
 class SampledSoftmax(nn.Module):
-    """A softmax over the target, the other items of its row, and S negatives that the batch shares.
+    """A softmax over the target, the newest other items of its row, and S negatives that the batch shares.
 
     An item that was drawn counts once, however often it was drawn, and its term of the softmax's sum is
     divided by the probability that it is drawn at all; items of the row are there for certain, whether drawn
@@ -80,37 +84,43 @@ class SampledSoftmax(nn.Module):
         assert batch.targets_N is not None
         assert batch.negatives_S is not None
         target_logit_N = (context_ND * items.targets(batch)).sum(1)
-        own_BE = _items_of_rows(batch)
-        own_logits_NE = _logits_of_rows(context_ND, items, batch)
-        own_of_N = own_BE[batch.layout.row_N]
+        layout = batch.layout
+        own_BE, vectors_BED = _items_of_rows(items, batch)
+        own_logits_NE = layout.unpad(layout.pad(context_ND) @ vectors_BED.transpose(1, 2))
+        own_of_N = own_BE[layout.row_N]
         is_another_NE = (own_of_N >= 0) & (own_of_N != batch.targets_N[:, None])
         own_logits_NE = own_logits_NE.masked_fill(~is_another_NE, -torch.inf)
         correction_S = self.log_inclusion_I[batch.negatives_S]
         is_repeat_S = functional.pad(batch.negatives_S.diff() == 0, (1, 0))  # they are in ascending order
         correction_S = correction_S.masked_fill(is_repeat_S, torch.inf)
         negative_logits_NS = context_ND @ items.negatives(batch).T - correction_S
-        is_own_NS = _are_among(batch.negatives_S, own_BE)[batch.layout.row_N]
-        negative_logits_NS = negative_logits_NS.masked_fill(is_own_NS, -torch.inf)
+        is_own_NS = _are_among(batch.negatives_S, own_BE)[layout.row_N]
+        is_target_NS = batch.negatives_S == batch.targets_N[:, None]
+        negative_logits_NS = negative_logits_NS.masked_fill(is_own_NS | is_target_NS, -torch.inf)
         logits = torch.cat([target_logit_N[:, None], own_logits_NE, negative_logits_NS], dim=1)
         return (logits.logsumexp(1) - target_logit_N).sum()
 
 
-def _items_of_rows(batch: TensorBatch) -> Tensor:
-    """[B, E] each row's distinct items: those that it has read and, last, the last target; -1 where there is
-    none. Every other target is an item that is read next."""
+def _items_of_rows(items: ItemVectors, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+    """([B, E] the newest distinct items of each row, -1 where there is none; [B, E, D] their vectors).
+
+    They are the last target and the newest `MOST_CERTAIN` items that were read; every target but the last is
+    an item that is read next.
+    """
     assert batch.targets_N is not None
-    last_B = batch.layout.last(batch.targets_N + 1)
-    ids_BE = torch.cat([batch.layout.pad(batch.items_N + 1), last_B[:, None]], dim=1) - 1
+    layout = batch.layout
+    ago_E = torch.arange(min(layout.longest, MOST_CERTAIN), device=layout.device)
+    is_there_BE = layout.lengths_on_device_B()[:, None] > ago_E
+    at_BE = (layout.last_B[:, None] - ago_E).clamp(min=0)
+    last_B = layout.last(batch.targets_N + 1) - 1
+    ids_BE = torch.cat([last_B[:, None], batch.items_N[at_BE].masked_fill(~is_there_BE, -1)], dim=1)
+    vectors_BED = torch.cat(
+        [layout.last(items.targets(batch))[:, None], rows_of_ids(items.inputs(batch), at_BE)], dim=1
+    )
     sorted_BE, order_BE = ids_BE.sort(dim=1, stable=True)
     is_repeat_BE = functional.pad(sorted_BE.diff(dim=1) == 0, (1, 0))
-    return ids_BE.masked_fill(torch.zeros_like(is_repeat_BE).scatter(1, order_BE, is_repeat_BE), -1)
-
-
-def _logits_of_rows(context_ND: Tensor, items: ItemVectors, batch: TensorBatch) -> Tensor:
-    """[N, E] of the items of each event's row, in the order of `_items_of_rows`."""
-    last_BD = batch.layout.last(items.targets(batch))
-    items_BED = torch.cat([batch.layout.pad(items.inputs(batch)), last_BD[:, None]], dim=1)
-    return batch.layout.unpad(batch.layout.pad(context_ND) @ items_BED.transpose(1, 2))
+    is_repeat_BE = torch.zeros_like(is_repeat_BE).scatter(1, order_BE, is_repeat_BE)
+    return ids_BE.masked_fill(is_repeat_BE, -1), vectors_BED
 
 
 def _are_among(ascending_S: Tensor, ids_BE: Tensor) -> Tensor:

@@ -279,8 +279,14 @@ class TensorBatch:
 
         Args:
             rows: [M, D] by table; tensors on the device are taken as they are, without a copy.
-        """
 
+        Raises:
+            ValueError: the batch's negatives are not in ascending order, by which losses find repeats.
+        """
+        if features.negatives_S is not None and (np.diff(features.negatives_S) < 0).any():
+            raise ValueError(
+                "negatives_S of a batch have to be in ascending order, as the feature stage has them"
+            )
         with OverlappedCopies(device) as copies:
             tensor = copies.copied
             row_keys_B = tensor(features.row_keys_B)

@@ -270,5 +270,12 @@ def unread_settings(assembly: Assembly) -> Iterator[str]:
     unread = sorted(set(sparse.tables) - {table.name for table in assembly.tables})
     if unread:
         yield f"the model does not read {', '.join(unread)}, which sparse.tables has settings of"
-    if not assembly.tables and sparse.optimizer != SparseConfig().optimizer:
-        yield "sparse.optimizer is set, and the model has no rows on servers, which it is for"
+    if not assembly.tables:
+        default = SparseConfig()
+        changed = [
+            f"sparse.{name}"
+            for name in SparseConfig.model_fields
+            if name not in ("tables", "num_servers") and getattr(sparse, name) != getattr(default, name)
+        ]
+        if changed:
+            yield f"the model has no rows on servers, which {', '.join(changed)} would be for"

@@ -33,6 +33,7 @@ GENERATES: dict[str, Any] = {"backbone": READER, "beam_width": BEAMS}
 
 KINDS: dict[str, tuple[dict[str, Any], Catalog, Signature]] = {
     "sasrec": ({"name": "sasrec", "backbone": READER}, ITEMS, Signature(LENGTH)),
+    "bsarec": ({"name": "bsarec", "backbone": READER}, ITEMS, Signature(LENGTH)),
     "sparse": (
         {"name": "sasrec", "backbone": READER, "item_matrix": "sparse", "user_embedding": True},
         ITEMS,

@@ -33,6 +33,7 @@ from tests.helpers.runs import make_run
 WIDE = {"backbone": {"dim": 32, "num_layers": 1, "num_heads": 2, "feedforward_dim": 64, "max_length": 8}}
 MODELS = {
     "sasrec": WIDE | {"item_matrix": "sparse"},
+    "bsarec": WIDE,
     "hstu": {"backbone": {k: v for k, v in WIDE["backbone"].items() if k != "feedforward_dim"}},
     "prefix": WIDE,
     "generative": WIDE | {"decoder_dim": 32},

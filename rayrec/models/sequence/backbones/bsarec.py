@@ -4,8 +4,9 @@ Self-attention is a low-pass filter: layer by layer, events become alike. Beside
 input apart into slow and fast changes along the history, and gives the fast ones a weight of their own.
 
 Source: Shin et al., "An Attentive Inductive Bias for Sequential Recommendation beyond the Self-Attention",
-AAAI 2024, arXiv:2312.10325. There the Fourier transform is of a whole padded history, and only its last event
-is trained; here every event is, so each knows the transform of the history up to itself, without padding.
+AAAI 2024, arXiv:2312.10325. There only the last event of a history is trained; here every event is, so each
+knows the transform of the history up to itself, padded to the longest one with zeros. Layers are those of the
+transformer beside it: norms come first.
 
 Axes: N events of all rows, T the longest row, D width of an event.
 """
@@ -28,7 +29,8 @@ class FrequencyBlock(Block):
 
     X + dropout(share * (low + gain * (F - low)) + (1 - share) * attention(X)),  F = norm(X),
 
-    `low` being the slowest frequencies of F, and `gain` the square of a weight of each dimension.
+    `low` being the slowest frequencies of F, and `gain` the square of a weight of each dimension. The weight
+    is 1 and what is learned, so that decay brings it to 1 and not to 0.
     """
 
     compiled_methods = ("heads", "feed_forward")
@@ -48,7 +50,7 @@ class FrequencyBlock(Block):
         super().__init__(dim, num_heads, feedforward_dim, dropout, index, choice)
         self.share = share
         self.frequency_norm = nn.LayerNorm(dim)
-        self.root_gain_D = nn.Parameter(torch.empty(dim).normal_())
+        self.root_gain_offset_D = nn.Parameter(torch.empty(dim).zero_())
         self.register_buffer("low_pass_TT", low_pass_TT, persistent=False)
 
     def forward(
@@ -67,7 +69,7 @@ class FrequencyBlock(Block):
         longest = layout.longest
         low_pass_TT = self.low_pass_TT[:longest, :longest].to(normed_ND.dtype)
         low_ND = layout.unpad(low_pass_TT @ layout.pad(normed_ND))
-        return low_ND + self.root_gain_D.square() * (normed_ND - low_ND)
+        return low_ND + (1 + self.root_gain_offset_D).square() * (normed_ND - low_ND)
 
 
 class BsaRec(CausalTransformer):
@@ -103,15 +105,13 @@ class BsaRec(CausalTransformer):
 def low_pass(longest: int, num_low: int) -> np.ndarray:
     """[T, T] what makes of a history, at each of its events t, the low part of the events up to t.
 
-    Row t is the last row of the ideal low-pass filter of t + 1 events: their real discrete Fourier transform,
-    all but the `num_low` slowest frequencies set to 0, transformed back, at its end.
+    The real discrete Fourier transform of T events, the last of them event t and those before the first one
+    zeros; all but the `num_low` slowest of its frequencies set to 0; transformed back, at its end. So what is
+    slow is so by its period in events, however long a history is.
     """
-    filter_TT = np.zeros((longest, longest))
-    for last in range(longest):
-        num_events = last + 1
-        frequencies_K = np.arange(min(num_low, num_events // 2 + 1))
-        weight_K = np.where((frequencies_K == 0) | (2 * frequencies_K == num_events), 1.0, 2.0)
-        ago_E = last - np.arange(num_events)
-        waves_KE = np.cos(2 * np.pi * frequencies_K[:, None] * ago_E / num_events)
-        filter_TT[last, :num_events] = weight_K @ waves_KE / num_events
-    return filter_TT
+    frequencies_K = np.arange(min(num_low, longest // 2 + 1))
+    weight_K = np.where((frequencies_K == 0) | (2 * frequencies_K == longest), 1.0, 2.0)
+    ago_T = np.arange(longest)
+    weight_T = weight_K @ np.cos(2 * np.pi * frequencies_K[:, None] * ago_T / longest) / longest
+    ago_TT = ago_T[:, None] - ago_T
+    return np.where(ago_TT >= 0, weight_T[np.abs(ago_TT)], 0.0)
