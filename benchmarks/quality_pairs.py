@@ -83,7 +83,8 @@ def pairs_table(lines: Sequence[Line], baseline: Line | None = None) -> str:
     text = [
         "\nThe same users in pairs: rows whose positions are kept, in the order of their recall. "
         f"Differences of {METRIC} (paired bootstrap over users, with Student's t over seeds where a row has "
-        "several):\n",
+        "several). The order is that of this test, which favors the row above: intervals are not adjusted "
+        "for it.\n",
         "| | " + " | ".join(columns) + " |",
         "| --- |" + " --- |" * len(columns),
     ]

@@ -6,7 +6,8 @@ RUN is one of SASRec, BSARec or HSTU with the dense item matrix. Of one training
 gradient by the softmax over all items is taken, and those by sampled softmaxes with several draws of
 negatives. Printed is the length of the difference over the length of the right gradient, on average over the
 draws, of the item matrix and of all other weights. `counted` is the estimate of Bengio & Senécal (IEEE TNN
-2008): a negative counts as often as it is drawn, over the expected number, and nothing is certain.
+2008): a negative counts as often as it is drawn, over the expected number, and nothing is certain. `once` has
+each that is drawn once, over the probability that it is drawn, and nothing is certain either.
 
 Axes: N events, I items, S negatives, W weights.
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rayrec.models.sequence.item_losses import CrossEntropy, ItemLoss, ItemVectors, SampledSoftmax
 from rayrec.models.sequence.next_item import DenseNextItemModel
@@ -32,21 +34,27 @@ from rayrec.platform.console import log
 from rayrec.samples.reading.reader import SampleReader
 
 
-class Counted(nn.Module):
-    """The sampled softmax that this one is compared with."""
+class Drawn(nn.Module):
+    """The sampled softmaxes that this one is compared with: of the target and what is drawn alone."""
 
-    def __init__(self, log_draws_I: Tensor) -> None:
-        """`log_draws_I`: log of the expected number of draws of each item per batch."""
+    def __init__(self, log_weight_I: Tensor, is_once: bool) -> None:
+        """
+        Args:
+            log_weight_I: what a negative counts is divided by, as a logarithm.
+            is_once: whether one that is drawn twice counts once.
+        """
         super().__init__()
-        self.log_draws_I = log_draws_I
+        self.log_weight_I, self.is_once = log_weight_I, is_once
 
     def forward(self, context_ND: Tensor, items: ItemVectors, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
         assert batch.negatives_S is not None
         target_N = (context_ND * items.targets(batch)).sum(1)
-        negative_NS = context_ND @ items.negatives(batch).T - self.log_draws_I[batch.negatives_S]
-        is_target_NS = batch.negatives_S[None, :] == batch.targets_N[:, None]
-        logits = torch.cat([target_N[:, None], negative_NS.masked_fill(is_target_NS, -torch.inf)], dim=1)
+        negative_NS = context_ND @ items.negatives(batch).T - self.log_weight_I[batch.negatives_S]
+        is_out_NS = batch.negatives_S[None, :] == batch.targets_N[:, None]
+        if self.is_once:
+            is_out_NS |= functional.pad(batch.negatives_S.diff() == 0, (1, 0))
+        logits = torch.cat([target_N[:, None], negative_NS.masked_fill(is_out_NS, -torch.inf)], dim=1)
         return (logits.logsumexp(1) - target_N).sum()
 
 
@@ -61,9 +69,11 @@ def errors(run: Path, num_negatives: int, num_draws: int) -> dict[str, tuple[flo
     assembly = assemble(RunConfig.parse(settings))
     rows = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(0))
     log_q_I = assembly.task.catalog.negative_log_q_I
+    product = SampledSoftmax.of_draws(log_q_I, num_negatives)
     sampled: dict[str, ItemLoss] = {
-        "counted": Counted(torch.tensor(log_q_I + math.log(num_negatives), dtype=torch.float32)),
-        "sampled_softmax": SampledSoftmax.of_draws(log_q_I, num_negatives),
+        "counted": Drawn(torch.tensor(log_q_I + math.log(num_negatives), dtype=torch.float32), False),
+        "once": Drawn(product.log_inclusion_I, True),
+        "sampled_softmax": product,
     }
 
     def gradient(loss: ItemLoss, step: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Settings of models that predict the next item of a history, and of SASRec and HSTU.
+"""Settings of models that predict the next item of a history, and of SASRec, BSARec and HSTU.
 
 Imports no torch: feature workers read these settings, and start within a second. `build` imports the network.
 """
