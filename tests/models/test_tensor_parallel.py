@@ -154,7 +154,7 @@ def test_ranks_answer_as_one_process_does(tmp_path):
 
 @pytest.mark.parametrize("name", OURS)
 def test_heads_that_do_not_divide_are_refused_by_name(name):
-    layer = r"(Block|HstuLayer|CrossDecoderLayer|ExpertLayer)"
+    layer = r"(Block|FrequencyBlock|HstuLayer|CrossDecoderLayer|ExpertLayer)"
     with pytest.raises(
         InputError, match=rf"^runs/a: dense\.tensor_parallel: {layer} has num_heads 2, which 3 ranks"
     ):
