@@ -15,13 +15,13 @@ Axes: N events, I items, S negatives, W weights.
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rayrec.models.sequence.item_losses import CrossEntropy, ItemLoss, ItemVectors, SampledSoftmax
 from rayrec.models.sequence.next_item import DenseNextItemModel
@@ -37,24 +37,18 @@ from rayrec.samples.reading.reader import SampleReader
 class Drawn(nn.Module):
     """The sampled softmaxes that this one is compared with: of the target and what is drawn alone."""
 
-    def __init__(self, log_weight_I: Tensor, is_once: bool) -> None:
-        """
-        Args:
-            log_weight_I: what a negative counts is divided by, as a logarithm.
-            is_once: whether one that is drawn twice counts once.
-        """
+    def __init__(self, log_weight_I: Tensor) -> None:
+        """`log_weight_I`: what each negative counts."""
         super().__init__()
-        self.log_weight_I, self.is_once = log_weight_I, is_once
+        self.log_weight_I = log_weight_I
 
     def forward(self, context_ND: Tensor, items: ItemVectors, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
         assert batch.negatives_S is not None
         target_N = (context_ND * items.targets(batch)).sum(1)
-        negative_NS = context_ND @ items.negatives(batch).T - self.log_weight_I[batch.negatives_S]
-        is_out_NS = batch.negatives_S[None, :] == batch.targets_N[:, None]
-        if self.is_once:
-            is_out_NS |= functional.pad(batch.negatives_S.diff() == 0, (1, 0))
-        logits = torch.cat([target_N[:, None], negative_NS.masked_fill(is_out_NS, -torch.inf)], dim=1)
+        negative_NS = context_ND @ items.negatives(batch).T + self.log_weight_I[batch.negatives_S]
+        is_target_NS = batch.negatives_S[None, :] == batch.targets_N[:, None]
+        logits = torch.cat([target_N[:, None], negative_NS.masked_fill(is_target_NS, -torch.inf)], dim=1)
         return (logits.logsumexp(1) - target_N).sum()
 
 
@@ -70,15 +64,26 @@ def errors(run: Path, num_negatives: int, num_draws: int) -> dict[str, tuple[flo
     rows = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(0))
     log_q_I = assembly.task.catalog.negative_log_q_I
     product = SampledSoftmax.of_draws(log_q_I, num_negatives)
-    sampled: dict[str, ItemLoss] = {
-        "counted": Drawn(torch.tensor(log_q_I + math.log(num_negatives), dtype=torch.float32), False),
-        "once": Drawn(product.log_inclusion_I, True),
-        "sampled_softmax": product,
+    once = Drawn(-product.log_inclusion_I)
+
+    def counted(step: int) -> tuple[ItemLoss, Tensor]:
+        draws = np.random.default_rng(step).choice(len(log_q_I), num_negatives, p=np.exp(log_q_I))
+        drawn_S, counts_S = np.unique(draws, return_counts=True)
+        weight_I = np.zeros(len(log_q_I))
+        weight_I[drawn_S] = np.log(counts_S) - np.log(num_negatives) - log_q_I[drawn_S]
+        return Drawn(torch.tensor(weight_I, dtype=torch.float32)), torch.tensor(drawn_S)
+
+    estimates: dict[str, Callable[[int], tuple[ItemLoss, Tensor | None]]] = {
+        "counted": counted,
+        "once": lambda step: (once, None),
+        "sampled_softmax": lambda step: (product, None),
     }
 
-    def gradient(loss: ItemLoss, step: int) -> tuple[Tensor, Tensor]:
+    def gradient(loss: ItemLoss, step: int, negatives_S: Tensor | None = None) -> tuple[Tensor, Tensor]:
         (features,) = assembly.features.training(step, rows)
         batch = TensorBatch.build(features, {}, seed=0, device=torch.device("cpu"), training=False)
+        if negatives_S is not None:
+            batch = replace(batch, negatives_S=negatives_S)
         model.item_loss = loss
         model.zero_grad()
         model.loss(batch).backward()
@@ -88,8 +93,11 @@ def errors(run: Path, num_negatives: int, num_draws: int) -> dict[str, tuple[flo
 
     right = gradient(CrossEntropy(), 0)
     found = {}
-    for name, loss in sampled.items():
-        drawn = [gradient(loss, step) for step in range(num_draws)]
+    for name, estimate in estimates.items():
+        drawn = []
+        for step in range(num_draws):
+            loss, negatives_S = estimate(step)
+            drawn.append(gradient(loss, step, negatives_S))
         items, others = (
             sum(float((each[part] - right[part]).norm()) for each in drawn)
             / num_draws

@@ -97,7 +97,7 @@ def test_a_sampled_softmax_has_the_row_for_certain_and_each_negative_once_by_its
     model, batch = dense("sampled"), batch_for("sampled")
     q_I = np.arange(1, NUM_ITEMS + 1) / np.arange(1, NUM_ITEMS + 1).sum()
     model.item_loss = SampledSoftmax.of_draws(np.log(q_I), 4)
-    batch = dataclasses.replace(batch, negatives_S=torch.tensor([2, 5, 5, 8]))
+    batch = dataclasses.replace(batch, negatives_S=torch.tensor([2, 5, 8]))
 
     by_hand = 0.0
     row_of_target = [ROWS[0]] * 2 + [ROWS[1]] + [ROWS[2]] * 3
@@ -109,6 +109,16 @@ def test_a_sampled_softmax_has_the_row_for_certain_and_each_negative_once_by_its
         by_hand += math.log(math.exp(scores_I[target]) + others) - scores_I[target]
 
     assert model.loss(batch).item() == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_where_all_negatives_are_of_the_row_gradients_are_numbers():
+    model, batch = dense("sampled"), batch_for("sampled")
+    batch = dataclasses.replace(batch, negatives_S=torch.tensor([0, 6, 7, 8]))
+
+    model.loss(batch).backward()
+
+    assert model.items_ID.grad.isfinite().all()
+    assert model.items_ID.grad[8].any()
 
 
 def test_an_item_that_a_row_has_twice_counts_once():
@@ -152,8 +162,9 @@ def test_of_a_long_row_the_newest_items_are_certain(monkeypatch):
     assert model.loss(batch).item() == pytest.approx(by_hand, rel=1e-5)
 
 
-def test_negatives_in_another_order_are_refused():
-    features = dataclasses.replace(features_for("sampled"), negatives_S=np.array([3, 1, 1, 5]))
+@pytest.mark.parametrize("negatives", [[3, 1, 5], [1, 1, 5]])
+def test_negatives_in_another_order_or_twice_are_refused(negatives):
+    features = dataclasses.replace(features_for("sampled"), negatives_S=np.array(negatives))
 
     with pytest.raises(ValueError, match="ascending"):
         tensor_batch(features)

@@ -75,7 +75,7 @@ def test_sampled_softmax_estimates_the_partition_function_without_bias():
 
     mean = 0.0
     for first, second in product(range(NUM_ITEMS), repeat=2):
-        estimate = model.loss(sampled_batch(sorted([first, second]), rows)).exp().item()
+        estimate = model.loss(sampled_batch(sorted({first, second}), rows)).exp().item()
         mean += probabilities_I[first] * probabilities_I[second] * estimate
 
     # The exponential of a loss is the partition function, relative to the target's mass.

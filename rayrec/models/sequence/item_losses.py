@@ -59,8 +59,8 @@ class CrossEntropy(nn.Module):
 class SampledSoftmax(nn.Module):
     """A softmax over the target, the newest other items of its row, and S negatives that the batch shares.
 
-    An item that was drawn counts once, however often it was drawn, and its term of the softmax's sum is
-    divided by the probability that it is drawn at all; items of the row are there for certain, whether drawn
+    An item that was drawn counts once, however often it was drawn: its term of the softmax's sum is divided
+    by the probability that it is drawn at all; items of the row are there for certain, whether drawn
     or not. So the expected sum is that over the catalog (Horvitz & Thompson, JASA 1952). What a trained model
     takes for probable is mostly of the row itself or of what is popular, and neither adds noise then; no row
     is read for it that the batch does not have.
@@ -75,7 +75,8 @@ class SampledSoftmax(nn.Module):
 
     @staticmethod
     def of_draws(log_q_I: np.ndarray, num_negatives: int) -> SampledSoftmax:
-        """For S independent draws with replacement, each of item i with the probability exp(log_q_I[i])."""
+        """For so many independent draws with replacement, each of item i with the probability
+        exp(log_q_I[i])."""
         with np.errstate(divide="ignore"):  # items that are never drawn, and one that always is
             inclusion_I = -np.expm1(num_negatives * np.log1p(-np.exp(log_q_I)))
             return SampledSoftmax(torch.tensor(np.log(inclusion_I), dtype=torch.float32))
@@ -90,15 +91,17 @@ class SampledSoftmax(nn.Module):
         own_of_N = own_BE[layout.row_N]
         is_another_NE = (own_of_N >= 0) & (own_of_N != batch.targets_N[:, None])
         own_logits_NE = own_logits_NE.masked_fill(~is_another_NE, -torch.inf)
-        correction_S = self.log_inclusion_I[batch.negatives_S]
-        is_repeat_S = functional.pad(batch.negatives_S.diff() == 0, (1, 0))  # they are in ascending order
-        correction_S = correction_S.masked_fill(is_repeat_S, torch.inf)
-        negative_logits_NS = context_ND @ items.negatives(batch).T - correction_S
-        is_own_NS = _are_among(batch.negatives_S, own_BE)[layout.row_N]
-        is_target_NS = batch.negatives_S == batch.targets_N[:, None]
-        negative_logits_NS = negative_logits_NS.masked_fill(is_own_NS | is_target_NS, -torch.inf)
-        logits = torch.cat([target_logit_N[:, None], own_logits_NE, negative_logits_NS], dim=1)
-        return (logits.logsumexp(1) - target_logit_N).sum()
+        certain_logits = torch.cat([target_logit_N[:, None], own_logits_NE], dim=1)
+        # The only large ones: what can be done in place is.
+        drawn_logits_NS = torch.addmm(
+            -self.log_inclusion_I[batch.negatives_S], context_ND, items.negatives(batch).T
+        )
+        is_out_NS = _are_among(batch.negatives_S, own_BE)[layout.row_N]
+        is_out_NS |= batch.negatives_S == batch.targets_N[:, None]
+        # Not minus infinity, whose sum has no gradient where all of a row are out.
+        drawn_logits_NS.masked_fill_(is_out_NS, torch.finfo(drawn_logits_NS.dtype).min)
+        log_sum_N = torch.logaddexp(certain_logits.logsumexp(1), drawn_logits_NS.logsumexp(1))
+        return (log_sum_N - target_logit_N).sum()
 
 
 def _items_of_rows(items: ItemVectors, batch: TensorBatch) -> tuple[Tensor, Tensor]:
@@ -124,7 +127,7 @@ def _items_of_rows(items: ItemVectors, batch: TensorBatch) -> tuple[Tensor, Tens
 
 
 def _are_among(ascending_S: Tensor, ids_BE: Tensor) -> Tensor:
-    """[B, S] whether each number is an id of the row; of equal numbers, the first one."""
+    """[B, S] whether each number is an id of the row."""
     at_BE = torch.searchsorted(ascending_S, ids_BE).clamp(max=len(ascending_S) - 1)
     found_BE = ascending_S[at_BE] == ids_BE
     found_BS = torch.zeros(len(ids_BE), len(ascending_S), dtype=torch.int32, device=ids_BE.device)

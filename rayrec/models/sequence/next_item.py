@@ -1,8 +1,8 @@
 """Models that score every item by an inner product with what is known of a history.
 
-SASRec is one of them (Kang & McAuley, ICDM 2018, arXiv:1808.09781), HSTU and BSARec are others; which it is depends on the
-network that reads the history (`backbones`), and how it learns on the loss (`item_losses`). Item vectors are
-tied: those that histories are read by are those that items are scored by.
+SASRec is one of them (Kang & McAuley, ICDM 2018, arXiv:1808.09781), HSTU and BSARec are others; which it is
+depends on the network that reads the history (`backbones`), and how it learns on the loss (`item_losses`).
+Item vectors are tied: those that histories are read by are those that items are scored by.
 """
 
 from __future__ import annotations

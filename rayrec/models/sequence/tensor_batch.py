@@ -281,12 +281,10 @@ class TensorBatch:
             rows: [M, D] by table; tensors on the device are taken as they are, without a copy.
 
         Raises:
-            ValueError: the batch's negatives are not in ascending order, by which losses find repeats.
+            ValueError: the batch's negatives are not distinct and in ascending order, as losses expect them.
         """
-        if features.negatives_S is not None and (np.diff(features.negatives_S) < 0).any():
-            raise ValueError(
-                "negatives_S of a batch have to be in ascending order, as the feature stage has them"
-            )
+        if features.negatives_S is not None and (np.diff(features.negatives_S) <= 0).any():
+            raise ValueError("negatives_S of a batch have to be distinct and in ascending order")
         with OverlappedCopies(device) as copies:
             tensor = copies.copied
             row_keys_B = tensor(features.row_keys_B)

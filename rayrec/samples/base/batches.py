@@ -288,7 +288,7 @@ class FeatureBatch:
     """Targets in the *global* batch: the divisor of the summed loss."""
     lookups: dict[str, TableLookup]
     negatives_S: Int64Array | None = None
-    """Catalog positions of sampled negatives, ascending, with repeats; the same for every trainer."""
+    """Catalog positions of sampled negatives, distinct and ascending; the same for every trainer."""
     negatives_NK: Int64Array | None = None
     """Catalog positions of the negatives of each target, none of which is an item of its row."""
     times_N: Int64Array | None = None

@@ -129,7 +129,7 @@ class SequenceFeatures:
             max_chunks: most chunks of a window, the newest.
             tables: names of the embedding tables that the model reads.
             codes_IL: semantic codes per catalog position; needed for the table `code`.
-            num_negatives: S, sampled for a batch; 0 for none.
+            num_negatives: drawn for a batch, with replacement; 0 for none. A batch has the distinct ones.
             negatives_per_event: K, sampled for every target; 0 for none.
             negatives: those of a batch: every item alike, or in proportion to its training events.
             train_counts_I: `Dataset.items.train_counts_I`; needed for popularity.
@@ -449,8 +449,8 @@ class SequenceFeatures:
         if not self._num_negatives:
             return None
         random = np.random.default_rng([self._seed, _NEGATIVES_STREAM, step])
-        draws_S = np.sort(random.integers(self._cumulative_I[-1], size=self._num_negatives))
-        return np.searchsorted(self._cumulative_I, draws_S, side="right")
+        draws = random.integers(self._cumulative_I[-1], size=self._num_negatives)
+        return np.unique(np.searchsorted(self._cumulative_I, draws, side="right"))
 
     def _draw_event_negatives(
         self, batch: SampleBatch, known_N: Int64Array, offsets_B1: Int64Array, windows: Windows
