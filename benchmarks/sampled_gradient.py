@@ -30,7 +30,9 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.console import log
+from rayrec.samples.base.batches import FeatureBatch
 from rayrec.samples.reading.reader import SampleReader
 
 
@@ -61,8 +63,12 @@ def errors(run: Path, num_negatives: int, num_draws: int) -> dict[str, tuple[flo
     settings["model"] |= {"loss": "sampled_softmax", "num_negatives": num_negatives}
     settings["data"] |= {"redraw_ties": False}
     assembly = assemble(RunConfig.parse(settings))
-    rows = SampleReader(assembly.plan.spec).read_batch(assembly.plan.batch(0))
+    plan = assembly.plan.batch(0)
+    assert plan is not None, "there are training rows"
+    rows = SampleReader(assembly.plan.spec).read_batch(plan)
+    assert isinstance(assembly.task, NextItemTask), "a run with an item matrix"
     log_q_I = assembly.task.catalog.negative_log_q_I
+    assert log_q_I is not None, "the loss samples"
     product = SampledSoftmax.of_draws(log_q_I, num_negatives)
     once = Drawn(-product.log_inclusion_I)
 
@@ -81,6 +87,7 @@ def errors(run: Path, num_negatives: int, num_draws: int) -> dict[str, tuple[flo
 
     def gradient(loss: ItemLoss, step: int, negatives_S: Tensor | None = None) -> tuple[Tensor, Tensor]:
         (features,) = assembly.features.training(step, rows)
+        assert isinstance(features, FeatureBatch), "of histories"
         batch = TensorBatch.build(features, {}, seed=0, device=torch.device("cpu"), training=False)
         if negatives_S is not None:
             batch = replace(batch, negatives_S=negatives_S)
