@@ -599,7 +599,7 @@ later has no training event, and may be recommended by its text.
 The whole catalog is ranked. Items of the history are excluded, unless a table says that they are kept.
 Intervals: 95 %, bootstrap over users; brackets: range of the seeds. The snapshot is the best by NDCG@10 on
 validation users, judged in the same way. One recipe per method runs unchanged on all data sets. All methods
-are measured on Beauty and MovieLens; elsewhere neighbors, the strongest baseline, and generative ones. A
+are for Beauty and MovieLens; elsewhere neighbors, the strongest baseline, and generative ones. A
 training may take two hours of one processor.
 
 Limits of the comparison:

@@ -278,4 +278,4 @@ def unread_settings(assembly: Assembly) -> Iterator[str]:
             if name not in ("tables", "num_servers") and getattr(sparse, name) != getattr(default, name)
         ]
         if changed:
-            yield f"the model has no rows on servers, which {', '.join(changed)} would be for"
+            yield f"the model has no rows on servers: {', '.join(changed)} will have no effect"
