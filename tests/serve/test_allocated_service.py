@@ -1,6 +1,7 @@
 """A service that computes by value, over HTTP: what requests get, and what the log says of it."""
 
 import json
+import time
 
 import numpy as np
 import pyarrow.dataset as pads
@@ -53,11 +54,10 @@ def test_requests_get_what_they_are_worth_and_the_log_says_so(run, curves, tmp_p
             assert answer.status_code == 200
             return answer.json()
 
-        deadline = 200
-        while ask("1e9") and deadline:  # until a tick has passed
-            deadline -= 1
-            if "rayrec_allocation_price 1000" in client.get("/metrics").text:
-                break
+        deadline = time.monotonic() + 60.0
+        while "rayrec_allocation_price 1000" not in client.get("/metrics").text:  # until a tick has passed
+            assert time.monotonic() < deadline, "there was no tick"
+            ask("1e9")
         assert ask("1e9")["degraded"] == []
         assert ask("0")["degraded"] == ["popular_items"]
         assert ask("nonsense")["degraded"] == []
