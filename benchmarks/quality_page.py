@@ -241,7 +241,7 @@ METHODS = {
         "beauty-hstu",
         published=(Published("beauty", 0.0708, "documentation of github.com/phonism/genrec"),),
     ),
-    "gnn": Method("graph network (neighbors of events), sampled softmax", "beauty-gnn"),
+    "gnn": Method("graph network (neighbors of events), earlier sampled softmax", "beauty-gnn"),
     "gnn-full": Method(
         "graph network (neighbors of events), full softmax",
         "beauty-gnn",
