@@ -9,7 +9,7 @@ draws, of the item matrix and of all other weights. `counted` is the estimate of
 2008): a negative counts as often as it is drawn, over the expected number, and nothing is certain. `once` has
 each that is drawn once, over the probability that it is drawn, and nothing is certain either.
 
-Axes: N events, I items, S negatives, W weights.
+Axes: N events, D width, I items, S negatives.
 """
 
 from __future__ import annotations

@@ -60,10 +60,9 @@ class SampledSoftmax(nn.Module):
     """A softmax over the target, the newest other items of its row, and S negatives that the batch shares.
 
     An item that was drawn counts once, however often it was drawn: its term of the softmax's sum is divided
-    by the probability that it is drawn at all; items of the row are there for certain, whether drawn
-    or not. So the expected sum is that over the catalog (Horvitz & Thompson, JASA 1952). What a trained model
-    takes for probable is mostly of the row itself or of what is popular, and neither adds noise then; no row
-    is read for it that the batch does not have.
+    by the probability that it is drawn at all. Items of the row are there for certain, drawn or not. So the
+    expected sum is that over the catalog (Horvitz & Thompson, JASA 1952). A trained model takes items of the
+    row for probable, and they add no noise then; no row is read for it that the batch does not have.
     """
 
     log_inclusion_I: Tensor
@@ -84,9 +83,10 @@ class SampledSoftmax(nn.Module):
     def forward(self, context_ND: Tensor, items: ItemVectors, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
         assert batch.negatives_S is not None
-        target_logit_N = (context_ND * items.targets(batch)).sum(1)
+        targets_ND = items.targets(batch)
+        target_logit_N = (context_ND * targets_ND).sum(1)
         layout = batch.layout
-        own_BE, vectors_BED = _items_of_rows(items, batch)
+        own_BE, vectors_BED = _items_of_rows(items.inputs(batch), targets_ND, batch)
         own_logits_NE = layout.unpad(layout.pad(context_ND) @ vectors_BED.transpose(1, 2))
         own_of_N = own_BE[layout.row_N]
         is_another_NE = (own_of_N >= 0) & (own_of_N != batch.targets_N[:, None])
@@ -104,7 +104,7 @@ class SampledSoftmax(nn.Module):
         return (log_sum_N - target_logit_N).sum()
 
 
-def _items_of_rows(items: ItemVectors, batch: TensorBatch) -> tuple[Tensor, Tensor]:
+def _items_of_rows(inputs_ND: Tensor, targets_ND: Tensor, batch: TensorBatch) -> tuple[Tensor, Tensor]:
     """([B, E] the newest distinct items of each row, -1 where there is none; [B, E, D] their vectors).
 
     They are the last target and the newest `MOST_CERTAIN` items that were read; every target but the last is
@@ -117,9 +117,7 @@ def _items_of_rows(items: ItemVectors, batch: TensorBatch) -> tuple[Tensor, Tens
     at_BE = (layout.last_B[:, None] - ago_E).clamp(min=0)
     last_B = layout.last(batch.targets_N + 1) - 1
     ids_BE = torch.cat([last_B[:, None], batch.items_N[at_BE].masked_fill(~is_there_BE, -1)], dim=1)
-    vectors_BED = torch.cat(
-        [layout.last(items.targets(batch))[:, None], rows_of_ids(items.inputs(batch), at_BE)], dim=1
-    )
+    vectors_BED = torch.cat([layout.last(targets_ND)[:, None], rows_of_ids(inputs_ND, at_BE)], dim=1)
     sorted_BE, order_BE = ids_BE.sort(dim=1, stable=True)
     is_repeat_BE = functional.pad(sorted_BE.diff(dim=1) == 0, (1, 0))
     is_repeat_BE = torch.zeros_like(is_repeat_BE).scatter(1, order_BE, is_repeat_BE)
