@@ -278,6 +278,13 @@ METHODS = {
         max_codebook_size=512,
         settings=("model.softmax=items",),
     ),
+    "hybrid": Method(
+        "sparse-dense hybrid: codes are generated, what was found is ranked by item vectors",
+        "beauty-generative",
+        "both",
+        max_codebook_size=512,
+        settings=("model.softmax=hybrid",),
+    ),
     "ids-kmeans": Method(
         "prefix decoder, IDs from words and interactions by residual k-means",
         "beauty-generative",
@@ -305,6 +312,13 @@ METHODS = {
         "interactions+content",
         max_codebook_size=512,
         settings=("model.content={}", "training.epochs=12"),
+    ),
+    "codes-alone": Method(
+        "prefix decoder without vectors of its own: codes alone",
+        "beauty-codes",
+        "interactions+content",
+        max_codebook_size=512,
+        settings=("model.content=null",),
     ),
     "codes": Method(
         "prefix decoder without vectors of its own: codes, words and attributes",

@@ -143,10 +143,11 @@ class PrefixDecoderConfig(GenerativeConfig):
     """A vector for every prefix of a semantic ID, tied between input and output."""
 
     name: Literal["prefix_decoder"]
-    softmax: Literal["levels", "items"] = "levels"
+    softmax: Literal["levels", "items", "hybrid"] = "levels"
     """`levels`: over the next codes of a prefix, one level after the other; items are generated. `items`: one
     over all items, each scored by the sum of its prefixes' vectors, with the same weights: what the
-    hierarchical softmax and its beams are compared with."""
+    hierarchical softmax and its beams are compared with. `hybrid`: both losses on the same weights; beams
+    find items code by code, and those that they found are ranked by both."""
     prefix_matrix: Literal["dense", "sparse"] = "dense"
     """`dense`: vectors of prefixes are weights of the network. `sparse`: rows of the table `prefix` of
     parameter servers, for catalogs of any size; a step reads those of its items and those that its targets
@@ -197,13 +198,13 @@ class PrefixDecoderConfig(GenerativeConfig):
             return self
         if self.prefix_matrix == "sparse":
             raise ValueError(
-                "model.softmax is 'items' and prefix_matrix 'sparse': a softmax over all items reads the "
-                "vectors of all prefixes at every step; set prefix_matrix: dense, or softmax: levels"
+                f"model.softmax is {self.softmax!r} and prefix_matrix 'sparse': a softmax over all items "
+                "reads the vectors of all prefixes at every step; set prefix_matrix: dense, or softmax: levels"
             )
         if self.behavior_weights:
             raise ValueError(
-                "model.behavior_weights are of softmax 'levels', and this one is 'items', in which every "
-                "target counts alike; leave them out, or set softmax: levels"
+                f"model.behavior_weights are of softmax 'levels', and this one is {self.softmax!r}, in which "
+                "every target counts alike; leave them out, or set softmax: levels"
             )
         return self
 
@@ -213,11 +214,18 @@ class PrefixDecoderConfig(GenerativeConfig):
         import torch
 
         from rayrec.models.attention.choice import choice_named
-        from rayrec.models.generative.flat_softmax import FlatPrefixModel
+        from rayrec.models.generative.flat_softmax import FlatPrefixModel, ItemSoftmax
+        from rayrec.models.generative.hybrid_recommender import HybridRecommender
 
         trained_I = None if catalog.trained_I is None else torch.tensor(catalog.trained_I)
-        choice = choice_named(self.attention, attention_file)
-        return FlatPrefixModel(self._build_dense(catalog, choice), trained_I)
+        items = ItemSoftmax(trained_I)
+        decoder = self._build_dense(catalog, choice_named(self.attention, attention_file))
+        if self.softmax == "items":
+            return FlatPrefixModel(decoder, items)
+        num_levels = len(catalog.level_sizes)
+        return HybridRecommender(
+            decoder, catalog.codes, self.beam_width, num_levels, trie=catalog.trie(), items=items
+        )
 
     @property
     def item_content(self) -> ContentConfig | None:

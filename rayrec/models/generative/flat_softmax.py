@@ -13,50 +13,58 @@ Axes: as in `prefix_decoder`.
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
-from rayrec.models.sequence.backbones.history import contexts, last_contexts
+from rayrec.models.sequence.backbones.history import last_contexts
 from rayrec.models.sequence.sequence_model import ItemScorer
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
 
-class FlatPrefixModel(ItemScorer):
-    """Scores every item by the vectors of its prefixes."""
+class ItemSoftmax(nn.Module):
+    """Cross-entropy over the items of a catalog, each with a vector."""
 
     compared_I: Tensor | None
     place_I: Tensor | None
 
-    def __init__(self, backbone: PrefixDecoder, trained_I: Tensor | None = None) -> None:
+    def __init__(self, trained_I: Tensor | None = None) -> None:
         """
         Args:
-            trained_I: [I] bool, the items that training has events of, to be given for training alone: the
-                others are no negatives, as in the decoder's loss; None is all.
+            trained_I: [I] bool, the items that training has events of: the others are no negatives, as in
+                the decoder's loss; None is all.
         """
         super().__init__()
-        self.backbone = backbone
         some = trained_I is not None and not bool(trained_I.all())
         compared_I = trained_I.nonzero()[:, 0] if trained_I is not None and some else None
         place_I = trained_I.cumsum(0) - 1 if trained_I is not None and some else None
         self.register_buffer("compared_I", compared_I, persistent=False)
         self.register_buffer("place_I", place_I, persistent=False)
 
-    def loss(self, batch: TensorBatch) -> Tensor:
-        assert batch.targets_N is not None
-        items_ID, targets_N = self.item_vectors(), batch.targets_N
+    def forward(self, context_ND: Tensor, items_ID: Tensor, targets_N: Tensor) -> Tensor:
+        """Scalar: the sum over events."""
         if self.compared_I is not None and self.place_I is not None:
             items_ID, targets_N = items_ID[self.compared_I], self.place_I[targets_N]
-        return linear_cross_entropy(self._contexts(batch), items_ID, targets_N)
+        return linear_cross_entropy(context_ND, items_ID, targets_N)
 
-    def item_vectors(self) -> Tensor:
-        """[I, D] the sum of the vectors of each item's prefixes."""
-        return self.backbone.item_vectors(self.backbone.codes_IL, self.backbone.nodes_IL)
 
-    def _contexts(self, batch: TensorBatch) -> Tensor:
-        return contexts(self.backbone.backbone, self.backbone.embed_history(batch), batch)
+class FlatPrefixModel(ItemScorer):
+    """Scores every item by the vectors of its prefixes."""
+
+    def __init__(self, backbone: PrefixDecoder, items: ItemSoftmax) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.items = items
+
+    def loss(self, batch: TensorBatch) -> Tensor:
+        assert batch.targets_N is not None
+        own = self.backbone.all_own_vectors()
+        context_ND = self.backbone.event_contexts(batch, own)
+        return self.items(context_ND, self.backbone.all_item_vectors(own), batch.targets_N)
 
     def _scores(self, batch: TensorBatch) -> Tensor:
         """[B, I] of every item."""
-        events_ND = self.backbone.embed_history(batch)
-        return last_contexts(self.backbone.backbone, events_ND, batch) @ self.item_vectors().T
+        own = self.backbone.all_own_vectors()
+        events_ND = self.backbone.embed_history(batch, own)
+        contexts_BD = last_contexts(self.backbone.backbone, events_ND, batch)
+        return contexts_BD @ self.backbone.all_item_vectors(own).T

@@ -223,8 +223,8 @@ class PrefixDecoder(PrefixBackbone):
             own_VD = self.composer(getattr(self, f"_codes_{depth}"))
         return own_VD if self.content is None else own_VD + self.content(depth)
 
-    def embed_history(self, batch: TensorBatch) -> Tensor:
-        return self.item_vectors(self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N])
+    def embed_history(self, batch: TensorBatch, own: Sequence[Tensor] | None = None) -> Tensor:
+        return self.item_vectors(self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N], own)
 
     def item_vectors(self, codes_NL: Tensor, nodes_NL: Tensor, own: Sequence[Tensor] | None = None) -> Tensor:
         """[N, D] sums of the vectors of the prefixes of items.
@@ -244,9 +244,29 @@ class PrefixDecoder(PrefixBackbone):
         return torch.stack(parts).sum(0)
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
-        own = [self.own_vectors(depth) for depth in range(self.trie.depth)]
-        events_ND = self.item_vectors(self.codes_IL[batch.items_N], self.nodes_IL[batch.items_N], own)
-        context_ND = contexts(self.backbone, events_ND, batch)
+        own = self.all_own_vectors()
+        return self.levels_loss(self.event_contexts(batch, own), own, codes_NL, weights_N)
+
+    def all_own_vectors(self) -> list[Tensor]:
+        """`own_vectors` of every depth."""
+        return [self.own_vectors(depth) for depth in range(self.trie.depth)]
+
+    def event_contexts(self, batch: TensorBatch, own: Sequence[Tensor]) -> Tensor:
+        """[N, D] what is known after each event."""
+        return contexts(self.backbone, self.embed_history(batch, own), batch)
+
+    def all_item_vectors(self, own: Sequence[Tensor]) -> Tensor:
+        """[I, D] of every item of the catalog."""
+        return self.item_vectors(self.codes_IL, self.nodes_IL, own)
+
+    def levels_loss(
+        self, context_ND: Tensor, own: Sequence[Tensor], codes_NL: Tensor, weights_N: Tensor | None = None
+    ) -> Tensor:
+        """`loss` of events whose contexts are known.
+
+        Args:
+            own: `own_vectors` of every depth.
+        """
         parent_N = codes_NL.new_zeros(len(codes_NL))
         total = context_ND.new_zeros(())
         for depth, own_VD in enumerate(own):
@@ -301,6 +321,16 @@ class PrefixDecoder(PrefixBackbone):
 
     def own_products(self, context_BD: Tensor, depth: int, children: Children) -> Tensor:
         return products(context_BD, self.own_vectors(depth), children.nodes_BRS)
+
+    def item_products(self, context_BD: Tensor, items_BW: Tensor) -> Tensor:
+        """[B, W] inner products of each row's context with the `item_vectors` of some items."""
+        total_BW = context_BD.new_zeros(items_BW.shape)
+        for depth, shared_KD in enumerate(self.shared_KD):
+            nodes_BW = self.nodes_IL[items_BW, depth]
+            own_BW = products(context_BD, self.own_vectors(depth), nodes_BW.clamp(min=0)[:, :, None])[:, :, 0]
+            shared_BW = (context_BD @ shared_KD.T).gather(1, self.codes_IL[items_BW, depth].long())
+            total_BW = total_BW + shared_BW + own_BW.masked_fill(nodes_BW < 0, 0.0)
+        return total_BW
 
 
 def products(context_BD: Tensor, vectors_VD: Tensor, index_BWC: Tensor) -> Tensor:

@@ -147,7 +147,18 @@ class GenerativeRecommender(SequenceModel):
         allowed: ItemSets | None = None,
     ) -> TopItems:
         context = self._context(batch)
-        of_rows_B: Sequence[Beams] = [self.num_beams(k)] * len(context) if beams_B is None else beams_B
+        of_rows_B = [self.num_beams(k)] * len(context) if beams_B is None else beams_B
+        return self._generate(context, k, excluded_BE, of_rows_B, allowed)
+
+    def _generate(
+        self,
+        context: Context,
+        k: int,
+        excluded_BE: Tensor | None,
+        of_rows_B: Sequence[Beams],
+        allowed: ItemSets | None,
+    ) -> TopItems:
+        """The k most probable items of each row."""
         leaf_filter = None
         if allowed is not None and excluded_BE is None:
             excluded_BE = torch.full_like(allowed.set_B[:, None], -1)

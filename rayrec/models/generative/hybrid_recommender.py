@@ -1,0 +1,75 @@
+"""A sparse-dense hybrid: codes are generated, and what the beams find is ranked by vectors of items too.
+
+Both losses are trained on the weights of `PrefixDecoder`: the hierarchical softmax along the codes, and one
+softmax over all items, each scored by the sum of its prefixes' vectors (`FlatPrefixModel`):
+
+    loss  = (levels + items) / 2
+    score = log P(codes | history) + context . v(item)
+
+The second term is log P(item | history) of the softmax over items but for a constant of the row, so the
+score is that of the product of both distributions. Only items that beams found get one: the rest of the
+catalog is never looked at.
+
+Source: generating candidates and ranking them by dense vectors of the same network is LIGER (Yang et al.,
+arXiv:2411.18814) and COBRA (Yang et al., arXiv:2503.02453); theirs have vectors of texts, ours those of
+prefixes.
+
+Axes: as in `prefix_decoder`; W items that were found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayrec.models.decoding.beam_policy import Beams, widest
+from rayrec.models.decoding.leaf_filter import ItemSets
+from rayrec.models.generative.backbone import Context, VectorContext
+from rayrec.models.generative.flat_softmax import ItemSoftmax
+from rayrec.models.generative.prefix_decoder import PrefixDecoder
+from rayrec.models.generative.recommender import GenerativeRecommender
+from rayrec.models.sequence.sequence_model import TopItems
+from rayrec.models.sequence.tensor_batch import TensorBatch
+
+
+class HybridRecommender(GenerativeRecommender):
+    """Generates items by one softmax, and ranks them by two.
+
+    Its probabilities (`distribution`, `item_log_probs`) are those of the codes: what is generated.
+    """
+
+    backbone: PrefixDecoder
+
+    def __init__(self, backbone: PrefixDecoder, *args: Any, items: ItemSoftmax, **kwargs: Any) -> None:
+        """`items`: the other softmax; all else as of `GenerativeRecommender`."""
+        super().__init__(backbone, *args, **kwargs)
+        self.items = items
+
+    def loss(self, batch: TensorBatch) -> Tensor:
+        assert batch.targets_N is not None
+        own = self.backbone.all_own_vectors()
+        context_ND = self.backbone.event_contexts(batch, own)
+        levels = self.backbone.levels_loss(context_ND, own, self._learned_codes(batch.targets_N))
+        items = self.items(context_ND, self.backbone.all_item_vectors(own), batch.targets_N)
+        return (levels + items) / 2
+
+    def _generate(
+        self,
+        context: Context,
+        k: int,
+        excluded_BE: Tensor | None,
+        of_rows_B: Sequence[Beams],
+        allowed: ItemSets | None,
+    ) -> TopItems:
+        assert isinstance(context, VectorContext), "of a prefix decoder"
+        most = max(map(widest, of_rows_B), default=k)
+        found = super()._generate(context, max(k, most), excluded_BE, of_rows_B, allowed)
+        items_BW = found.items_BK
+        logits_BW = self.backbone.item_products(context.vectors_BD, items_BW.clamp(min=0))
+        scores_BW = (found.scores_BK + logits_BW).masked_fill(items_BW < 0, -torch.inf)
+        # Stable: equal items keep the order in which beams found them.
+        ranked = scores_BW.sort(dim=1, descending=True, stable=True)
+        return TopItems(items_BW.gather(1, ranked.indices)[:, :k], ranked.values[:, :k])
