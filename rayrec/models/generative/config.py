@@ -199,7 +199,8 @@ class PrefixDecoderConfig(GenerativeConfig):
         if self.prefix_matrix == "sparse":
             raise ValueError(
                 f"model.softmax is {self.softmax!r} and prefix_matrix 'sparse': a softmax over all items "
-                "reads the vectors of all prefixes at every step; set prefix_matrix: dense, or softmax: levels"
+                "reads the vectors of all prefixes at every step; set prefix_matrix: dense, or leave softmax "
+                "out"
             )
         if self.behavior_weights:
             raise ValueError(
