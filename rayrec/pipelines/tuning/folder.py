@@ -39,6 +39,7 @@ FREE_OF_SEARCH = ("config", "folder", "trials", "keep", "trial.")
 """Settings of a search that may change when it goes on: no trial that was tried depends on them. The config
 is compared by what is in it."""
 FREE_OF_RUN = (
+    *("data.path", "data.semantic_ids"),  # their content is compared, by the journal's first line
     *("cluster.", "placement.", "tracking.", "recovery.", "snapshots."),
     *("pipeline.num_readers", "pipeline.num_feature_workers", "pipeline.queue_depth"),
     *("pipeline.cpus_per_actor", "sparse.wait_timeout_s", "sparse.server_memory"),

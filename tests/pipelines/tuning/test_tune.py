@@ -233,6 +233,20 @@ def test_what_goes_on_has_to_be_the_same_search(searched, run_file, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_search_goes_on_where_its_data_set_was_moved(searched, run_file, tmp_path):
+    whole, _ = searched
+    folder, moved = tmp_path / "search", tmp_path / "moved"
+    tune(tuning(run_file, trials=2), folder, open_trials=trials_here)
+    values = yaml.safe_load(run_file.read_text())
+    shutil.copytree(values["data"]["path"], moved)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(values | {"data": {"path": str(moved)}}))
+
+    tune(tuning(tmp_path / "run.yaml"), folder, resume=True, open_trials=trials_here)
+
+    assert journal(folder) == journal(whole)
+    assert RunFolder.open(folder / "trials" / "002").config.data.path == str(moved)
+
+
 @pytest.mark.parametrize("left", [b"", b'{"rayrec": "0.', b'{"rayrec": "0.\n'])
 def test_a_journal_that_was_cut_short_in_its_first_line_is_begun_again(run_file, tmp_path, left):
     folder = TuningFolder(tmp_path)
@@ -275,7 +289,7 @@ def test_what_a_search_was_begun_with_is_compared(searched, run_file, tmp_path, 
     ("key", "value", "is_free"),
     [
         *[
-            ("data.path", None, False),
+            ("data.path", "elsewhere", True),
             ("data.samples", "rows", False),
             ("model.attention", "reference", False),
         ],
@@ -287,7 +301,7 @@ def test_of_the_run_only_what_no_trial_depends_on_may_change(
     searched, run_file, tmp_path, key, value, is_free
 ):
     values = yaml.safe_load(run_file.read_text())
-    set_value(values, key, str(tmp_path) if value is None else value, "test")
+    set_value(values, key, value, "test")
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(values))
     other = tuning(tmp_path / "run.yaml")
     folder = TuningFolder(searched[0])
