@@ -190,20 +190,24 @@ def train_command(
     from rayrec.pipelines.training.train import train
 
     folder = run or Path("runs") / config_file.stem
-    with progress_bar("train") as progress:
-        result = train(
-            config,
-            folder,
-            "if_begun" if resume_if_begun else resume,
-            on_step=lambda done, total, loss: progress(done, total, f"loss {loss:.4f}"),
-            snapshot=snapshot or "last",
-            cluster=in_process if local else on_ray,
-        )
-    stages = result.stages
+    try:
+        with progress_bar("train") as progress:
+            result = train(
+                config,
+                folder,
+                "if_begun" if resume_if_begun else resume,
+                on_step=lambda done, total, loss: progress(done, total, f"loss {loss:.4f}"),
+                snapshot=snapshot or "last",
+                cluster=in_process if local else on_ray,
+            )
+    except KeyboardInterrupt:
+        log.print(f"{folder}: the same command with --resume-if-begun goes on from the newest snapshot")
+        raise
+    stages, epochs = result.stages, "epoch" if result.epochs == 1 else "epochs"
     print_rows(
         f"Trained: {folder} (next: rayrec evaluate {folder})",
         [
-            ("steps", f"{result.steps:,} ({result.epochs:g} epochs), {result.steps_per_s:.2f} a second"),
+            ("steps", f"{result.steps:,} ({result.epochs:g} {epochs}), {result.steps_per_s:.2f} a second"),
             ("loss of the last step", f"{result.final_loss:.6f}"),
             ("not trained on", result.described_drops),
             (

@@ -323,6 +323,12 @@ class HstuBackboneConfig(HistoryReaderConfig):
 
 
 ItemLossName = Literal["cross_entropy", "sampled_softmax", "bce"]
+_READ_BY: dict[str, ItemLossName] = {
+    "num_negatives": "sampled_softmax",
+    "negative_sampling": "sampled_softmax",
+    "negatives_per_event": "bce",
+}
+"""Settings that one loss alone reads."""
 
 
 class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
@@ -376,6 +382,15 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
     @property
     def history_length(self) -> int:
         return self.backbone.max_length
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        fields = type(self).model_fields
+        return tuple(
+            f"model.{name}"
+            for name, loss in _READ_BY.items()
+            if loss != self.loss_or_default and getattr(self, name) != fields[name].default
+        )
 
     @property
     def loss_or_default(self) -> ItemLossName:
