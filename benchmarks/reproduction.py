@@ -101,6 +101,8 @@ class Row:
 
     @staticmethod
     def named(name: str, seed: int) -> Row:
+        if name.count("/") != 2:
+            raise SystemExit(f"{name!r} is no row: a row is DATASET/TIES/METHOD, as beauty/shuffled/sasrec")
         dataset, ties, method = name.split("/")
         ties = ties.replace("-", " ")
         for what, known in ((dataset, DATASETS), (ties, TIES), (method, (*METHODS, NEIGHBORS))):

@@ -175,6 +175,8 @@ def test_every_row_has_a_name_that_leads_back_to_it():
         assert Row.named(name, row.seed) == row
     with pytest.raises(SystemExit, match="'books' is none of beauty, sports, movielens"):
         Row.named("books/shuffled/tiger", 0)
+    with pytest.raises(SystemExit, match="'beauty/tiger' is no row: a row is DATASET/TIES/METHOD"):
+        Row.named("beauty/tiger", 0)
 
 
 def rewarded(method: str, change: float) -> dict:

@@ -289,7 +289,7 @@ def test_the_report_prints_and_serializes(tmp_path):
     _, report = prepared(tmp_path, EVENTS)
     rows = dict(report.rows())
     assert rows["users"] == "2"
-    assert rows["neighboring events at the same time"] == "0 of 0 users, shuffled by seed 0"
+    assert rows["neighboring events at the same time"] == "0 pairs, of 0 users, shuffled by seed 0"
     assert "duplicate events dropped" not in rows
     assert json.loads(json.dumps(report.to_json()))["counts"]["items"] == 4
 

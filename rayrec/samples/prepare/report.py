@@ -114,7 +114,7 @@ class PrepareReport(DatasetReport[Manifest]):
             ("columns that are the items' text", ", ".join(manifest.text_columns) or "none"),
             (
                 "neighboring events at the same time",
-                f"{ties.neighbors:,} of {ties.users:,} users, {rule[ties.rule]}",
+                f"{ties.neighbors:,} pairs, of {ties.users:,} users, {rule[ties.rule]}",
             ),
             ("times", self._times()),
             *((file, "; ".join(texts)) for file, texts in self._uses_by_file().items()),
