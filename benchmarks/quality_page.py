@@ -664,7 +664,8 @@ Limits of the comparison:
   published IDs have their own.
 - **One softmax over items** has the weights of the prefix decoder, begins with the same bits, and scores an
   item by the sum of its prefixes' vectors (`model.softmax: items`). What lies between the two rows is the
-  hierarchical loss and the beams.
+  hierarchical loss and the beams. **The sparse-dense hybrid** (`model.softmax: hybrid`) has these weights as
+  well and both losses: beams find items, at least 100, and both softmaxes rank them.
 - Two x86-64 cores, no accelerator. Training times are those of the steps, the median of the seeds. Many
   rows were trained beside other work, and some stood still for minutes meanwhile. CPU minutes, where they
   were recorded, include driver, actors, Ray, start and validation.
