@@ -200,8 +200,9 @@ def _tokenized_large(
     resume: bool,
     spill: Path | None,
 ) -> TokenizeReport:
-    from rayrec.pipelines.semantic_ids.tokenization import LargeCatalog, tokenize
+    from rayrec.pipelines.semantic_ids.tokenization import LargeCatalog, check_in_parts, tokenize
 
+    check_in_parts(data, config)  # before Ray takes seconds to start
     with progress_bar("tokenize") as update:
         large = LargeCatalog(
             progress=lambda stage, done, total: update(done, total, stage), resume=resume, spill=spill

@@ -285,6 +285,7 @@ def train_ours(adapted, mode, num_steps):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [SyncLookups, ExactPrefetch])
 @pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
 def test_training_is_that_of_torchrec(mode, optimizer):

@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from benchmarks import quantization
 from tests.helpers.runs import make_run
 
 
+@pytest.mark.slow
 def test_a_record_says_what_schemes_and_rows_lose(tmp_path):
     run = make_run(tmp_path, "sasrec", item_matrix="sparse", snapshots_after=(0,))
 

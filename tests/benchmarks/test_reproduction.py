@@ -107,6 +107,7 @@ def test_records_of_other_benches_lie_beside_those_of_the_page(sources, tmp_path
     assert "Recommendation quality" in (tmp_path / "quality.md").read_text()
 
 
+@pytest.mark.slow
 def test_neighbors_are_a_row_without_training(sources, tmp_path):
     row = Row("tiny", "shuffled", NEIGHBORS)
     assert Row.named(row.name, 0) == row
@@ -158,6 +159,7 @@ def test_a_row_that_trains_too_long_fails_with_its_name(sources, monkeypatch):
         measure(ROW, sources, "commit", in_process)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_kept_is_trained_once(sources, tmp_path, monkeypatch):
     """As one that was interrupted behind its training: what it cost is not known any more."""
     first = measure(ROW, sources, "commit", in_process, tmp_path / "runs")
@@ -216,6 +218,7 @@ def test_a_commit_is_dirty_where_something_differs_that_decides(tmp_path):
     assert commit_of(tmp_path) == clean
 
 
+@pytest.mark.slow
 def test_a_row_is_tuned_goes_on_and_is_on_the_page_beside_the_one_of_its_recipe(
     sources, tmp_path, monkeypatch
 ):

@@ -47,6 +47,7 @@ def test_fit_finds_the_law_of_its_cells():
     assert found(np.array([1e6]), np.array([1e6])) == pytest.approx([expected], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_losses_that_do_not_tell_a_floor_have_no_fit_to_print():
     cells = [
         _cell(width, share, weights, events, 9.0 - 0.1 * np.log(weights) - 0.1 * np.log(events))
@@ -71,6 +72,7 @@ def test_a_smaller_share_is_a_part_of_a_larger_one(made: Log, tmp_path: Path):
     assert counts[0] < counts[1] < counts[2] == Dataset.open(made.data).items.train_counts_I.sum()
 
 
+@pytest.mark.slow
 def test_a_cell_is_trained_and_judged(made: Log, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scaling_curve, "EPOCHS", 2)
     cell = measure_cell(made, width=8, share=0.5)

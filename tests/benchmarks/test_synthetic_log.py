@@ -131,6 +131,7 @@ def test_samples_follow_the_law():
     assert table.num_rows / 20_000 == pytest.approx(12, rel=0.03)
 
 
+@pytest.mark.slow
 def test_the_best_ranking_is_above_neighbors_and_popularity(tmp_path, capsys):
     settings = LawSettings(num_users=1500, num_items=100, mean_length=12, num_types=2, seed=0)
     write_log(Law(settings), tmp_path / "log", users_at_once=400)

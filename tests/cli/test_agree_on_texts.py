@@ -45,6 +45,7 @@ def chats():
     return [{"messages": [{"role": "user", "content": one}], "max_tokens": 8} for one in QUESTIONS]
 
 
+@pytest.mark.slow
 def test_a_run_agrees_with_its_folder_and_is_judged_by_what_would_be_right(run, folder, tmp_path):
     plain = lines(tmp_path / "plain.jsonl", [{"prompt": one, "max_tokens": 8} for one in QUESTIONS])
     assert answer("agree", run, folder, "--requests", plain)["figures"]["equal"]["value"] == 1.0

@@ -25,6 +25,7 @@ def taken(calendar: AgeCalendar, step: int) -> list[int]:
     return sorted(int(i) for ids_K in calendar.take(step) for i in ids_K)
 
 
+@pytest.mark.slow
 def test_an_id_is_due_at_the_first_eviction_at_which_its_row_is_too_old():
     calendar = AgeCalendar(max_age_steps=3, every_steps=5)
     calendar.add_new(array(), 0)

@@ -205,6 +205,7 @@ def four_rows_in_memory(monkeypatch):
     monkeypatch.setattr(TieredRows, "_capacity_beside", lambda self, num_bytes: 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 @examples(40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=batches(), at=st.integers(-1, 11), pauses=st.lists(st.integers(0, 4)))
@@ -289,6 +290,7 @@ def test_a_snapshot_and_its_increments_are_a_whole_snapshot(
     check_chain(Run(CONFIGS[name], num_shards, steps), tmp_path_factory.mktemp("chain"), plan)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases(CONFIGS, ["ruled"]))
 @examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=batches(20), num_shards=st.integers(1, 2), plan=st.lists(snapshots, min_size=1, max_size=4))

@@ -65,6 +65,7 @@ def test_a_packed_map_behaves_like_a_dict(calls):
     assert sorted(all_ids(index)) == sorted(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ids_M", [np.arange(40_000), ids_of_one_partition(20_000)], ids=["spread", "crowded"]
 )

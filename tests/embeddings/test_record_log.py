@@ -142,6 +142,7 @@ LogMachine.TestCase.settings = examples(60, stateful_step_count=25)
 TestLogBehavesLikeADictionary = LogMachine.TestCase
 
 
+@pytest.mark.slow
 def test_the_file_stays_within_twice_its_records_whatever_is_freed(tmp_path, monkeypatch):
     monkeypatch.setattr(record_log, "_SEGMENT_BYTES", 8 * page_reads.ALIGNMENT)
     words, num = 68, 6000

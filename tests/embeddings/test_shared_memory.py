@@ -461,6 +461,7 @@ def start_process():
         process.join()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_is_missed_at_once_and_leaves_nothing(start_process):
     before = shared_blocks()
     process, pipe = start_process(serve_until_killed)

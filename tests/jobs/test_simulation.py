@@ -236,6 +236,7 @@ def test_most_of_what_first_come_first_served_would_use_is_used():
     assert shared.used(until) >= 0.9 * plain.used(until)
 
 
+@pytest.mark.slow
 def test_from_a_ledger_at_every_tick_nobody_is_lost_or_given_a_card_twice():
     """The queue process is built again from what it wrote down, at every tick, as after a crash."""
     config, members = CELLS, nodes(3)

@@ -35,6 +35,7 @@ def train(trained: SequenceProgram, name: str, steps: range) -> list[float]:
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases((name for name in MODELS if name != "causal_lm"), ONE_OF_EACH_KIND))
 def test_masters_train_about_as_float32_weights_do(name):
     with_masters, without = program(name, MASTERS), program(name, PLAIN)

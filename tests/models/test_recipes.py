@@ -53,6 +53,7 @@ def train(trained: SequenceProgram, name: str, num_steps: int):
 
 # A language model of this size learns the batches by heart, and small differences grow: see
 # test_causal_lm_recipes.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases((name for name in MODELS if name != "causal_lm"), ONE_OF_EACH_KIND))
 def test_bfloat16_trains_about_as_float32_with_float32_weights_and_gradients(name):
     short = program(name, ComputeSettings(precision="bfloat16"))

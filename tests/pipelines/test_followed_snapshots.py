@@ -93,6 +93,7 @@ class Life:
         return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", cases(range(3), (0,)))
 def test_every_row_once_and_in_the_same_step_whatever_arrives_and_dies(tmp_path, seed):
     choose = random.Random(seed)

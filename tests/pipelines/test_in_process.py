@@ -141,6 +141,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(dataset, tmp_path):
     assert_same_bits(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_run_can_be_stopped_after_a_validation_and_goes_on_to_the_same_bits(dataset, tmp_path):
     config = settings(dataset)
     longer = config.model_copy(update={"training": config.training.model_copy(update={"epochs": 3})})
@@ -165,6 +166,7 @@ def test_a_run_can_be_stopped_after_a_validation_and_goes_on_to_the_same_bits(da
     assert_same_bits(tmp_path / "run", tmp_path / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainers_per_group", cases([1, 2], [1]))
 def test_trainers_that_wait_for_room_on_the_servers_end_with_the_same_bits(
     dataset, tmp_path, trainers_per_group

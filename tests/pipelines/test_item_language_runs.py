@@ -228,6 +228,7 @@ def test_words_can_be_learned_before_histories(shop, run, tmp_path):
         trained(more.model_copy(update={"training": training}), tmp_path / "other")
 
 
+@pytest.mark.slow
 def test_it_learns_from_rewards(run, tmp_path):
     config = RlConfig.parse(
         {
@@ -330,6 +331,7 @@ def test_the_network_is_the_one_that_was_trained(run):
     assert isinstance(program.model.backbone.network, torch.nn.Module)
 
 
+@pytest.mark.slow
 def test_a_run_of_text_and_codes_is_exported_and_is_a_base_again(shop, run, tmp_path):
     transformers = pytest.importorskip("transformers")
     plain = {"prompt": "had {history.codes}", "alignment": [], "lora": {"rank": 2}}

@@ -89,6 +89,7 @@ def test_what_a_task_takes_changes_no_bit(vectors, data, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_killed_tokenization_goes_on_and_ends_with_the_same_bits(data, tmp_path):
     wanted = config(vectors="both")
     expected = tokenize(data, tmp_path / "whole", wanted, large=LargeCatalog(sizes=SIZES[1])).report[

@@ -41,6 +41,7 @@ class BadNode(InProcess):
             yield replace(stages, must_leave=must_leave)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", cases([0, 3], [3]))
 def test_a_run_goes_on_elsewhere_from_a_snapshot_of_now(tmp_path, steps):
     dataset = dataset_of(tmp_path / "data", integer_users=False, labeled=False)

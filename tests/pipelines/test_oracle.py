@@ -247,6 +247,7 @@ def test_sync_reaches_the_weights_of_the_one_file_trainer(
     assert_close(trained, oracle(run_config(dataset, settings, EPOCHS), trained.steps))
 
 
+@pytest.mark.slow
 def test_two_sync_runs_with_one_seed_end_with_the_same_bits(run_pipeline: RunPipeline):
     first, second = (run_pipeline(GENERATIVE, again=again) for again in (False, True))
 
@@ -327,6 +328,7 @@ def test_two_trainers_end_where_one_does_up_to_rounding(run_pipeline: RunPipelin
     assert_close(two, run_pipeline(GENERATIVE))
 
 
+@pytest.mark.slow
 def test_trainers_of_one_group_end_with_the_bits_of_trainers_that_call_for_themselves(
     run_pipeline: RunPipeline,
 ):

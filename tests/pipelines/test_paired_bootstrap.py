@@ -66,6 +66,7 @@ def test_limits_of_seeds_cover_95_times_in_100(num_seeds):
     assert covered_T.mean() == pytest.approx(0.95, abs=0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_a", "num_b", "of_users"), [(1, 2, 0.0), (1, 3, 0.1), (3, 3, 0.0), (5, 5, 0.1)])
 def test_intervals_of_a_difference_cover_about_as_often_as_they_say(num_a, num_b, of_users):
     random = np.random.default_rng(4)

@@ -229,6 +229,7 @@ def test_a_narrow_wire_has_the_same_bits_on_ray_with_a_server_killed(
     assert differences(run, undisturbed, EPOCHS) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wire", "num_trainers"),
     cases([(wire, number) for wire in ("bfloat16", "int8_row") for number in (1, 2)], [("int8_row", 2)]),
@@ -342,6 +343,7 @@ def test_a_damaged_snapshot_is_refused_and_the_one_before_it_used_if_asked(alone
     assert differences(stopped, alone[0], EPOCHS) == []
 
 
+@pytest.mark.slow
 def test_another_number_of_trainers_goes_on_to_the_same_losses(alone, data, stopped):
     """Up to rounding: each adds up another part of the batch."""
     losses: list[float] = []
@@ -357,6 +359,7 @@ def test_another_number_of_trainers_goes_on_to_the_same_losses(alone, data, stop
     np.testing.assert_allclose(losses, expected, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_snapshot_on_demand_is_of_a_step_in_between_and_changes_nothing(alone, data, tmp_path):
     run = tmp_path / "run"
     found: list[Path] = []

@@ -327,6 +327,7 @@ def test_a_model_of_time_trains_validates_and_goes_on_through_actors(dataset: Da
     )
 
 
+@pytest.mark.slow
 def test_rows_that_live_for_hours_are_given_up_alike_by_a_run_that_goes_on(dataset: Dataset, tmp_path: Path):
     """By the times of events: what is repeated, on another number of servers, gives up the same rows."""
     items, samples = dataset.items.ids_I, tmp_path / "samples"

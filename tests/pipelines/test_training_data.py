@@ -102,6 +102,7 @@ def assert_every_row_once(run: Path, rows_of_files: dict[str, int], epochs: int)
         ]
 
 
+@pytest.mark.slow
 def test_readers_workers_and_the_cache_leave_no_trace_in_the_numbers(data, tmp_path):
     """With operations and batches by length; and whether rows are decoded or come from the cache."""
     common = {
@@ -205,6 +206,7 @@ def test_an_idle_run_answers_who_asks_for_a_snapshot(undisturbed_following):
     assert asked == [run / "snapshots" / "step-000000002"] * 2
 
 
+@pytest.mark.slow
 def test_a_followed_run_that_was_interrupted_ends_with_the_bits_of_one_that_was_not(
     undisturbed_following, data, tmp_path
 ):
@@ -285,6 +287,7 @@ def undisturbed(data, tmp_path_factory) -> Path:
 
 
 # Files that vanish or change are told apart in tests/samples/test_sources.py.
+@pytest.mark.slow
 def test_a_file_that_goes_bad_stops_the_run_with_nothing_lost(undisturbed, data, tmp_path):
     log, run = raw_log(tmp_path / "log"), tmp_path / "run"
     part = log / "part-1.parquet"

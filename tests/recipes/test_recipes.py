@@ -45,6 +45,7 @@ def test_forms_of_settings_are_those_of_the_code():
     assert form_of(FOLDERS[3])["json_schema"] == tags_data.SCHEMA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_package", [True, False])
 def test_labels_cover_addresses_and_no_town_is_in_two_sets(tmp_path, monkeypatch, has_package):
     if not has_package:

@@ -83,6 +83,7 @@ def test_packages_of_the_guides_add_a_reward_and_a_policy_loss(tmp_path):
     assert "there is no setting 'algorithm.bata'; did you mean 'beta'?" in mistake
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("guide", "package"), PACKAGES.items())
 def test_guides_show_the_packages_and_print_what_they_say(tmp_path, guide, package):
     text, project = (GUIDES / guide).read_text(), EXAMPLES / package

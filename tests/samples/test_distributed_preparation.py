@@ -129,6 +129,7 @@ def test_ids_outside_64_bits_are_refused(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -405,6 +406,7 @@ def described_log(folder):
     return source
 
 
+@pytest.mark.slow
 def test_a_preparation_that_is_killed_anywhere_goes_on_and_ends_the_same(tmp_path):
     source, sizes = described_log(tmp_path / "log"), SIZES[1]
     config = PrepareConfig.parse(SMALL_FILES | {"split": "time", "clean": True, "num_partitions": 3})

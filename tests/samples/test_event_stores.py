@@ -374,6 +374,7 @@ def test_urls_that_are_none_are_refused():
         open_store("redis://host/0#a*", IMPATIENT)
 
 
+@pytest.mark.slow
 def test_processes_read_a_store_that_another_one_writes(store, address):
     store.append(batch([(1, 5, 1, 0, 0.0)]))
     context = multiprocessing.get_context("spawn")

@@ -215,6 +215,7 @@ def test_negatives_are_shared_and_looked_up_behind_tokens_and_targets():
     assert restored(second.lookups["item"]) == [40, 50, *CATALOG[expected_S]]
 
 
+@pytest.mark.slow
 def test_popular_negatives_follow_the_training_counts():
     counts_I = np.array([0, 1, 2, 0, 5])
     features = SequenceFeatures(

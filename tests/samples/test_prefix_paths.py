@@ -65,6 +65,7 @@ def test_samples_are_so_many_children_and_the_same_in_every_share(codes, num_sib
                 assert level.codes_C[level.targets_N[n]] == codes_IL[target, depth]
 
 
+@pytest.mark.slow
 def test_each_child_is_sampled_equally_often():
     codes_IL = np.array([[code] for code in range(6)])
     paths = PrefixPaths(codes_IL, 2, None, seed=0)

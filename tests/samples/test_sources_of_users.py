@@ -600,6 +600,7 @@ def outcome(source):
         return None, str(error)
 
 
+@pytest.mark.slow
 @given(
     rows=st.lists(st.tuples(KEYS, KEYS, TIMES, NOTES), min_size=1, max_size=25),
     delimiter=st.sampled_from([",", ";", "\t", "|"]),

@@ -71,6 +71,7 @@ def ask(service):
         assert client.post(f"{url}/v1/recommend", json=good).json() == before
 
 
+@pytest.mark.slow
 def test_requests_made_by_hand_get_a_sentence(ask):
     asked, statuses = ask
     for request in made_by_hand(COUNT):

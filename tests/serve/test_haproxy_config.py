@@ -277,6 +277,7 @@ def test_while_no_replica_is_there_requests_are_refused_and_do_not_wait_in_serve
     assert answer.json() == NO_REPLICA
 
 
+@pytest.mark.slow
 def test_another_haproxy_answers_for_one_that_died_until_a_newer_one_knows_the_application(tmp_path):
     port = free_port()
     listen: Listen = {"host": "127.0.0.1", "port": port, "certificate": None}

@@ -377,6 +377,7 @@ def test_a_model_that_does_not_exist_is_refused_by_name(runs, tmp_path):
         load_models(runs["films"], config, lambda run, name: PrometheusMeter(name))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_replicas_of_ray_serve_hold_all_models(runs, free_port):

@@ -284,6 +284,7 @@ def metric(client, name):
     return float(next(line.split()[-1] for line in lines if line.startswith(f"rayrec_{name} ")))
 
 
+@pytest.mark.slow
 def test_a_replica_that_was_restarted_has_the_contexts_of_its_users_before_the_first_request(tmp_path):
     run = make_run(tmp_path, "prefix")
     warm = WarmStartConfig(folder=str(tmp_path / "warm"))

@@ -270,6 +270,20 @@ def catalog_size(data: str | Path) -> int:
     return Manifest.read(Path(data)).files[ITEMS_FILE].rows
 
 
+def check_in_parts(data: str | Path, config: TokenizeConfig) -> None:
+    """Refuse what cannot be tokenized in parts.
+
+    Raises:
+        InputError: the tokenizer reads all items at once.
+    """
+    if config.tokenizer == LETTER:
+        raise InputError(
+            f"{data}: tokenizer {LETTER!r} reads the interactions of all items at once, and catalogs of "
+            f"{config.large_catalog:,} items and more are tokenized in parts; raise --large-catalog, or "
+            "take rq_vae"
+        )
+
+
 def _interactions(config: TokenizeConfig, items: ItemData, progress: Progress | None) -> Float32Array | None:
     """[I, Z] vectors that the tokenizer draws its codes towards; None for one that does not."""
     if config.tokenizer != LETTER:
@@ -283,12 +297,7 @@ def _interactions(config: TokenizeConfig, items: ItemData, progress: Progress | 
 def _tokenize_large(
     dataset: Dataset, path: Path, config: TokenizeConfig, overwrite: bool, large: LargeCatalog
 ) -> TokenizeReport:
-    if config.tokenizer == LETTER:
-        raise InputError(
-            f"{dataset.root}: tokenizer {LETTER!r} reads the interactions of all items at once, and "
-            f"catalogs of {config.large_catalog:,} items and more are tokenized in parts; raise "
-            "--large-catalog, or take rq_vae"
-        )
+    check_in_parts(dataset.root, config)
     _check_free(path, dataset.fingerprint, overwrite)
     settings = TokenizerSettings(
         name=config.tokenizer,

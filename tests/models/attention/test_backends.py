@@ -224,6 +224,7 @@ def test_what_comes_in_bfloat16_may_have_bias_tables_in_float32(autocast, backen
         torch.testing.assert_close(ours, theirs, rtol=5e-2, atol=5e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("case", cases(CASES, ("causal, across", "window", "groups", "targets")))
 def test_flex_equals_the_reference_forward(case):

@@ -29,6 +29,7 @@ def train(trained, steps):
     return losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", cases(TIED, ["tied"]))
 def test_only_adapters_and_rows_of_new_tokens_are_trained(tied):
     model = adapted(LLAMA | TIED[tied])

@@ -97,6 +97,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         registry_of(path, key_offset=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "key_offset", "num_colliding", "num_of_three_codes"),
     [

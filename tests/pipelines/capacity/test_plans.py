@@ -104,6 +104,7 @@ def test_the_plan_is_plain_values(calibration):
     assert found["step_low_s"] < found["step_s"] < found["step_high_s"]
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_where_there_is_matplotlib(calibration, tmp_path):
     pytest.importorskip("matplotlib")
     plan = plan_cluster(large(), TABLES, cluster_with(), calibration)

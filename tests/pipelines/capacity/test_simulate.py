@@ -76,6 +76,7 @@ def test_losses_are_those_of_the_formula(calibration):
     assert 1 - run.useful_share == pytest.approx(plan.snapshots.losses.total, rel=0.15)
 
 
+@pytest.mark.slow
 def test_failures_over_many_runs_are_as_many_as_nodes_rates_and_days_say(calibration):
     cluster = cluster_with("failures.spares", "100 nodes, assumed")
     plan = plan_cluster(large(servers=1), TABLES, cluster, calibration)
@@ -93,6 +94,7 @@ def test_failures_over_many_runs_are_as_many_as_nodes_rates_and_days_say(calibra
     assert min(counts) < 0.6 * expected  # a single run says little
 
 
+@pytest.mark.slow
 def test_without_spares_a_run_waits_for_repairs(calibration):
     cluster = cluster_with("failures.spares", "0 nodes, assumed")
     plan = plan_cluster(large(), TABLES, cluster, calibration)

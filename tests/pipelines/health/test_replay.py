@@ -60,6 +60,7 @@ def run(finished, tmp_path) -> Path:
     return shutil.copytree(finished, tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", cases(STEPS, (4, 8, 15)))
 def test_steps_computed_again_have_the_same_bits(finished, step):
     before = sorted((path, path.stat().st_mtime_ns) for path in finished.rglob("*"))
@@ -112,6 +113,7 @@ def test_a_flipped_bit_of_a_row_is_named(run, column, seed):
     assert difference.detail.startswith(f"{column} of 1 of ")
 
 
+@pytest.mark.slow
 def test_a_fault_while_a_step_was_computed_is_found(data, tmp_path):
     with wrong_bit_in_gradient(6, np.random.default_rng(0)):
         train(config_of(data), tmp_path / "run", cluster=in_process)

@@ -115,6 +115,7 @@ def test_only_the_best_run_keeps_its_snapshots(searched):
                 run.chosen_snapshot("best")
 
 
+@pytest.mark.slow
 def test_all_snapshots_stay_where_that_is_asked_for(run_file, tmp_path):
     tune(tuning(run_file, trials=2, keep="all"), tmp_path / "search", open_trials=trials_here)
 
@@ -151,6 +152,7 @@ def dying(number: int, at_step: int) -> Any:
     return here(train_or_die)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "at_step"), cases([(0, 2), (2, STEPS_PER_EPOCH + 2)], [(2, STEPS_PER_EPOCH + 2)])
 )
@@ -182,6 +184,7 @@ def test_a_search_that_is_killed_goes_on_as_if_nothing_had_been(
         assert mine.best_value == other.best_value
 
 
+@pytest.mark.slow
 def test_a_trial_that_was_over_when_the_search_was_killed_is_not_trained_again(searched, run_file, tmp_path):
     whole, _ = searched
     folder = tmp_path / "search"
@@ -203,6 +206,7 @@ def test_a_trial_that_was_over_when_the_search_was_killed_is_not_trained_again(s
     assert journal(folder) == journal(whole)
 
 
+@pytest.mark.slow
 def test_a_search_may_go_on_with_more_trials(searched, run_file, tmp_path):
     whole, _ = searched
     folder = tmp_path / "search"
@@ -233,6 +237,7 @@ def test_what_goes_on_has_to_be_the_same_search(searched, run_file, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_where_its_data_set_was_moved(searched, run_file, tmp_path):
     whole, _ = searched
     folder, moved = tmp_path / "search", tmp_path / "moved"
@@ -345,6 +350,7 @@ def test_where_all_trials_fail_the_first_reason_is_said(run_file, tmp_path):
         tune(tuning(run_file), tmp_path / "search", open_trials=here(failing))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_no_fault_of_a_trial(run_file, tmp_path):
     def full(*arguments: Any, **more: Any) -> Any:
         raise OSError(28, "No space left on device")
@@ -449,6 +455,7 @@ def test_the_metric_has_to_be_one_of_validation(run_file, tmp_path):
     assert not (tmp_path / "search").exists()
 
 
+@pytest.mark.slow
 def test_another_metric_is_taken_at_the_snapshot_that_is_kept(run_file, tmp_path):
     result = tune(
         tuning(run_file, trials=2, metric="recall@50"), tmp_path / "search", open_trials=trials_here
@@ -461,6 +468,7 @@ def test_another_metric_is_taken_at_the_snapshot_that_is_kept(run_file, tmp_path
         assert trial["value"] == valid[best]["recall@50"]
 
 
+@pytest.mark.slow
 def test_of_ranking_models_the_smallest_loss_is_the_best(tmp_path):
     path = tmp_path / "run.yaml"
     config = ctr_config(impression_dataset(tmp_path / "impressions"))

@@ -67,6 +67,7 @@ def test_a_category_that_fills_the_newest_events_satiates(folder):
     np.testing.assert_allclose(found_UG, [[expit(2.0 - 1.0)], [expit(1.5)]])
 
 
+@pytest.mark.slow
 def test_sampled_feedback_is_0_or_1_at_the_rate_of_the_truth_and_repeats_itself(folder):
     histories = [list(range(length)) for length in range(1, 401)]
     items = [[2, 2, 3]] * 400

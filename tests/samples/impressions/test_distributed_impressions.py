@@ -201,6 +201,7 @@ def test_rows_that_a_layout_puts_together_are_of_one_process(tmp_path):
         prepare_impressions_distributed(tmp_path, tmp_path / "out", config)
 
 
+@pytest.mark.slow
 def test_a_killed_preparation_goes_on_where_it_was(tmp_path):
     source = in_files(tmp_path / "log")
     expected = prepare_impressions(source, tmp_path / "one", settings(min_count=3)).manifest

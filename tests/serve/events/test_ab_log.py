@@ -190,6 +190,7 @@ def test_targets_come_before_versions_and_old_logs_have_no_errors(tmp_path):
     assert metrics_of(found)["errors"].variant.value == 0
 
 
+@pytest.mark.slow
 def test_a_bootstrap_over_users_covers_no_difference_as_often_as_it_says():
     """Users whose own rates differ much: by requests, intervals would be half as wide as they have to be."""
     random = np.random.default_rng(5)

@@ -71,6 +71,7 @@ def test_every_alert_says_whom_to_wake_and_has_a_section_in_the_runbook():
         assert f"`{rule['alert']}`" in runbook
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "series", "at", "fires"),
     [

@@ -103,6 +103,7 @@ def test_without_features_main_says_that_nobody_takes_events():
     assert client.post("/v1/events", json=[]).json()["by"] == "main"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [

@@ -97,6 +97,7 @@ def test_answers_and_errors_are_those_of_the_handle(caller):
     assert [is_one for _, is_one in caller.failed.remote().result()] == [True, True]
 
 
+@pytest.mark.slow
 def test_calls_of_a_replica_that_is_killed_are_answered_by_another_one(caller):
     caller.replicas.remote().result()
 
