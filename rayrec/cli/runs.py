@@ -190,19 +190,15 @@ def train_command(
     from rayrec.pipelines.training.train import train
 
     folder = run or Path("runs") / config_file.stem
-    try:
-        with progress_bar("train") as progress:
-            result = train(
-                config,
-                folder,
-                "if_begun" if resume_if_begun else resume,
-                on_step=lambda done, total, loss: progress(done, total, f"loss {loss:.4f}"),
-                snapshot=snapshot or "last",
-                cluster=in_process if local else on_ray,
-            )
-    except KeyboardInterrupt:
-        log.print(f"{folder}: the same command with --resume-if-begun goes on from the newest snapshot")
-        raise
+    with progress_bar("train") as progress:
+        result = train(
+            config,
+            folder,
+            "if_begun" if resume_if_begun else resume,
+            on_step=lambda done, total, loss: progress(done, total, f"loss {loss:.4f}"),
+            snapshot=snapshot or "last",
+            cluster=in_process if local else on_ray,
+        )
     stages, epochs = result.stages, "epoch" if result.epochs == 1 else "epochs"
     print_rows(
         f"Trained: {folder} (next: rayrec evaluate {folder})",

@@ -100,6 +100,11 @@ def train_policy(
             "rollout.method: beam takes the likeliest candidates: they are not samples of the policy, so its "
             "gradient is biased"
         )
+    if not policy.network.ranks_as_it_generates:
+        logger.warning(
+            "init_from: candidates are drawn, and learned, by the probabilities of their codes alone; "
+            "recommendations are ranked by a softmax over items as well"
+        )
     with RunFolder.locked(path, "run" if resume else "nothing"):
         opened = RlRunFolder.resume if resume else RlRunFolder.create
         folder = opened(path, config, supervised, policy)

@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
+from rayrec.cli import semantic_ids
 from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS, ItemTokenizer
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.vector_sources import ItemData, TextVectors
@@ -377,7 +378,8 @@ def test_a_large_catalog_is_tokenized_in_tasks_and_a_small_one_needs_none(data, 
     )
 
 
-def test_a_tokenizer_that_reads_interactions_is_not_for_catalogs_in_parts(data, tmp_path):
+def test_a_tokenizer_that_reads_interactions_is_not_for_catalogs_in_parts(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(semantic_ids, "preparing_cluster", None)  # it is refused before Ray starts
     options = ("--out", tmp_path, "--tokenizer", "letter")
 
     message = refused("tokenize", data, *options, "--vectors", "content", "--large-catalog", NUM_ITEMS)

@@ -210,7 +210,6 @@ def figures_of(config: RunConfig, folder: Path) -> tuple[list[float], float]:
     return losses, result.best_value
 
 
-@pytest.mark.slow
 def test_runs_are_the_same_in_every_mode_and_by_any_number_of_trainers(dataset, tmp_path: Path):
     settings: dict[str, Any] = {"evaluation": {"response_metric": "gauc"}}
     sync, prefetched, shared = (
@@ -229,7 +228,6 @@ def test_runs_are_the_same_in_every_mode_and_by_any_number_of_trainers(dataset, 
     assert np.mean(sync[0][-5:]) < np.mean(sync[0][:5])
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_from_its_snapshot_to_the_same_numbers(dataset, tmp_path: Path):
     config = ctr_config(dataset, training={"epochs": 2})
     whole, best = figures_of(config, tmp_path / "whole")

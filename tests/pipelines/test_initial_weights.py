@@ -92,7 +92,6 @@ def test_a_folder_that_is_no_run_is_refused_before_anything_starts(pretrained, t
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_fine_tuning_goes_on_with_weights_and_rows_and_nothing_else(pretrained, tmp_path):
     """With rates of almost nothing the run ends where it began."""
     before = read_snapshot(RunFolder.open(pretrained).chosen_snapshot("last"))

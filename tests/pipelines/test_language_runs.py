@@ -128,7 +128,6 @@ def test_a_run_learns_its_records_and_says_how_well(folders, tmp_path, template)
     assert {"log_likelihood", "exact_match", "span_f1", "choice_accuracy", "valid_json"} < judged_by.keys()
 
 
-@pytest.mark.slow
 def test_a_run_that_was_stopped_ends_with_the_same_bits(folders, tmp_path):
     config = settings(folders, epochs=2, lora={"rank": 2})
     trained(config, tmp_path / "straight")
@@ -150,7 +149,6 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(folders, tmp_path):
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
 
 
-@pytest.mark.slow
 def test_two_trainers_share_the_tokens_of_a_batch(folders, tmp_path):
     one = trained(settings(folders, epochs=1), tmp_path / "one")
     two = trained(settings(folders, epochs=1, num_trainers=2), tmp_path / "two")

@@ -147,6 +147,18 @@ def test_what_a_folders_generation_settings_say_in_vain_is_a_note_of_the_run(dat
         notes("null")
 
 
+def test_settings_that_a_loss_does_not_read_are_said(dataset):
+    def notes(**model):
+        data = {"path": str(dataset.root)}
+        return assemble(RunConfig.parse({"data": data, "model": {"name": "sasrec", **model}})).task.notes()
+
+    assert notes(num_negatives=7, negatives_per_event=2) == [
+        "the loss 'cross_entropy' does not read model.num_negatives, model.negatives_per_event"
+    ]
+    assert notes(loss="bce", negatives_per_event=2) == []
+    assert notes(num_negatives=1024) == []  # the default
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -162,14 +174,9 @@ def test_what_a_folders_generation_settings_say_in_vain_is_a_note_of_the_run(dat
             },
             ["does not read user"],
         ),
-        (
-            {"model": {"name": "hstu", "num_negatives": 7, "negatives_per_event": 2}},
-            ["the model's loss does not read model.num_negatives, model.negatives_per_event"],
-        ),
-        ({"model": {"name": "sasrec", "loss": "bce", "negatives_per_event": 2}}, []),
     ],
 )
-def test_settings_that_a_model_has_no_use_for_are_said(dataset, settings, words):
+def test_settings_of_rows_that_a_model_has_not_are_said(dataset, settings, words):
     assembly = assemble(RunConfig.parse({"data": {"path": str(dataset.root)}} | settings))
 
     sentences = list(unread_settings(assembly))

@@ -90,11 +90,6 @@ class ModelConfig(Config):
         """Of tables whose new rows are not of the size that `sparse.init_scale` says: theirs, by name."""
         return {}
 
-    @property
-    def without_effect(self) -> tuple[str, ...]:
-        """Settings of `model` that differ from their defaults and that nothing reads, as others are."""
-        return ()
-
     def check_device(self, device: Device) -> None:
         """Refuse settings that the device cannot train.
 

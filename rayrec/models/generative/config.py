@@ -224,9 +224,7 @@ class PrefixDecoderConfig(GenerativeConfig):
         if self.softmax == "items":
             return FlatPrefixModel(decoder, items)
         num_levels = len(catalog.level_sizes)
-        return HybridRecommender(
-            decoder, catalog.codes, self.beam_width, num_levels, trie=catalog.trie(), items=items
-        )
+        return HybridRecommender(decoder, items, catalog.codes, self.beam_width, num_levels, catalog.trie())
 
     @property
     def item_content(self) -> ContentConfig | None:

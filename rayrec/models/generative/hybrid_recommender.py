@@ -6,9 +6,9 @@ softmax over all items, each scored by the sum of its prefixes' vectors (`FlatPr
     loss  = (levels + items) / 2
     score = log P(codes | history) + context . v(item)
 
-The second term is log P(item | history) of the softmax over items but for a constant of the row, so the
-score is that of the product of both distributions. Only items that beams found get one: the rest of the
-catalog is never looked at.
+The second term is log P(item | history) of the softmax over items but for a constant of the row. So a row's
+items are ranked by the product of both distributions, and scores of different rows cannot be compared. Only
+items that beams found have one.
 
 Source: generating candidates and ranking them by dense vectors of the same network is LIGER (Yang et al.,
 arXiv:2411.18814) and COBRA (Yang et al., arXiv:2503.02453); theirs have vectors of texts, ours those of
@@ -20,16 +20,15 @@ Axes: as in `prefix_decoder`; W items that were found.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from rayrec.models.decoding.beam_policy import Beams, widest
 from rayrec.models.decoding.leaf_filter import ItemSets
-from rayrec.models.generative.backbone import Context, VectorContext
+from rayrec.models.decoding.trie import CodeTrie
+from rayrec.models.generative.backbone import Context
 from rayrec.models.generative.flat_softmax import ItemSoftmax
-from rayrec.models.generative.prefix_decoder import PrefixDecoder
+from rayrec.models.generative.prefix_decoder import PrefixContext, PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.sequence_model import TopItems
 from rayrec.models.sequence.tensor_batch import TensorBatch
@@ -42,10 +41,19 @@ class HybridRecommender(GenerativeRecommender):
     """
 
     backbone: PrefixDecoder
+    ranks_as_it_generates = False
 
-    def __init__(self, backbone: PrefixDecoder, *args: Any, items: ItemSoftmax, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        backbone: PrefixDecoder,
+        items: ItemSoftmax,
+        codes_IL: Tensor,
+        beam_width: int,
+        num_learned_levels: int,
+        trie: CodeTrie | None = None,
+    ) -> None:
         """`items`: the other softmax; all else as of `GenerativeRecommender`."""
-        super().__init__(backbone, *args, **kwargs)
+        super().__init__(backbone, codes_IL, beam_width, num_learned_levels, trie=trie)
         self.items = items
 
     def loss(self, batch: TensorBatch) -> Tensor:
@@ -64,12 +72,11 @@ class HybridRecommender(GenerativeRecommender):
         of_rows_B: Sequence[Beams],
         allowed: ItemSets | None,
     ) -> TopItems:
-        assert isinstance(context, VectorContext), "of a prefix decoder"
+        assert isinstance(context, PrefixContext), "of a prefix decoder"
         most = max(map(widest, of_rows_B), default=k)
         found = super()._generate(context, max(k, most), excluded_BE, of_rows_B, allowed)
         items_BW = found.items_BK
-        logits_BW = self.backbone.item_products(context.vectors_BD, items_BW.clamp(min=0))
-        scores_BW = (found.scores_BK + logits_BW).masked_fill(items_BW < 0, -torch.inf)
+        scores_BW = found.scores_BK + self.backbone.item_products(context, items_BW.clamp(min=0))
         # Stable: equal items keep the order in which beams found them.
         ranked = scores_BW.sort(dim=1, descending=True, stable=True)
         return TopItems(items_BW.gather(1, ranked.indices)[:, :k], ranked.values[:, :k])

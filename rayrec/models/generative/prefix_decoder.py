@@ -26,6 +26,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -53,11 +55,26 @@ GATHER_COST = 8
 MAX_GATHERED = 1 << 24
 """Numbers of vectors that are fetched at once: 64 MiB of float32."""
 
+
+@dataclass(frozen=True)
+class PrefixContext(VectorContext):
+    """What was read of histories, and the vectors that it was read by, which score what comes next."""
+
+    own: Sequence[Tensor]
+    """`PrefixDecoder.own_vectors` of every depth."""
+
+    def some_rows(self, rows: slice) -> PrefixContext:
+        return PrefixContext(self.vectors_BD[rows], self.own)
+
+
 ContentSettings = tuple[ItemBags, int]
 """What is said of the items of the catalog, and the number of buckets."""
 
 
-class PrefixBackbone(GenerativeBackbone[VectorContext]):
+ContextT = TypeVar("ContextT", bound=VectorContext)
+
+
+class PrefixBackbone(GenerativeBackbone[ContextT]):
     """History to one vector; that vector against those of prefixes, wherever these are."""
 
     tokens_per_event = 1
@@ -96,28 +113,20 @@ class PrefixBackbone(GenerativeBackbone[VectorContext]):
         """[N, D] input vector of every history event; only the vectors of these are looked at."""
 
     @abstractmethod
-    def own_products(self, context_BD: Tensor, depth: int, children: Children) -> Tensor:
+    def own_products(self, context: ContextT, depth: int, children: Children) -> Tensor:
         """[B, R, S] inner products of each row's context with the own vectors of children of nodes of a
         depth; anything where there is no child."""
 
-    def encode_context(self, batch: TensorBatch) -> VectorContext:
-        return VectorContext(last_contexts(self.backbone, self.embed_history(batch), batch))
-
-    def read_on(self, batch: TensorBatch, past: Past) -> tuple[VectorContext, Sequence[KeysAndValues]]:
-        """As `prefix_cache.ReadsOn` has it."""
-        last_BD, layers = read_on(self.backbone, self.embed_history(batch), batch, past)
-        return VectorContext(last_BD), layers
-
-    def step(self, context: VectorContext, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
+    def step(self, context: ContextT, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
         return self._logits(context, depth, self._nodes(codes_BWd))
 
-    def sequence_logits(self, context: VectorContext, codes_BWL: Tensor) -> list[Tensor]:
+    def sequence_logits(self, context: ContextT, codes_BWL: Tensor) -> list[Tensor]:
         return [
             self._logits(context, depth, self._nodes(codes_BWL[:, :, :depth]))
             for depth in range(codes_BWL.shape[2])
         ]
 
-    def sequence_logprob(self, context: VectorContext, codes_BWL: Tensor) -> Tensor:
+    def sequence_logprob(self, context: ContextT, codes_BWL: Tensor) -> Tensor:
         """[B, W, L] log-probability of each code among those that lead to an item of the catalog it is
         trained on; -inf for one that leads to none. No other distribution was trained."""
         log_probs = []
@@ -139,12 +148,12 @@ class PrefixBackbone(GenerativeBackbone[VectorContext]):
             nodes = self.trie.child(depth, nodes, codes[..., depth])
         return nodes
 
-    def _logits(self, context: VectorContext, depth: int, node_BW: Tensor) -> Tensor:
+    def _logits(self, context: ContextT, depth: int, node_BW: Tensor) -> Tensor:
         """[B, W, K]: of every code; those that no known item has there get what their code alone says."""
         shared_BK = context.vectors_BD @ self.shared_KD[depth].T
         logits_BWK = shared_BK[:, None, :].expand(-1, node_BW.shape[1], -1)
         children = Children.of(self.trie, depth, node_BW)
-        own_BRS = self.own_products(context.vectors_BD, depth, children)
+        own_BRS = self.own_products(context, depth, children)
         own_BRS = own_BRS.masked_fill(~children.is_child_BRS, 0.0)
         codes_BRS = children.codes_BRS
         if children.prefix_BR is None:
@@ -153,7 +162,7 @@ class PrefixBackbone(GenerativeBackbone[VectorContext]):
         return logits_BWK.flatten(1).scatter_add(1, place_BN, own_BRS.flatten(1)).view_as(logits_BWK)
 
 
-class PrefixDecoder(PrefixBackbone):
+class PrefixDecoder(PrefixBackbone[PrefixContext]):
     """Vectors of prefixes are weights of the network."""
 
     nodes_IL: Tensor
@@ -262,10 +271,12 @@ class PrefixDecoder(PrefixBackbone):
     def levels_loss(
         self, context_ND: Tensor, own: Sequence[Tensor], codes_NL: Tensor, weights_N: Tensor | None = None
     ) -> Tensor:
-        """`loss` of events whose contexts are known.
+        """Scalar: `loss` where contexts are known, summed over events.
 
         Args:
-            own: `own_vectors` of every depth.
+            context_ND: `event_contexts`.
+            own: [V, D] `own_vectors` of every depth.
+            codes_NL, weights_N: as of `loss`.
         """
         parent_N = codes_NL.new_zeros(len(codes_NL))
         total = context_ND.new_zeros(())
@@ -319,15 +330,26 @@ class PrefixDecoder(PrefixBackbone):
         logits_MC = logits_MC.index_put((event_P, place_P), logits_P)
         return summed_cross_entropy(logits_MC.float(), node_N[chosen_M] - first_M, weights_M)
 
-    def own_products(self, context_BD: Tensor, depth: int, children: Children) -> Tensor:
-        return products(context_BD, self.own_vectors(depth), children.nodes_BRS)
+    def encode_context(self, batch: TensorBatch) -> PrefixContext:
+        own = self.all_own_vectors()
+        return PrefixContext(last_contexts(self.backbone, self.embed_history(batch, own), batch), own)
 
-    def item_products(self, context_BD: Tensor, items_BW: Tensor) -> Tensor:
+    def read_on(self, batch: TensorBatch, past: Past) -> tuple[PrefixContext, Sequence[KeysAndValues]]:
+        """As `prefix_cache.ReadsOn` has it."""
+        own = self.all_own_vectors()
+        last_BD, layers = read_on(self.backbone, self.embed_history(batch, own), batch, past)
+        return PrefixContext(last_BD, own), layers
+
+    def own_products(self, context: PrefixContext, depth: int, children: Children) -> Tensor:
+        return products(context.vectors_BD, context.own[depth], children.nodes_BRS)
+
+    def item_products(self, context: PrefixContext, items_BW: Tensor) -> Tensor:
         """[B, W] inner products of each row's context with the `item_vectors` of some items."""
+        context_BD = context.vectors_BD
         total_BW = context_BD.new_zeros(items_BW.shape)
-        for depth, shared_KD in enumerate(self.shared_KD):
+        for depth, (shared_KD, own_VD) in enumerate(zip(self.shared_KD, context.own, strict=True)):
             nodes_BW = self.nodes_IL[items_BW, depth]
-            own_BW = products(context_BD, self.own_vectors(depth), nodes_BW.clamp(min=0)[:, :, None])[:, :, 0]
+            own_BW = products(context_BD, own_VD, nodes_BW.clamp(min=0)[:, :, None])[:, :, 0]
             shared_BW = (context_BD @ shared_KD.T).gather(1, self.codes_IL[items_BW, depth].long())
             total_BW = total_BW + shared_BW + own_BW.masked_fill(nodes_BW < 0, 0.0)
         return total_BW

@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from rayrec.models.attention.past import KeysAndValues, Past
 from rayrec.models.base.distinct_rows import rows_of_ids
 from rayrec.models.decoding.children import Children, log_softmax_of_groups
-from rayrec.models.generative.backbone import weighted_sum
+from rayrec.models.generative.backbone import VectorContext, weighted_sum
 from rayrec.models.generative.prefix_decoder import PrefixBackbone, products
-from rayrec.models.sequence.backbones.history import contexts
+from rayrec.models.sequence.backbones.history import contexts, last_contexts, read_on
 from rayrec.models.sequence.backbones.transformer import CausalTransformer
 from rayrec.models.sequence.sequence_model import ReadRows
 from rayrec.models.sequence.tensor_batch import PathBatch, TensorBatch
@@ -40,7 +41,7 @@ MAX_EMPTY = 8
 """Logits stand in a matrix unless so many times more of it would be empty than full."""
 
 
-class SparsePrefixDecoder(PrefixBackbone):
+class SparsePrefixDecoder(PrefixBackbone[VectorContext]):
     """Vectors of prefixes are rows of the table `prefix`."""
 
     table_of_catalog = "prefix"
@@ -91,7 +92,16 @@ class SparsePrefixDecoder(PrefixBackbone):
             total = total + weighted_sum(losses_N, weights_N)
         return total
 
-    def own_products(self, context_BD: Tensor, depth: int, children: Children) -> Tensor:
+    def encode_context(self, batch: TensorBatch) -> VectorContext:
+        return VectorContext(last_contexts(self.backbone, self.embed_history(batch), batch))
+
+    def read_on(self, batch: TensorBatch, past: Past) -> tuple[VectorContext, Sequence[KeysAndValues]]:
+        """As `prefix_cache.ReadsOn` has it."""
+        last_BD, layers = read_on(self.backbone, self.embed_history(batch), batch, past)
+        return VectorContext(last_BD), layers
+
+    def own_products(self, context: VectorContext, depth: int, children: Children) -> Tensor:
+        context_BD = context.vectors_BD
         if depth < len(self._held_sizes):
             assert self.catalog_VD is not None, "set_catalog() comes before items are generated"
             return products(context_BD, self.catalog_VD.split(self._held_sizes)[depth], children.nodes_BRS)

@@ -34,6 +34,8 @@ class GenerativeRecommender(SequenceModel):
     share a tuple: nothing is learned of it, and the distribution is uniform over it.
     """
 
+    ranks_as_it_generates = True
+    """Whether `recommend` ranks by the probabilities that items are generated with, and by nothing else."""
     codes_IL: Tensor
     behavior_weights: Tensor | None
     prefix_cache: PrefixCache[Any] | None = None

@@ -383,14 +383,15 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
     def history_length(self) -> int:
         return self.backbone.max_length
 
-    @property
-    def without_effect(self) -> tuple[str, ...]:
+    def notes(self) -> list[str]:
         fields = type(self).model_fields
-        return tuple(
+        unread = [
             f"model.{name}"
             for name, loss in _READ_BY.items()
             if loss != self.loss_or_default and getattr(self, name) != fields[name].default
-        )
+        ]
+        said = [f"the loss {self.loss_or_default!r} does not read {', '.join(unread)}"] if unread else []
+        return super().notes() + said
 
     @property
     def loss_or_default(self) -> ItemLossName:

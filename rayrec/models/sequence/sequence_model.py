@@ -26,7 +26,7 @@ class TopItems(NamedTuple):
     items_BK: Tensor
     """Catalog positions; -1 where there are fewer than K items."""
     scores_BK: Tensor
-    """Log-probabilities or inner products, as the model has them; -inf at -1."""
+    """Log-probabilities of generative models, inner products of others, of a hybrid their sum; -inf at -1."""
 
 
 class CacheMetrics(Protocol):

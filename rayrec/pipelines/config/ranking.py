@@ -28,5 +28,5 @@ class RankingConfig(Config):
     """`sum`: weights times probabilities; `product`: probabilities to the power of weights, of which the
     logarithm is taken."""
     generator_weight: Weight = 0.0
-    """How much the recommender's own score, a log-probability of generative models, is added. With
-    `combine: product` both are logarithms."""
+    """How much the recommender's own score is added: a log-probability of generative models (with softmax
+    `hybrid`, an inner product besides). With `combine: product` both are logarithms."""

@@ -67,7 +67,7 @@ class Recommendation:
     """The id as the source of the data writes it."""
     title: str | None
     score: float
-    """Generative models: the log-probability of the item; others: an inner product."""
+    """As `TopItems.scores_BK`."""
     ranking: Ranking | None = None
     """Of a ranking stage, where there is one."""
     source: Source = "model"

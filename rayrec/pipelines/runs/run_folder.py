@@ -293,7 +293,9 @@ class RunFolder:
             self.update(
                 state="stopped", error="terminated" if isinstance(stop, SystemExit) else "interrupted"
             )
-            if self.state["last"] is not None:
+            if self.state["last"] is None:
+                logger.info("stopped before the first snapshot; --resume begins again")
+            else:
                 logger.info("stopped; --resume continues from %s", self.chosen_snapshot("last"))
             raise
         except StoppedError as stop:

@@ -265,9 +265,7 @@ def rows_of_step(assembly: Assembly, step: int) -> str:
 
 
 def unread_settings(assembly: Assembly) -> Iterator[str]:
-    """Sentences about settings that the model has no use for."""
-    if unread_by_loss := assembly.config.model.without_effect:
-        yield f"the model's loss does not read {', '.join(unread_by_loss)}"
+    """Sentences about settings of rows on servers that the model has not."""
     sparse = assembly.config.sparse
     unread = sorted(set(sparse.tables) - {table.name for table in assembly.tables})
     if unread:

@@ -224,9 +224,10 @@ class RecommendedItem(_Schema):
     """The id as the source of the data writes it."""
     title: str | None
     score: float
-    """Source `model`: log-probability (generative) or inner product, whether or not the ranking stage has
-    ordered the items; source `neighbors`: the weight of how often it was met beside items of the history,
-    or, among candidates of the model, the lowest score of these; source `popular`: training events."""
+    """Source `model`: log-probability (generative), inner product, or their sum (softmax `hybrid`), whether
+    or not the ranking stage has ordered the items; source `neighbors`: the weight of how often it was met
+    beside items of the history, or, among candidates of the model, the lowest score of these; source
+    `popular`: training events."""
     source: ItemSource
     """What named it: the model, neighbors of items of the history in the graph of users and items, or
     popularity. What the model and neighbors both named is the model's."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from rayrec.models.generative.config import PrefixDecoderConfig
 from rayrec.models.generative.flat_softmax import FlatPrefixModel, ItemSoftmax
 from rayrec.models.generative.hybrid_recommender import HybridRecommender
+from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.lists import MODEL
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.item_ranker import item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError
+from rayrec.rl.config import RlConfig
+from rayrec.rl.run import train_policy
 from tests.helpers.runs import make_run
 from tests.models.generative.networks import (
     CODES,
@@ -26,7 +32,7 @@ from tests.models.generative.networks import (
     network_of,
     prefix,
 )
-from tests.models.networks import histories, shares, tensor_batch
+from tests.models.networks import backbone, histories, shares, tensor_batch
 
 NETWORKS = pytest.mark.parametrize("kind", [prefix, composed])
 
@@ -36,7 +42,7 @@ def three(kind, trained_I=None, beam_width=NUM_ITEMS):
     network, _ = network_of(kind)
     items = ItemSoftmax(trained_I)
     generator = GenerativeRecommender(network, CODES, beam_width, len(LEVEL_SIZES))
-    hybrid = HybridRecommender(network, CODES, beam_width, len(LEVEL_SIZES), items=items)
+    hybrid = HybridRecommender(network, items, CODES, beam_width, len(LEVEL_SIZES))
     return hybrid.eval(), generator.eval(), FlatPrefixModel(network, items).eval()
 
 
@@ -72,6 +78,47 @@ def test_items_are_ranked_by_the_product_of_both_distributions(kind):
     torch.testing.assert_close(by_item(top), of_codes_BI + of_items_BI)
     assert (top.scores_BK.diff(dim=1) <= 0).all()
     torch.testing.assert_close(hybrid.first_log_probs(batch), generator.first_log_probs(batch))
+
+
+def test_items_that_came_later_are_ranked_by_what_they_share():
+    grown_IL = torch.cat([CODES, torch.tensor([[1, 2, 1], [2, 2, 1]])])
+    num_items = len(grown_IL)
+    known_I = torch.arange(num_items) < NUM_ITEMS
+    network = PrefixDecoder(backbone(), grown_IL, LEVEL_SIZES, known_I)
+    num_levels, items = len(LEVEL_SIZES), ItemSoftmax()
+    batch = tensor_batch(histories(ROWS, num_items))
+    tops = [
+        model.eval().recommend(batch, num_items, None)
+        for model in (
+            HybridRecommender(network, items, grown_IL, num_items, num_levels),
+            GenerativeRecommender(network, grown_IL, num_items, num_levels),
+            FlatPrefixModel(network, items),
+        )
+    ]
+    hybrid_BI, of_codes_BI, of_items_BI = (top.scores_BK.gather(1, top.items_BK.argsort(1)) for top in tops)
+
+    torch.testing.assert_close(hybrid_BI, of_codes_BI + of_items_BI)
+    assert torch.isfinite(hybrid_BI).all()
+
+
+def test_items_with_one_tuple_keep_the_order_in_which_they_were_found():
+    digits = torch.tensor([1, 0, 0, 0, 0, 0, 0, 2])
+    codes_IL = torch.cat([torch.cat([CODES, CODES[:1]]), digits[:, None]], dim=1)  # items 0 and 7 share one
+    codes_IL[1] = codes_IL[0]
+    codes_IL[1, 3] = 0
+    network = PrefixDecoder(backbone(), codes_IL[:, :3], LEVEL_SIZES)
+    hybrid = HybridRecommender(network, ItemSoftmax(), codes_IL, 8, len(LEVEL_SIZES)).eval()
+    generator = GenerativeRecommender(network, codes_IL, 8, len(LEVEL_SIZES)).eval()
+    batch = tensor_batch(histories(ROWS, 8))
+
+    top, found = hybrid.recommend(batch, 8, None), generator.recommend(batch, 8, None)
+
+    for items, generated in zip(top.items_BK.tolist(), found.items_BK.tolist(), strict=True):
+        assert sorted(items) == list(range(8))
+        alike = [item for item in items if item in (0, 1, 7)]
+        assert alike == [item for item in generated if item in (0, 1, 7)] == [1, 0, 7]
+        first = items.index(1)
+        assert items[first : first + 3] == [1, 0, 7]
 
 
 def test_only_what_beams_found_is_ranked_and_nothing_excluded_comes_back():
@@ -129,10 +176,36 @@ def test_what_it_cannot_do_is_refused(settings, message):
         PrefixDecoderConfig.parse({"name": "prefix_decoder", "softmax": "hybrid", **settings})
 
 
-def test_a_run_is_trained_and_evaluated(tmp_path):
+def test_a_run_recommends_by_both(tmp_path):
     run = make_run(tmp_path, "prefix", softmax="hybrid")
+    model = TrainedModel.load(run)
+    recommender, ranker = Recommender(model), item_ranker_of(model)
+    ids_I = model.assembly.task.dataset.items.ids_I
+    query = Query(history_ids=ids_I[[3, 5]])
 
-    report = evaluate(run, baselines=False)
+    (found,) = recommender.recommend([query], len(ids_I), exclude_seen=False)
 
-    assert report.results[MODEL]["recall@50"].value > 0.9
-    assert Recommender(TrainedModel.load(run)).num_beams(10) >= 10
+    assert isinstance(ranker.model, HybridRecommender)
+    assert len(found) == len(ids_I)  # beams as wide as the catalog
+    places = np.array([[each.position for each in found]])
+    products = np.array([each.score for each in found]) - recommender.item_log_probs([query], places)[0]
+    assert np.ptp(products) > 1e-3
+    assert evaluate(run, baselines=False).results[MODEL]["recall@50"].value == 1.0
+
+
+def test_reinforcement_learning_says_what_it_does_not_learn(tmp_path, caplog):
+    run = make_run(tmp_path, "prefix", softmax="hybrid")
+    config = RlConfig.parse(
+        {
+            "init_from": str(run),
+            "snapshot": "last",
+            "steps": 1,
+            "algorithm": {"name": "grpo"},
+            "rewards": {"parts": [{"kind": "hit"}]},
+        }
+    )
+
+    with pytest.raises(InputError):  # the folder is not empty
+        train_policy(config, tmp_path)
+
+    assert "recommendations are ranked by a softmax over items as well" in caplog.text

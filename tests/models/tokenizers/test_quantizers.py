@@ -9,7 +9,7 @@ from tests.helpers.examples import cases
 from tests.models.tokenizers.vectors import item_like_vectors, perplexity
 
 ALL = pytest.mark.parametrize("name", TOKENIZERS.names())
-FEW = {"rq_kmeans": 10, "balanced_rq_kmeans": 10, "rq_vae": 8, "letter": 5, "opq": 10}
+FEW = {"rq_kmeans": 10, "balanced_rq_kmeans": 10, "rq_vae": 20, "letter": 12, "opq": 10}
 
 
 def fitted(name, vectors_ID, num_levels=3, codebook_size=16, seed=0):

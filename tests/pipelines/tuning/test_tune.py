@@ -206,7 +206,6 @@ def test_a_trial_that_was_over_when_the_search_was_killed_is_not_trained_again(s
     assert journal(folder) == journal(whole)
 
 
-@pytest.mark.slow
 def test_a_search_may_go_on_with_more_trials(searched, run_file, tmp_path):
     whole, _ = searched
     folder = tmp_path / "search"
