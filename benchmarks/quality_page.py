@@ -313,6 +313,13 @@ METHODS = {
         max_codebook_size=512,
         settings=("model.content={}", "training.epochs=12"),
     ),
+    "hybrid-content": Method(
+        "sparse-dense hybrid, words and attributes of prefixes",
+        "beauty-generative",
+        "interactions+content",
+        max_codebook_size=512,
+        settings=("model.softmax=hybrid", "model.content={}", "training.epochs=12"),
+    ),
     "codes-alone": Method(
         "prefix decoder without vectors of its own: codes alone",
         "beauty-codes",

@@ -36,6 +36,7 @@ def test_what_is_installed_is_compared_and_learns(ray_cluster, tmp_path):
     assert (OURS in trained) == (RECHUB in trained)
 
 
+@pytest.mark.slow
 def test_a_recipe_that_frameworks_cannot_share_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"model\.dropout 0"):
         compare(recipe(tmp_path, "model.dropout=0.1"))

@@ -86,6 +86,7 @@ def test_what_cannot_answer_is_named(runs, tmp_path):
     assert "there is no request" in refused("agree", *runs, "--requests", lines(path, []))
 
 
+@pytest.mark.slow
 def test_a_request_that_fails_is_counted_and_named(runs, tmp_path):
     """A request that is refused counts as different and wrong, on either side, and is not dropped."""
     rows = [{"user_id": user, "k": 1, "expected": "no item"} for user in USERS]

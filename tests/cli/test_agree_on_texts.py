@@ -94,6 +94,7 @@ def test_a_run_agrees_with_its_service(run, folder, tmp_path):
     assert "has the models one, two; name one (--model-a, --model-b)" in said
 
 
+@pytest.mark.slow
 def test_two_precisions_of_a_run_are_compared(run, tmp_path):
     requests = lines(tmp_path / "requests.jsonl", chats())
 

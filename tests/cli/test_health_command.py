@@ -69,6 +69,7 @@ def test_a_runs_steps_are_computed_again(run):
     )
 
 
+@pytest.mark.slow
 def test_a_step_without_snapshot_is_refused(run):
     assert "it has 5, 10, 15" in refused("health", "replay", run, "--step", 7, "--in-process")
 

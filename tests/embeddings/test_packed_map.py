@@ -138,6 +138,7 @@ def test_a_system_that_cannot_make_memory_longer_copies_it(monkeypatch):
     assert (index.find(np.arange(100_000)) == np.arange(100_000)).all()
 
 
+@pytest.mark.slow
 def test_a_scan_finds_each_id_once_while_the_map_grows():
     index, always_M = PackedMap(), np.arange(30_000)
     index.reserve(len(always_M))

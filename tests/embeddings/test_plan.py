@@ -243,6 +243,7 @@ def test_batches_whose_overlap_is_held_take_what_was_planned(firsts, dim, optimi
     assert 0.3 * planned < most - before < planned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1000, 40_000, 150_000])
 def test_a_table_with_rows_on_disk_takes_what_was_planned(tmp_path, num_rows):
     config = TableConfig(name="items", dim=60, disk=DiskConfig(memory=40 * 2**20, folder=str(tmp_path)))

@@ -34,6 +34,7 @@ def way(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [1, 3, 68, 1024, 1025, 3000])
 def test_records_come_back_in_the_order_asked_for(tmp_path, way, words):
     log = RecordLog(tmp_path, words)

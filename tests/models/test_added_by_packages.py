@@ -67,6 +67,7 @@ def test_the_guides_show_the_packages_as_they_are():
             assert file.read_text().strip() in text, f"{page} shows another {file.name}"
 
 
+@pytest.mark.slow
 def test_models_that_cannot_be_used_are_named_in_one_sentence(tmp_path):
     info = tmp_path / "broken-1.0.dist-info"
     info.mkdir()

@@ -143,12 +143,13 @@ class Users:
             np.add.at(arm.bins_GB, (self.group_U[of_answer], np.clip(bins, 0, NUM_BINS - 1)), 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_users", "spread", "share_failing"),
     [
         (3000, 1.5, 0.02),
-        pytest.param(1000, 2.0, 0.05, marks=pytest.mark.slow),
-        pytest.param(20_000, 0.0, 0.02, marks=pytest.mark.slow),
+        (1000, 2.0, 0.05),
+        (20_000, 0.0, 0.02),
     ],
 )
 def test_equal_versions_are_hardly_ever_taken_back_though_users_differ(num_users, spread, share_failing):

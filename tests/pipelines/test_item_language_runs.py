@@ -120,6 +120,7 @@ def state_of(run: Path) -> dict[str, np.ndarray]:
     return {**snapshot.weights, **snapshot.optimizer_state}
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_as_every_other(run):
     report = evaluate(run, which="last")
 

@@ -186,6 +186,7 @@ def test_a_base_without_a_tokenizer_is_refused(folders, tmp_path):
         trained(settings(folders, tokenizer=None), tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, {"rank": 2}], ids=["whole", "adapters"])
 def test_an_exported_run_says_what_the_run_says(folders, tmp_path, lora):
     transformers = pytest.importorskip("transformers")
@@ -426,9 +427,10 @@ def test_operations_make_held_out_rows_whatever_a_cache_has_of_training_rows(fol
     assert "grass" in tokenizer.decode(judged.tokens_N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "lora",
-    [pytest.param(None, id="whole", marks=pytest.mark.slow), pytest.param({"rank": 2}, id="adapters")],
+    [pytest.param(None, id="whole"), pytest.param({"rank": 2}, id="adapters")],
 )
 def test_a_run_goes_on_from_one_of_other_texts(folders, tmp_path, lora):
     other = [{"prompt": f"name {number}", "completion": "Ann"} for number in range(40)]

@@ -73,6 +73,7 @@ def version(path):
     return SemanticIdRegistry.load(path).version
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vectors", ["interactions", "text", "both"])
 def test_what_a_task_takes_changes_no_bit(vectors, data, tmp_path):
     versions = set()

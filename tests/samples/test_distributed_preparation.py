@@ -74,6 +74,7 @@ def columns_of(events, **further):
     return {"user_id": users, "item_id": items, "timestamp": times} | further
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ties", ["shuffle", "file"])
 @pytest.mark.parametrize("kind", ["parquet", "csv"])
 def test_ties_duplicates_and_further_columns(tmp_path, ties, kind):
@@ -190,6 +191,7 @@ def test_rows_without_ids_or_times(tmp_path):
     same(tmp_path, in_parts(tmp_path / "nobody", columns), clean=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "times",
     [

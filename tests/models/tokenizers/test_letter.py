@@ -31,7 +31,6 @@ def shared(codes_IL, group_I) -> float:
     return float((same_code & same_group & off_diagonal).sum() / (same_code & off_diagonal).sum())
 
 
-@pytest.mark.slow
 def test_items_of_like_interactions_get_like_codes_and_items_without_any_do_no_harm():
     torch.manual_seed(1)
     group_I = torch.randint(6, (600,))

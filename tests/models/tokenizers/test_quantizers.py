@@ -8,7 +8,11 @@ from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS, fitted_quantizer
 from tests.helpers.examples import cases
 from tests.models.tokenizers.vectors import item_like_vectors, perplexity
 
-ALL = pytest.mark.parametrize("name", TOKENIZERS.names())
+ALL = pytest.mark.parametrize(
+    "name",
+    # LETTER's is an RQ-VAE with two more losses, which take long; see test_letter.py for what they do.
+    [pytest.param(name, marks=pytest.mark.slow) if name == "letter" else name for name in TOKENIZERS.names()],
+)
 FEW = {"rq_kmeans": 10, "balanced_rq_kmeans": 10, "rq_vae": 20, "letter": 12, "opq": 10}
 
 

@@ -47,6 +47,7 @@ def test_counts_of_very_different_sizes_are_told_apart():
     assert fit_counts(rows) == pytest.approx({"bytes": 1e-10, "calls": 2e-3})
 
 
+@pytest.mark.slow
 def test_the_range_of_a_step_holds_what_it_is(calibration):
     low, high = calibration.step_range(WORK, this_machine(CORES))
 

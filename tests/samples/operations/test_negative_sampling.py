@@ -20,6 +20,7 @@ def rows(num):
     return {"row": pa.array(range(num))}
 
 
+@pytest.mark.slow
 def test_items_are_drawn_in_proportion_to_their_counts():
     drawn = np.concatenate(draw(rows(2000), counts=[1, 0, 5, 4], num=50))
 

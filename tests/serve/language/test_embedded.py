@@ -117,6 +117,7 @@ def test_a_plan_counts_what_a_text_takes_that_is_embedded(model):
     assert plan_model(settings).work - without >= settings.context_length * 3 * 48 * 4
 
 
+@pytest.mark.slow
 def test_a_form_that_takes_more_and_more_time_ends_its_own_answer_alone(service, model):
     pytest.importorskip("xgrammar")
     schema = {"type": "string", "pattern": "((a|a)*(a|a)*)*b"}

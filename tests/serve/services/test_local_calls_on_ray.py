@@ -86,6 +86,7 @@ def caller(ray_cluster):
     serve.shutdown()
 
 
+@pytest.mark.slow
 def test_answers_and_errors_are_those_of_the_handle(caller):
     replicas = caller.replicas.remote().result()
     by_socket, by_handle, num_by_socket = caller.compared.remote(b"x", "ä", [1, None]).result()
