@@ -658,8 +658,8 @@ Limits of the comparison:
   does not beat SASRec by more than chance: with ties as stored and full softmax it has 0.0937 where three
   seeds of SASRec have 0.0916 to 0.0926, and with the earlier sampled softmax and rows on servers 0.0874,
   where SASRec so trained [has 0.0841](recommendation.md#targets-on-amazon-beauty). In both cases the
-  intervals overlap. On MovieLens, with redrawn ties and today's sampled softmax, it has 0.1951, where co-visitation has
-  0.1877 and SASRec so trained 0.1983.
+  intervals overlap. On MovieLens, with redrawn ties and today's sampled softmax, it has 0.1951, where
+  co-visitation has 0.1877 and SASRec so trained 0.1983.
 - Semantic IDs have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a digit for
   collisions; seeds of a method share them. Where items have no text, they are made of interactions alone.
   *Published IDs* are those that came with the data: LETTER's of Beauty and Instruments (4 levels), and
