@@ -86,7 +86,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -p no:schemathesis --
 # Where the shell forbids bytecode, every process would compile all sources, and each of pytest's all tests, again.
 test test-all: export PYTHONDONTWRITEBYTECODE =
 
-test: env ## Run the tests that show the main paths, nine minutes on two quiet cores.
+test: env ## Run the tests that show the main paths, eight minutes on two quiet cores.
 	$(PYTEST) -m 'not slow' --hypothesis-profile quick
 
 test-all: env ## Run all tests, the slow ones too, in some half an hour.

@@ -29,6 +29,7 @@ def test_histories_are_as_long_as_real_ones_and_come_once():
     assert [items_T.tolist() for items_T in draws.draw(3)] != [items_T.tolist() for items_T in draws.draw(3)]
 
 
+@pytest.mark.slow
 def test_both_sides_find_the_same_items_with_the_same_scores():
     pytest.importorskip("transformers")
     codes_IL, level_sizes = decode.catalog(BenchOptions())

@@ -226,6 +226,7 @@ def test_a_larger_table_is_read_in_parts_by_any_number_of_shards(tmp_path, monke
     assert sorted(np.concatenate([rows.evicted.ids_V for rows in found])) == sorted(everything.evicted.ids_V)
 
 
+@pytest.mark.slow
 def test_what_a_shard_with_a_disk_saves_a_shard_without_one_loads(tmp_path):
     shard = filled(500)
     saved = write_table(tmp_path, CONFIG, ShardMap(1), 0, 0, snapshot_of(shard, 0))

@@ -70,6 +70,7 @@ def test_many_who_look_ask_once_and_what_fails_is_a_sentence(view):
     assert client.get("/", headers={"Host": "evil.example"}).status_code == 400
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium; `make packages` installs it")
 def test_a_browser_shows_nodes_cards_health_and_queues(view, tmp_path):
     with listening(build_page(lambda: view, ["127.0.0.1"])) as address:

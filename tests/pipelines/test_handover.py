@@ -136,6 +136,7 @@ def test_records_that_are_too_long_are_counted(folders, tmp_path):
     assert sum(told.left_out.values()) + sum(entry.rows for entry in told.files.values()) == 36
 
 
+@pytest.mark.slow
 def test_only_the_last_turn_is_learned_where_the_run_learns_that(folders, tmp_path):
     trained(settings(folders, epochs=1, template="chat", learn="last"), tmp_path / "run")
 

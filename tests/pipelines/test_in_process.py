@@ -71,6 +71,7 @@ def test_a_run_in_process_has_the_bits_of_its_parts_called_one_by_one(dataset, t
     assert_same_bits(tmp_path / "run", trained(config, tmp_path / "by-hand"))
 
 
+@pytest.mark.slow
 def test_trainers_that_are_threads_sum_their_gradients(dataset, tmp_path):
     losses: dict[int, list[float]] = {1: [], 2: []}
     for num_trainers, found in losses.items():
@@ -224,6 +225,7 @@ assert len(answers) == 3
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120, cwd=root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_trainers", cases([1, 2], [2]))
 def test_a_model_without_tables_starts_no_servers(dataset, tmp_path, monkeypatch, num_trainers):
     def refuse(*arguments: object, **more: object) -> None:

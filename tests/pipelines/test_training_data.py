@@ -315,6 +315,7 @@ def test_a_file_that_goes_bad_stops_the_run_with_nothing_lost(undisturbed, data,
     assert_every_row_once(run, RAW_ROWS, EPOCHS)
 
 
+@pytest.mark.slow
 def test_rows_that_cannot_be_decoded_are_left_out_and_counted_if_that_is_allowed(data, tmp_path, caplog):
     log, run = raw_log(tmp_path / "log"), tmp_path / "run"
     damage_group(log / "part-1.parquet", 1)

@@ -234,6 +234,7 @@ def test_times_that_are_numbers(tmp_path, times, settings):
     same(tmp_path, in_parts(tmp_path / "log", columns_of(events) | {"timestamp": times}), **settings)
 
 
+@pytest.mark.slow
 def test_files_that_are_divided_already(tmp_path):
     events = random_events(25, 20)
     source = tmp_path / "log"
@@ -316,6 +317,7 @@ def test_a_log_without_events_is_refused(tmp_path):
     assert "no events in it" in same(tmp_path, write_source(tmp_path / "log", []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", cases(["parquet", "csv", "csv.gz"], ["csv.gz"]))
 def test_a_source_may_be_a_url(tmp_path, kind):
     events = random_events(12, 12)

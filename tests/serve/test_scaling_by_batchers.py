@@ -262,6 +262,7 @@ def simulated(rate_at, seconds, begin=1, most=16, settings=SOON):
     return seen, replicas.waits
 
 
+@pytest.mark.slow
 def test_a_load_that_rises_to_six_times_as_much_gets_what_it_needs_and_keeps_it():
     seen, waits = simulated(lambda at: 100 if at < 60 else 600, 260)
     assert set(seen[:60]) == {1}

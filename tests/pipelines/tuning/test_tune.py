@@ -317,6 +317,7 @@ def test_of_the_run_only_what_no_trial_depends_on_may_change(
             folder.check_continues(other, SearchSpace.of(other))
 
 
+@pytest.mark.slow
 def test_a_trial_that_fails_says_why_and_the_search_goes_on(run_file, tmp_path):
     def failing(config: RunConfig, folder: Path, *arguments: Any, **more: Any) -> Any:
         if folder.name == "001":

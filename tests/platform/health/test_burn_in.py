@@ -61,6 +61,7 @@ def test_the_fixed_computation_has_the_same_bits_every_time_and_one_wrong_number
     assert fixed_checksum(CPU) != right
 
 
+@pytest.mark.slow
 def test_a_quiet_machine_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "DISK_BYTES", 2**20)
     monkeypatch.setattr(module, "COPY_BYTES", 2**20)

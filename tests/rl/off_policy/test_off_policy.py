@@ -89,6 +89,7 @@ def test_rows_that_all_say_the_same_have_no_interval_to_speak_of():
     assert estimate == (0.25, 0.25, 0.25)
 
 
+@pytest.mark.slow
 def test_an_interval_of_rare_rewards_is_longer_above_than_below():
     rewards_N = np.zeros(10_000)
     rewards_N[:20] = 1.0

@@ -128,6 +128,7 @@ def test_models_answer_those_who_have_the_token(folder, tmp_path):
     assert int(limited.headers["retry-after"]) > 1
 
 
+@pytest.mark.slow
 def test_garbage_is_not_looked_for_in_models_when_the_service_ends(folder, tmp_path, monkeypatch):
     gc.unfreeze()  # other tests leave services as they are
     stopped = threading.Event()
