@@ -19,12 +19,8 @@ Axes: as in `prefix_decoder`; W items that were found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
-from rayrec.models.decoding.beam_policy import Beams, widest
-from rayrec.models.decoding.leaf_filter import ItemSets
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import Context
 from rayrec.models.generative.flat_softmax import ItemSoftmax
@@ -64,19 +60,9 @@ class HybridRecommender(GenerativeRecommender):
         items = self.items(context_ND, self.backbone.all_item_vectors(own), batch.targets_N)
         return (levels + items) / 2
 
-    def _generate(
-        self,
-        context: Context,
-        k: int,
-        excluded_BE: Tensor | None,
-        of_rows_B: Sequence[Beams],
-        allowed: ItemSets | None,
-    ) -> TopItems:
+    def _ranked(self, context: Context, found: TopItems, k: int) -> TopItems:
         assert isinstance(context, PrefixContext), "of a prefix decoder"
-        most = max(map(widest, of_rows_B), default=k)
-        found = super()._generate(context, max(k, most), excluded_BE, of_rows_B, allowed)
-        items_BW = found.items_BK
-        scores_BW = found.scores_BK + self.backbone.item_products(context, items_BW.clamp(min=0))
+        scores_BW = found.scores_BK + self.backbone.item_products(context, found.items_BK.clamp(min=0))
         # Stable: equal items keep the order in which beams found them.
         ranked = scores_BW.sort(dim=1, descending=True, stable=True)
-        return TopItems(items_BW.gather(1, ranked.indices)[:, :k], ranked.values[:, :k])
+        return TopItems(found.items_BK.gather(1, ranked.indices)[:, :k], ranked.values[:, :k])

@@ -149,18 +149,9 @@ class GenerativeRecommender(SequenceModel):
         allowed: ItemSets | None = None,
     ) -> TopItems:
         context = self._context(batch)
-        of_rows_B = [self.num_beams(k)] * len(context) if beams_B is None else beams_B
-        return self._generate(context, k, excluded_BE, of_rows_B, allowed)
-
-    def _generate(
-        self,
-        context: Context,
-        k: int,
-        excluded_BE: Tensor | None,
-        of_rows_B: Sequence[Beams],
-        allowed: ItemSets | None,
-    ) -> TopItems:
-        """The k most probable items of each row."""
+        of_rows_B: Sequence[Beams] = [self.num_beams(k)] * len(context) if beams_B is None else beams_B
+        # What ranks them anew looks at all that were found.
+        num_found = k if self.ranks_as_it_generates else max([k, *map(widest, of_rows_B)])
         leaf_filter = None
         if allowed is not None and excluded_BE is None:
             excluded_BE = torch.full_like(allowed.set_B[:, None], -1)
@@ -176,14 +167,18 @@ class GenerativeRecommender(SequenceModel):
                 rows = slice(first, min(first + size, search.stop))
                 filtered = None if leaf_filter is None else leaf_filter.some_rows(rows)
                 result = self._search(context.some_rows(rows), of_rows_B[rows], filtered)
-                missing = (0, max(k - width, 0))
+                missing = (0, max(num_found - width, 0))
                 found.append(
                     TopItems(
-                        functional.pad(result.items_BW[:, :k], missing, value=-1),
-                        functional.pad(result.log_probs_BW[:, :k], missing, value=-torch.inf),
+                        functional.pad(result.items_BW[:, :num_found], missing, value=-1),
+                        functional.pad(result.log_probs_BW[:, :num_found], missing, value=-torch.inf),
                     )
                 )
-        return TopItems(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        return self._ranked(context, TopItems(*(torch.cat(parts) for parts in zip(*found, strict=True))), k)
+
+    def _ranked(self, context: Context, found: TopItems, k: int) -> TopItems:
+        """The k best of the items that were found, which stand by falling probability."""
+        return found
 
     def item_log_probs(self, batch: TensorBatch, items_BW: Tensor) -> Tensor:
         return item_log_probs(self.distribution(self._context(batch)), items_BW)
