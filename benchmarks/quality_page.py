@@ -644,8 +644,9 @@ Limits of the comparison:
   categories and brands as numbers. Rows that read them know more than the others. *Prefix decoder without
   vectors of its own* says codes, and no weight of it belongs to one item or one whole ID; but each leaf adds
   the bag of words and attributes of its item, which hardly another item has, so its last code is scored by
-  the item's text. Without words and attributes (*codes alone*) the same model is where TIGER is. How many
-  trials each recipe had is [written down](recommendation.md#words-and-attributes-of-items).
+  the item's text. Without words and attributes (*codes alone*), which its IDs know all the same, the model
+  is within chance where TIGER is. How many trials each recipe had is
+  [written down](recommendation.md#words-and-attributes-of-items).
 - **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
   tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on Beauty and Sports, within the
   interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 13 % below

@@ -1,7 +1,7 @@
 """How recall and loss grow with weights and data: the prefix decoder on nested samples of users, and the fit.
 
     python -m benchmarks.scaling_curve synthetic                 # 20,000 users, the best loss is known
-    python -m benchmarks.scaling_curve yelp --sources SOURCES    # the largest published log
+    python -m benchmarks.scaling_curve yelp --sources SOURCES    # the log with the most events
     python -m benchmarks.scaling_curve --table                   # the fits and tables alone
 
 One recipe (`configs/beauty-generative.yaml`, whose snapshot is the best on validation users) in several
