@@ -44,6 +44,10 @@ class Intervals(Sequence[Interval]):
         Raises:
             ValueError: no row is in one of the intervals.
         """
+        if not len(starts_K):  # as in most batches what is unreadable: nothing to put in order
+            self._files: tuple[str, ...] = ()
+            self._file_K, self._starts_K, self._stops_K = _NONE, _NONE, _NONE
+            return
         sorted_names = sorted(set(names))
         indices = {name: index for index, name in enumerate(sorted_names)}
         file_K = np.array([indices[name] for name in names], dtype=np.int64)[file_K]
@@ -54,9 +58,8 @@ class Intervals(Sequence[Interval]):
         order_K = np.lexsort((starts_K, file_K))
         file_K, starts_K, stops_K = file_K[order_K], starts_K[order_K], stops_K[order_K]
         apart = (file_K[:-1] != file_K[1:]) | (stops_K[:-1] != starts_K[1:])
-        first_K, last_K = np.append(len(order_K) > 0, apart), np.append(apart, len(order_K) > 0)
-        if len(order_K):
-            file_K, starts_K, stops_K = file_K[first_K], starts_K[first_K], stops_K[last_K]
+        first_K, last_K = np.append(True, apart), np.append(apart, True)
+        file_K, starts_K, stops_K = file_K[first_K], starts_K[first_K], stops_K[last_K]
         used, self._file_K = np.unique(file_K, return_inverse=True)
         self._files = tuple(sorted_names[index] for index in used.tolist())
         self._starts_K, self._stops_K = starts_K, stops_K
