@@ -288,6 +288,18 @@ METHODS = {
         max_codebook_size=512,
         settings=("model.softmax=hybrid",),
     ),
+    "hybrid-servers": Method(
+        "sparse-dense hybrid, prefix rows on parameter servers, sampled softmax over items",
+        "beauty-generative",
+        "both",
+        max_codebook_size=512,
+        settings=(
+            "model.softmax=hybrid",
+            "model.prefix_matrix=sparse",
+            "model.num_negatives=8192",
+            "sparse.tables.prefix={optimizer: {kind: adam, lr: 0.001}}",
+        ),
+    ),
     "ids-kmeans": Method(
         "prefix decoder, IDs from words and interactions by residual k-means",
         "beauty-generative",

@@ -75,6 +75,12 @@ MODELS |= {
         "num_siblings": 2,
         "behavior_weights": {"LIKE": 2.0},
     },
+    "prefix_decoder, hybrid, sparse": {
+        "name": "prefix_decoder",
+        "softmax": "hybrid",
+        "prefix_matrix": "sparse",
+        "num_negatives": 5,
+    },
 }
 
 

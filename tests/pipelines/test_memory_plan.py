@@ -31,7 +31,7 @@ SETTINGS = {
     "hstu": {"item_matrix": "sparse", "loss": "bce", "negatives_per_event": 3, "user_embedding": True},
     "gnn": {"item_matrix": "sparse", "num_negatives": 5, "user_embedding": True},
     "generative": {"user_embedding": True},
-    "prefix": {"prefix_matrix": "sparse", "num_siblings": 2},
+    "prefix": {"prefix_matrix": "sparse", "num_siblings": 2, "softmax": "hybrid", "num_negatives": 5},
 }
 
 

@@ -18,6 +18,7 @@ from rayrec.models.sequence.config import (
     ContentConfig,
     LongHistoryConfig,
     Negatives,
+    NegativeSampling,
     SequenceModelConfig,
     built_content,
 )
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from rayrec.models.generative.cross_decoder import CrossDecoder
     from rayrec.models.generative.experts import ExpertSettings
     from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
-    from rayrec.models.generative.prefix_decoder import PrefixDecoder
+    from rayrec.models.generative.prefix_decoder import PrefixBackbone, PrefixDecoder
     from rayrec.models.generative.retrieval import HistoryRetrieval
     from rayrec.models.sequence.catalog import Catalog
     from rayrec.models.sequence.sequence_model import SequenceModel
@@ -148,6 +149,11 @@ class PrefixDecoderConfig(GenerativeConfig):
     over all items, each scored by the sum of its prefixes' vectors, with the same weights: what the
     hierarchical softmax and its beams are compared with. `hybrid`: both losses on the same weights; beams
     find items code by code, and those that they found are ranked by both."""
+    num_negatives: int = Field(1024, gt=0)
+    """Of the softmax `hybrid` with the sparse matrix, whose loss over items is a sampled softmax: drawn for
+    each batch, with replacement; an item that is drawn twice counts once."""
+    negative_sampling: NegativeSampling = "popularity"
+    """Of these."""
     prefix_matrix: Literal["dense", "sparse"] = "dense"
     """`dense`: vectors of prefixes are weights of the network. `sparse`: rows of the table `prefix` of
     parameter servers, for catalogs of any size; a step reads those of its items and those that its targets
@@ -183,6 +189,21 @@ class PrefixDecoderConfig(GenerativeConfig):
         return self
 
     @model_validator(mode="after")
+    def _negatives_are_of_sampled_items(self) -> Self:
+        fields = type(self).model_fields
+        own = [
+            name
+            for name in ("num_negatives", "negative_sampling")
+            if getattr(self, name) != fields[name].default
+        ]
+        if own and not self._samples_items:
+            raise ValueError(
+                f"model.{own[0]} is of the softmax 'hybrid' with the prefix_matrix 'sparse', whose loss over "
+                "items has negatives; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _network_makes_what_it_holds(self) -> Self:
         for name in ("composed", "content"):
             if getattr(self, name) is not None and self.prefix_matrix == "sparse":
@@ -196,11 +217,10 @@ class PrefixDecoderConfig(GenerativeConfig):
     def _one_softmax_reads_all_prefixes(self) -> Self:
         if self.softmax == "levels":
             return self
-        if self.prefix_matrix == "sparse":
+        if self.softmax == "items" and self.prefix_matrix == "sparse":
             raise ValueError(
-                f"model.softmax is {self.softmax!r} and prefix_matrix 'sparse': a softmax over all items "
-                "reads the vectors of all prefixes at every step; set prefix_matrix: dense, or leave softmax "
-                "out"
+                "model.softmax is 'items' and prefix_matrix 'sparse': a softmax over all items reads the "
+                "vectors of all prefixes at every step; set prefix_matrix: dense, or another softmax"
             )
         if self.behavior_weights:
             raise ValueError(
@@ -217,14 +237,29 @@ class PrefixDecoderConfig(GenerativeConfig):
         from rayrec.models.attention.choice import choice_named
         from rayrec.models.generative.flat_softmax import FlatPrefixModel, ItemSoftmax
         from rayrec.models.generative.hybrid_recommender import HybridRecommender
+        from rayrec.models.sequence.item_losses import ItemLoss, SampledSoftmax
 
-        trained_I = None if catalog.trained_I is None else torch.tensor(catalog.trained_I)
-        items = ItemSoftmax(trained_I)
-        decoder = self._build_dense(catalog, choice_named(self.attention, attention_file))
+        choice = choice_named(self.attention, attention_file)
+        items = ItemSoftmax(None if catalog.trained_I is None else torch.tensor(catalog.trained_I))
         if self.softmax == "items":
-            return FlatPrefixModel(decoder, items)
-        num_levels = len(catalog.level_sizes)
-        return HybridRecommender(decoder, items, catalog.codes, self.beam_width, num_levels, catalog.trie())
+            return FlatPrefixModel(self._build_dense(catalog, choice), items)
+        loss: ItemLoss = items
+        if self._samples_items:
+            assert catalog.negative_log_q_I is not None, "the model reads negatives"
+            loss = SampledSoftmax.of_draws(catalog.negative_log_q_I, self.num_negatives)
+        backbone, num_levels = self.build_backbone(catalog, choice), len(catalog.level_sizes)
+        return HybridRecommender(backbone, loss, catalog.codes, self.beam_width, num_levels, catalog.trie())
+
+    @property
+    def _samples_items(self) -> bool:
+        """Whether the loss over items is one of negatives."""
+        return self.softmax == "hybrid" and self.prefix_matrix == "sparse"
+
+    @property
+    def negatives(self) -> Negatives:
+        if self._samples_items:
+            return Negatives(per_batch=self.num_negatives, sampling=self.negative_sampling)
+        return super().negatives
 
     @property
     def item_content(self) -> ContentConfig | None:
@@ -248,7 +283,7 @@ class PrefixDecoderConfig(GenerativeConfig):
     def table_of_catalog(self) -> str | None:
         return "prefix" if self.prefix_matrix == "sparse" else None
 
-    def build_backbone(self, catalog: Catalog, choice: Choice) -> GenerativeBackbone[Any]:
+    def build_backbone(self, catalog: Catalog, choice: Choice) -> PrefixBackbone[Any]:
         if self.prefix_matrix == "dense":
             return self._build_dense(catalog, choice)
         import torch

@@ -16,8 +16,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
-from rayrec.models.generative.prefix_decoder import PrefixDecoder
+from rayrec.models.generative.prefix_decoder import PrefixDecoder, PrefixSums
 from rayrec.models.sequence.backbones.history import last_contexts
+from rayrec.models.sequence.item_losses import ItemVectors
 from rayrec.models.sequence.sequence_model import ItemScorer
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
@@ -41,8 +42,10 @@ class ItemSoftmax(nn.Module):
         self.register_buffer("compared_I", compared_I, persistent=False)
         self.register_buffer("place_I", place_I, persistent=False)
 
-    def forward(self, context_ND: Tensor, items_ID: Tensor, targets_N: Tensor) -> Tensor:
-        """Scalar: the sum over events."""
+    def forward(self, context_ND: Tensor, items: ItemVectors, batch: TensorBatch) -> Tensor:
+        """As `ItemLoss` has it."""
+        assert batch.targets_N is not None
+        items_ID, targets_N = items.catalog(), batch.targets_N
         if self.compared_I is not None and self.place_I is not None:
             items_ID, targets_N = items_ID[self.compared_I], self.place_I[targets_N]
         return linear_cross_entropy(context_ND, items_ID, targets_N)
@@ -57,14 +60,13 @@ class FlatPrefixModel(ItemScorer):
         self.items = items
 
     def loss(self, batch: TensorBatch) -> Tensor:
-        assert batch.targets_N is not None
         own = self.backbone.all_own_vectors()
-        context_ND = self.backbone.event_contexts(batch, own)
-        return self.items(context_ND, self.backbone.all_item_vectors(own), batch.targets_N)
+        vectors = PrefixSums(self.backbone, own)
+        return self.items(self.backbone.event_contexts(batch, own), vectors, batch)
 
     def _scores(self, batch: TensorBatch) -> Tensor:
         """[B, I] of every item."""
         own = self.backbone.all_own_vectors()
         events_ND = self.backbone.embed_history(batch, own)
         contexts_BD = last_contexts(self.backbone.backbone, events_ND, batch)
-        return contexts_BD @ self.backbone.all_item_vectors(own).T
+        return contexts_BD @ PrefixSums(self.backbone, own).catalog().T

@@ -6,6 +6,9 @@ softmax over all items, each scored by the sum of its prefixes' vectors (`FlatPr
     loss  = (levels + items) / 2
     score = log P(codes | history) + context . v(item)
 
+Where vectors of prefixes are rows of servers, the loss of items is a sampled softmax: prefixes of its
+negatives are looked up with the others.
+
 The second term is log P(item | history) of the softmax over items but for a constant of the row. So a row's
 items are ranked by the product of both distributions, and scores of different rows cannot be compared. Only
 items that beams found have one.
@@ -19,13 +22,14 @@ Axes: as in `prefix_decoder`; W items that were found.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from rayrec.models.decoding.trie import CodeTrie
-from rayrec.models.generative.backbone import Context
-from rayrec.models.generative.flat_softmax import ItemSoftmax
-from rayrec.models.generative.prefix_decoder import PrefixContext, PrefixDecoder
+from rayrec.models.generative.prefix_decoder import PrefixBackbone
 from rayrec.models.generative.recommender import GenerativeRecommender
+from rayrec.models.sequence.item_losses import ItemLoss
 from rayrec.models.sequence.sequence_model import TopItems
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
@@ -36,32 +40,28 @@ class HybridRecommender(GenerativeRecommender):
     Its probabilities (`distribution`, `item_log_probs`) are those of the codes: what is generated.
     """
 
-    backbone: PrefixDecoder
+    backbone: PrefixBackbone[Any]
     ranks_as_it_generates = False
 
     def __init__(
         self,
-        backbone: PrefixDecoder,
-        items: ItemSoftmax,
+        backbone: PrefixBackbone[Any],
+        items: ItemLoss,
         codes_IL: Tensor,
         beam_width: int,
         num_learned_levels: int,
         trie: CodeTrie | None = None,
     ) -> None:
-        """`items`: the other softmax; all else as of `GenerativeRecommender`."""
+        """`items`: the loss of the other softmax; all else as of `GenerativeRecommender`."""
         super().__init__(backbone, codes_IL, beam_width, num_learned_levels, trie=trie)
         self.items = items
 
     def loss(self, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
-        own = self.backbone.all_own_vectors()
-        context_ND = self.backbone.event_contexts(batch, own)
-        levels = self.backbone.levels_loss(context_ND, own, self._learned_codes(batch.targets_N))
-        items = self.items(context_ND, self.backbone.all_item_vectors(own), batch.targets_N)
-        return (levels + items) / 2
+        context_ND, vectors, levels = self.backbone.trained(batch, self._learned_codes(batch.targets_N))
+        return (levels + self.items(context_ND, vectors, batch)) / 2
 
-    def _ranked(self, context: Context, found: TopItems, k: int) -> TopItems:
-        assert isinstance(context, PrefixContext), "of a prefix decoder"
+    def _ranked(self, context: Any, found: TopItems, k: int) -> TopItems:
         scores_BW = found.scores_BK + self.backbone.item_products(context, found.items_BK.clamp(min=0))
         # Stable: equal items keep the order in which beams found them.
         ranked = scores_BW.sort(dim=1, descending=True, stable=True)

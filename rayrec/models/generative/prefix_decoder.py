@@ -47,6 +47,7 @@ from rayrec.models.generative.prefix_composer import PrefixComposer
 from rayrec.models.generative.prefix_content import PrefixContent
 from rayrec.models.sequence.backbones.history import contexts, last_contexts, read_on
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD, CausalTransformer
+from rayrec.models.sequence.item_losses import ItemVectors
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.item_bags import ItemBags
 
@@ -113,9 +114,39 @@ class PrefixBackbone(GenerativeBackbone[ContextT]):
         """[N, D] input vector of every history event; only the vectors of these are looked at."""
 
     @abstractmethod
+    def trained(
+        self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None
+    ) -> tuple[Tensor, ItemVectors, Tensor]:
+        """([N, D] what is known after each event, what items are scored by, `loss`).
+
+        Args: as of `loss`.
+        """
+
+    @abstractmethod
     def own_products(self, context: ContextT, depth: int, children: Children) -> Tensor:
         """[B, R, S] inner products of each row's context with the own vectors of children of nodes of a
         depth; anything where there is no child."""
+
+    @abstractmethod
+    def node_products(self, context: ContextT, depth: int, nodes_BRS: Tensor) -> Tensor:
+        """[B, R, S] the same of nodes below a depth."""
+
+    def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
+        _, _, loss = self.trained(batch, codes_NL, weights_N)
+        return loss
+
+    def item_products(self, context: ContextT, items_BW: Tensor) -> Tensor:
+        """[B, W] inner products of each row's context with the sums of the vectors of some items'
+        prefixes."""
+        codes_BWL = self.codes_IL[items_BW].long()
+        nodes_BW, total_BW = torch.zeros_like(items_BW), context.vectors_BD.new_zeros(items_BW.shape)
+        for depth, shared_KD in enumerate(self.shared_KD):
+            codes_BW = codes_BWL[:, :, depth]
+            nodes_BW = self.trie.child(depth, nodes_BW, codes_BW)
+            own_BW = self.node_products(context, depth, nodes_BW.clamp(min=0)[:, :, None])[:, :, 0]
+            shared_BW = (context.vectors_BD @ shared_KD.T).gather(1, codes_BW)
+            total_BW = total_BW + shared_BW + own_BW.masked_fill(nodes_BW < 0, 0.0)
+        return total_BW
 
     def step(self, context: ContextT, cache: BeamCache, depth: int, codes_BWd: Tensor) -> Tensor:
         return self._logits(context, depth, self._nodes(codes_BWd))
@@ -252,9 +283,12 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
             parts.append(functional.embedding(codes_NL[:, depth], shared_KD) + own_ND)
         return torch.stack(parts).sum(0)
 
-    def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
+    def trained(
+        self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None
+    ) -> tuple[Tensor, PrefixSums, Tensor]:
         own = self.all_own_vectors()
-        return self.levels_loss(self.event_contexts(batch, own), own, codes_NL, weights_N)
+        context_ND = self.event_contexts(batch, own)
+        return context_ND, PrefixSums(self, own), self._levels_loss(context_ND, own, codes_NL, weights_N)
 
     def all_own_vectors(self) -> list[Tensor]:
         """`own_vectors` of every depth."""
@@ -264,12 +298,8 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
         """[N, D] what is known after each event."""
         return contexts(self.backbone, self.embed_history(batch, own), batch)
 
-    def all_item_vectors(self, own: Sequence[Tensor]) -> Tensor:
-        """[I, D] of every item of the catalog."""
-        return self.item_vectors(self.codes_IL, self.nodes_IL, own)
-
-    def levels_loss(
-        self, context_ND: Tensor, own: Sequence[Tensor], codes_NL: Tensor, weights_N: Tensor | None = None
+    def _levels_loss(
+        self, context_ND: Tensor, own: Sequence[Tensor], codes_NL: Tensor, weights_N: Tensor | None
     ) -> Tensor:
         """Scalar: `loss` where contexts are known, summed over events.
 
@@ -341,18 +371,36 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
         return PrefixContext(last_BD, own), layers
 
     def own_products(self, context: PrefixContext, depth: int, children: Children) -> Tensor:
-        return products(context.vectors_BD, context.own[depth], children.nodes_BRS)
+        return self.node_products(context, depth, children.nodes_BRS)
 
-    def item_products(self, context: PrefixContext, items_BW: Tensor) -> Tensor:
-        """[B, W] inner products of each row's context with the `item_vectors` of some items."""
-        context_BD = context.vectors_BD
-        total_BW = context_BD.new_zeros(items_BW.shape)
-        for depth, (shared_KD, own_VD) in enumerate(zip(self.shared_KD, context.own, strict=True)):
-            nodes_BW = self.nodes_IL[items_BW, depth]
-            own_BW = products(context_BD, own_VD, nodes_BW.clamp(min=0)[:, :, None])[:, :, 0]
-            shared_BW = (context_BD @ shared_KD.T).gather(1, self.codes_IL[items_BW, depth].long())
-            total_BW = total_BW + shared_BW + own_BW.masked_fill(nodes_BW < 0, 0.0)
-        return total_BW
+    def node_products(self, context: PrefixContext, depth: int, nodes_BRS: Tensor) -> Tensor:
+        return products(context.vectors_BD, context.own[depth], nodes_BRS)
+
+
+class PrefixSums:
+    """Items by the sums of their prefixes' vectors; an `ItemVectors`."""
+
+    def __init__(self, decoder: PrefixDecoder, own: Sequence[Tensor]) -> None:
+        """`own`: `PrefixDecoder.own_vectors` of every depth."""
+        self._decoder, self._own = decoder, own
+
+    def inputs(self, batch: TensorBatch) -> Tensor:
+        return self._of(batch.items_N)
+
+    def targets(self, batch: TensorBatch) -> Tensor:
+        assert batch.targets_N is not None
+        return self._of(batch.targets_N)
+
+    def negatives(self, batch: TensorBatch) -> Tensor:
+        assert batch.negatives_S is not None
+        return self._of(batch.negatives_S)
+
+    def catalog(self) -> Tensor:
+        return self._decoder.item_vectors(self._decoder.codes_IL, self._decoder.nodes_IL, self._own)
+
+    def _of(self, items: Tensor) -> Tensor:
+        decoder = self._decoder
+        return decoder.item_vectors(decoder.codes_IL[items], decoder.nodes_IL[items], self._own)
 
 
 def products(context_BD: Tensor, vectors_VD: Tensor, index_BWC: Tensor) -> Tensor:

@@ -74,23 +74,29 @@ class SparsePrefixDecoder(PrefixBackbone[VectorContext]):
         return np.concatenate([np.empty(0, dtype=np.int64), *held])
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
-        prefixes_NL, _ = batch.prefix_inverse()
-        codes_NL = self.codes_IL[batch.items_N].long()
+        return self.sums(batch, batch.items_N, batch.prefix_inverse().inputs_NL)
+
+    def sums(self, batch: TensorBatch, items_N: Tensor, inverse_NL: Tensor) -> Tensor:
+        """[N, D] sums of the vectors of the prefixes of items, whose rows are those of the inverse."""
+        codes_NL = self.codes_IL[items_N].long()
         shared = [
             functional.embedding(codes_NL[:, d], shared_KD) for d, shared_KD in enumerate(self.shared_KD)
         ]
-        return torch.stack(shared).sum(0) + rows_of_ids(batch.rows["prefix"], prefixes_NL).sum(1)
+        return torch.stack(shared).sum(0) + rows_of_ids(batch.rows["prefix"], inverse_NL).sum(1)
 
-    def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
-        context_ND = contexts(self.backbone, self.embed_history(batch), batch)
+    def trained(
+        self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None
+    ) -> tuple[Tensor, PrefixRowSums, Tensor]:
+        events_ND = self.embed_history(batch)
+        context_ND = contexts(self.backbone, events_ND, batch)
         total = context_ND.new_zeros(())
-        _, candidates = batch.prefix_inverse()
+        candidates = batch.prefix_inverse().candidates
         for depth, (level, inverse_C) in enumerate(zip(batch.paths, candidates, strict=True)):
             vectors_CD = functional.embedding(level.codes_C, self.shared_KD[depth])
             vectors_CD = vectors_CD + rows_of_ids(batch.rows["prefix"], inverse_C)
             losses_N = level_losses(context_ND, vectors_CD, level, is_first=depth == 0)
             total = total + weighted_sum(losses_N, weights_N)
-        return total
+        return context_ND, PrefixRowSums(self, events_ND), total
 
     def encode_context(self, batch: TensorBatch) -> VectorContext:
         return VectorContext(last_contexts(self.backbone, self.embed_history(batch), batch))
@@ -101,12 +107,16 @@ class SparsePrefixDecoder(PrefixBackbone[VectorContext]):
         return VectorContext(last_BD), layers
 
     def own_products(self, context: VectorContext, depth: int, children: Children) -> Tensor:
+        nodes_BRS = children.nodes_BRS
+        if depth >= len(self._held_sizes):  # one node in place of what is no child, or it would be read, too
+            nodes_BRS = nodes_BRS.masked_fill(~children.is_child_BRS, 0)
+        return self.node_products(context, depth, nodes_BRS)
+
+    def node_products(self, context: VectorContext, depth: int, nodes_BRS: Tensor) -> Tensor:
         context_BD = context.vectors_BD
         if depth < len(self._held_sizes):
             assert self.catalog_VD is not None, "set_catalog() comes before items are generated"
-            return products(context_BD, self.catalog_VD.split(self._held_sizes)[depth], children.nodes_BRS)
-        # One node in place of what is no child, which would be read for nothing.
-        nodes_BRS = children.nodes_BRS.masked_fill(~children.is_child_BRS, 0)
+            return products(context_BD, self.catalog_VD.split(self._held_sizes)[depth], nodes_BRS)
         size = max(1, MAX_READ // nodes_BRS[0].numel())
         parts = zip(context_BD.split(size), nodes_BRS.split(size), strict=True)
         return torch.cat([products(part_BD, *self._read(depth, part_BRS)) for part_BD, part_BRS in parts])
@@ -126,6 +136,30 @@ class SparsePrefixDecoder(PrefixBackbone[VectorContext]):
         arrays = (self._trie.child_offsets[levels], self._trie.child_codes[levels])
         offsets, codes = ([each.cpu().numpy() for each in of_depths] for of_depths in arrays)
         return ids_of_nodes(offsets, codes)
+
+
+class PrefixRowSums:
+    """Items by the sums of their prefixes' vectors, of which a batch has the rows; an `ItemVectors`."""
+
+    def __init__(self, decoder: SparsePrefixDecoder, events_ND: Tensor) -> None:
+        """`events_ND`: `SparsePrefixDecoder.embed_history` of the batch."""
+        self._decoder, self._events_ND = decoder, events_ND
+
+    def inputs(self, batch: TensorBatch) -> Tensor:
+        return self._events_ND
+
+    def targets(self, batch: TensorBatch) -> Tensor:
+        assert batch.targets_N is not None
+        candidates = batch.prefix_inverse().candidates
+        parts = [inverse_C[level.targets_N] for level, inverse_C in zip(batch.paths, candidates, strict=True)]
+        return self._decoder.sums(batch, batch.targets_N, torch.stack(parts, dim=1))
+
+    def negatives(self, batch: TensorBatch) -> Tensor:
+        assert batch.negatives_S is not None
+        return self._decoder.sums(batch, batch.negatives_S, batch.prefix_inverse().negatives_SL)
+
+    def catalog(self) -> Tensor:
+        raise AssertionError("a batch has some rows of the catalog: the loss is one of negatives")
 
 
 def level_losses(context_ND: Tensor, vectors_CD: Tensor, level: PathBatch, is_first: bool) -> Tensor:

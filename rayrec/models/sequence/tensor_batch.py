@@ -104,6 +104,16 @@ class ItemInverse(NamedTuple):
     """[N J]."""
 
 
+class PrefixInverse(NamedTuple):
+    """The inverse of the table `prefix`; L levels."""
+
+    inputs_NL: Tensor
+    negatives_SL: Tensor
+    """Of the batch's negatives; none where it has none."""
+    candidates: tuple[Tensor, ...]
+    """[C] of each level; none where items are ranked."""
+
+
 @dataclass(frozen=True)
 class ChunkBatch:
     """Chunks of old events, as `rayrec.samples.base.batches.OldChunks`; E = X * C events of all chunks."""
@@ -380,13 +390,14 @@ class TensorBatch:
         sizes = (num_tokens, num_targets, num_others - num_targets, num_neighbors)
         return ItemInverse(*inverse.split(sizes))
 
-    def prefix_inverse(self) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Which rows of the table `prefix` are whose: ([N, L] of the items, [C] of each level's
-        candidates)."""
+    def prefix_inverse(self) -> PrefixInverse:
+        """Which rows of the table `prefix` are whose."""
         inverse, sizes = self.inverse["prefix"], [len(level.codes_C) for level in self.paths]
-        inputs, *candidates = inverse.split((len(inverse) - sum(sizes), *sizes))
-        num_levels = len(inputs) // max(len(self.items_N), 1)
-        return inputs.view(len(self.items_N), num_levels), tuple(candidates)
+        of_items, *candidates = inverse.split((len(inverse) - sum(sizes), *sizes))
+        num_each = (len(self.items_N), 0 if self.negatives_S is None else len(self.negatives_S))
+        num_levels = len(of_items) // max(sum(num_each), 1)
+        inputs_NL, negatives_SL = of_items.view(sum(num_each), num_levels).split(num_each)
+        return PrefixInverse(inputs_NL, negatives_SL, tuple(candidates))
 
     def _part_of(self, table: str, rows: slice, tokens: slice) -> Tensor:
         """The part of an inverse that belongs to some rows; shapes as in `SequenceFeatures`."""
@@ -397,8 +408,8 @@ class TensorBatch:
             case "code":  # [N, L]
                 return inverse[tokens]
             case "prefix":
-                prefixes_NL, candidates = self.prefix_inverse()
-                return torch.cat([prefixes_NL[tokens].flatten(), *candidates])
+                prefixes_NL, negatives_SL, candidates = self.prefix_inverse()
+                return torch.cat([prefixes_NL[tokens].flatten(), negatives_SL.flatten(), *candidates])
             case "item":
                 inputs, targets, negatives, neighbors = self.item_inverse()
                 if self.negatives_NK is not None:
@@ -425,8 +436,8 @@ class TensorBatch:
         num_neighbors = 0 if neighbors_NJ is None else neighbors_NJ.shape[1]
         num_items = 1 + (1 + num_negatives if num_negatives else 0) + num_neighbors
         shapes = {"user": (1,), "item": (num_items,)}
-        if self.paths:
-            shapes["prefix"] = (2 * len(self.paths),)  # those of the item, and one candidate of each level
+        if self.paths:  # those of the item and of negatives, and one candidate of each level
+            shapes["prefix"] = ((2 + num_negatives) * len(self.paths),)
         return TensorBatch(
             layout=JaggedLayout.even(1, 1, self.layout.device),
             keys_N=self.keys_N.new_zeros(1),

@@ -198,7 +198,8 @@ class NextItemTask(Task):
             assert self.registry is not None
             return num_tokens * self.registry.num_learned_levels
         if table == "prefix":
-            return num_tokens * self._paths.tree.depth + self._paths.most_candidates(num_tokens)
+            num_items = num_tokens + model.negatives.per_batch
+            return num_items * self._paths.tree.depth + self._paths.most_candidates(num_tokens)
         negatives, neighbors = model.negatives, model.event_neighbors
         num_ids = num_tokens if neighbors is None else num_tokens * (1 + neighbors.count)
         if negatives.per_batch or negatives.per_event:  # targets and negatives are looked up, too

@@ -88,7 +88,8 @@ class SequenceFeatures:
     * `user`: [B] ids of the users.
     * `code`: [N, L] codes of the input items; code c of level l has the id `l << 32 | c`.
     * `prefix`: the prefixes of the input items' codes, [N L]; in training [N L + C], then the candidates of
-      each level of `FeatureBatch.paths`, one level after the other (`PrefixPaths`).
+      each level of `FeatureBatch.paths`, one level after the other (`PrefixPaths`). With sampled negatives
+      [N L + S L + C]: those of the negatives stand between. Targets are among the candidates.
 
     Negatives of a batch are sampled once for the global one, from `(seed, step)`: every trainer sees the
     same. Negatives of an event are uniform among the items that its row has nowhere, and depend on
@@ -520,8 +521,12 @@ class SequenceFeatures:
 
     def _prefix_table(self, share: _Share) -> Int64Array:
         assert self.paths is not None, "checked in the constructor"
-        of_inputs = self.paths.ids_of(share.items_N).reshape(-1)
-        return of_inputs if share.candidate_ids is None else np.concatenate([of_inputs, share.candidate_ids])
+        ids = [self.paths.ids_of(share.items_N).reshape(-1)]
+        if share.candidate_ids is not None:
+            if share.negatives is not None:
+                ids.append(self.paths.ids_of(share.negatives).reshape(-1))
+            ids.append(share.candidate_ids)
+        return np.concatenate(ids)
 
     def _code_ids(self, codes_IL: NDArray[np.integer]) -> Int64Array:
         if codes_IL.ndim != 2 or len(codes_IL) != len(self._item_ids_I):

@@ -13,9 +13,12 @@ from rayrec.models.generative.lazy_decoder import LazyDecoder
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.prefix_composer import PrefixComposer
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
+from rayrec.models.generative.prefix_rows import SparsePrefixDecoder
 from rayrec.models.generative.retrieval import HistoryRetrieval, RetrievalSettings
 from rayrec.models.sequence.item_content import ItemContent
+from rayrec.platform.code_tree import CodeTree
 from rayrec.platform.item_bags import ItemBags
+from rayrec.samples.features.prefix_paths import PrefixPaths
 from tests.models import networks
 from tests.models.networks import DIM, backbone, histories, tensor_batch
 
@@ -47,6 +50,38 @@ def light(dropout):
 
 def prefix(dropout):
     return PrefixDecoder(backbone(dropout), CODES, LEVEL_SIZES), ()
+
+
+TREE = CodeTree.of(CODES_IL)
+
+
+def rows_of(ids_M: np.ndarray) -> np.ndarray:
+    """As `table_rows` has them."""
+    rows = [np.random.default_rng(ident % 2**64).normal(scale=0.3, size=DIM) for ident in ids_M.tolist()]
+    return np.array(rows, dtype=np.float32).reshape(-1, DIM)
+
+
+def paths(num_siblings: int | None = None, trained_I: np.ndarray | None = None) -> PrefixPaths:
+    return PrefixPaths(CODES_IL, num_siblings, trained_I, seed=4)
+
+
+def pair(
+    trained_I: np.ndarray | None = None,
+    max_held: int = 100,
+    codes_IL=CODES,
+    known_I: torch.Tensor | None = None,
+):
+    """A network with vectors as weights, and one with the same vectors as rows."""
+    torch.manual_seed(0)
+    trained = None if trained_I is None else torch.tensor(trained_I)
+    dense = PrefixDecoder(backbone(), codes_IL, LEVEL_SIZES, known_I, trained).eval()
+    sparse = SparsePrefixDecoder(backbone(), codes_IL, LEVEL_SIZES, known_I, max_held).eval()
+    with torch.no_grad():
+        for depth, own_VD in enumerate(dense.own_VD):
+            own_VD.copy_(torch.from_numpy(rows_of(TREE.prefix_ids(depth + 1))))
+        for mine, theirs in zip(sparse.shared_KD, dense.shared_KD, strict=True):
+            mine.copy_(theirs.add_(0.3 * torch.randn_like(theirs)))
+    return dense, sparse
 
 
 def composed(dropout):

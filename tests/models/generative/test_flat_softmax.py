@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from rayrec.models.generative.config import PrefixDecoderConfig
 from rayrec.models.generative.flat_softmax import FlatPrefixModel, ItemSoftmax
+from rayrec.models.generative.prefix_decoder import PrefixSums
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.backbones.history import contexts, last_contexts
 from rayrec.models.sequence.catalog import Catalog
@@ -81,7 +82,8 @@ def test_items_without_a_training_event_are_no_negatives():
     batch = batch_of([[0, 3, 2], [6, 2], [4, 0, 3]])
     model = flat(trained_I)
     context_ND = contexts(model.backbone.backbone, model.backbone.embed_history(batch), batch)
-    logits_NI = context_ND @ model.backbone.all_item_vectors(model.backbone.all_own_vectors()).T
+    items = PrefixSums(model.backbone, model.backbone.all_own_vectors())
+    logits_NI = context_ND @ items.catalog().T
     logits_NI = logits_NI.masked_fill(~trained_I, -torch.inf)
 
     expected = functional.cross_entropy(logits_NI, batch.targets_N, reduction="sum")

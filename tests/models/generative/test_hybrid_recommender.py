@@ -12,6 +12,7 @@ from rayrec.models.generative.hybrid_recommender import HybridRecommender
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.item_losses import SampledSoftmax
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.lists import MODEL
 from rayrec.pipelines.inference.answers import Query
@@ -28,9 +29,13 @@ from tests.models.generative.networks import (
     LEVEL_SIZES,
     NUM_ITEMS,
     ROWS,
+    TREE,
     composed,
     network_of,
+    pair,
+    paths,
     prefix,
+    rows_of,
 )
 from tests.models.networks import backbone, histories, shares, tensor_batch
 
@@ -101,6 +106,67 @@ def test_items_that_came_later_are_ranked_by_what_they_share():
     assert torch.isfinite(hybrid_BI).all()
 
 
+def on_servers(max_held=100, num_negatives=500, codes_IL=CODES, known_I=None):
+    """The hybrid with vectors as weights, and with the same as rows of a table; sampled negatives are all."""
+    hybrids = [
+        HybridRecommender(network, items, codes_IL, len(codes_IL), len(LEVEL_SIZES)).eval()
+        for network, items in zip(
+            pair(max_held=max_held, codes_IL=codes_IL, known_I=known_I),
+            (ItemSoftmax(), SampledSoftmax(torch.zeros(NUM_ITEMS))),
+            strict=True,
+        )
+    ]
+    hybrids[1].set_catalog(torch.from_numpy(rows_of(hybrids[1].catalog_ids(np.arange(NUM_ITEMS)))))
+    hybrids[1].set_row_reader(rows_of)
+    (features,) = shares(ROWS, NUM_ITEMS, ("prefix",), CODES_IL, num_negatives=num_negatives, paths=paths())
+    return hybrids, features
+
+
+def test_rows_of_servers_give_the_loss_and_the_gradients_of_weights():
+    (dense, sparse), features = on_servers()
+    assert features.negatives_S.tolist() == list(range(NUM_ITEMS))
+    batch = tensor_batch(features, training=True)
+
+    losses = [hybrid.loss(batch) for hybrid in (dense, sparse)]
+    for loss in losses:
+        loss.backward()
+
+    torch.testing.assert_close(*losses)
+    expected = dict(dense.named_parameters())
+    for name, weight in sparse.named_parameters():
+        torch.testing.assert_close(weight.grad, expected[name].grad, msg=name)
+    grads = dict(zip(features.lookups["prefix"].ids_M.tolist(), batch.rows["prefix"].grad, strict=True))
+    for depth, own_VD in enumerate(dense.backbone.own_VD):
+        for ident, grad_D in zip(TREE.prefix_ids(depth + 1).tolist(), own_VD.grad, strict=True):
+            torch.testing.assert_close(grads[ident], grad_D)
+
+
+def test_parts_of_a_batch_have_the_loss_of_the_whole():
+    (_, sparse), features = on_servers(num_negatives=3)
+    assert len(features.negatives_S) < NUM_ITEMS
+    batch = tensor_batch(features)
+
+    parts = [sparse.loss(batch.some_rows(slice(row, row + 1))) for row in range(len(ROWS))]
+
+    torch.testing.assert_close(torch.stack(parts).sum(), sparse.loss(batch))
+    assert torch.isfinite(sparse.loss(batch.stand_in()))
+
+
+@pytest.mark.parametrize("max_held", [0, 3, 100])
+def test_rows_of_servers_rank_as_weights_do_and_items_that_came_later_too(max_held):
+    grown_IL = torch.cat([CODES, torch.tensor([[1, 2, 1], [2, 2, 1]])])
+    known_I = torch.arange(len(grown_IL)) < NUM_ITEMS
+    (dense, sparse), _ = on_servers(max_held, codes_IL=grown_IL, known_I=known_I)
+    batch = tensor_batch(histories(ROWS, len(grown_IL), ("prefix",), grown_IL.numpy(), paths=paths()))
+
+    expected, found = (hybrid.recommend(batch, len(grown_IL), None) for hybrid in (dense, sparse))
+
+    assert torch.isfinite(found.scores_BK).all()
+
+    assert found.items_BK.tolist() == expected.items_BK.tolist()
+    torch.testing.assert_close(found.scores_BK, expected.scores_BK)
+
+
 def test_items_with_one_tuple_keep_the_order_in_which_they_were_found():
     digits = torch.tensor([1, 0, 0, 0, 0, 0, 0, 2])
     codes_IL = torch.cat([torch.cat([CODES, CODES[:1]]), digits[:, None]], dim=1)  # items 0 and 7 share one
@@ -167,7 +233,7 @@ def test_it_begins_with_the_weights_of_the_decoder():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prefix_matrix": "sparse"}, "softmax is 'hybrid'.*reads the vectors of all prefixes at every step"),
+        ({"num_negatives": 8}, "num_negatives is of the softmax 'hybrid' with the prefix_matrix 'sparse'"),
         ({"behavior_weights": {"LIKE": 2}}, "this one is 'hybrid', in which every target counts alike"),
     ],
 )
@@ -176,8 +242,11 @@ def test_what_it_cannot_do_is_refused(settings, message):
         PrefixDecoderConfig.parse({"name": "prefix_decoder", "softmax": "hybrid", **settings})
 
 
-def test_a_run_recommends_by_both(tmp_path):
-    run = make_run(tmp_path, "prefix", softmax="hybrid")
+@pytest.mark.parametrize(
+    "settings", [{}, {"prefix_matrix": "sparse", "num_negatives": 8, "held_prefixes": 4}]
+)
+def test_a_run_recommends_by_both(settings, tmp_path):
+    run = make_run(tmp_path, "prefix", softmax="hybrid", **settings)
     model = TrainedModel.load(run)
     recommender, ranker = Recommender(model), item_ranker_of(model)
     ids_I = model.assembly.task.dataset.items.ids_I

@@ -3,42 +3,23 @@ import pytest
 import torch
 
 from rayrec.models.generative import prefix_rows
-from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.prefix_rows import SparsePrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
-from rayrec.platform.code_tree import CodeTree
 from rayrec.samples.features.prefix_paths import PrefixPaths
+from tests.models.generative.networks import (
+    CODES,
+    CODES_IL,
+    LEVEL_SIZES,
+    NUM_ITEMS,
+    ROWS,
+    TREE,
+    pair,
+    paths,
+    rows_of,
+)
 from tests.models.networks import DIM, backbone, histories, shares, tensor_batch
 
-CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])
-CODES, LEVEL_SIZES, NUM_ITEMS = torch.tensor(CODES_IL), (3, 3, 2), len(CODES_IL)
-TREE = CodeTree.of(CODES_IL)
-ROWS = [[0, 3, 5, 2], [6, 1], [4, 0, 1]]
 TRAINED_I = np.array([True, False, True, False, False, True, True])
-
-
-def rows_of(ids_M: np.ndarray) -> np.ndarray:
-    """As `table_rows` has them."""
-    rows = [np.random.default_rng(ident % 2**64).normal(scale=0.3, size=DIM) for ident in ids_M.tolist()]
-    return np.array(rows, dtype=np.float32).reshape(-1, DIM)
-
-
-def paths(num_siblings: int | None = None, trained_I: np.ndarray | None = None) -> PrefixPaths:
-    return PrefixPaths(CODES_IL, num_siblings, trained_I, seed=4)
-
-
-def pair(trained_I: np.ndarray | None = None, max_held: int = 100):
-    """A network with vectors as weights, and one with the same vectors as rows."""
-    torch.manual_seed(0)
-    trained = None if trained_I is None else torch.tensor(trained_I)
-    dense = PrefixDecoder(backbone(), CODES, LEVEL_SIZES, trained_I=trained).eval()
-    sparse = SparsePrefixDecoder(backbone(), CODES, LEVEL_SIZES, max_held=max_held).eval()
-    with torch.no_grad():
-        for depth, own_VD in enumerate(dense.own_VD):
-            own_VD.copy_(torch.from_numpy(rows_of(TREE.prefix_ids(depth + 1))))
-        for mine, theirs in zip(sparse.shared_KD, dense.shared_KD, strict=True):
-            mine.copy_(theirs.add_(0.3 * torch.randn_like(theirs)))
-    return dense, sparse
 
 
 def batch_of(rows, sampled: PrefixPaths):

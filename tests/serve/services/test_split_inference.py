@@ -33,6 +33,10 @@ RUNS = {
     "beams": ("generative", {}),
     "rows of prefixes": ("prefix", {"prefix_matrix": "sparse"}),
     "rows of prefixes, read": ("prefix", {"prefix_matrix": "sparse", "held_prefixes": 4}),
+    "hybrid with rows of prefixes": (
+        "prefix",
+        {"prefix_matrix": "sparse", "softmax": "hybrid", "num_negatives": 8, "held_prefixes": 4},
+    ),
     "instructions": ("encoder", {"instruction": {"parts": ["scenario", "behavior", "trigger_item"]}}),
 }
 
