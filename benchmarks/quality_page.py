@@ -205,9 +205,9 @@ DATASETS["deskdrop-time"] = DataSet(
     "1,895 users, 2,987 items, no texts",
     prepare=_BY_TIME,
     protocol=f"{_BY_TIME_IN_WORDS}. Events of all five behaviors; users come back to items (a like follows a "
-    "view): 22.7 % of the test targets are in the history, 20.1 % are its newest item. So items of the history "
-    "are kept, in validation too, and who repeats the newest item has more than all models here. 92 % of the "
-    "targets have no training event: vectors of ids say nothing of them, and those of codes can repeat them.",
+    "view): 22.7 % of the test targets are in the history, 20.1 % are its newest item. So items of the "
+    "history are kept, in validation too, and who repeats the newest item has more than all models here. 92 % "
+    "of the targets have no training event: vectors of ids say nothing of them, and codes can repeat them.",
     seen="kept",
     ties=("shuffled",),
     methods=ELSEWHERE,
