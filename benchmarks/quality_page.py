@@ -26,6 +26,7 @@ from rayrec.pipelines.evaluation.lists import (
     MODEL_UNMASKED,
     POPULARITY,
     POPULARITY_UNMASKED,
+    REPEATS,
     SWING,
     SWING_UNMASKED,
 )
@@ -206,8 +207,8 @@ DATASETS["deskdrop-time"] = DataSet(
     prepare=_BY_TIME,
     protocol=f"{_BY_TIME_IN_WORDS}. Events of all five behaviors; users come back to items (a like follows a "
     "view): 22.7 % of the test targets are in the history, 20.1 % are its newest item. So items of the "
-    "history are kept, in validation too, and who repeats the newest item has more than all models here. 92 % "
-    "of the targets have no training event: vectors of ids say nothing of them, and codes can repeat them.",
+    "history are kept, in validation too, and repeating the newest item finds more than all models here. 92 %"
+    " of the targets have no training event: vectors of ids say nothing of them, and codes can repeat them.",
     seen="kept",
     ties=("shuffled",),
     methods=ELSEWHERE,
@@ -522,7 +523,7 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
 
 
 _NEIGHBORS = {name: name for name in (CO_VISITATION, SWING, CO_VISITATION_IN_TIME)}
-_NEIGHBORS_KEPT = {CO_VISITATION: CO_VISITATION_UNMASKED, SWING: SWING_UNMASKED}
+_NEIGHBORS_KEPT = {CO_VISITATION: CO_VISITATION_UNMASKED, SWING: SWING_UNMASKED, REPEATS: REPEATS}
 """Lines of the table, and what was judged for them; those where seen items are kept."""
 
 

@@ -1,5 +1,7 @@
 """Recommending by neighbors, held to brute force on a small data set."""
 
+from itertools import pairwise
+
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -11,9 +13,11 @@ from rayrec.pipelines.evaluation.lists import (
     CO_VISITATION_UNMASKED,
     POPULARITY,
     POPULARITY_UNMASKED,
+    REPEATS,
     SWING,
     SWING_UNMASKED,
 )
+from rayrec.pipelines.evaluation.rankers import newest_first
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.samples.base.event_times import TIMES
@@ -58,7 +62,7 @@ def test_neighbors_are_judged_with_training_events_and_with_what_was_known_at_th
     report = evaluate_neighbors(dataset, "test", batch_size=7)
 
     neighbors = [CO_VISITATION, CO_VISITATION_UNMASKED, SWING, SWING_UNMASKED, CO_VISITATION_IN_TIME]
-    assert list(report.results) == [*neighbors, POPULARITY, POPULARITY_UNMASKED]
+    assert list(report.results) == [*neighbors, POPULARITY, POPULARITY_UNMASKED, REPEATS]
     training, everything = events_of(dataset, *dataset.train_files), events_of(dataset, HISTORY_FILE)
     assert len(training) < len(everything)
     for name, events, in_time in (
@@ -69,6 +73,28 @@ def test_neighbors_are_judged_with_training_events_and_with_what_was_known_at_th
         # Equal scores are put in an order that a hash gives.
         assert found == pytest.approx(expected_recall(dataset, events, in_time), abs=0.08)
     assert all(0 <= metrics["recall@10"].value <= 1 for metrics in report.results.values())
+
+
+def test_items_of_the_history_are_judged_newest_first(dataset):
+    rows = dataset.evaluation_rows("test")
+    histories = [rows.history_ids_N[low:high].tolist() for low, high in pairwise(rows.offsets_B1)]
+    newest = [list(dict.fromkeys(reversed(history)))[:5] for history in histories]
+
+    report = evaluate_neighbors(dataset, "test", batch_size=7)
+
+    hits = [target in items for target, items in zip(rows.targets_B.tolist(), newest, strict=True)]
+    assert report.results[REPEATS]["recall@5"].value == pytest.approx(np.mean(hits))
+
+
+def test_an_item_that_is_met_again_stands_where_it_was_met_last():
+    items_BE = np.array([[4, 2, 4, 0, -1], [3, -1, 3, 3, 7], [-1, -1, -1, -1, -1]])
+
+    found = newest_first(items_BE, 3)
+
+    assert found.items_BK.tolist() == [[0, 4, 2], [7, 3, -1], [-1, -1, -1]]
+    assert found.scores_BK.tolist() == [[0, -1, -2], [0, -1, -np.inf], [-np.inf] * 3]
+    assert newest_first(items_BE, 7).items_BK[0].tolist() == [0, 4, 2, -1, -1, -1, -1]
+    assert newest_first(items_BE[:, :0], 2).items_BK.tolist() == [[-1, -1]] * 3
 
 
 def test_what_users_are_judged_by_does_not_depend_on_the_size_of_batches(dataset):

@@ -19,6 +19,7 @@ from rayrec.pipelines.evaluation.rankers import (
     model_rankers,
     neighbor_rankers,
     popularity_rankers,
+    repeats_ranker,
     seen_items,
 )
 from rayrec.pipelines.inference.ranking_stage import RankingStage
@@ -99,7 +100,7 @@ def evaluate_neighbors(
     max_users: int | None = None,
     depth: int | None = None,
 ) -> EvaluationReport:
-    """What needs no training, judged on every user of a split: neighbors and popularity.
+    """What needs no training, judged on every user of a split: neighbors, popularity, and the history itself.
 
     Co-visitation is judged at the time of each target as well, where the data set has times.
 
@@ -112,6 +113,7 @@ def evaluate_neighbors(
     check_split(dataset, split)
     rankers = neighbor_rankers(dataset, depth, at_the_time=True)
     rankers |= popularity_rankers(dataset, partial(seen_items, dataset), depth)
+    rankers |= repeats_ranker(dataset, depth)
     batches = evaluation_batches(dataset, split, batch_size, max_users)
     tally = Tally(dataset, split, rankers, max_users)
     tally.judge(batches, on_batch)

@@ -13,6 +13,8 @@ MODEL, MODEL_UNMASKED = "model", "model, seen items kept"
 POPULARITY, POPULARITY_UNMASKED = "popularity", "popularity, seen items kept"
 CO_VISITATION, SWING = "neighbors, co-visitation", "neighbors, Swing"
 CO_VISITATION_UNMASKED, SWING_UNMASKED = f"{CO_VISITATION}, seen items kept", f"{SWING}, seen items kept"
+REPEATS = "history, newest first"
+"""Items that the user met before, where these are kept: what logs of sessions have to be compared with."""
 CO_VISITATION_IN_TIME = "neighbors, co-visitation at the time"
 """All events of all users before the one that is to be predicted, held-out ones of other users too: what a
 service would know. The others know training events alone, as models do."""

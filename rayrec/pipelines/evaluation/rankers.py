@@ -21,6 +21,7 @@ from rayrec.pipelines.evaluation.lists import (
     MODEL_UNMASKED,
     POPULARITY,
     POPULARITY_UNMASKED,
+    REPEATS,
     SWING,
     SWING_UNMASKED,
 )
@@ -109,6 +110,17 @@ def popularity_rankers(
     }
 
 
+def repeats_ranker(dataset: Dataset, depth: int | None = None) -> dict[str, Ranker]:
+    """The items of each history, the newest first."""
+    length = MOST_DEPTH if depth is None else depth
+    return {
+        REPEATS: Ranker(
+            lambda samples, _: newest_first(seen_items(dataset, samples), length),
+            _info(length, len(dataset.items), False, "items of the history, and no others"),
+        )
+    }
+
+
 def neighbor_rankers(
     dataset: Dataset, depth: int | None = None, at_the_time: bool = False
 ) -> dict[str, Ranker]:
@@ -170,6 +182,19 @@ def seen_items(dataset: Dataset, samples: SampleBatch) -> Int64Array:
     is_there_BE = np.arange(seen_BE.shape[1]) < lengths_B[:, None]
     seen_BE[is_there_BE] = dataset.item_positions(samples.item_ids_N)
     return seen_BE
+
+
+def newest_first(items_BE: Int64Array, length: int) -> RankedItems:
+    """The distinct items of each row, the last first; -1 is no item, here and where a row has fewer."""
+    newest_BE = np.pad(items_BE[:, ::-1], ((0, 0), (0, length)), constant_values=-1)
+    order_BE = np.argsort(newest_BE, axis=1, kind="stable")
+    is_again_BE = np.diff(np.take_along_axis(newest_BE, order_BE, axis=1), axis=1, prepend=-1) == 0
+    is_left_BE = newest_BE < 0
+    is_left_BE |= np.take_along_axis(is_again_BE, np.argsort(order_BE, axis=1), axis=1)
+    first_BK = np.argsort(is_left_BE, axis=1, kind="stable")[:, :length]
+    items_BK = np.where(is_left_BE, -1, newest_BE)[np.arange(len(newest_BE))[:, None], first_BK]
+    scores_BK = np.where(items_BK < 0, -np.inf, -np.arange(length)).astype(np.float32)
+    return RankedItems(items_BK, scores_BK)
 
 
 def _nothing_seen(samples: SampleBatch) -> Int64Array:
