@@ -84,6 +84,17 @@ def pair(
     return dense, sparse
 
 
+def assert_same_gradients(dense, sparse, features, batch) -> None:
+    """Of the networks of a `pair`, after their losses on a batch went backward."""
+    expected = dict(dense.named_parameters())
+    for name, weight in sparse.named_parameters():
+        torch.testing.assert_close(weight.grad, expected[name].grad, msg=name)
+    grads = dict(zip(features.lookups["prefix"].ids_M.tolist(), batch.rows["prefix"].grad, strict=True))
+    for depth, own_VD in enumerate(dense.own_VD):
+        for ident, grad_D in zip(TREE.prefix_ids(depth + 1).tolist(), own_VD.grad, strict=True):
+            torch.testing.assert_close(grads.get(ident, torch.zeros(DIM)), grad_D)
+
+
 def composed(dropout):
     composer = PrefixComposer(LEVEL_SIZES, 16, DIM)
     network = PrefixDecoder(backbone(dropout), CODES, LEVEL_SIZES, composer=composer, content=(BAGS, 5))

@@ -29,7 +29,7 @@ from tests.models.generative.networks import (
     LEVEL_SIZES,
     NUM_ITEMS,
     ROWS,
-    TREE,
+    assert_same_gradients,
     composed,
     network_of,
     pair,
@@ -132,13 +132,7 @@ def test_rows_of_servers_give_the_loss_and_the_gradients_of_weights():
         loss.backward()
 
     torch.testing.assert_close(*losses)
-    expected = dict(dense.named_parameters())
-    for name, weight in sparse.named_parameters():
-        torch.testing.assert_close(weight.grad, expected[name].grad, msg=name)
-    grads = dict(zip(features.lookups["prefix"].ids_M.tolist(), batch.rows["prefix"].grad, strict=True))
-    for depth, own_VD in enumerate(dense.backbone.own_VD):
-        for ident, grad_D in zip(TREE.prefix_ids(depth + 1).tolist(), own_VD.grad, strict=True):
-            torch.testing.assert_close(grads[ident], grad_D)
+    assert_same_gradients(dense.backbone, sparse.backbone, features, batch)
 
 
 def test_parts_of_a_batch_have_the_loss_of_the_whole():

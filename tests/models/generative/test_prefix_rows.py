@@ -13,11 +13,12 @@ from tests.models.generative.networks import (
     NUM_ITEMS,
     ROWS,
     TREE,
+    assert_same_gradients,
     pair,
     paths,
     rows_of,
 )
-from tests.models.networks import DIM, backbone, histories, shares, tensor_batch
+from tests.models.networks import backbone, histories, shares, tensor_batch
 
 TRAINED_I = np.array([True, False, True, False, False, True, True])
 
@@ -39,13 +40,7 @@ def test_rows_of_servers_give_the_loss_and_the_gradients_of_weights(trained_I):
         loss.backward()
 
     torch.testing.assert_close(*losses)
-    expected = dict(dense.named_parameters())
-    for name, weight in sparse.named_parameters():
-        torch.testing.assert_close(weight.grad, expected[name].grad, msg=name)
-    grads = dict(zip(features.lookups["prefix"].ids_M.tolist(), batch.rows["prefix"].grad, strict=True))
-    for depth, own_VD in enumerate(dense.own_VD):
-        for ident, grad_D in zip(TREE.prefix_ids(depth + 1).tolist(), own_VD.grad, strict=True):
-            torch.testing.assert_close(grads.get(ident, torch.zeros(DIM)), grad_D)
+    assert_same_gradients(dense, sparse, features, batch)
 
 
 def test_a_sample_of_siblings_is_corrected_by_its_share():
