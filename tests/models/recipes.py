@@ -104,6 +104,7 @@ ONE_OF_EACH_KIND = (
     "gnn, sparse",
     "light_decoder",
     "prefix_decoder, sampled",
+    "prefix_decoder, hybrid, sparse",
     "lazy_decoder, instructed",
     "encoder_decoder, long",
 )

@@ -31,7 +31,7 @@ SETTINGS = {
     "hstu": {"item_matrix": "sparse", "loss": "bce", "negatives_per_event": 3, "user_embedding": True},
     "gnn": {"item_matrix": "sparse", "num_negatives": 5, "user_embedding": True},
     "generative": {"user_embedding": True},
-    "prefix": {"prefix_matrix": "sparse", "num_siblings": 2, "softmax": "hybrid", "num_negatives": 5},
+    "prefix": {"prefix_matrix": "sparse", "num_siblings": 2},
 }
 
 
@@ -42,13 +42,13 @@ def dataset(tmp_path_factory):
     return dataset
 
 
-def assembly_of(dataset, model="sasrec", sparse=None, device="cpu", **pipeline):
+def assembly_of(dataset, model="sasrec", sparse=None, device="cpu", settings=None, **pipeline):
     return assemble(
         RunConfig.parse(
             {
                 "data": {"path": str(dataset.root)},
                 "device": device,
-                "model": MODELS[model] | SETTINGS[model],
+                "model": MODELS[model] | SETTINGS[model] | (settings or {}),
                 "sparse": {"num_servers": 2} | (sparse or {}),
                 "pipeline": {"trainer_threads": 1} | pipeline,
                 "training": {"batch_size": 16, "epochs": 1},
@@ -92,6 +92,18 @@ def test_no_batch_has_more_ids_than_was_planned(dataset, model, num_trainers):
                 seen[name] = max(seen[name], len(lookup.ids_M))
 
     assert all(0 < seen[name] <= most[name] for name in most)
+
+
+def test_prefixes_of_negatives_are_planned(dataset):
+    few, many = (
+        assembly_of(dataset, "prefix", settings={"softmax": "hybrid", "num_negatives": number})
+        for number in (5, 12)
+    )
+    levels = few.task.sequences.paths.tree.depth
+
+    more = many.task.most_batch_ids("prefix") - few.task.most_batch_ids("prefix")
+
+    assert more == 7 * levels
 
 
 @pytest.mark.parametrize("model", SETTINGS)

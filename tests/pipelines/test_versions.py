@@ -35,6 +35,7 @@ MODELS = {
     "generative": ("generative", {"user_embedding": True}),
     "prefix": ("prefix", {}),
     "rows of prefixes": ("prefix", {"prefix_matrix": "sparse", "held_prefixes": 4}),
+    "hybrid with rows": ("prefix", {"prefix_matrix": "sparse", "softmax": "hybrid", "num_negatives": 8}),
 }
 
 

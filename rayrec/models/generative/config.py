@@ -18,7 +18,6 @@ from rayrec.models.sequence.config import (
     ContentConfig,
     LongHistoryConfig,
     Negatives,
-    NegativeSampling,
     SequenceModelConfig,
     built_content,
 )
@@ -151,9 +150,7 @@ class PrefixDecoderConfig(GenerativeConfig):
     find items code by code, and those that they found are ranked by both."""
     num_negatives: int = Field(1024, gt=0)
     """Of the softmax `hybrid` with the sparse matrix, whose loss over items is a sampled softmax: drawn for
-    each batch, with replacement; an item that is drawn twice counts once."""
-    negative_sampling: NegativeSampling = "popularity"
-    """Of these."""
+    each batch by popularity, with replacement; an item that is drawn twice counts once."""
     prefix_matrix: Literal["dense", "sparse"] = "dense"
     """`dense`: vectors of prefixes are weights of the network. `sparse`: rows of the table `prefix` of
     parameter servers, for catalogs of any size; a step reads those of its items and those that its targets
@@ -176,32 +173,27 @@ class PrefixDecoderConfig(GenerativeConfig):
 
     @model_validator(mode="after")
     def _siblings_are_of_rows(self) -> Self:
-        fields = type(self).model_fields
-        # By value: a run's folder has all settings, also those that nobody gave.
-        own = [
-            name for name in ("num_siblings", "held_prefixes") if getattr(self, name) != fields[name].default
-        ]
-        if own and self.prefix_matrix == "dense":
+        if self.prefix_matrix == "dense" and (own := self._given("num_siblings", "held_prefixes")):
             raise ValueError(
-                f"model.{own[0]} is of the prefix_matrix 'sparse', and this one is 'dense', whose vectors "
+                f"model.{own} is of the prefix_matrix 'sparse', and this one is 'dense', whose vectors "
                 "are all in the network; leave it out, or set prefix_matrix: sparse"
             )
         return self
 
     @model_validator(mode="after")
     def _negatives_are_of_sampled_items(self) -> Self:
-        fields = type(self).model_fields
-        own = [
-            name
-            for name in ("num_negatives", "negative_sampling")
-            if getattr(self, name) != fields[name].default
-        ]
-        if own and not self._samples_items:
+        if not self._samples_items and (own := self._given("num_negatives")):
             raise ValueError(
-                f"model.{own[0]} is of the softmax 'hybrid' with the prefix_matrix 'sparse', whose loss over "
+                f"model.{own} is of the softmax 'hybrid' with the prefix_matrix 'sparse', whose loss over "
                 "items has negatives; leave it out"
             )
         return self
+
+    def _given(self, *names: str) -> str | None:
+        """The first of these settings that is not its default, None where all are."""
+        # By value: a run's folder has all settings, also those that nobody gave.
+        fields = type(self).model_fields
+        return next((name for name in names if getattr(self, name) != fields[name].default), None)
 
     @model_validator(mode="after")
     def _network_makes_what_it_holds(self) -> Self:
@@ -240,15 +232,18 @@ class PrefixDecoderConfig(GenerativeConfig):
         from rayrec.models.sequence.item_losses import ItemLoss, SampledSoftmax
 
         choice = choice_named(self.attention, attention_file)
-        items = ItemSoftmax(None if catalog.trained_I is None else torch.tensor(catalog.trained_I))
-        if self.softmax == "items":
-            return FlatPrefixModel(self._build_dense(catalog, choice), items)
-        loss: ItemLoss = items
+        item_loss: ItemLoss
         if self._samples_items:
             assert catalog.negative_log_q_I is not None, "the model reads negatives"
-            loss = SampledSoftmax.of_draws(catalog.negative_log_q_I, self.num_negatives)
+            item_loss = SampledSoftmax.of_draws(catalog.negative_log_q_I, self.num_negatives)
+        else:
+            item_loss = ItemSoftmax(None if catalog.trained_I is None else torch.tensor(catalog.trained_I))
+        if self.softmax == "items":
+            return FlatPrefixModel(self._build_dense(catalog, choice), item_loss)
         backbone, num_levels = self.build_backbone(catalog, choice), len(catalog.level_sizes)
-        return HybridRecommender(backbone, loss, catalog.codes, self.beam_width, num_levels, catalog.trie())
+        return HybridRecommender(
+            backbone, item_loss, catalog.codes, self.beam_width, num_levels, catalog.trie()
+        )
 
     @property
     def _samples_items(self) -> bool:
@@ -258,7 +253,8 @@ class PrefixDecoderConfig(GenerativeConfig):
     @property
     def negatives(self) -> Negatives:
         if self._samples_items:
-            return Negatives(per_batch=self.num_negatives, sampling=self.negative_sampling)
+            # Not uniform: items without a training event are no negatives of the other softmax either.
+            return Negatives(per_batch=self.num_negatives, sampling="popularity")
         return super().negatives
 
     @property

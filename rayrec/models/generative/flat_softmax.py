@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.generative.prefix_decoder import PrefixDecoder, PrefixSums
 from rayrec.models.sequence.backbones.history import last_contexts
-from rayrec.models.sequence.item_losses import ItemVectors
+from rayrec.models.sequence.item_losses import ItemLoss, ItemVectors
 from rayrec.models.sequence.sequence_model import ItemScorer
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
@@ -54,15 +54,15 @@ class ItemSoftmax(nn.Module):
 class FlatPrefixModel(ItemScorer):
     """Scores every item by the vectors of its prefixes."""
 
-    def __init__(self, backbone: PrefixDecoder, items: ItemSoftmax) -> None:
+    def __init__(self, backbone: PrefixDecoder, item_loss: ItemLoss) -> None:
         super().__init__()
         self.backbone = backbone
-        self.items = items
+        self.item_loss = item_loss
 
     def loss(self, batch: TensorBatch) -> Tensor:
         own = self.backbone.all_own_vectors()
         vectors = PrefixSums(self.backbone, own)
-        return self.items(self.backbone.event_contexts(batch, own), vectors, batch)
+        return self.item_loss(self.backbone.event_contexts(batch, own), vectors, batch)
 
     def _scores(self, batch: TensorBatch) -> Tensor:
         """[B, I] of every item."""

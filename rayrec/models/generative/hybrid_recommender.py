@@ -1,6 +1,6 @@
 """A sparse-dense hybrid: codes are generated, and what the beams find is ranked by vectors of items too.
 
-Both losses are trained on the weights of `PrefixDecoder`: the hierarchical softmax along the codes, and one
+Both losses are trained on the weights of a prefix decoder: the hierarchical softmax along the codes, and one
 softmax over all items, each scored by the sum of its prefixes' vectors (`FlatPrefixModel`):
 
     loss  = (levels + items) / 2
@@ -46,20 +46,21 @@ class HybridRecommender(GenerativeRecommender):
     def __init__(
         self,
         backbone: PrefixBackbone[Any],
-        items: ItemLoss,
+        item_loss: ItemLoss,
         codes_IL: Tensor,
         beam_width: int,
         num_learned_levels: int,
         trie: CodeTrie | None = None,
     ) -> None:
-        """`items`: the loss of the other softmax; all else as of `GenerativeRecommender`."""
+        """`item_loss`: of the other softmax; all else as of `GenerativeRecommender`."""
         super().__init__(backbone, codes_IL, beam_width, num_learned_levels, trie=trie)
-        self.items = items
+        self.item_loss = item_loss
 
     def loss(self, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
-        context_ND, vectors, levels = self.backbone.trained(batch, self._learned_codes(batch.targets_N))
-        return (levels + self.items(context_ND, vectors, batch)) / 2
+        codes_NL = self._learned_codes(batch.targets_N)
+        context_ND, vectors, levels = self.backbone.parts_of_loss(batch, codes_NL)
+        return (levels + self.item_loss(context_ND, vectors, batch)) / 2
 
     def _ranked(self, context: Any, found: TopItems, k: int) -> TopItems:
         scores_BW = found.scores_BK + self.backbone.item_products(context, found.items_BK.clamp(min=0))

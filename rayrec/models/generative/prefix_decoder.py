@@ -114,7 +114,7 @@ class PrefixBackbone(GenerativeBackbone[ContextT]):
         """[N, D] input vector of every history event; only the vectors of these are looked at."""
 
     @abstractmethod
-    def trained(
+    def parts_of_loss(
         self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None
     ) -> tuple[Tensor, ItemVectors, Tensor]:
         """([N, D] what is known after each event, what items are scored by, `loss`).
@@ -132,12 +132,12 @@ class PrefixBackbone(GenerativeBackbone[ContextT]):
         """[B, R, S] the same of nodes below a depth."""
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
-        _, _, loss = self.trained(batch, codes_NL, weights_N)
+        _, _, loss = self.parts_of_loss(batch, codes_NL, weights_N)
         return loss
 
     def item_products(self, context: ContextT, items_BW: Tensor) -> Tensor:
         """[B, W] inner products of each row's context with the sums of the vectors of some items'
-        prefixes."""
+        prefixes. Rows that a process does not hold are read again, once for each level."""
         codes_BWL = self.codes_IL[items_BW].long()
         nodes_BW, total_BW = torch.zeros_like(items_BW), context.vectors_BD.new_zeros(items_BW.shape)
         for depth, shared_KD in enumerate(self.shared_KD):
@@ -283,7 +283,7 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
             parts.append(functional.embedding(codes_NL[:, depth], shared_KD) + own_ND)
         return torch.stack(parts).sum(0)
 
-    def trained(
+    def parts_of_loss(
         self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None
     ) -> tuple[Tensor, PrefixSums, Tensor]:
         own = self.all_own_vectors()

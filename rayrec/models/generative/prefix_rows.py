@@ -84,7 +84,7 @@ class SparsePrefixDecoder(PrefixBackbone[VectorContext]):
         ]
         return torch.stack(shared).sum(0) + rows_of_ids(batch.rows["prefix"], inverse_NL).sum(1)
 
-    def trained(
+    def parts_of_loss(
         self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None
     ) -> tuple[Tensor, PrefixRowSums, Tensor]:
         events_ND = self.embed_history(batch)

@@ -41,6 +41,7 @@ KINDS: dict[str, tuple[dict[str, Any], Catalog, Signature]] = {
     ),
     "hstu": ({"name": "hstu", "backbone": READER}, ITEMS, Signature(LENGTH, has_times=True)),
     "prefix": ({"name": "prefix_decoder", **GENERATES}, IDS, Signature(LENGTH)),
+    "hybrid": ({"name": "prefix_decoder", "softmax": "hybrid", **GENERATES}, IDS, Signature(LENGTH)),
     "light": (
         {"name": "light_decoder", **GENERATES},
         IDS,

@@ -12,6 +12,7 @@ from rayrec.models.generative.hybrid_recommender import HybridRecommender
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.config import Negatives
 from rayrec.models.sequence.item_losses import SampledSoftmax
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.lists import MODEL
@@ -133,6 +134,40 @@ def test_rows_of_servers_give_the_loss_and_the_gradients_of_weights():
 
     torch.testing.assert_close(*losses)
     assert_same_gradients(dense.backbone, sparse.backbone, features, batch)
+
+
+def test_negatives_are_drawn_by_popularity_and_corrected_by_the_probability_that_they_are_there():
+    settings = {"name": "prefix_decoder", "softmax": "hybrid", "prefix_matrix": "sparse", "num_negatives": 2}
+    config = PrefixDecoderConfig.parse(settings | {"backbone": {"dim": 8, "num_layers": 1, "num_heads": 2}})
+    share_I = np.array([0.5, 0.25, 0.0, 0.25, 0.0, 0.0, 0.0])
+    with np.errstate(divide="ignore"):
+        catalog = Catalog(NUM_ITEMS, CODES_IL, LEVEL_SIZES, negative_log_q_I=np.log(share_I))
+
+    hybrid = config.build(catalog)
+
+    assert config.negatives == Negatives(per_batch=2, sampling="popularity")
+    # One of two draws is the item, or both: 1 - (1 - share)².
+    there_I = hybrid.item_loss.log_inclusion_I.exp()
+    torch.testing.assert_close(there_I, torch.tensor([0.75, 0.4375, 0, 0.4375, 0, 0, 0]))
+
+
+def test_trainers_that_share_negatives_have_the_loss_of_one():
+    (_, sparse), whole = on_servers(num_negatives=3)
+    parts = shares(ROWS, NUM_ITEMS, ("prefix",), CODES_IL, num_negatives=3, num_trainers=2, paths=paths())
+    batches = [tensor_batch(features, training=True) for features in (whole, *parts)]
+
+    losses = [sparse.loss(batch) for batch in batches]
+    for loss in losses:
+        loss.backward()
+
+    torch.testing.assert_close(losses[1] + losses[2], losses[0])
+    grads = [
+        dict(zip(features.lookups["prefix"].ids_M.tolist(), batch.rows["prefix"].grad, strict=True))
+        for features, batch in zip((whole, *parts), batches, strict=True)
+    ]
+    for ident, grad_D in grads[0].items():
+        found = [each[ident] for each in grads[1:] if ident in each]
+        torch.testing.assert_close(torch.stack(found).sum(0), grad_D)
 
 
 def test_parts_of_a_batch_have_the_loss_of_the_whole():
