@@ -685,8 +685,8 @@ Limits of the comparison:
   MiniOneRec's of Industrial (3 levels).
 - **The causal language model** of these tables writes codes. One that knows words, too (`item_language`), was
   trained on Beauty without a tenth of its items, which words were to find: [words beside
-  codes](language.md#words-beside-codes) has it with and without words, which bring items of histories nothing
-  (recall@10 0.061 and 0.064 on average of three seeds).
+  codes](language.md#words-beside-codes). For the other items it has a recall@10 of 0.061 with words, and
+  0.064 without (means of three seeds).
 - **Tokenizers** are compared with one model and one recipe. Residual k-means and an RQ-VAE
   read words, attributes and interactions; LETTER's RQ-VAE reads words and attributes, and is drawn
   towards interactions (`rayrec tokenize --tokenizer letter`). These have three levels of up to 256 codes, and
@@ -697,8 +697,8 @@ Limits of the comparison:
   well and both losses: beams find items, at least 100, and both softmaxes rank them.
 - Two x86-64 cores, no accelerator. Training times are those of the steps, the median of the seeds. Many
   rows were trained beside other work, and some stood still for minutes meanwhile. CPU minutes, where they
-  were recorded, include driver, actors, Ray, start and validation; the machines of different days differ by a
-  third (seeds of the prefix decoder on Beauty took 6.4, 4.7 and 4.3), so less than that is no difference in
+  were recorded, include driver, actors, Ray, start and validation. Machines and versions differ between
+  rows: seeds of the prefix decoder on Beauty took 6.4, 4.7 and 4.3 of them, so a third is no difference in
   cost.
 
 Amazon's events have dates, and the files order the events of one day by item code: a model can learn that
