@@ -100,12 +100,15 @@ def _against_one(urls: dict[str, str], window: Callable[[str, int], Window], pai
     hops, rates = [], []
     for _ in range(pairs):
         alone = {name: window(url, 1).percentile(50) for name, url in urls.items()}
-        under_load = {name: window(url, CONNECTIONS).rate for name, url in urls.items()}
+        under_load = {name: window(urls[name], CONNECTIONS).rate for name in (DEPLOYMENT, SERVICES)}
         hop_s = _hop_s(alone[SERVICES], alone[DEPLOYMENT])
         hops.append(HOP_S / hop_s)
         rates.append(under_load[SERVICES] / under_load[DEPLOYMENT])
-        said = [f"{name} {alone[name] * 1e3:.2f} ms, {rate:.0f}/s" for name, rate in under_load.items()]
-        said.append(f"a call {hop_s * 1e3:.2f} ms")
+        said = [f"{name} {seconds * 1e3:.2f} ms" for name, seconds in alone.items()]
+        said += [
+            f"a call {hop_s * 1e3:.2f} ms",
+            *(f"{name} {rate:.0f}/s" for name, rate in under_load.items()),
+        ]
         log.print(f"serve-services: {'; '.join(said)}", highlight=False)
     return [
         Bar.of("serve-services-hop", hops, "3 ms for each call between deployments", 1.0),
