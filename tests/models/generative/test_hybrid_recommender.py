@@ -136,6 +136,18 @@ def test_rows_of_servers_give_the_loss_and_the_gradients_of_weights():
     assert_same_gradients(dense.backbone, sparse.backbone, features, batch)
 
 
+def test_rows_of_servers_make_the_vectors_that_weights_make():
+    hybrids, features = on_servers(num_negatives=3)
+    batch = tensor_batch(features)
+
+    (_, dense, _), (_, sparse, _) = (
+        hybrid.backbone.parts_of_loss(batch, CODES[batch.targets_N]) for hybrid in hybrids
+    )
+
+    for items in ("inputs", "targets", "negatives"):
+        torch.testing.assert_close(getattr(sparse, items)(batch), getattr(dense, items)(batch), msg=items)
+
+
 def test_negatives_are_drawn_by_popularity_and_corrected_by_the_probability_that_they_are_there():
     settings = {"name": "prefix_decoder", "softmax": "hybrid", "prefix_matrix": "sparse", "num_negatives": 2}
     config = PrefixDecoderConfig.parse(settings | {"backbone": {"dim": 8, "num_layers": 1, "num_heads": 2}})
