@@ -20,11 +20,13 @@ from rayrec.pipelines.evaluation.lists import (
 from rayrec.pipelines.evaluation.rankers import newest_first
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.base.event_times import TIMES
 from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import HISTORY_FILE
 from rayrec.samples.graph import ANY_TIME, graph_of_dataset
+from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import small_dataset, without_history_times
 from tests.samples.graph.brute_force import Event, co_visits
 
@@ -159,4 +161,20 @@ def test_without_times_the_order_of_histories_stands_for_them(tmp_path):
     report = evaluate_neighbors(dataset, "test")
 
     assert CO_VISITATION in report.results
+    assert CO_VISITATION_IN_TIME not in report.results
+
+
+def test_an_order_of_events_is_no_time_to_compare_users_by(tmp_path):
+    lines = [
+        " ".join(map(str, [user, *(1 + (user + step) % 9 for step in range(6))])) for user in range(1, 9)
+    ]
+    (tmp_path / "Shop.txt").write_text("\n".join(lines))
+    prepare(tmp_path / "Shop.txt", tmp_path / "data", PrepareConfig())
+    dataset = Dataset.open(tmp_path / "data")
+
+    report = evaluate_neighbors(dataset, "test")
+
+    assert dataset.has_times()
+    assert dataset.has_order_alone()
+    assert REPEATS in report.results
     assert CO_VISITATION_IN_TIME not in report.results

@@ -145,7 +145,7 @@ def neighbor_rankers(
         SWING: ranker("swing", exclude_seen=True),
         SWING_UNMASKED: ranker("swing", exclude_seen=False),
     }
-    if at_the_time and dataset.has_times():
+    if at_the_time and dataset.has_times() and not dataset.has_order_alone():
         in_time = NeighborRecommender(dataset, graph_of_dataset(dataset, "all"))
         found[CO_VISITATION_IN_TIME] = Ranker(
             lambda samples, times_B: in_time.recommend_samples(samples, length, times_B=times_B),

@@ -143,6 +143,11 @@ class Dataset(DatasetFolder[Manifest]):
         """Whether there are times of histories; see `check_times`."""
         return self._without(TIMES, HISTORY_TIMES) is None
 
+    def has_order_alone(self) -> bool:
+        """Whether times are places in histories, as the source had no others: they say nothing of what other
+        users had done by then."""
+        return self.manifest.counts.get("ordered_without_times", 0) > 0
+
     def has_label(self, label: Label) -> bool:
         """Whether there are labels of histories; see `check_label`."""
         named = bool(self.manifest.labels[label])
