@@ -217,6 +217,14 @@ def test_what_cannot_be_compared_is_refused_by_name(other, message):
         compare(side([0, 1, 2], where="runs/a"), side([0, 1, 2], where="runs/b", **other), "recall@10")
 
 
+def test_lists_of_the_same_mask_rule_are_named():
+    one, other = side([0, 1, 2]), side([0, 1, 2], where="runs/b", name=MODEL_UNMASKED)
+    other[0].header.lists[MODEL] = one[0].info
+
+    with pytest.raises(InputError, match="seen items kept; take of runs/b 'model'"):
+        compare(one, other, "recall@10")
+
+
 def test_seeds_of_one_side_have_to_fit_as_well():
     seeds = [*side([0, 1], where="runs/a-0"), *side([0, 1], where="runs/a-1", catalog="other")]
 

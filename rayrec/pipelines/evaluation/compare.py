@@ -191,7 +191,7 @@ def _check_same(one: Evaluated, other: Evaluated) -> None:
             one.info.seen_items,
             other.info.seen_items,
             f"seen items {one.info.seen_items}",
-            f"seen items {other.info.seen_items}",
+            f"seen items {other.info.seen_items}{_lists_as(one, other)}",
         ),
     )
     for what, left, right, left_said, right_said in checks:
@@ -218,6 +218,13 @@ def _check_seeds(side: Sequence[Evaluated]) -> None:
         else:
             continue
         raise InputError(f"{one.where} and {other.where} are not two seeds of one method: {why}")
+
+
+def _lists_as(one: Evaluated, other: Evaluated) -> str:
+    """Which lists of the other evaluation have the mask rule of the one, in words; empty where none has."""
+    rule = one.info.seen_items
+    found = [f"{name!r}" for name, info in other.header.lists.items() if info.seen_items == rule]
+    return f"; take of {other.where} {' or '.join(found)}" if found else ""
 
 
 def _users(header: PositionsHeader) -> str:
