@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
 from rayrec.pipelines.evaluation.lists import (
     CO_VISITATION,
@@ -20,6 +21,7 @@ from rayrec.pipelines.evaluation.lists import (
 from rayrec.pipelines.evaluation.rankers import newest_first
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
+from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.base.event_times import TIMES
 from rayrec.samples.base.jagged import list_values
@@ -28,6 +30,7 @@ from rayrec.samples.dataset.manifest import HISTORY_FILE
 from rayrec.samples.graph import ANY_TIME, graph_of_dataset
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import small_dataset, without_history_times
+from tests.helpers.runs import MODELS
 from tests.samples.graph.brute_force import Event, co_visits
 
 
@@ -178,3 +181,8 @@ def test_an_order_of_events_is_no_time_to_compare_users_by(tmp_path):
     assert dataset.has_order_alone()
     assert REPEATS in report.results
     assert CO_VISITATION_IN_TIME not in report.results
+    for model, num_notes in (("sasrec", 0), ("hstu", 1)):
+        config = RunConfig.parse({"data": {"path": str(dataset.root)}, "model": MODELS[model]})
+        notes = assemble(config).task.notes()
+        assert len(notes) == num_notes
+        assert all("an order of events alone" in note for note in notes)

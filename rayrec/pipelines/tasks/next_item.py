@@ -213,7 +213,12 @@ class NextItemTask(Task):
             return build_model(self.model, self.catalog, self.config.seed)
 
     def notes(self) -> list[str]:
-        return self.model.notes()
+        notes = self.model.notes()
+        if self.model.needs_times and self.dataset.has_order_alone():
+            notes.append(
+                "the model reads times, and the data have an order of events alone, whose places it reads"
+            )
+        return notes
 
     @property
     def worker_holds(self) -> dict[str, int]:
