@@ -150,7 +150,7 @@ class GenerativeRecommender(SequenceModel):
     ) -> TopItems:
         context = self._context(batch)
         of_rows_B: Sequence[Beams] = [self.num_beams(k)] * len(context) if beams_B is None else beams_B
-        # What ranks them anew looks at all that were found.
+        # Reranking looks at all that were found.
         num_found = k if self.ranks_as_it_generates else max([k, *map(widest, of_rows_B)])
         leaf_filter = None
         if allowed is not None and excluded_BE is None:
