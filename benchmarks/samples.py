@@ -8,6 +8,9 @@ columns, in batches of 16,384 rows, lists as values and offsets. Bars:
 * `samples-scan`: `SampleStream` against `pyarrow.dataset`'s scanner, which reads files in order and does
   nothing else. Ours reads every row once, in windows of two row groups that are shuffled, knows where to go
   on after any step, and runs the six operations of `OPERATIONS` on every batch.
+* `samples-parts`: decoding, which a scan does as well, over all that our stream does (decoding, moving rows
+  to their places, operations, arrays), in processor time of one thread that does one after the other: what
+  `samples-scan` could be if threads lost nothing.
 * `samples-ray-data`: the same job by Ray Data: `iter_torch_batches` with a shuffle buffer of as many rows as
   our windows, after `map_batches` with the same operations.
 * `samples-ray-data-bare`: `ray.data.read_parquet(...).iter_torch_batches` that neither shuffles nor computes.
@@ -32,7 +35,8 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,13 +59,16 @@ from rayrec.samples.operations.operation import RowContext
 from rayrec.samples.operations.program import FeatureProgram
 from rayrec.samples.operations.times import TimeFeaturesConfig
 from rayrec.samples.prepare.writer import whole_folder
-from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings
+from rayrec.samples.reading.decoding import GroupDecoder
+from rayrec.samples.reading.read_plan import Batching, ReadPlan, ReadSettings, Window
+from rayrec.samples.reading.reader import WindowDecoder
 from rayrec.samples.reading.stream import Arrays, Jagged, SampleStream, arrays
 
 NUM_ROWS, NUM_FILES, ROWS_PER_GROUP = 20_000_000, 20, 65_536
 BATCH, WINDOW_ROWS, LARGE_WINDOW_ROWS = 16_384, 131_072, 1_048_576
 SCAN_TARGET, RAY_DATA_TARGET, FIRST_BATCH_S, MEMORY_TARGET = 0.70, 2.5, 0.5, 0.9
 SLOW_BATCHES, REST_S = 200, 0.02
+PARTS_ROWS = 4_000_000
 
 OPERATIONS = [
     HashConfig(op="hash", input="user_id", output="user", buckets=1_000_000),
@@ -87,6 +94,7 @@ def bench(options: BenchOptions) -> list[Bar]:
     folder = _files(options.rows or NUM_ROWS)
     return [
         _against_scan(folder, options.pairs),
+        _parts(folder, options.pairs),
         *_against_ray_data(folder, options.pairs),
         _first_batch(folder, options.pairs),
         _slow_consumer(folder, options.pairs),
@@ -100,6 +108,51 @@ def _against_scan(folder: Path, pairs: int) -> Bar:
     interleaved(lambda: _rate(_ours(folder)), lambda: _rate(_scan(folder)), repeats=1)  # thrown away
     ratios = interleaved(lambda: _rate(_ours(folder)), lambda: _rate(_scan(folder)), pairs, show)
     return Bar.of("samples-scan", ratios, "pyarrow.dataset scan to tensors", SCAN_TARGET)
+
+
+def _parts(folder: Path, repeats: int) -> Bar:
+    _processor_seconds(folder)  # thrown away
+    ratios = []
+    for _ in range(repeats):
+        parts = _processor_seconds(folder)
+        ratios.append(parts["decode"] / sum(parts.values()))
+        said = ", ".join(f"{name} {1e9 * seconds:.0f}" for name, seconds in parts.items())
+        log.print(f"samples: ns of a thread per row: {said}", highlight=False)
+    return Bar.of("samples-parts", ratios, "all parts of our stream", SCAN_TARGET)
+
+
+def _processor_seconds(folder: Path) -> dict[str, float]:
+    """Per row, of each part of what our stream does, over the first rows."""
+    plan = ReadPlan.over(folder, SETTINGS)
+    decoder, windows = GroupDecoder(plan.spec), WindowDecoder(plan.spec)
+    features = FeatureProgram.compile(OPERATIONS, plan.spec.schema)
+    spent, num_rows = dict.fromkeys(("decode", "move", "operations", "arrays"), 0.0), 0
+
+    @contextmanager
+    def noted(part: str) -> Iterator[None]:
+        began = time.process_time()
+        yield
+        spent[part] += time.process_time() - began
+
+    first = plan.batch(0)
+    window: Window | None = None if first is None else first.parts[0].window
+    while window is not None and num_rows < PARTS_ROWS:
+        with noted("decode"):
+            decoded = [decoder.decode(group) for group in window.groups]
+        del decoded
+        with noted("move"):
+            shuffled = windows.submit(window).result()
+        for start in range(0, shuffled.num_rows, BATCH):
+            batch = shuffled.slice(start, min(start + BATCH, shuffled.num_rows))
+            with noted("operations"):
+                rows = features(batch.rows, RowContext(batch.row_keys_B, 0, 0))
+            with noted("arrays"):
+                _tensors(arrays(rows))
+        num_rows += shuffled.num_rows
+        window = plan.window_after(window, 1)
+    windows.close()
+    spent["move"] -= spent["decode"]  # a window decodes its rows, too
+    return {part: seconds / num_rows for part, seconds in spent.items()}
 
 
 def _against_ray_data(folder: Path, pairs: int) -> list[Bar]:
