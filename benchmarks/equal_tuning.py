@@ -17,8 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality_page import DATASETS, METHODS, write_page
+from benchmarks.quality_page import write_page
 from benchmarks.quality_pairs import keep_positions, ranking_details
+from benchmarks.quality_rows import DATASETS, METHODS
 from benchmarks.quality_tuned import FOLDER
 from benchmarks.reproduction import KEPT, Row, commit_of, config_of, recorded
 from rayrec.pipelines.evaluation.evaluate import evaluate

@@ -27,19 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import ProcessorTime
-from benchmarks.quality_page import (
-    DATASETS,
-    METHODS,
-    NEIGHBORS,
-    RECORDS,
-    TIES,
-    DataSet,
-    Method,
-    Ties,
-    neighbors_of,
-    write_page,
-)
+from benchmarks.quality_page import RECORDS, neighbors_of, write_page
 from benchmarks.quality_pairs import keep_positions, ranking_details
+from benchmarks.quality_rows import DATASETS, METHODS, NEIGHBORS, TIES, DataSet, Method, Ties
 from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS
 from rayrec.models.tokenizers.registry import FILES as REGISTRY_FILES
 from rayrec.pipelines.config.run import RunConfig

@@ -37,7 +37,8 @@ import pyarrow.parquet as pq
 from scipy.optimize import least_squares
 
 from benchmarks.processes import ProcessorTime
-from benchmarks.quality_page import DATASETS, FOLDER, RECORDS
+from benchmarks.quality_page import FOLDER, RECORDS
+from benchmarks.quality_rows import DATASETS
 from benchmarks.reproduction import KEPT, Row, prepared
 from benchmarks.synthetic_log import CODES_FILE, Law, LawSettings, best_metrics, read_law, write_log
 from rayrec.pipelines.config.run import RunConfig

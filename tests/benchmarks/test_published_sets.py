@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import reproduction
 from benchmarks.published_sets import divided_industrial
-from benchmarks.quality_page import DATASETS, METHODS
+from benchmarks.quality_rows import DATASETS, METHODS
 from benchmarks.reproduction import Row
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.platform.errors import InputError

@@ -5,17 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.quality_page import (
+from benchmarks.quality_page import METRICS, RL_METRICS, page, table_of_all
+from benchmarks.quality_rows import (
     DATASETS,
     ELSEWHERE,
     ELSEWHERE_WITH_TEXT,
     IN_FILE_ORDER,
     METHODS,
-    METRICS,
     NEIGHBORS,
-    RL_METRICS,
-    page,
-    table_of_all,
 )
 from benchmarks.reproduction import Row, all_rows, is_measured, recipe
 from rayrec.pipelines.evaluation.lists import (

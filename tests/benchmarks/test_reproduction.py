@@ -13,15 +13,8 @@ import yaml
 
 from benchmarks import equal_tuning, quality_page, reproduction
 from benchmarks.processes import ProcessorTime
-from benchmarks.quality_page import (
-    DATASETS,
-    METHODS,
-    METRICS,
-    NEIGHBORS,
-    DataSet,
-    Method,
-    PublishedIds,
-)
+from benchmarks.quality_page import METRICS
+from benchmarks.quality_rows import DATASETS, METHODS, NEIGHBORS, DataSet, Method, PublishedIds
 from benchmarks.reproduction import OverCapError, Row, commit_of, is_measured, main, measure
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.evaluation.lists import CO_VISITATION, MODEL
