@@ -7,10 +7,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from rayrec.cli.app import app
-from rayrec.platform.console import Answer, command, out
+from rayrec.platform.console import Answer, command, new_table, out
 from rayrec.platform.console import log as console
 
 if TYPE_CHECKING:
@@ -58,9 +57,8 @@ def ab_command(
     log = read_ab_log(requests, None if by is None else by.value, baseline, variant, events, window)
     found = compared(*log.rows, log.num_users, resamples, seed)
     ratio = sample_ratio(*log.num_began, share)
-    table = Table("", f"{log.by} {log.baseline}", f"{log.by} {log.variant}", "difference")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    figures = (f"{log.by} {log.baseline}", f"{log.by} {log.variant}", "difference")
+    table = new_table("", ("", *figures), figures)
     num_requests = [len(rows.users_R) for rows in log.rows]
     num_users = [len(set(rows.users_R.tolist())) for rows in log.rows]
     table.add_row("requests", *(f"{count:,}" for count in num_requests), "")

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.runs import check_served
-from rayrec.platform.console import Answer, command, out
+from rayrec.platform.console import Answer, command, new_table, out
 from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -108,8 +107,8 @@ def agree_command(
         write_atomically(differences, _differences(asked, first, second).encode())
 
     num_known = sum(bool(one.expected) for one in asked)
-    table = Table("", "share", "95 %", title_justify="left")
-    table.title = f"{len(asked):,} requests, of {num_known:,} of which a right answer is known"
+    title = f"{len(asked):,} requests, of {num_known:,} of which a right answer is known"
+    table = new_table(title, ("", "share", "95 %"), ("share", "95 %"))
     for name, found in figures.items():
         table.add_row(name, f"{found.value:.4f}", f"{found.low:.4f} to {found.high:.4f}")
     out.print(table)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.runs import EvaluationSplit, WhichOption
-from rayrec.platform.console import Answer, command, out, progress_bar
+from rayrec.platform.console import Answer, command, new_table, out, progress_bar
 
 if TYPE_CHECKING:
     from rayrec.pipelines.evaluation.compare import Comparison, Evaluated
@@ -67,10 +66,8 @@ def compare_command(
 
 
 def _print(found: Comparison, a: str, b: str) -> None:
-    table = Table(title=f"{found.metric}, {found.split} split of {found.dataset}", title_justify="left")
-    table.add_column("")
-    for heading in ("users", "A", "B", "B - A", "B / A", "only A", "only B"):
-        table.add_column(heading, justify="right")
+    figures = ("users", "A", "B", "B - A", "B / A", "only A", "only B")
+    table = new_table(f"{found.metric}, {found.split} split of {found.dataset}", ("", *figures), figures)
     for name, each in found.estimates.items():
         ratio = "" if each.ratio is None else _with_interval(each.ratio, ".3f")
         table.add_row(
@@ -87,8 +84,7 @@ def _print(found: Comparison, a: str, b: str) -> None:
     for side, said, runs in (("A", a, found.a), ("B", b, found.b)):
         info = runs[0].info
         out.print(
-            f"{side}: {said}, {len(runs)} {'seed' if len(runs) == 1 else 'seeds'}{_names(runs)}, "
-            f"list {runs[0].name!r}: "
+            f"{side}: {said}, {_seeds(runs)}, list {runs[0].name!r}: "
             f"{info.depth} items, {info.search}; seen items {info.seen_items}",
             markup=False,
         )
@@ -103,10 +99,12 @@ def _print(found: Comparison, a: str, b: str) -> None:
         out.print(f"No user: {escape(', '.join(found.empty_slices))}")
 
 
-def _names(runs: Sequence[Evaluated]) -> str:
-    """Of the runs of a side that has several."""
-    return f" ({', '.join(one.where for one in runs)})" if len(runs) > 1 else ""
+def _seeds(runs: Sequence[Evaluated]) -> str:
+    """How many a side has, and which runs these are where there are several."""
+    if len(runs) > 1:
+        return f"{len(runs)} seeds ({', '.join(one.where for one in runs)})"
+    return "not trained" if runs[0].needs_no_training else "1 seed"
 
 
 def _with_interval(estimate: Estimate, form: str = ".4f") -> str:
-    return f"{estimate.value:{form}}\n[dim]{estimate.low:{form}} to {estimate.high:{form}}[/dim]"
+    return f"{estimate.value:{form}}\n[dim]{estimate.low:{form}} to\n{estimate.high:{form}}[/dim]"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from rayrec.platform.console import out
+from rayrec.platform.console import new_table, out
 
 if TYPE_CHECKING:
     from rayrec.pipelines.metrics.estimate import Estimate
@@ -23,10 +21,8 @@ def print_report(report: EvaluationReport, step: str = "", slices: bool = False)
         step: what the title says of the snapshot.
         slices: of recommenders, their first list by slices of the users as well.
     """
-    table = Table(title=f"{report.count:,} {report.unit}, {report.split} split{step}")
     metrics = SHOWN if report.ranking is not None else tuple(next(iter(report.results.values())))
-    for heading in ["", *metrics]:
-        table.add_column(heading, justify="right" if heading else "left")
+    table = new_table(f"{report.count:,} {report.unit}, {report.split} split{step}", ("", *metrics), metrics)
     for name, estimates in report.results.items():
         cells = [
             _cell(estimates[metric], report.num_judged.get(metric)) if metric in estimates else "-"
@@ -48,9 +44,8 @@ def print_report(report: EvaluationReport, step: str = "", slices: bool = False)
 
 
 def _print_lists(ranking: RankingDetails) -> None:
-    table = Table("", title="Lists, and their first ten items")
-    for heading in ("items", "coverage", "novelty, bits", "diversity"):
-        table.add_column(heading, justify="right")
+    figures = ("items", "coverage", "novelty, bits", "diversity")
+    table = new_table("Lists, and their first ten items", ("", *figures), figures)
     for name, metrics in ranking.lists.items():
         table.add_row(
             name,
@@ -64,9 +59,8 @@ def _print_lists(ranking: RankingDetails) -> None:
 def _print_slices(ranking: RankingDetails, name: str) -> None:
     """The slices of one list, of which the others are in the JSON."""
     metrics = list(next(iter(ranking.slices.values())).results[name])
-    table = Table("", title=f"{name}, by slices of the users")
-    for heading in ("users", *metrics):
-        table.add_column(heading, justify="right")
+    figures = ("users", *metrics)
+    table = new_table(f"{name}, by slices of the users", ("", *figures), figures)
     for title, each in ranking.slices.items():
         table.add_row(
             title, f"{each.num_users:,}", *(_cell(each.results[name][metric]) for metric in metrics)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.queues import LedgerOption, named_count, open_ledger
-from rayrec.platform.console import Answer, command, out, print_rows
+from rayrec.platform.console import Answer, command, new_table, out, print_rows
 from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -316,7 +315,8 @@ def jobs_command(
         return details
     states = tuple(JobState) if everything else (JobState.running, JobState.waiting)
     jobs = [job_summary(each) for each in opened.jobs(*states)]
-    table = Table("job", "queue", "state", "size", "asks for", "attempt", "priority", "why")
+    headings = ("job", "queue", "state", "size", "asks for", "attempt", "priority", "why")
+    table = new_table("", headings, figures=("attempt", "priority"))
     for each in jobs:
         table.add_row(
             *map(
@@ -348,7 +348,8 @@ def _print_job(details: dict[str, Any]) -> None:
     if details["run"]:
         rows.append(("run", details["run"]))
     print_rows(f"Job {details['id']}", rows)
-    attempts = Table("attempt", "Ray's job", "size", "began", "phase", "outcome", "work lost")
+    headings = ("attempt", "Ray's job", "size", "began", "phase", "outcome", "work lost")
+    attempts = new_table("", headings, figures=("attempt", "work lost"))
     for each in details["attempts"]:
         lost = "" if each["lost_s"] is None else f"{each['lost_s']:.0f} s"
         attempts.add_row(
@@ -365,7 +366,7 @@ def _print_job(details: dict[str, Any]) -> None:
         out.print(
             "what an attempt wrote: ray job logs with its name as Ray's job", highlight=False, soft_wrap=True
         )
-    decisions = Table("when", "what", "why")
+    decisions = new_table("", ("when", "what", "why"), figures=("when",))
     for each in details["decisions"]:
         decisions.add_row(when(each["at"]), each["kind"], escape(each["reason"]))
     out.print(decisions)

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.runs import ConfigArgument, DataOption, OverridesOption, WhichOption, check_run
-from rayrec.platform.console import Answer, command, log, out, print_rows, progress_bar
+from rayrec.platform.console import Answer, command, log, new_table, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size
 
@@ -111,14 +110,14 @@ def plan_command(
 
 
 def _print_servers(shards: Sequence[ShardPlan], fullest: ShardPlan) -> None:
-    servers = _sizes_table("Parameter servers", "server", "rows", "held", "at its peak", "while")
+    figures = ("rows", "held", "at its peak")
+    servers = new_table("Parameter servers", ("server", *figures, "while"), figures)
     for shard in shards:
         held, peak = human_size(shard.num_bytes), human_size(shard.peak_bytes)
         servers.add_row(str(shard.shard), f"{shard.num_rows:,}", held, peak, shard.peak_phase)
     out.print(servers)
-    tables = _sizes_table(
-        f"Server {fullest.shard}, the fullest", "table", "rows", "weights", "state", "stamps", "index"
-    )
+    kinds = ("rows", "weights", "state", "stamps", "index")
+    tables = new_table(f"Server {fullest.shard}, the fullest", ("table", *kinds), kinds)
     for table in fullest.tables:
         index = table.index_bytes + table.waiting_bytes
         sizes = map(human_size, (table.weights_bytes, table.state_bytes, table.stamps_bytes, index))
@@ -133,13 +132,6 @@ def _print_servers(shards: Sequence[ShardPlan], fullest: ShardPlan) -> None:
     if on_disk := sum(table.disk_bytes for table in fullest.tables):
         needs["on disk"] = on_disk
     print_rows("It also needs", [(what, human_size(size)) for what, size in needs.items()])
-
-
-def _sizes_table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left")
-    return table
 
 
 def _plan_cluster(

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.runs import DataOption, EvaluationSplit, RunArgument, WhichOption, check_run
-from rayrec.platform.console import Answer, command, out, progress_bar
+from rayrec.platform.console import Answer, command, new_table, out, progress_bar
 from rayrec.platform.memory import human_size
 
 if TYPE_CHECKING:
@@ -117,8 +116,8 @@ def quantize_command(
 def _print(report: QuantizationReport, to: Path) -> None:
     found = report.to_json()
     unit = "users" if "num_users" in found else "records"
-    table = Table("", "before", "after", "after - before (95 %)", title_justify="left")
-    table.title = f"{found[f'num_{unit}']:,} {unit}, {found['split']} split: {to}"
+    title = f"{found[f'num_{unit}']:,} {unit}, {found['split']} split: {to}"
+    table = new_table(title, ("", "before", "after", "after - before (95 %)"), ("before", "after"))
     for name, pair in report.comparison.metrics.items():
         change = pair.difference
         table.add_row(

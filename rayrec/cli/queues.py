@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from rayrec.cli.app import queue_app
-from rayrec.platform.console import Answer, command, out, print_rows
+from rayrec.platform.console import Answer, command, new_table, out, print_rows
 from rayrec.platform.console import log as console
 from rayrec.platform.errors import InputError
 
@@ -218,7 +217,7 @@ def list_command(ledger: LedgerOption = None) -> Answer:
 
     opened = open_ledger(ledger)
     listed, now = queue_list(opened), time.time()
-    table = Table("queue", "cohort", "used", "running", "waiting", title="Queues", title_justify="left")
+    table = new_table("Queues", ("queue", "cohort", "used", "running", "waiting"), figures=("waiting",))
     for queue in listed:
         table.add_row(
             queue["name"],
@@ -228,7 +227,8 @@ def list_command(ledger: LedgerOption = None) -> Answer:
             str(len(queue["waiting"])),
         )
     out.print(table)
-    waits = Table("job", "queue", "priority", "starts", "why it waits", title="Waiting", title_justify="left")
+    headings = ("job", "queue", "priority", "starts", "why it waits")
+    waits = new_table("Waiting", headings, figures=("priority",))
     for queue in listed:
         for each in queue["waiting"]:
             waits.add_row(

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.evaluation_tables import print_report
-from rayrec.platform.console import Answer, command, log, out, print_rows, progress_bar
+from rayrec.platform.console import Answer, command, log, new_table, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays quick
@@ -281,7 +280,8 @@ def runs_command(
     from rayrec.pipelines.runs.run_list import list_runs
 
     runs = list_runs(folder)
-    table = Table("run", "state", "progress", "steps saved", "best", "rollbacks", "why it stopped")
+    headings = ("run", "state", "progress", "saved", "best", "rollbacks", "why it stopped")
+    table = new_table("", headings, figures=("saved", "rollbacks"))
     for run in runs:
         best = "" if run.best_value is None else f"{run.best_value:.4f}"
         if best and run.metric is not None:
@@ -401,13 +401,13 @@ def _compare_candidates(run: Path, split: Split, snapshot: str, data: Path | Non
     recommender = Recommender.load(run, snapshot, data=data)
     with progress_bar("evaluate") as progress:
         report = evaluate_candidates(recommender, split, number, on_batch=progress)
-    table = Table(title=f"Recall of {number} candidates, {report.count:,} users, {split} split")
-    for heading in ("", "generated", "with neighbors", "ratio"):
-        table.add_column(heading, justify="right" if heading else "left")
+    figures = ("generated", "with neighbors", "ratio")
+    title = f"Recall of {number} candidates, {report.count:,} users, {split} split"
+    table = new_table(title, ("", *figures), figures)
     for group, estimates in report.results.items():
         cells = [
             f"{e.value:.4f}\n[dim]{e.low:.4f} to {e.high:.4f}[/dim]" if (e := estimates.get(name)) else ""
-            for name in ("generated", "with neighbors", "ratio")
+            for name in figures
         ]
         table.add_row(group if group == "all items" else f"{group} ({report.num_rare:,} users)", *cells)
     out.print(table)
@@ -580,13 +580,13 @@ def recommend_command(
     ]
     print_rows(f"User {user}: the latest of {len(history_ids)} events", [("", title) for title in watched])
     labels = () if stage is None else stage.scorer.labels
-    ranked = ("objective", *labels) if labels else ()
-    table = Table("", "item", "title", "score", *ranked, title="Recommended", title_justify="left")
+    figures = ("score", "objective", *labels) if labels else ("score",)
+    table = new_table("Recommended", ("", "item", "title", *figures), figures)
     for place, item in enumerate(recommendations, start=1):
         cells = [str(place), item.item_key, escape(item.title or ""), f"{item.score:.3f}"]
         if item.ranking is not None:
-            figures = [item.ranking.score, *(item.ranking.probabilities[label] for label in labels)]
-            cells += [f"{figure:.3f}" for figure in figures]
+            ranked = [item.ranking.score, *(item.ranking.probabilities[label] for label in labels)]
+            cells += [f"{figure:.3f}" for figure in ranked]
         table.add_row(*cells)
     out.print(table)
     if allowed_I is not None and len(recommendations) < k:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.data import preparing_cluster
 from rayrec.cli.runs import check_data
-from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
+from rayrec.platform.console import Answer, command, new_table, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -334,12 +333,11 @@ def _levels_table(title: str, reports: list[Any]) -> Table:
     purity = [report.report["purity"] for report in reports if "purity" in report.report]
     if purity:
         title += f" (purity by {escape(purity[0]['column'])}, and by chance)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.caption = "perpl.: of codes; bits: entropy of prefixes; most: items of one; error: part not coded"
-    columns = ["level", "codes", "perpl.", "prefixes", "bits", "most", "error"]
     several = len(reports) > 1
-    for column in ["#"] * several + columns + ["purity"] * bool(purity):
-        table.add_column(column, justify="right")
+    columns = ["#"] * several + ["level", "codes", "perpl.", "prefixes", "bits", "most", "error"]
+    columns += ["purity"] * bool(purity)
+    table = new_table(title, columns, figures=columns)
+    table.caption = "perpl.: of codes; bits: entropy of prefixes; most: items of one; error: part not coded"
     for place, report in enumerate(reports, start=1):
         facts = report.report
         errors = facts.get("reconstruction_error") or []
@@ -365,15 +363,13 @@ def _levels_table(title: str, reports: list[Any]) -> Table:
 def _vectors_table(facts: dict[str, Any]) -> Table:
     """A row for each kind of vectors: what it knows, and how near the next item of a user is."""
     title = f"Item vectors, by what {facts['pairs']:,} users met next"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    metrics = [key for key in facts["blocks"][0] if key.startswith("recall")]
+    figures = ("width", "items", "both known", *metrics)
+    table = new_table(title, ("vectors", *figures), figures)
     overlap = [f"{pair}: {share:.2f}" for pair, share in facts["overlap"].items() if share is not None]
     table.caption = "recall: the next item is among the nearest of the newest; both known: both have vectors"
     if overlap:
         table.caption += f"\n10 nearest in common: {escape('; '.join(overlap))}"
-    metrics = [key for key in facts["blocks"][0] if key.startswith("recall")]
-    table.add_column("vectors")
-    for column in ("width", "items", "both known", *metrics):
-        table.add_column(column, justify="right")
     for block in facts["blocks"]:
         recalls = [f"{block[metric]:.3f}" for metric in ("known_pairs", *metrics)]
         table.add_row(escape(block["name"]), f"{block['dim']:,}", f"{block['items']:,}", *recalls)

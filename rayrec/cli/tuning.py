@@ -11,7 +11,7 @@ from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.runs import OverridesOption, check_data
-from rayrec.platform.console import Answer, command, log, out, print_rows, progress_bar
+from rayrec.platform.console import Answer, command, log, new_table, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def _told(tried: Tried) -> str:
 def _table(trials: list[dict[str, Any]], metric: str, best: int) -> Table:
     """The best trials; those that came to no end are counted elsewhere."""
     keys = list(trials[0]["settings"])
-    table = Table("trial", metric, *keys, "minutes")
+    headings = ("trial", metric, *keys, "minutes")
+    table = new_table("", headings, figures=(metric, "minutes"))
     complete = [trial for trial in trials if trial["state"] == "complete" and trial["same_as"] is None]
     # The best trial says which end of the values is the better one.
     best_value = next(trial["value"] for trial in complete if trial["trial"] == best)

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.runs import check_run
-from rayrec.platform.console import Answer, command, log, out
+from rayrec.platform.console import Answer, command, log, new_table, out
 from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size
 
@@ -110,7 +109,8 @@ def versions_command(store: StoreArgument) -> Answer:
     serving = versions.serving().number
     pointer = versions.current()
     assert pointer is not None
-    table = Table("", "version", "published", "run", "steps", "weights of", "rows", "changes")
+    figures = ("version", "steps", "weights of", "rows", "changes")
+    table = new_table("", ("", "version", "published", "run", *figures[1:]), figures)
     found = [versions.version(number) for number in versions.numbers()]
     for version in found:
         published = datetime.fromtimestamp(version.published_at, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Annotated, Any, Protocol
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -159,6 +160,24 @@ class ProgressLines:
             if total:
                 parts.append(f"{timedelta(seconds=round((total - done) / rate))} left")
         self._write(", ".join(parts))
+
+
+def new_table(title: str, headings: Sequence[str], figures: Collection[str] = ()) -> Table:
+    """An empty table that 80 columns can hold: words wrap and are never cut, figures stay in one line.
+
+    Args:
+        headings: a metric's cutoff stands below its name.
+        figures: those of the headings below which figures stand.
+    """
+    # No frame: a line between two columns takes three characters, which is one column in five.
+    table = Table(
+        title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for heading in headings:
+        is_figure = heading in figures
+        shown = heading.replace("@", "\n@") if is_figure else heading
+        table.add_column(shown, justify="right" if is_figure else "left", no_wrap=is_figure, overflow="fold")
+    return table
 
 
 def print_rows(title: str, rows: list[tuple[str, str]]) -> None:

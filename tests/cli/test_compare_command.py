@@ -78,6 +78,8 @@ def test_neighbors_are_compared_with_runs_and_other_data_are_refused(runs, tmp_p
     found = answer("compare", sasrec, data, "--list-b", SWING)
 
     assert found["results"]["all users"]["b"]["value"] == report["results"][SWING]["recall@10"]["value"]
+    _, printed, _ = rayrec("compare", sasrec, data)
+    assert f"B: {data}, not trained," in " ".join(printed.split())
     other = small_dataset(tmp_path, num_users=20).root
     answer("evaluate", "--neighbors", other)
     assert "are of different users" in refused("compare", sasrec, other)

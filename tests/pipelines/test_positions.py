@@ -258,12 +258,20 @@ def test_runs_of_one_side_are_different_seeds_of_one_method(other, message):
 
 
 def test_what_intervals_are_over_is_said():
-    one, two = side([0, 20]), side([0, 20], [20, 0], where="there")
+    one, two = (
+        side([0, 20], method="m", seed=0),
+        [
+            *side([0, 20], where="there", method="m", seed=0),
+            *side([20, 0], where="there too", method="m", seed=1),
+        ],
+    )
+    neighbors = side([0, 20], where="data")
 
     assert compare(one, one, "recall@10").over == "users"
     assert compare(two, two, "recall@10").over == "users and seeds"
     assert compare(one, two, "recall@10").over == "users and seeds of B, not of A, which has one"
     assert compare(two, one, "recall@10").over == "users and seeds of A, not of B, which has one"
+    assert compare(two, neighbors, "recall@10").over == "users and seeds of A, not of B, which is not trained"
 
 
 def test_files_of_different_formats_are_not_compared():

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from rayrec.platform import console
@@ -72,3 +73,23 @@ def test_a_command_shows_no_bars_of_libraries_unless_it_is_told_to(monkeypatch: 
     monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS")
     CliRunner().invoke(app, [])
     assert found == ["0", "1"]
+
+
+def test_eighty_columns_hold_a_name_and_seven_figures() -> None:
+    narrow = Console(width=80)
+    figures = [f"recall@{cutoff}" for cutoff in (1, 5, 10, 50, 100, 500, 1000)]
+    table = console.new_table("Lists", ["", *figures], figures)
+    name = "neighbors, co-visitation at the time, seen items kept"
+    table.add_row(name, *["0.1234\n±0.0123"] * len(figures))
+
+    with narrow.capture() as printed:
+        narrow.print(table)
+
+    lines = printed.get().splitlines()
+    assert "…" not in printed.get()
+    assert sum(line.count("±0.0123") for line in lines) == len(figures)
+    assert (
+        "".join(line[:16].strip() for line in lines if line.strip())
+        .replace(" ", "")
+        .endswith(name.replace(" ", ""))
+    )

@@ -393,6 +393,16 @@ def test_times_that_are_none_are_refused(tmp_path, times, message):
     assert message in refusal(tmp_path, [(1, number, time) for number, time in enumerate(times)])
 
 
+@pytest.mark.parametrize("allow", [[], ["bad-times"]])
+def test_a_log_without_a_usable_time_is_not_advised_to_allow_that(tmp_path, allow):
+    rows = [(1, number, None) for number in range(3)]
+
+    said = refusal(tmp_path, rows, allow=allow)
+
+    assert "timestamp is missing (3 rows without a usable time); mend or remove the rows. Without" in said
+    assert "--allow" not in said
+
+
 @pytest.mark.parametrize(
     ("users", "message"),
     [

@@ -69,6 +69,11 @@ class Evaluated:
     def info(self) -> ListInfo:
         return self.header.lists[self.name]
 
+    @property
+    def needs_no_training(self) -> bool:
+        """Whether it has no seed: neighbors and the like."""
+        return self.header.format > 1 and self.header.method is None
+
     def scores(self, metric: str) -> Float64Array:
         """[U] the metric of each user."""
         return score_of(metric, self.positions.places[self.name])
@@ -94,8 +99,9 @@ class Comparison:
         sides = [("A", self.a), ("B", self.b)]
         several = [name for name, seeds in sides if len(seeds) > 1]
         if len(several) == 1:
-            (other,) = {"A", "B"} - {several[0]}
-            return f"users and seeds of {several[0]}, not of {other}, which has one"
+            ((other, (only,)),) = (side for side in sides if side[0] != several[0])
+            has = "is not trained" if only.needs_no_training else "has one"
+            return f"users and seeds of {several[0]}, not of {other}, which {has}"
         return "users and seeds" if several else "users"
 
     def to_json(self) -> dict[str, Any]:

@@ -426,11 +426,18 @@ def rename(raw: RawTable, names: dict[str, str], required: Iterable[str]) -> Raw
     )
 
 
+_NEEDS_TIMES = (
+    ". Events need times; where only their order is known, `rayrec prepare` reads a file NAME.inter.json, "
+    '{"user": ["item", ...], ...}'
+)
+
+
 def missing_columns(file: str | Path, found: Sequence[str], missing: Sequence[str]) -> InputError:
     plural = "s" if len(missing) > 1 else ""
+    times = "" if "timestamp" not in missing else _NEEDS_TIMES
     return InputError(
         f"{file}: no column{plural} {', '.join(missing)}; found {', '.join(found)}; rename them, or say what "
-        "they are called (--column user_id=customer)"
+        f"they are called (--column user_id=customer){times}"
     )
 
 

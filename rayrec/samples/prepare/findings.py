@@ -122,17 +122,27 @@ class Findings:
         Raises:
             InputError: a sentence for each kind.
         """
-        sentences = []
-        for kind, (counted, effect) in _KINDS.items():
-            if kind in self.found and kind not in allowed:
-                one = self.found[kind]
-                number = f" ({one.count:,} {counted})" if counted else ""
-                place = one.where(one.row)
-                sentences.append(
-                    f"{place}: {one.describe(one.row)}{number}; {_ADVICE[kind]}, or allow {kind} "
-                    f"(--allow {kind}) to {effect}"
-                )
+        sentences = [
+            f"{self._described(kind)}, or allow {kind} (--allow {kind}) to {effect}"
+            for kind, (_, effect) in _KINDS.items()
+            if kind in self.found and kind not in allowed
+        ]
         if len(sentences) > 1:
             sentences.append("--clean allows all of it")
         if sentences:
             raise InputError(". ".join(sentences))
+
+    def refuse_all(self) -> None:
+        """Refuse a log of which these findings leave no row, whatever is allowed.
+
+        Raises:
+            InputError: a sentence for each kind.
+        """
+        if self.found:
+            sentences = [self._described(kind) for kind in _KINDS if kind in self.found]
+            raise InputError(". ".join((*sentences, "Without these rows there are none")))
+
+    def _described(self, kind: Allowance) -> str:
+        one, (counted, _) = self.found[kind], _KINDS[kind]
+        number = f" ({one.count:,} {counted})" if counted else ""
+        return f"{one.where(one.row)}: {one.describe(one.row)}{number}; {_ADVICE[kind]}"

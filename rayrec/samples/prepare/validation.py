@@ -176,7 +176,7 @@ class RowTally:
         """
         self.times.refuse(log.file)
         if self.num_wrong == self.num_rows:
-            findings.refuse(())
+            findings.refuse_all()
         for label, names in self.names.items():
             _refuse_many_names(log, label, len(names))
         if config.behaviors is not None:

@@ -106,7 +106,7 @@ _OF_MODEL = "^/models/[^/]+"
 _UNBOUNDED_MS = 1_000_000_000
 _NO_TIME_HEADER = "X-No-Time"
 """As `wire/deadlines.py` has it."""
-_SENTENCE = "no replica has room for the request; try again in a second"
+_SENTENCE = "no replica has room for the request, or none has started yet; try again in a second"
 NO_REPLICA = {"error": _SENTENCE}
 NO_REPLICA_OPENAI = {"error": {"message": _SENTENCE, "type": "server_error", "param": None, "code": None}}
 """In the form of that protocol, as `errors.py` has it."""
