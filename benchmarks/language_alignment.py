@@ -49,6 +49,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.quality_page import RECORDS
+from benchmarks.word_tokenizer import learn_tokenizer
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
@@ -317,8 +318,6 @@ def _query(dataset: Dataset, question: Question) -> Query:
 
 def _tokenized(data: Path, folder: Path, size: Size, is_small: bool) -> None:
     """Semantic IDs of texts, and a tokenizer that has learned the titles."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     dataset = Dataset.open(data)
     titles = [title or "" for title in dataset.items.titles.to_pylist()]
     if is_small:
@@ -329,19 +328,7 @@ def _tokenized(data: Path, folder: Path, size: Size, is_small: bool) -> None:
         )
     else:
         tokenize(data, config=TokenizeConfig(vectors="text", codebook_size=size.codebook_size))
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size.vocabulary,
-        special_tokens=["<end>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(titles, trainer)
-    (folder / "base").mkdir()
-    tokenizer.save(str(folder / "base" / "tokenizer.json"))
-    (folder / "base" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>"}))
+    learn_tokenizer(titles, size.vocabulary, folder / "base")
 
 
 def _write_word_vectors(path: Path, keys: Sequence[str], titles: Sequence[str]) -> None:

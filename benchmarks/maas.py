@@ -36,6 +36,7 @@ from benchmarks.harness import Bar, BenchOptions
 from benchmarks.json_schemas import random_schema
 from benchmarks.maas_gateway import gateway_s
 from benchmarks.serve import free_port
+from benchmarks.word_tokenizer import learn_tokenizer
 
 NUM_SCHEMAS = 200
 PREFIX = 512
@@ -83,23 +84,12 @@ def _of_gguf(file: Path, folder: Path) -> Path:
 
 def _random(folder: Path) -> Path:
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2000, special_tokens=["<end>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(PROMPTS, trainer)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    values = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    learn_tokenizer(PROMPTS, 2000, folder)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(),
+        vocab_size=len(PreTrainedTokenizerFast.from_pretrained(folder)),
         hidden_size=256,
         num_hidden_layers=6,
         num_attention_heads=8,

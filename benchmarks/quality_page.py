@@ -365,10 +365,10 @@ Limits of the comparison:
   collisions; seeds of a method share them. Where items have no text, they are made of interactions alone.
   *Published IDs* are those that came with the data: LETTER's of Beauty and Instruments (4 levels), and
   MiniOneRec's of Industrial (3 levels).
-- **The causal language model** of these tables writes codes. One that knows words, too (`item_language`), was
-  trained on Beauty without a tenth of its items, which words were to find: [words beside
-  codes](language.md#words-beside-codes). For the other items it has a recall@10 of 0.061 with words, and
-  0.064 without (means of three seeds).
+- **The causal language model** writes codes. With titles (`item_language`) the same network also learns
+  which codes a title has, which title codes have, and the title of the next item; what it reads of a user
+  are codes alone. Both begin with random weights. Whether words find items that nobody has met is [another
+  question](language.md#words-beside-codes).
 - **Tokenizers** are compared with one model and one recipe. Residual k-means and an RQ-VAE
   read words, attributes and interactions; LETTER's RQ-VAE reads words and attributes, and is drawn
   towards interactions (`rayrec tokenize --tokenizer letter`). These have three levels of up to 256 codes, and

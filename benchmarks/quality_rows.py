@@ -100,6 +100,8 @@ class Method:
     """What the semantic IDs are made of, where there are any; `published`: somebody else made them."""
     tokenizer: str = "rq_kmeans"
     max_codebook_size: int = 256
+    words: int | None = None
+    """Tokens of a tokenizer that is learned from the titles of the data set; None: no word is read."""
     settings: tuple[str, ...] = ()
     """What differs from the config."""
     published: tuple[Published, ...] = ()
@@ -236,6 +238,9 @@ METHODS = {
     "lazy-text": Method("lazy decoder, IDs from text and interactions", "beauty-lazy", "both"),
     "causal-lm": Method(
         "causal language model over codes", "movielens-causal-lm", "both", settings=("data.redraw_ties=true",)
+    ),
+    "causal-lm-words": Method(
+        "causal language model over codes and titles", "movielens-item-language", "both", words=4_000
     ),
     "generative": Method(
         "prefix decoder, IDs from text and interactions", "beauty-generative", "both", max_codebook_size=512

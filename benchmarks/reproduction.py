@@ -30,6 +30,7 @@ from benchmarks.processes import ProcessorTime
 from benchmarks.quality_page import RECORDS, neighbors_of, write_page
 from benchmarks.quality_pairs import keep_positions, ranking_details
 from benchmarks.quality_rows import DATASETS, METHODS, NEIGHBORS, TIES, DataSet, Method, Ties
+from benchmarks.word_tokenizer import learn_tokenizer
 from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS
 from rayrec.models.tokenizers.registry import FILES as REGISTRY_FILES
 from rayrec.pipelines.config.run import RunConfig
@@ -57,6 +58,7 @@ ONE_SEED = {
     "gnn-full",
     "lazy-text",
     "causal-lm",
+    "causal-lm-words",
     "ids-kmeans",
     "ids-rqvae",
     "ids-letter",
@@ -284,7 +286,17 @@ def _data(row: Row, method: Method, sources: Path) -> list[str]:
     if not (ids / REGISTRY_FILES.manifest).is_file():  # which is written last
         with progress_bar("tokenize") as progress:
             tokenize(folder, ids, tokenized, progress=progress)
-    return [f"data.path={folder}", f"data.semantic_ids={ids}"]
+    words = [] if method.words is None else [f"model.tokenizer={_title_tokenizer(folder, method.words)}"]
+    return [f"data.path={folder}", f"data.semantic_ids={ids}", *words]
+
+
+def _title_tokenizer(data: Path, size: int) -> Path:
+    """Folder of a tokenizer that was learned from the titles of a data set."""
+    folder = data / f"title_tokenizer-{size}"
+    if not (folder / "tokenizer_config.json").is_file():  # which is written last
+        titles = Dataset.open(data).items.titles
+        learn_tokenizer((title for title in titles.to_pylist() if title), size, folder)
+    return folder
 
 
 def _defaults_of(tokenizer: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from tokenizers import Tokenizer
 
 from benchmarks import equal_tuning, quality_page, reproduction
 from benchmarks.processes import ProcessorTime
@@ -89,6 +90,21 @@ def test_rows_on_servers_are_counted_as_parameters_as_those_of_the_network_are(s
     network, rows = counts(("model.prefix_matrix=sparse",))
     assert none == 0
     assert 0 < network < dense == network + rows
+
+
+def test_a_method_with_words_has_a_tokenizer_of_the_titles_of_its_data(sources, tmp_path, monkeypatch):
+    titles = {
+        "item_id": [f"i{number}" for number in range(30)],
+        "title": [f"Quixotic {number}" for number in range(30)],
+    }
+    write_source(tmp_path / "sources" / "log", random_events(40, 30), items=titles)
+    method = dataclasses.replace(METHODS["tiny"], words=300)
+
+    settings = dict(each.split("=") for each in reproduction._data(ROW, method, sources))
+
+    tokenizer = Tokenizer.from_file(str(Path(settings["model.tokenizer"]) / "tokenizer.json"))
+    assert len(tokenizer.encode("Quixotic").ids) == 1
+    assert len(tokenizer.encode("Melville").ids) > 1
 
 
 def test_records_of_other_benches_lie_beside_those_of_the_page(sources, tmp_path):
