@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.quality_pairs import Line, line, pairs_table
+from benchmarks.quality_replayed import replayed_records, replayed_table
 from benchmarks.quality_rows import BASELINE, DATASETS, METHODS, NEIGHBORS, Ties
 from benchmarks.quality_tuned import tuned_records, tuned_table
 from rayrec.pipelines.evaluation.lists import (
@@ -41,22 +42,25 @@ def write_page() -> None:
     written = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
     records = [record for record in written if "ties" in record]  # others are of other benches
     rewarded = [json.loads(path.read_text()) for path in sorted(RL_RECORDS.glob("*.json"))]
-    tuned = tuned_records(RECORDS)
-    (FOLDER / "quality.md").write_text(page(records, rewarded, tuned))
-    (FOLDER / "quality.csv").write_text(table_of_all(records, rewarded, tuned))
+    tuned, replayed = tuned_records(RECORDS), replayed_records(RECORDS)
+    (FOLDER / "quality.md").write_text(page(records, rewarded, tuned, replayed))
+    (FOLDER / "quality.csv").write_text(table_of_all(records, rewarded, tuned, replayed))
 
 
 def table_of_all(
     records: Sequence[dict[str, Any]],
     rewarded: Sequence[dict[str, Any]] = (),
     tuned: Sequence[dict[str, Any]] = (),
+    replayed: Sequence[dict[str, Any]] = (),
 ) -> str:
     """Every metric of every seed with its interval, as CSV."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["table", "method", "seed", "measured", "metric", "value", "low", "high"])
-    for record in (*_of_recipes(records), *tuned):
+    for record in (*_of_recipes(records), *tuned, *replayed):
         table = f"{record['dataset']}, {record['ties']}{', tuned' if 'search' in record else ''}"
+        if "replay" in record:
+            table += f", learning every {record['replay']['days']} days"
         for measured, metric, found in _measured(record):
             writer.writerow([table, record["method"], record["seed"], measured, metric, *found])
         for name in ("num_parameters", "training_minutes", "processor_minutes"):
@@ -104,18 +108,16 @@ def page(
     records: Sequence[dict[str, Any]],
     rewarded: Sequence[dict[str, Any]] = (),
     tuned: Sequence[dict[str, Any]] = (),
+    replayed: Sequence[dict[str, Any]] = (),
 ) -> str:
     """The whole page as Markdown.
 
     Args:
         rewarded: records of reinforcement learning.
         tuned: records of rows after equal tuning.
+        replayed: records of rows that go on learning.
     """
-    by_table: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    tuned_by_table: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for kept, found in ((by_table, records), (tuned_by_table, tuned)):
-        for record in found:
-            kept[record["dataset"], record["ties"]].append(record)
+    by_table, tuned_by_table, replayed_by_table = map(_by_table, (records, tuned, replayed))
     titles = {name: method.title for name, method in METHODS.items()}
     parts = [_HEAD]
     for name, dataset in DATASETS.items():
@@ -125,11 +127,22 @@ def page(
             counts = {record["num_users"] for record in by_table[name, ties] if "num_users" in record}
             tested = f" {max(counts):,} users are tested." if counts else ""
             parts.append(f"{dataset.size}. {dataset.protocol}{tested}\n")
-            parts.append(_table(name, ties, by_table[name, ties]))
-            parts.append(tuned_table(tuned_by_table[name, ties], titles, RECORDS, dataset.shown_list))
+            lines: dict[str, Line] = {}
+            parts.append(_table(name, ties, by_table[name, ties], lines))
+            shown = dataset.shown_list
+            parts.append(tuned_table(tuned_by_table[name, ties], titles, RECORDS, shown))
+            going_on = replayed_by_table[name, ties]
+            parts.append(replayed_table(going_on, titles, RECORDS, shown, lines, CO_VISITATION_IN_TIME))
     if rewarded:
         parts += [_RL_HEAD, _rl_table(rewarded)]
     return "\n".join(filter(None, parts)).rstrip() + "\n"
+
+
+def _by_table(records: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        found[record["dataset"], record["ties"]].append(record)
+    return found
 
 
 def _rl_table(records: Sequence[dict[str, Any]]) -> str:
@@ -165,7 +178,11 @@ def _diversity(seeds: Sequence[dict[str, Any]], name: str) -> str:
     return f"{before:.3f} → {after:.3f}"
 
 
-def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
+def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]], lines_of: dict[str, Line]) -> str:
+    """
+    Args:
+        lines_of: is given the rows whose positions are kept, by method or neighbor.
+    """
     untrained = _untrained(dataset, ties)
     if not records and not untrained:
         return "Not measured yet.\n"
@@ -177,12 +194,10 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
     popular = POPULARITY_UNMASKED if keeps_seen else POPULARITY
     any_results = records[0]["results"] if records else untrained["results"]
     lines.append(_line("most popular", [any_results[popular]], "", ""))
-    with_positions: list[Line] = []
-    baseline: Line | None = None
     for title, name in neighbors_of(dataset).items():
         if untrained and name in untrained["results"]:
             lines.append(_line(title, [untrained["results"][name]], "none", ""))
-            with_positions += line(title, [untrained], RECORDS / NEIGHBORS, name)
+            lines_of.update((title, each) for each in line(title, [untrained], RECORDS / NEIGHBORS, name))
     for name, method in METHODS.items():
         seeds = _of_one_recipe([record for record in records if record["method"] == name])
         if not seeds and not DATASETS[dataset].measures(name, ties):
@@ -197,11 +212,8 @@ def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> str:
         )
         results = [record["results"][of_model] for record in seeds]
         lines.append(_line(title, results, _training(seeds), published))
-        found = list(line(title, seeds, RECORDS, of_model))
-        with_positions += found
-        if name == BASELINE:
-            baseline = next(iter(found), None)
-    return "\n".join(lines) + "\n" + pairs_table(with_positions, baseline)
+        lines_of.update((name, each) for each in line(title, seeds, RECORDS, of_model))
+    return "\n".join(lines) + "\n" + pairs_table(list(lines_of.values()), lines_of.get(BASELINE))
 
 
 _NEIGHBORS = {name: name for name in (CO_VISITATION, SWING, CO_VISITATION_IN_TIME)}
@@ -354,6 +366,11 @@ Limits of the comparison:
   Beauty and Sports.
   *At the time* means that it knows what everybody did before each event and nothing after it; models know all
   training events, later ones too.
+- **Learning goes on** (`python -m benchmarks.replay SOURCES beauty-time/shuffled/generative --days 7`): from
+  the row's best snapshot on, the rest of the log is replayed in periods. Targets of a period are ranked by
+  what was learned until the period before, then its events are trained on, once (`data.follow`). One rate and
+  batch serve all rows; they were chosen of four on validation users of the prefix decoder. Co-visitation at
+  the time knows more of others: all until the event itself.
 - **The graph network** is SASRec whose events also read the items that others met beside them before,
   weighted by co-visits; one setting, not tuned, one seed, neighbors of training events alone. On Beauty it
   does not beat SASRec by more than chance: with ties as stored and full softmax it has 0.0937 where three

@@ -26,7 +26,7 @@ from rayrec.rl.config import PromptsConfig
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.base.event_labels import HISTORY_LABELS, LABEL_COLUMNS, TARGET_LABELS
 from rayrec.samples.base.event_times import HISTORY_TIMES, TIMES
-from rayrec.samples.base.jagged import list_values, take_rows
+from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import EVALUATION_FILES
 from rayrec.samples.reading.read_plan import ReadPlan, ReadPosition
@@ -73,31 +73,11 @@ class Prompts:
     def some(self, rows_U: Int64Array) -> Prompts:
         """Select users, in the given order."""
         return Prompts(
-            samples=some_rows(self.samples, rows_U),
+            samples=self.samples.some(rows_U),
             targets_U=self.targets_U[rows_U],
             chunk=self.chunk,
             target_labels={label: codes_U[rows_U] for label, codes_U in self.target_labels.items()},
         )
-
-
-def some_rows(samples: SampleBatch, rows_B: Int64Array) -> SampleBatch:
-    """Select rows of a batch, in the given order."""
-    item_ids_N, offsets_B1 = take_rows(samples.item_ids_N, samples.offsets_B1, rows_B)
-
-    def events(values_N: Int64Array) -> Int64Array:
-        return take_rows(values_N, samples.offsets_B1, rows_B)[0]
-
-    return SampleBatch(
-        step=samples.step,
-        row_keys_B=samples.row_keys_B[rows_B],
-        user_ids_B=samples.user_ids_B[rows_B],
-        item_ids_N=item_ids_N,
-        offsets_B1=offsets_B1,
-        targets_B=None if samples.targets_B is None else samples.targets_B[rows_B],
-        times_N=None if samples.times_N is None else events(samples.times_N),
-        labels={label: events(codes_N) for label, codes_N in samples.labels.items()},
-        instruction={part: codes_B[rows_B] for part, codes_B in samples.instruction.items()},
-    )
 
 
 def is_held_out(user_ids_U: Int64Array, share: float) -> np.ndarray:

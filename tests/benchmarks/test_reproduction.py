@@ -12,7 +12,7 @@ import pytest
 import yaml
 from tokenizers import Tokenizer
 
-from benchmarks import equal_tuning, quality_page, reproduction
+from benchmarks import equal_tuning, reproduction
 from benchmarks.processes import ProcessorTime
 from benchmarks.quality_page import METRICS
 from benchmarks.quality_rows import DATASETS, METHODS, NEIGHBORS, DataSet, Method, PublishedIds
@@ -24,30 +24,8 @@ from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.training.placements import in_process
 from rayrec.platform.errors import InputError
 from tests.helpers.data import random_events, write_source
-from tests.helpers.runs import MODELS
 
 ROW = Row("tiny", "shuffled", "tiny")
-
-
-@pytest.fixture
-def sources(tmp_path, monkeypatch) -> Path:
-    """A log, a recipe of one epoch, and places for records, page and what is kept."""
-    write_source(tmp_path / "sources" / "log", random_events(40, 30))
-    settings = {
-        "data": {"path": "data"},
-        "model": MODELS["prefix"],
-        "training": {"epochs": 1, "batch_size": 16},
-        "pipeline": {"trainer_threads": 1},
-    }
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
-    few = {"allow": ["short-users", "cold-items"]}
-    monkeypatch.setitem(DATASETS, "tiny", DataSet("A tiny log", "log", prepare=few))
-    monkeypatch.setitem(METHODS, "tiny", Method("tiny", str(tmp_path / "recipe"), "interactions"))
-    monkeypatch.setattr(reproduction, "KEPT", tmp_path / "kept")
-    for module in (reproduction, quality_page):
-        monkeypatch.setattr(module, "RECORDS", tmp_path / "records")
-    monkeypatch.setattr(quality_page, "FOLDER", tmp_path)
-    return tmp_path / "sources"
 
 
 def test_a_row_is_made_recorded_and_on_the_page(sources, tmp_path):

@@ -114,10 +114,27 @@ def evaluate_neighbors(
     rankers = neighbor_rankers(dataset, depth, at_the_time=True)
     rankers |= popularity_rankers(dataset, partial(seen_items, dataset), depth)
     rankers |= repeats_ranker(dataset, depth)
-    batches = evaluation_batches(dataset, split, batch_size, max_users)
+    return evaluate_rankers(dataset, split, rankers, str(dataset.root), batch_size, on_batch, max_users)
+
+
+def evaluate_rankers(
+    dataset: Dataset,
+    split: Split,
+    rankers: Mapping[str, Ranker],
+    name: str,
+    batch_size: int = 512,
+    on_batch: OnBatch | None = None,
+    max_users: int | None = None,
+) -> EvaluationReport:
+    """Anything that ranks items, judged on every user of a split, in the order of the split's rows.
+
+    Args:
+        name: of what is judged.
+        max_users: as of `evaluate_recommender`.
+    """
     tally = Tally(dataset, split, rankers, max_users)
-    tally.judge(batches, on_batch)
-    return _report(dataset, tally.positions(str(dataset.root), None), tally)
+    tally.judge(evaluation_batches(dataset, split, batch_size, max_users), on_batch)
+    return _report(dataset, tally.positions(name, None), tally)
 
 
 def _of_model(

@@ -24,6 +24,7 @@ from rayrec.platform.hashing import combine64
 from rayrec.samples.base.event_labels import LABEL_COLUMNS
 from rayrec.samples.base.event_times import TIMES, seconds
 from rayrec.samples.base.intervals import Intervals
+from rayrec.samples.base.jagged import take_rows
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,25 @@ class SampleBatch:
             labels={
                 label: _integers(columns[name]) for label, name in LABEL_COLUMNS.items() if name in of_events
             },
+        )
+
+    def some(self, rows_B: Int64Array) -> SampleBatch:
+        """Select rows, in the given order."""
+        item_ids_N, offsets_B1 = take_rows(self.item_ids_N, self.offsets_B1, rows_B)
+
+        def events(values_N: Int64Array) -> Int64Array:
+            return take_rows(values_N, self.offsets_B1, rows_B)[0]
+
+        return SampleBatch(
+            step=self.step,
+            row_keys_B=self.row_keys_B[rows_B],
+            user_ids_B=self.user_ids_B[rows_B],
+            item_ids_N=item_ids_N,
+            offsets_B1=offsets_B1,
+            targets_B=None if self.targets_B is None else self.targets_B[rows_B],
+            times_N=None if self.times_N is None else events(self.times_N),
+            labels={label: events(codes_N) for label, codes_N in self.labels.items()},
+            instruction={part: codes_B[rows_B] for part, codes_B in self.instruction.items()},
         )
 
     def instructed(self, instruction: Mapping[Part, int]) -> SampleBatch:

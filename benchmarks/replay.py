@@ -1,0 +1,258 @@
+"""Quality of models that go on learning while a log is replayed, for docs/benchmarks/quality.md.
+
+    python -m benchmarks.replay SOURCES beauty-time/shuffled/generative --days 7
+
+A row of `benchmarks.reproduction`, of a data set that is split by time, was trained on what came before a
+date. From its best snapshot on, the rest of the log comes in periods of so many days: what validates and
+tests in a period is ranked first, by what was learned until the day before it, and then the events of the
+period are trained on, once (`data.follow`). So a model knows of others what they did in periods before, and
+of the user all that lies before the target, as everywhere. Rate and batch are the same for all
+rows; what they are was found on validation users of the prefix decoder on Beauty.
+
+Axes: U users of a split, N events of the log, K of a list.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.processes import ProcessorTime
+from benchmarks.quality_page import write_page
+from benchmarks.quality_pairs import keep_positions, ranking_details
+from benchmarks.quality_replayed import FOLDER
+from benchmarks.quality_rows import DATASETS, METHODS
+from benchmarks.reproduction import KEPT, Row, commit_of, config_of, recipe
+from rayrec.models.program.program import RankedItems
+from rayrec.models.sequence.config import SequenceModelConfig
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_rankers
+from rayrec.pipelines.evaluation.rankers import Ranker, model_rankers
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
+from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.training.train import train
+from rayrec.platform.arrays import Int64Array
+from rayrec.platform.checkout import CHECKOUT
+from rayrec.platform.console import log, progress_bar
+from rayrec.platform.errors import InputError
+from rayrec.platform.files import write_atomically
+from rayrec.samples.base.batches import SampleBatch
+from rayrec.samples.base.event_times import TIMES
+from rayrec.samples.base.jagged import list_values
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.manifest import HISTORY_FILE, Split
+from rayrec.samples.reading.reader import evaluation_batches
+
+DAY_S = 86_400
+AT_ONCE = 256
+"""Users that are ranked together."""
+BATCH_SIZE, LEARNING_RATE = 32, 0.001
+
+
+@dataclass(frozen=True)
+class Periods:
+    """Equal parts of the time from a date on."""
+
+    since: float
+    """UNIX seconds; the first period begins with that day."""
+    days: int
+
+    def of(self, times: Int64Array) -> Int64Array:
+        """Number of the period of each time, in UNIX seconds."""
+        return (times // DAY_S - int(self.since) // DAY_S) // self.days
+
+
+class ReplayedLog:
+    """Rows to train on, by period: of each user who did something, the newest events at its end."""
+
+    def __init__(self, dataset: Dataset, periods: Periods, max_length: int) -> None:
+        table = dataset.read(HISTORY_FILE, ["item_ids", TIMES])
+        self._items_N, offsets_U1 = list_values(table["item_ids"])
+        self._times_N, _ = list_values(table[TIMES])
+        users_N = np.repeat(np.arange(len(offsets_U1) - 1), np.diff(offsets_U1))
+        periods_N = periods.of(self._times_N)
+        # The last event of a user in a period ends a row, and the others of the period lie before it.
+        ends_N = np.append((np.diff(users_N) != 0) | (np.diff(periods_N) != 0), True)
+        last_R = np.flatnonzero(ends_N & (periods_N >= 0))
+        self._ends_R = last_R + 1
+        self._starts_R = np.maximum(offsets_U1[users_N[last_R]], self._ends_R - max_length)
+        self._users_R = dataset.users["user_id"].to_numpy()[users_N[last_R]]
+        self._periods_R = periods_N[last_R]
+
+    @property
+    def num_periods(self) -> int:
+        return int(self._periods_R.max()) + 1
+
+    def write(self, period: int, folder: Path) -> bool:
+        """Put the rows of a period into a folder of samples; whether there are some."""
+        rows = np.flatnonzero(self._periods_R == period)
+        spans = list(zip(self._starts_R[rows].tolist(), self._ends_R[rows].tolist(), strict=True))
+        table = pa.table(
+            {
+                "user_id": self._users_R[rows],
+                "item_ids": [self._items_N[start:stop] for start, stop in spans],
+                TIMES: [self._times_N[start:stop] for start, stop in spans],
+            }
+        )
+        if len(rows):
+            pq.write_table(table, folder / f"{period:05d}.parquet")
+        return len(rows) > 0
+
+
+class Answers:
+    """Lists of all users of a split, each ranked when its period begins."""
+
+    def __init__(
+        self, dataset: Dataset, split: Split, periods: Periods, recommender: Recommender, name: str
+    ) -> None:
+        """
+        Args:
+            name: of the list, which says whether items of the history may be in it.
+        """
+        self._dataset, self._split, self._name = dataset, split, name
+        self._info = model_rankers(recommender)[name].info
+        self._periods_U = periods.of(dataset.target_times(split))
+        num_users = len(self._periods_U)
+        self._samples = next(
+            evaluation_batches(dataset, split, num_users, with_times=recommender.needs_times)
+        )
+        self._items_UK = np.full((num_users, self._info.depth), -1)
+        self._is_ranked_U = np.zeros(num_users, dtype=bool)
+
+    def rank(self, recommender: Recommender, period: int) -> None:
+        """Rank for the users whose target is in a period."""
+        users = np.flatnonzero(self._periods_U == period)
+        for some in np.array_split(users, range(AT_ONCE, len(users), AT_ONCE)):
+            if len(some):
+                ranker = model_rankers(recommender)[self._name]
+                items_BK = ranker.recommend(self._samples.some(some), self._periods_U[some]).items_BK
+                self._items_UK[some, : items_BK.shape[1]] = items_BK
+        self._is_ranked_U[users] = True
+
+    def report(self, name: str) -> EvaluationReport:
+        """What the lists are worth."""
+        assert self._is_ranked_U.all(), "a target lies in no period"
+        done = 0
+
+        def next_rows(samples: SampleBatch, _: Int64Array) -> RankedItems:
+            nonlocal done
+            done += samples.num_rows
+            items_BK = self._items_UK[done - samples.num_rows : done]
+            return RankedItems(items_BK, np.zeros(items_BK.shape, dtype=np.float32))
+
+        rankers = {self._name: Ranker(next_rows, self._info)}
+        return evaluate_rankers(self._dataset, self._split, rankers, name)
+
+
+def measure(row: Row, sources: Path, days: int, commit: str, record: Path, runs: Path) -> dict[str, Any]:
+    """Replay what comes after a row's training, and judge what was ranked meanwhile; the record of it.
+
+    Args:
+        record: where it will be, for the positions beside it.
+        runs: where runs of rows are kept; the row is trained where it is not there.
+
+    Raises:
+        InputError: the row's data set is not split by time.
+    """
+    config, shown = config_of(row, sources), DATASETS[row.dataset].shown_list
+    dataset = Dataset.open(config.data.path)
+    since = dataset.manifest.split.valid_start
+    if since is None:
+        raise InputError(f"{row.name}: {row.dataset} is not split by time, so nothing comes after it")
+    assert isinstance(config.model, SequenceModelConfig), "of a row of the page"
+    base = runs / row.record.stem
+    with progress_bar("train") as progress:
+        train(
+            config, base, "if_begun", on_step=lambda done, total, _: progress(done, total), cluster=in_process
+        )
+    recommender, periods = Recommender.load(base, "best"), Periods(since, days)
+    coming = ReplayedLog(dataset, periods, config.model.history_length)
+    answers = {split: Answers(dataset, split, periods, recommender, shown) for split in ("valid", "test")}
+    with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as name, progress_bar("replay") as progress:
+        samples, run = Path(name) / "samples", Path(name) / "run"
+        samples.mkdir()
+        goes_on, learning_s, num_steps = _going_on(config, base, samples), 0.0, 0
+        for period in range(coming.num_periods):
+            for each in answers.values():
+                each.rank(recommender, period)
+            if coming.write(period, samples):
+                with ProcessorTime() as spent:
+                    num_steps = train(goes_on, run, "if_begun", cluster=in_process).steps
+                learning_s += spent.seconds
+                recommender = Recommender.load(run, "last")
+            progress(period + 1, coming.num_periods)
+    reports = {split: each.report(row.name) for split, each in answers.items()}
+    report = reports["test"]
+    return {
+        **asdict(row),
+        "replay": {
+            "days": days,
+            "periods": coming.num_periods,
+            "steps": num_steps,
+            "processor_minutes": learning_s / 60,
+            "batch_size": BATCH_SIZE,
+            "learning_rate": LEARNING_RATE,
+            "validation": reports["valid"].to_json()["results"][shown],
+        },
+        "results": report.to_json()["results"],
+        **ranking_details(report, shown),
+        **keep_positions(record, report, [shown]),
+        "num_users": report.count,
+        "made_of": {"commit": commit, "dataset": dataset.manifest.fingerprint, "settings": recipe(row)},
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _going_on(config: RunConfig, base: Path, samples: Path) -> RunConfig:
+    """The run that learns what comes, from the best snapshot of another one on."""
+    settings = config.model_dump(mode="json", exclude_none=True)
+    # Each call of `train` is over as soon as it has read what is there.
+    settings["data"] |= {"samples": str(samples), "follow": {"every_s": 0.05, "stop_after_s": 0.05}}
+    of_epochs = ("epochs", "min_steps_per_epoch", "schedule")
+    training = {name: value for name, value in settings["training"].items() if name not in of_epochs}
+    training["optimizer"] |= {"learning_rate": LEARNING_RATE}
+    settings["training"] = training | {"init_from": str(base), "batch_size": BATCH_SIZE}
+    settings["evaluation"] = {"every_steps": 1_000_000, "max_users": 1}  # it is judged here
+    return RunConfig.parse(settings)
+
+
+def record_of(row: Row, days: int) -> Path:
+    """Where a record is, or will be."""
+    return row.record.parent / FOLDER / f"{row.record.stem}-{days}.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.replay")
+    parser.add_argument("sources", type=Path, help="folder of the published data sets")
+    parser.add_argument("rows", nargs="+", help="DATASET/TIES/METHOD")
+    parser.add_argument("--days", type=int, default=7, help="of a period")
+    parser.add_argument("--runs", type=Path, default=KEPT / "runs", help="keep runs of rows here")
+    options = parser.parse_args(arguments)
+    if options.days < 1:
+        parser.error("--days: a period has at least one")
+    rows = [Row.named(name, seed=0) for name in options.rows]
+    if untrained := [row.name for row in rows if row.method not in METHODS]:
+        parser.error(f"nothing of {', '.join(untrained)} is trained, so nothing goes on learning")
+    commit = commit_of(CHECKOUT)
+    for row in rows:
+        log.print(f"{row.name}, periods of {options.days} days")
+        path = record_of(row, options.days)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = measure(row, options.sources, options.days, commit, path, options.runs)
+        write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+        write_page()
+
+
+if __name__ == "__main__":
+    main()
