@@ -379,7 +379,9 @@ Limits of the comparison:
   intervals overlap. On MovieLens, with redrawn ties and today's sampled softmax, it has 0.1951, where
   co-visitation has 0.1877 and SASRec so trained 0.1983.
 - Semantic IDs have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a digit for
-  collisions; seeds of a method share them. Where items have no text, they are made of interactions alone.
+  collisions. Those of one machine share them; another machine rounds otherwise and makes others by the same
+  settings, so seed 0 of several rows has other IDs than seeds 1 and 2. Where items have no text, they are
+  made of interactions alone.
   *Published IDs* are those that came with the data: LETTER's of Beauty and Instruments (4 levels), and
   MiniOneRec's of Industrial (3 levels).
 - **The causal language model** writes codes. With titles (`item_language`) the same network also learns

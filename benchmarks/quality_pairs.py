@@ -7,11 +7,13 @@ rows are compared in pairs, over users and, where a row has several, over seeds.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.compare import ALL_USERS, Evaluated, compare
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
 from rayrec.pipelines.metrics.positions import SUFFIX, Positions
@@ -64,8 +66,24 @@ def line(title: str, records: Sequence[Mapping[str, Any]], folder: Path, shown: 
         shown: name of the list that the page shows.
     """
     if records and all(_KEY in record for record in records):
-        names = [str(record[_KEY]) for record in records]
-        yield Line(title, [Evaluated(name, shown, Positions.read(folder / name)) for name in names])
+        files = {str(record[_KEY]): Positions.read(folder / str(record[_KEY])) for record in records}
+        configs = [recorded_config(record) for record in records]
+        if None not in configs and all(config == configs[0] for config in configs):
+            # Files say by a hash whether settings are alike, and that has a setting which came between seeds.
+            method = next(iter(files.values())).header.method
+            for name, each in files.items():
+                files[name] = replace(each, header=each.header.model_copy(update={"method": method}))
+        yield Line(title, [Evaluated(name, shown, each) for name, each in files.items()])
+
+
+def recorded_config(record: Mapping[str, Any]) -> RunConfig | None:
+    """Settings of the run of a record; those that came later have their defaults. None: it has none that this
+    version knows."""
+    written = record.get("made_of", {}).get("settings", {})
+    try:
+        return RunConfig.parse(written | {"data": {"path": "data"} | written.get("data", {})})
+    except InputError:
+        return None
 
 
 def pairs_table(lines: Sequence[Line], baseline: Line | None = None) -> str:

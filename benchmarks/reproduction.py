@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.processes import ProcessorTime
 from benchmarks.quality_page import RECORDS, neighbors_of, write_page
-from benchmarks.quality_pairs import keep_positions, ranking_details
+from benchmarks.quality_pairs import keep_positions, ranking_details, recorded_config
 from benchmarks.quality_rows import DATASETS, METHODS, NEIGHBORS, TIES, DataSet, Method, Ties
 from benchmarks.word_tokenizer import learn_tokenizer
 from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS
@@ -123,15 +123,13 @@ def is_measured(row: Row) -> bool:
         return False
     if row.method == NEIGHBORS:  # which have no recipe
         return True
-    made_of = json.loads(row.record.read_text()).get("made_of", {})
-    try:  # settings that came later had their defaults
-        settings = made_of.get("settings", {})
-        config = RunConfig.parse(settings | {"data": {"path": "data"} | settings.get("data", {})})
-    except InputError:
+    record = json.loads(row.record.read_text())
+    made_of, config = record.get("made_of", {}), recorded_config(record)
+    if config is None:
         return False
     most_codes = made_of.get("max_codebook_size", 256)
     now, then = recipe(row), recorded(config)
-    if "sparse" not in settings:  # which were not recorded at first
+    if "sparse" not in made_of["settings"]:  # which were not recorded at first
         now, then = ({name: part for name, part in each.items() if name != "sparse"} for each in (now, then))
     method = METHODS[row.method]
     tokenized = (made_of.get("vectors", method.vectors), made_of.get("tokenizer", "rq_kmeans"))

@@ -265,3 +265,25 @@ def test_the_csv_has_lists_and_slices():
     assert f'"beauty, shuffled",hstu,0,{MODEL},coverage@10,0.25000,,' in table
     assert f'"beauty, shuffled",hstu,0,{MODEL},novelty@10,0.50000,0.40000,0.60000' in table
     assert f'"beauty, shuffled",hstu,0,"{MODEL}, cold items",recall@10,0.50000,0.40000,0.60000' in table
+
+
+@pytest.mark.parametrize(("later", "is_compared"), [({}, True), ({"dropout": 0.5}, False)])
+def test_seeds_between_which_a_setting_came_are_of_one_method_where_it_has_its_default(
+    tmp_path, later, is_compared
+):
+    positions([0, 0, 20, 99], method="of all settings then", seed=0).write(tmp_path / "a.parquet")
+    positions([0, 20, 5, 5], method="of all settings now", seed=1, snapshot_fingerprint="b").write(
+        tmp_path / "b.parquet"
+    )
+    positions([0, 20, 20, 5], method="another", seed=0).write(tmp_path / "c.parquet")
+    model = {"name": "sasrec", "backbone": {"dim": 8}}
+    now = {"name": "sasrec", "backbone": {"dim": 8, "num_layers": 2} | later}
+    records = [
+        record("sasrec", 0, 0.06) | {"positions": "a.parquet", "made_of": {"settings": {"model": model}}},
+        record("sasrec", 1, 0.06) | {"positions": "b.parquet", "made_of": {"settings": {"model": now}}},
+        record("hstu", 0, 0.06) | {"positions": "c.parquet"},
+    ]
+
+    _, pairs = page(records).split("The same users in pairs", 1)
+
+    assert ("cannot be compared" not in pairs) == is_compared

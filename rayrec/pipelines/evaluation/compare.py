@@ -216,7 +216,10 @@ def _check_seeds(side: Sequence[Evaluated]) -> None:
         if is_same and (x.snapshot_fingerprint is not None or x.run == y.run):  # neighbors have no snapshot
             why = f"they are the same run ({x.run}), which would count twice"
         elif x.method != y.method or one.name != other.name:
-            why = "their settings differ in more than the seed; compare one method a side"
+            why = (
+                "their settings differ in more than the seed; compare one method a side, or evaluate both "
+                "again if versions of rayrec with other settings did"
+            )
         elif one.info.search != other.info.search:
             why = f"their lists were found differently ({one.info.search}; {other.info.search})"
         elif x.seed is not None and x.seed == y.seed:
