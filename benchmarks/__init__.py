@@ -60,6 +60,7 @@ BENCHES: dict[str, Bench] = {
     "parallel-rows": partial(_run, "parallel_rows", "bench"),
     "pipeline": partial(_run, "pipeline", "bench"),
     "quantization": partial(_run, "quantization", "bench"),
+    "replay": partial(_run, "replay", "bench"),
     "rl": partial(_run, "rl", "bench"),
     "samples": partial(_run, "samples", "bench"),
     "scale-prepare": partial(_run, "scale_prepare", "bench"),

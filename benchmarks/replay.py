@@ -27,19 +27,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.harness import Bar, BenchOptions
 from benchmarks.processes import ProcessorTime
 from benchmarks.quality_page import write_page
-from benchmarks.quality_pairs import keep_positions, ranking_details
+from benchmarks.quality_pairs import METRIC, keep_positions, ranking_details
 from benchmarks.quality_replayed import FOLDER
 from benchmarks.quality_rows import DATASETS, METHODS
-from benchmarks.reproduction import KEPT, Row, commit_of, config_of, recipe
+from benchmarks.reproduction import KEPT, Row, commit_of, config_of, prepared, recipe
 from rayrec.models.program.program import RankedItems
 from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_rankers
+from rayrec.pipelines.evaluation.compare import ALL_USERS, Evaluated, compare
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors, evaluate_rankers
+from rayrec.pipelines.evaluation.lists import CO_VISITATION_IN_TIME, MODEL
 from rayrec.pipelines.evaluation.rankers import Ranker, model_rankers
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
+from rayrec.pipelines.metrics.positions import Positions
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.arrays import Int64Array
@@ -153,6 +158,35 @@ class Answers:
 
         rankers = {self._name: Ranker(next_rows, self._info)}
         return evaluate_rankers(self._dataset, self._split, rankers, name)
+
+
+def bench(options: BenchOptions) -> list[Bar]:
+    """Of the prefix decoder on Beauty, in periods of a week, over the same model that learns nothing more and
+    over co-visitation at the time; both by recall@10."""
+    row = Row("beauty-time", "shuffled", "generative")
+    bars = [
+        ("replay-over-frozen", "the same model, which learns nothing more", 1.5),
+        ("replay-over-neighbors", CO_VISITATION_IN_TIME, 1.0),
+    ]
+    if options.data is None:
+        log.print("replay: RAYREC_BENCH_DATA has to name the folder of the published data sets")
+        return [Bar.of(name, [], peer, target) for name, peer, target in bars]
+    with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder:
+        path = Path(folder) / "record.json"
+        record = measure(row, options.data, 7, commit_of(CHECKOUT), path, KEPT / "runs")
+        ours = Evaluated("replay", MODEL, Positions.read(path.parent / record["positions"]))
+    frozen = evaluate(KEPT / "runs" / row.record.stem, baselines=False)
+    neighbors = evaluate_neighbors(Dataset.open(prepared(row, options.data)), "test")
+    found = []
+    for (name, peer, target), (report, listed) in zip(
+        bars, [(frozen, MODEL), (neighbors, CO_VISITATION_IN_TIME)], strict=True
+    ):
+        assert report.ranking is not None, "it is of a recommender"
+        theirs = Evaluated(peer, listed, report.ranking.positions)
+        ratio = compare([theirs], [ours], METRIC).estimates[ALL_USERS].ratio
+        assert ratio is not None, "each has found something"
+        found.append(Bar(name, ratio.value, ratio.low, peer, target, ratio.low >= target))
+    return found
 
 
 def measure(row: Row, sources: Path, days: int, commit: str, record: Path, runs: Path) -> dict[str, Any]:
