@@ -23,6 +23,8 @@ METRIC = "recall@10"
 FOLDER = "positions"
 """Beside the records."""
 _KEY = "positions"
+_TOKENIZED = ("vectors", "tokenizer", "max_codebook_size", "words")
+"""What a record says of semantic IDs and words, beside the settings of the run."""
 
 
 class Line(NamedTuple):
@@ -67,8 +69,8 @@ def line(title: str, records: Sequence[Mapping[str, Any]], folder: Path, shown: 
     """
     if records and all(_KEY in record for record in records):
         files = {str(record[_KEY]): Positions.read(folder / str(record[_KEY])) for record in records}
-        configs = [recorded_config(record) for record in records]
-        if None not in configs and all(config == configs[0] for config in configs):
+        recipes = [(recorded_config(each), *map(each.get("made_of", {}).get, _TOKENIZED)) for each in records]
+        if recipes[0][0] is not None and all(recipe == recipes[0] for recipe in recipes):
             # Files say by a hash whether settings are alike, and that has a setting which came between seeds.
             method = next(iter(files.values())).header.method
             for name, each in files.items():

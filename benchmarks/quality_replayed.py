@@ -33,7 +33,7 @@ def replayed_table(
         titles: of the methods, in the order of the rows.
         folder: of the records of rows that did not go on learning.
         shown: name of the list that the page shows.
-        others: rows with positions by method or neighbor; the same seed of those methods is compared, too.
+        others: rows with positions by method or neighbor; those of the same methods are compared, too.
         baseline: one of these.
     """
     lines = [

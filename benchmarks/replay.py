@@ -4,9 +4,9 @@
 
 A row of `benchmarks.reproduction`, of a data set that is split by time, was trained on what came before a
 date. From its best snapshot on, the rest of the log comes in periods of so many days: what validates and
-tests in a period is ranked first, by what was learned until the day before it, and then the events of the
-period are trained on, once (`data.follow`). So a model knows of others what they did in periods before, and
-of the user all that lies before the target, as everywhere. Rate and batch are the same for all
+tests in a period is ranked first, by what was learned until the day before it, and then the period is trained
+on, in one pass over windows of events (`data.follow`). So a model knows of others what they did in periods
+before, and of the user all that lies before the target, as everywhere. Rate and batch are the same for all
 rows; what they are was found on validation users of the prefix decoder on Beauty.
 
 Axes: U users of a split, N events of the log, K of a list.
@@ -39,12 +39,19 @@ from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.compare import ALL_USERS, Evaluated, compare
 from rayrec.pipelines.evaluation.evaluate import evaluate
-from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors, evaluate_rankers
+from rayrec.pipelines.evaluation.evaluate_recommender import (
+    evaluate_neighbors,
+    evaluate_rankers,
+    model_batches,
+)
 from rayrec.pipelines.evaluation.lists import CO_VISITATION_IN_TIME, MODEL
 from rayrec.pipelines.evaluation.rankers import Ranker, model_rankers
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
 from rayrec.pipelines.metrics.positions import Positions
+from rayrec.pipelines.runs.method import Method
+from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.arrays import Int64Array
@@ -57,7 +64,6 @@ from rayrec.samples.base.event_times import TIMES
 from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import HISTORY_FILE, Split
-from rayrec.samples.reading.reader import evaluation_batches
 
 DAY_S = 86_400
 AT_ONCE = 256
@@ -79,19 +85,37 @@ class Periods:
 
 
 class ReplayedLog:
-    """Rows to train on, by period: of each user who did something, the newest events at its end."""
+    """Rows to train on, by period: windows of a user's events, which end with events of the period.
 
-    def __init__(self, dataset: Dataset, periods: Periods, max_length: int) -> None:
+    All events of a period are targets of its rows, but for a user's first event of all. So are earlier events
+    that a window begins with: what the model knows of a user is learned again with what is new.
+    """
+
+    def __init__(self, dataset: Dataset, periods: Periods, length: int) -> None:
+        """
+        Args:
+            length: events of a history that a model reads at most; a row has one more.
+        """
         table = dataset.read(HISTORY_FILE, ["item_ids", TIMES])
         self._items_N, offsets_U1 = list_values(table["item_ids"])
         self._times_N, _ = list_values(table[TIMES])
         users_N = np.repeat(np.arange(len(offsets_U1) - 1), np.diff(offsets_U1))
-        periods_N = periods.of(self._times_N)
-        # The last event of a user in a period ends a row, and the others of the period lie before it.
-        ends_N = np.append((np.diff(users_N) != 0) | (np.diff(periods_N) != 0), True)
-        last_R = np.flatnonzero(ends_N & (periods_N >= 0))
-        self._ends_R = last_R + 1
-        self._starts_R = np.maximum(offsets_U1[users_N[last_R]], self._ends_R - max_length)
+        periods_N = np.where(self._times_N >= periods.since, periods.of(self._times_N), -1)
+        changes_N = np.append(True, (np.diff(users_N) != 0) | (np.diff(periods_N) != 0))
+        firsts_G = np.flatnonzero(changes_N)  # of groups: a user's events of one period
+        stops_G = np.append(firsts_G[1:], len(users_N))
+        is_new_G = periods_N[firsts_G] >= 0
+        firsts_G, stops_G = firsts_G[is_new_G], stops_G[is_new_G]
+        self._stops_R = np.array(
+            [
+                min(first + length, stop)
+                for begin, stop in zip(firsts_G.tolist(), stops_G.tolist(), strict=True)
+                for first in range(begin, stop, length)
+            ],
+            dtype=np.int64,
+        )
+        last_R = self._stops_R - 1
+        self._starts_R = np.maximum(offsets_U1[users_N[last_R]], self._stops_R - length - 1)
         self._users_R = dataset.users["user_id"].to_numpy()[users_N[last_R]]
         self._periods_R = periods_N[last_R]
 
@@ -102,7 +126,7 @@ class ReplayedLog:
     def write(self, period: int, folder: Path) -> bool:
         """Put the rows of a period into a folder of samples; whether there are some."""
         rows = np.flatnonzero(self._periods_R == period)
-        spans = list(zip(self._starts_R[rows].tolist(), self._ends_R[rows].tolist(), strict=True))
+        spans = list(zip(self._starts_R[rows].tolist(), self._stops_R[rows].tolist(), strict=True))
         table = pa.table(
             {
                 "user_id": self._users_R[rows],
@@ -118,34 +142,32 @@ class ReplayedLog:
 class Answers:
     """Lists of all users of a split, each ranked when its period begins."""
 
-    def __init__(
-        self, dataset: Dataset, split: Split, periods: Periods, recommender: Recommender, name: str
-    ) -> None:
+    def __init__(self, recommender: Recommender, split: Split, periods: Periods, name: str) -> None:
         """
         Args:
             name: of the list, which says whether items of the history may be in it.
         """
-        self._dataset, self._split, self._name = dataset, split, name
+        self._split, self._name = split, name
+        self._dataset = dataset = recommender.dataset
         self._info = model_rankers(recommender)[name].info
-        self._periods_U = periods.of(dataset.target_times(split))
-        num_users = len(self._periods_U)
-        self._samples = next(
-            evaluation_batches(dataset, split, num_users, with_times=recommender.needs_times)
-        )
+        check_split(dataset, split)
+        self._times_U = dataset.target_times(split)
+        self._periods_U = periods.of(self._times_U)
+        num_users = len(self._times_U)
+        self._samples = next(model_batches(recommender, split, num_users))
         self._items_UK = np.full((num_users, self._info.depth), -1)
         self._is_ranked_U = np.zeros(num_users, dtype=bool)
 
     def rank(self, recommender: Recommender, period: int) -> None:
         """Rank for the users whose target is in a period."""
-        users = np.flatnonzero(self._periods_U == period)
-        for some in np.array_split(users, range(AT_ONCE, len(users), AT_ONCE)):
-            if len(some):
-                ranker = model_rankers(recommender)[self._name]
-                items_BK = ranker.recommend(self._samples.some(some), self._periods_U[some]).items_BK
-                self._items_UK[some, : items_BK.shape[1]] = items_BK
+        ranker, users = model_rankers(recommender)[self._name], np.flatnonzero(self._periods_U == period)
+        for first in range(0, len(users), AT_ONCE):
+            some = users[first : first + AT_ONCE]
+            items_BK = ranker.recommend(self._samples.some(some), self._times_U[some]).items_BK
+            self._items_UK[some, : items_BK.shape[1]] = items_BK
         self._is_ranked_U[users] = True
 
-    def report(self, name: str) -> EvaluationReport:
+    def report(self, method: Method) -> EvaluationReport:
         """What the lists are worth."""
         assert self._is_ranked_U.all(), "a target lies in no period"
         done = 0
@@ -157,7 +179,7 @@ class Answers:
             return RankedItems(items_BK, np.zeros(items_BK.shape, dtype=np.float32))
 
         rankers = {self._name: Ranker(next_rows, self._info)}
-        return evaluate_rankers(self._dataset, self._split, rankers, name)
+        return evaluate_rankers(self._dataset, self._split, rankers, "replay", method=method)
 
 
 def bench(options: BenchOptions) -> list[Bar]:
@@ -211,8 +233,11 @@ def measure(row: Row, sources: Path, days: int, commit: str, record: Path, runs:
             config, base, "if_begun", on_step=lambda done, total, _: progress(done, total), cluster=in_process
         )
     recommender, periods = Recommender.load(base, "best"), Periods(since, days)
+    assert recommender.method is not None and recommender.snapshot is not None, "of a run"
+    method = Method(f"{recommender.method.settings}, replayed by {days} days", row.seed)
+    began = {"step": recommender.committed_step + 1, "snapshot": recommender.snapshot.fingerprint}
     coming = ReplayedLog(dataset, periods, config.model.history_length)
-    answers = {split: Answers(dataset, split, periods, recommender, shown) for split in ("valid", "test")}
+    answers = {split: Answers(recommender, split, periods, shown) for split in ("valid", "test")}
     with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as name, progress_bar("replay") as progress:
         samples, run = Path(name) / "samples", Path(name) / "run"
         samples.mkdir()
@@ -226,7 +251,7 @@ def measure(row: Row, sources: Path, days: int, commit: str, record: Path, runs:
                 learning_s += spent.seconds
                 recommender = Recommender.load(run, "last")
             progress(period + 1, coming.num_periods)
-    reports = {split: each.report(row.name) for split, each in answers.items()}
+    reports = {split: each.report(method) for split, each in answers.items()}
     report = reports["test"]
     return {
         **asdict(row),
@@ -243,7 +268,13 @@ def measure(row: Row, sources: Path, days: int, commit: str, record: Path, runs:
         **ranking_details(report, shown),
         **keep_positions(record, report, [shown]),
         "num_users": report.count,
-        "made_of": {"commit": commit, "dataset": dataset.manifest.fingerprint, "settings": recipe(row)},
+        "made_of": {
+            "commit": commit,
+            "dataset": dataset.manifest.fingerprint,
+            "semantic_ids": assemble(config).task.semantic_ids_version,
+            "settings": recipe(row),
+            "began": began,
+        },
         "date": datetime.now(UTC).date().isoformat(),
     }
 
@@ -256,7 +287,8 @@ def _going_on(config: RunConfig, base: Path, samples: Path) -> RunConfig:
     of_epochs = ("epochs", "min_steps_per_epoch", "schedule")
     training = {name: value for name, value in settings["training"].items() if name not in of_epochs}
     training["optimizer"] |= {"learning_rate": LEARNING_RATE}
-    settings["training"] = training | {"init_from": str(base), "batch_size": BATCH_SIZE}
+    begin = {"init_from": str(base), "schedule": {"warmup_steps": 0}}
+    settings["training"] = training | begin | {"batch_size": BATCH_SIZE}
     settings["evaluation"] = {"every_steps": 1_000_000, "max_users": 1}  # it is judged here
     return RunConfig.parse(settings)
 

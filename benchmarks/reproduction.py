@@ -133,10 +133,12 @@ def is_measured(row: Row) -> bool:
         now, then = ({name: part for name, part in each.items() if name != "sparse"} for each in (now, then))
     method = METHODS[row.method]
     tokenized = (made_of.get("vectors", method.vectors), made_of.get("tokenizer", "rq_kmeans"))
-    return then == now and (most_codes, *tokenized) == (
+    words = made_of.get("words", method.words)
+    return then == now and (most_codes, *tokenized, words) == (
         method.max_codebook_size,
         method.vectors,
         method.tokenizer,
+        method.words,
     )
 
 
@@ -246,6 +248,7 @@ def measure(
             "max_codebook_size": method.max_codebook_size,
             "vectors": method.vectors,
             "tokenizer": method.tokenizer,
+            "words": method.words,
         },
         "date": datetime.now(UTC).date().isoformat(),
     }

@@ -220,8 +220,8 @@ def list_command(ledger: LedgerOption = None) -> Answer:
     table = new_table("Queues", ("queue", "cohort", "used", "running", "waiting"), figures=("waiting",))
     for queue in listed:
         table.add_row(
-            queue["name"],
-            queue["cohort"] or "",
+            escape(queue["name"]),
+            escape(queue["cohort"] or ""),
             escape(queue["use"]),
             escape(", ".join(queue["running"])),
             str(len(queue["waiting"])),
@@ -232,8 +232,8 @@ def list_command(ledger: LedgerOption = None) -> Answer:
     for queue in listed:
         for each in queue["waiting"]:
             waits.add_row(
-                each["id"],
-                queue["name"],
+                escape(each["id"]),
+                escape(queue["name"]),
                 str(each["priority"]),
                 _when(each["starts_at"], now),
                 escape(each["reason"]),

@@ -583,7 +583,7 @@ def recommend_command(
     figures = ("score", "objective", *labels) if labels else ("score",)
     table = new_table("Recommended", ("", "item", "title", *figures), figures)
     for place, item in enumerate(recommendations, start=1):
-        cells = [str(place), item.item_key, escape(item.title or ""), f"{item.score:.3f}"]
+        cells = [str(place), escape(item.item_key), escape(item.title or ""), f"{item.score:.3f}"]
         if item.ranking is not None:
             ranked = [item.ranking.score, *(item.ranking.probabilities[label] for label in labels)]
             cells += [f"{figure:.3f}" for figure in ranked]

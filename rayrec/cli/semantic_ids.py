@@ -332,7 +332,7 @@ def _levels_table(title: str, reports: list[Any]) -> Table:
     of the prefixes; reconstruction error and purity of the prefixes."""
     purity = [report.report["purity"] for report in reports if "purity" in report.report]
     if purity:
-        title += f" (purity by {escape(purity[0]['column'])}, and by chance)"
+        title += f" (purity by {purity[0]['column']}, and by chance)"
     several = len(reports) > 1
     columns = ["#"] * several + ["level", "codes", "perpl.", "prefixes", "bits", "most", "error"]
     columns += ["purity"] * bool(purity)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from rayrec.cli.app import app
 from rayrec.cli.runs import check_run
@@ -109,15 +110,15 @@ def versions_command(store: StoreArgument) -> Answer:
     serving = versions.serving().number
     pointer = versions.current()
     assert pointer is not None
-    figures = ("version", "steps", "weights of", "rows", "changes")
-    table = new_table("", ("", "version", "published", "run", *figures[1:]), figures)
+    headings = ("", "version", "published", "run", "steps", "weights of", "rows", "changes")
+    table = new_table("", headings, figures=[name for name in headings if name not in ("", "run")])
     found = [versions.version(number) for number in versions.numbers()]
     for version in found:
         published = datetime.fromtimestamp(version.published_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
         mark = ("held" if pointer.is_held else "serves") if version.number == serving else ""
         weights = f"{version.weights_step + 1:,}"
         changes = str(max(len(version.segments) - 1, 0))
-        cells = [mark, str(version.number), published, version.run, f"{version.step + 1:,}", weights]
+        cells = [mark, str(version.number), published, escape(version.run), f"{version.step + 1:,}", weights]
         table.add_row(*cells, human_size(version.row_bytes), changes)
     out.print(table)
     return {

@@ -163,20 +163,20 @@ class ProgressLines:
 
 
 def new_table(title: str, headings: Sequence[str], figures: Collection[str] = ()) -> Table:
-    """An empty table that 80 columns can hold: words wrap and are never cut, figures stay in one line.
+    """An empty table for 80 columns and fewer: the widest columns wrap, and a figure that is cut ends in "…".
 
     Args:
         headings: a metric's cutoff stands below its name.
         figures: those of the headings below which figures stand.
     """
     # No frame: a line between two columns takes three characters, which is one column in five.
-    table = Table(
-        title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    table = Table(title=escape(title) or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.padding = (0, 1, 0, 0)
     for heading in headings:
-        is_figure = heading in figures
-        shown = heading.replace("@", "\n@") if is_figure else heading
-        table.add_column(shown, justify="right" if is_figure else "left", no_wrap=is_figure, overflow="fold")
+        if heading in figures:
+            table.add_column(escape(heading).replace("@", "\n@"), justify="right")
+        else:
+            table.add_column(escape(heading), overflow="fold")
     return table
 
 

@@ -29,4 +29,7 @@ def sources(tmp_path, monkeypatch) -> Path:
     for module in (reproduction, quality_page):
         monkeypatch.setattr(module, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(quality_page, "FOLDER", tmp_path)
+    readme = tmp_path / "README.md"
+    readme.write_text(quality_page.README.read_text())
+    monkeypatch.setattr(quality_page, "README", readme)
     return tmp_path / "sources"

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks.quality_page import METRICS, RL_METRICS, page, table_of_all
+from benchmarks.quality_page import METRICS, README, RL_METRICS, page, table_of_all, with_best_rows
+from benchmarks.quality_page import RECORDS as REAL_RECORDS
 from benchmarks.quality_rows import (
     DATASETS,
     ELSEWHERE,
@@ -287,3 +288,24 @@ def test_seeds_between_which_a_setting_came_are_of_one_method_where_it_has_its_d
     _, pairs = page(records).split("The same users in pairs", 1)
 
     assert ("cannot be compared" not in pairs) == is_compared
+
+
+def test_the_readme_has_what_was_measured_best_first():
+    heading = "| | recall@10 | ndcg@10 | seeds | training |\n| --- | --- | --- | --- | --- |\n"
+    readme = f"Before\n\n{heading}| old | 0.1 | 0.1 | 1 | 1 min |\n\nAfter\n"
+    measured = [("sasrec", 0, 0.06), ("hstu", 0, 0.05), ("hstu", 1, 0.09), ("tiger", 0, 0.2)]
+
+    written = with_best_rows(readme, [record(*each) for each in measured])
+
+    rows = written.removeprefix(f"Before\n\n{heading}").removesuffix("\n\nAfter\n").splitlines()
+    assert [row.split(" | ")[0] for row in rows] == ["| HSTU, full softmax", "| SASRec, full softmax"]
+    assert rows[0].split(" | ")[1].startswith("0.0700")
+    assert rows[0].split(" | ")[3] == "2"
+
+
+def test_the_readme_is_up_to_date(monkeypatch):
+    monkeypatch.setattr("benchmarks.quality_page.RECORDS", REAL_RECORDS)
+    written = [json.loads(path.read_text()) for path in sorted(REAL_RECORDS.glob("*.json"))]
+    readme = README.read_text()
+
+    assert with_best_rows(readme, [each for each in written if "ties" in each]) == readme

@@ -15,6 +15,7 @@ from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.lists import MODEL
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.positions import Positions
+from rayrec.pipelines.runs.method import Method
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
@@ -44,34 +45,33 @@ def by_time(sources, monkeypatch):
     return sources
 
 
-def test_every_later_event_ends_a_row_or_lies_in_one_of_its_own_period(by_time, tmp_path):
+@pytest.mark.parametrize("length", [3, 50])
+def test_every_later_event_is_a_target_in_its_own_period_whatever_a_row_has_room_for(
+    by_time, tmp_path, length
+):
     dataset = Dataset.open(config_of(ROW, by_time).data.path)
     since = dataset.manifest.split.valid_start
-    periods = Periods(since, days=2)
-    log, folder = ReplayedLog(dataset, periods, max_length=50), tmp_path / "samples"
+    periods = Periods(since, days=4)
+    log, folder = ReplayedLog(dataset, periods, length), tmp_path / "samples"
     folder.mkdir()
 
     written = [log.write(period, folder) for period in range(log.num_periods)]
 
-    learned: dict[int, list[int]] = {}
     files = sorted(folder.iterdir())
     assert len(files) == sum(written)
+    learned: dict[int, set[int]] = {}
     for file in files:
         for row in pq.read_table(file).to_pylist():
+            assert 1 < len(row["item_ids"]) <= length + 1
             assert periods.of(np.array(row[TIMES])).max() == int(file.stem)
-            met = learned.setdefault(row["user_id"], [])
-            assert (
-                met == row["item_ids"][: len(met)] or not met
-            )  # rows of a user go on where the last one ended
-            learned[row["user_id"]] = row["item_ids"]
-    for key, user in zip(
-        dataset.users["user_key"].to_pylist(), dataset.users["user_id"].to_pylist(), strict=True
-    ):
-        times = dataset.history_times_of(key)
-        if times.max() >= since:
-            assert learned[user] == dataset.history_of(key).tolist()
-        else:
-            assert user not in learned
+            in_period = periods.of(np.array(row[TIMES][1:])) == int(file.stem)
+            learned.setdefault(row["user_id"], set()).update(
+                np.array(row["item_ids"][1:])[in_period].tolist()
+            )
+    keys, users = (dataset.users[name].to_pylist() for name in ("user_key", "user_id"))
+    for key, user in zip(keys, users, strict=True):
+        later = dataset.history_of(key)[dataset.history_times_of(key) >= since]
+        assert learned.get(user, set()) == set(later.tolist())
 
 
 def test_what_is_ranked_by_periods_without_learning_is_what_evaluation_ranks(by_time, tmp_path):
@@ -79,12 +79,12 @@ def test_what_is_ranked_by_periods_without_learning_is_what_evaluation_ranks(by_
     train(config, run, cluster=in_process)
     recommender, dataset = Recommender.load(run), Dataset.open(config.data.path)
     periods = Periods(dataset.manifest.split.valid_start, days=1)
-    answers = Answers(dataset, "test", periods, recommender, MODEL)
+    answers = Answers(recommender, "test", periods, MODEL)
 
     for period in range(NUM_DAYS):
         answers.rank(recommender, period)
 
-    found = answers.report("replayed").ranking.positions
+    found = answers.report(Method("replayed", 0)).ranking.positions
     judged = evaluate(run, baselines=False).ranking.positions
     np.testing.assert_array_equal(found.places[MODEL], judged.places[MODEL])
     assert (found.header.users, found.header.held_out) == (judged.header.users, judged.header.held_out)
@@ -102,6 +102,37 @@ def test_a_model_that_goes_on_learning_finds_what_became_usual_meanwhile(by_time
     assert len(replayed) == len(frozen) == record["num_users"]
     assert np.mean(replayed < 3) > 1.5 * np.mean(frozen < 3)
     assert "learning every day" in (tmp_path / "quality.md").read_text()
+
+
+def test_a_period_is_ranked_before_anything_of_it_is_learned(by_time, tmp_path, monkeypatch):
+    calls = []
+    rank, write, learn = Answers.rank, ReplayedLog.write, replay.train
+
+    def told(name, call):
+        def function(*arguments, **keywords):
+            calls.append((name, arguments))
+            return call(*arguments, **keywords)
+
+        return function
+
+    monkeypatch.setattr(Answers, "rank", told("rank", rank))
+    monkeypatch.setattr(ReplayedLog, "write", told("write", write))
+    monkeypatch.setattr(replay, "train", told("train", learn))
+
+    main([str(by_time), ROW.name, "--days", "1", "--runs", str(tmp_path / "runs")])
+
+    (first, _), *rest = calls
+    assert first == "train"  # of what was before
+    periods = iter(rest)
+    for period in range(sum(name == "write" for name, _ in rest)):
+        rankings = [next(periods) for _ in range(2)]
+        assert [(name, arguments[2]) for name, arguments in rankings] == [("rank", period)] * 2
+        name, (_, written, _) = next(periods)
+        assert (name, written) == ("write", period)
+        assert next(periods)[0] == "train"
+    assert next(periods, None) is None
+    recommenders = [arguments[1] for name, arguments in rest if name == "rank"]
+    assert len({id(recommender) for recommender in recommenders}) == len(recommenders) / 2
 
 
 def test_a_row_that_is_not_split_by_time_cannot_be_replayed(sources):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,3 +94,20 @@ def test_eighty_columns_hold_a_name_and_seven_figures() -> None:
         .replace(" ", "")
         .endswith(name.replace(" ", ""))
     )
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_figures_for_which_there_is_no_room_are_seen_to_be_cut_and_names_stay(width: int) -> None:
+    figures = [f"recall@{cutoff}" for cutoff in (1, 5, 10, 50, 100, 500, 1000)]
+    table = console.new_table("[b]Lists[/x]", ["", *figures], figures)
+    table.add_row("neighbors", *["0.1234"] * len(figures))
+    narrow = Console(width=width)
+
+    with narrow.capture() as printed:
+        narrow.print(table)
+
+    lines = printed.get().splitlines()
+    assert "[b]Lists[/x]" in lines[0]
+    assert "…" in printed.get()
+    assert "nei" in printed.get()
+    assert not re.search(r"\b0\.12?3?\b(?!…)", printed.get())

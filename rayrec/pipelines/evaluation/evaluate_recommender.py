@@ -7,7 +7,7 @@ Axes: U users, B rows of a batch, K items of a list, N events of histories.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -110,7 +110,6 @@ def evaluate_neighbors(
     Raises:
         InputError: the split has no users.
     """
-    check_split(dataset, split)
     rankers = neighbor_rankers(dataset, depth, at_the_time=True)
     rankers |= popularity_rankers(dataset, partial(seen_items, dataset), depth)
     rankers |= repeats_ranker(dataset, depth)
@@ -125,16 +124,22 @@ def evaluate_rankers(
     batch_size: int = 512,
     on_batch: OnBatch | None = None,
     max_users: int | None = None,
+    method: Method | None = None,
 ) -> EvaluationReport:
     """Anything that ranks items, judged on every user of a split, in the order of the split's rows.
 
     Args:
         name: of what is judged.
         max_users: as of `evaluate_recommender`.
+        method: what other seeds of it have in common; None of what is not trained.
+
+    Raises:
+        InputError: the split has no users.
     """
+    check_split(dataset, split)
     tally = Tally(dataset, split, rankers, max_users)
     tally.judge(evaluation_batches(dataset, split, batch_size, max_users), on_batch)
-    return _report(dataset, tally.positions(name, None), tally)
+    return _report(dataset, tally.positions(name, None, method), tally)
 
 
 def _of_model(
@@ -152,18 +157,24 @@ def _of_model(
         stage.check_evaluation()
     if not recommender.num_beams(1):  # it scores every item for every user of a batch
         batch_size = max(min(batch_size, _MOST_SCORES // len(dataset.items)), 1)
+    tally = Tally(dataset, split, rankers, max_users)
+    tally.judge(model_batches(recommender, split, batch_size, max_users), on_batch)
+    return tally.positions(recommender.run, recommender.snapshot, recommender.method), tally
+
+
+def model_batches(
+    recommender: Recommender, split: Split, batch_size: int, max_users: int | None = None
+) -> Iterator[SampleBatch]:
+    """Rows of a split with all that a model reads to be evaluated; arguments as of `evaluate_recommender`."""
     batches = evaluation_batches(
-        dataset,
+        recommender.dataset,
         split,
         batch_size,
         max_users,
         with_times=recommender.needs_times,
         labels=recommender.needs_labels,
     )
-    instructed = (samples.instructed(recommender.evaluation_instruction) for samples in batches)
-    tally = Tally(dataset, split, rankers, max_users)
-    tally.judge(instructed, on_batch)
-    return tally.positions(recommender.run, recommender.snapshot, recommender.method), tally
+    return (samples.instructed(recommender.evaluation_instruction) for samples in batches)
 
 
 class Tally:
