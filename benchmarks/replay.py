@@ -233,7 +233,8 @@ def measure(row: Row, sources: Path, days: int, commit: str, record: Path, runs:
             config, base, "if_begun", on_step=lambda done, total, _: progress(done, total), cluster=in_process
         )
     recommender, periods = Recommender.load(base, "best"), Periods(since, days)
-    assert recommender.method is not None and recommender.snapshot is not None, "of a run"
+    assert recommender.method is not None, "of a run"
+    assert recommender.snapshot is not None, "of a run"
     method = Method(f"{recommender.method.settings}, replayed by {days} days", row.seed)
     began = {"step": recommender.committed_step + 1, "snapshot": recommender.snapshot.fingerprint}
     coming = ReplayedLog(dataset, periods, config.model.history_length)
