@@ -213,7 +213,11 @@ METHODS = {
         "SASRec, item rows on parameter servers, sampled softmax",
         "beauty-sasrec-sparse",
     ),
-    "bsarec": Method("BSARec, full softmax", "beauty-bsarec"),
+    "bsarec": Method(
+        "BSARec, full softmax",
+        "beauty-bsarec",
+        published=(Published("beauty", 0.1008, "BSARec, arXiv:2312.10325"),),
+    ),
     "hstu": Method(
         "HSTU, full softmax",
         "beauty-hstu",
