@@ -367,7 +367,8 @@ _HEAD = """# Recommendation quality
 
 Two protocols, and each table says which is its own. *Leave-one-out*: a user's last event is the test, the
 one before it validates, the rest is trained on. *Split by time*, where times exist: nobody's events after a
-date are trained on, so no model knows what other users did later, which leave-one-out permits. A random
+date are trained on, so no model but one that goes on learning knows what other users did
+later, which leave-one-out permits. A random
 event of each user in the period is predicted, with all that lies before it as history. The first event of a
 period comes after a longer gap than others do, and all events of a period at once are not what a model is
 asked for (Gusak et al., *Time to Split*, RecSys 2025, arXiv:2507.16289). Users with nothing before their
@@ -406,7 +407,7 @@ Limits of the comparison:
   [written down](recommendation.md#words-and-attributes-of-items).
 - **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
   tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on Beauty and Sports, within the
-  interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 13 % below
+  interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 14 % below
   them on Beauty. At 50 items SASRec with full softmax, HSTU, TIGER and the prefix decoder are ahead of it on
   Beauty and Sports.
   *At the time* means that it knows what everybody did before each event and nothing after it; models know all

@@ -159,8 +159,9 @@ DATASETS = {
 }
 _BY_TIME = {"split": "time", "targets": "random", "clean": True}
 _BY_TIME_IN_WORDS = (
-    "Split by time: nobody's events of the last fifth of all events are trained on. One random event of each "
-    "user in the first half of it validates, one in the second half is the test, if anything is before it"
+    "Split by time: nobody's events of the last fifth of all events are trained on, unless learning goes on. "
+    "One random event of each user in the first half of it validates, one in the second half is the test, if "
+    "anything is before it"
 )
 for _name in ("beauty", "sports", "movielens"):
     DATASETS[f"{_name}-time"] = replace(

@@ -182,7 +182,7 @@ def new_table(title: str, headings: Sequence[str], figures: Collection[str] = ()
 
 def print_rows(title: str, rows: list[tuple[str, str]]) -> None:
     """Print a table of labels and values to the standard output."""
-    table = Table(title=title, show_header=False, title_justify="left")
+    table = Table(title=escape(title), show_header=False, title_justify="left")
     for label, value in rows:
         table.add_row(escape(label), escape(value))
     out.print(table)

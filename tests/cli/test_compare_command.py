@@ -1,6 +1,7 @@
 """`compare`, and what `evaluate` leaves for it, on tiny runs."""
 
 import json
+import shutil
 
 import pytest
 
@@ -83,6 +84,17 @@ def test_neighbors_are_compared_with_runs_and_other_data_are_refused(runs, tmp_p
     other = small_dataset(tmp_path, num_users=20).root
     answer("evaluate", "--neighbors", other)
     assert "are of different users" in refused("compare", sasrec, other)
+
+
+def test_a_name_that_looks_like_a_pattern_is_a_name(runs, tmp_path):
+    sasrec, _ = runs.values()
+    named = tmp_path / "a[b]"
+    shutil.copytree(sasrec, named)
+
+    code, printed, _ = rayrec("compare", named, sasrec)
+
+    assert code == 0
+    assert f"A: {named}, 1 seed" in " ".join(printed.split()).replace(" a[b]", "a[b]")
 
 
 def test_seeds_are_several_runs_of_a_side(runs, tmp_path):

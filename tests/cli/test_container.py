@@ -104,6 +104,6 @@ def test_a_run_trains_and_ends_well_where_nothing_can_be_written_but_its_folder(
 
     assert training.returncode == 130, said
     assert said.splitlines()[-1] == "rayrec: interrupted"
-    assert "stopped; --resume continues from " in said
+    assert "stopped; resumed, it goes on from " in said
     assert "Traceback" not in said
     assert '"state": "stopped"' in (run / "run.json").read_text()

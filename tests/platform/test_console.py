@@ -96,6 +96,14 @@ def test_eighty_columns_hold_a_name_and_seven_figures() -> None:
     )
 
 
+def test_titles_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_rows("Trained: runs/q[/x]", [("steps [b]", "3")])
+
+    printed = capsys.readouterr().out
+    assert "runs/q[/x]" in printed
+    assert "steps [b]" in printed
+
+
 @pytest.mark.parametrize("width", [40, 60])
 def test_figures_for_which_there_is_no_room_are_seen_to_be_cut_and_names_stay(width: int) -> None:
     figures = [f"recall@{cutoff}" for cutoff in (1, 5, 10, 50, 100, 500, 1000)]

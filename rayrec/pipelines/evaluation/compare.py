@@ -356,14 +356,14 @@ def expanded(said: str, glob: Callable[[str], list[str]]) -> list[str]:
     """The runs of one side: several with commas between them, each perhaps a pattern of names.
 
     Args:
-        glob: paths of a pattern.
+        glob: paths of a pattern; what is there by just that name is none.
 
     Raises:
         InputError: a pattern that nothing has.
     """
     found: list[str] = []
     for each in said.split(","):
-        if not set(each) & set("*?["):
+        if not set(each) & set("*?[") or Path(each).exists():
             found.append(each)
             continue
         matches = sorted(glob(each))

@@ -294,9 +294,9 @@ class RunFolder:
                 state="stopped", error="terminated" if isinstance(stop, SystemExit) else "interrupted"
             )
             if self.state["last"] is None:
-                logger.info("stopped before the first snapshot; --resume begins again")
+                logger.info("stopped before the first snapshot; resumed, it begins again")
             else:
-                logger.info("stopped; --resume continues from %s", self.chosen_snapshot("last"))
+                logger.info("stopped; resumed, it goes on from %s", self.chosen_snapshot("last"))
             raise
         except StoppedError as stop:
             self.update(state="stopped", error=str(stop))
