@@ -171,8 +171,10 @@ def page(
             parts.append(_table(name, ties, by_table[name, ties], lines))
             shown = dataset.shown_list
             parts.append(tuned_table(tuned_by_table[name, ties], titles, RECORDS, shown))
+            untrained = [each for each in neighbors_of(name) if each in lines]
+            best = max(untrained, key=lambda each: lines[each].mean, default=None)
             going_on = replayed_by_table[name, ties]
-            parts.append(replayed_table(going_on, titles, RECORDS, shown, lines, CO_VISITATION_IN_TIME))
+            parts.append(replayed_table(going_on, titles, RECORDS, shown, lines, best))
     if rewarded:
         parts += [_RL_HEAD, _rl_table(rewarded)]
     return "\n".join(filter(None, parts)).rstrip() + "\n"

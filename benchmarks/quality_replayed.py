@@ -25,7 +25,7 @@ def replayed_table(
     folder: Path,
     shown: str,
     others: Mapping[str, Line],
-    baseline: str,
+    baseline: str | None,
 ) -> str:
     """The table of a data set; nothing where no model went on learning.
 
@@ -34,7 +34,7 @@ def replayed_table(
         folder: of the records of rows that did not go on learning.
         shown: name of the list that the page shows.
         others: rows with positions by method or neighbor; those of the same methods are compared, too.
-        baseline: one of these.
+        baseline: one of these, which all are compared with.
     """
     lines = [
         "Learning goes on while the rest of the log is replayed (one seed):\n",
@@ -52,8 +52,9 @@ def replayed_table(
             methods[method] = None
     if not replayed:
         return ""
-    compared = [others[name] for name in (baseline, *methods) if name in others]
-    return "\n".join(lines) + "\n" + pairs_table([*compared, *replayed], others.get(baseline))
+    peer = None if baseline is None else others[baseline]
+    compared = [others[name] for name in methods if name in others] + ([] if peer is None else [peer])
+    return "\n".join(lines) + "\n" + pairs_table([*compared, *replayed], peer)
 
 
 def _cells(record: Mapping[str, Any], shown: str) -> list[str]:
