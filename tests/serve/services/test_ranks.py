@@ -45,7 +45,9 @@ class Wire(Commands):
     def agree(self, checksum):
         self._checksums.append(checksum)
         self._both.wait(60)
-        return len(set(self._checksums[-2:])) == 1
+        agreed = len(set(self._checksums[-2:])) == 1
+        self._both.wait(60)  # or the faster rank adds its next one before the other has looked
+        return agreed
 
 
 class FakeProgram:
