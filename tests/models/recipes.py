@@ -75,6 +75,7 @@ MODELS |= {
         "num_siblings": 2,
         "behavior_weights": {"LIKE": 2.0},
     },
+    "prefix_decoder, hybrid": {"name": "prefix_decoder", "softmax": "hybrid", "user_embedding": True},
     "prefix_decoder, hybrid, sparse": {
         "name": "prefix_decoder",
         "softmax": "hybrid",

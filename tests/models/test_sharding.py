@@ -26,6 +26,7 @@ NAMES = (
     "sasrec",
     "bsarec",
     "prefix_decoder",
+    "prefix_decoder, hybrid",
     "light_decoder",
     "lazy_decoder",
     "encoder_decoder",
