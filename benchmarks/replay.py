@@ -69,6 +69,8 @@ DAY_S = 86_400
 AT_ONCE = 256
 """Users that are ranked together."""
 BATCH_SIZE, LEARNING_RATE = 32, 0.001
+"""The best of four on validation users: recall@10 of the prefix decoder on Beauty was 0.082 with these, 0.080
+with a batch of 16, 0.079 with 64 and a rate of 0.002, and 0.077 with a rate of 0.0003."""
 
 
 @dataclass(frozen=True)
