@@ -69,13 +69,25 @@ def line(title: str, records: Sequence[Mapping[str, Any]], folder: Path, shown: 
     """
     if records and all(_KEY in record for record in records):
         files = {str(record[_KEY]): Positions.read(folder / str(record[_KEY])) for record in records}
-        recipes = [(recorded_config(each), *map(each.get("made_of", {}).get, _TOKENIZED)) for each in records]
-        if recipes[0][0] is not None and all(recipe == recipes[0] for recipe in recipes):
+        if all(_are_of_one_recipe(records[0], each) for each in records[1:]):
             # Files say by a hash whether settings are alike, and that has a setting which came between seeds.
             method = next(iter(files.values())).header.method
             for name, each in files.items():
                 files[name] = replace(each, header=each.header.model_copy(update={"method": method}))
         yield Line(title, [Evaluated(name, shown, each) for name, each in files.items()])
+
+
+def _are_of_one_recipe(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two records say the same of all that both say; earlier ones say less."""
+    ours, theirs = one.get("made_of", {}), other.get("made_of", {})
+    if any(ours[name] != theirs[name] for name in _TOKENIZED if name in ours and name in theirs):
+        return False
+    config, another = recorded_config(one), recorded_config(other)
+    if config is None or another is None:
+        return False
+    if any("sparse" not in each["settings"] for each in (ours, theirs)):
+        another = another.model_copy(update={"sparse": config.sparse})
+    return config == another
 
 
 def recorded_config(record: Mapping[str, Any]) -> RunConfig | None:
