@@ -25,6 +25,8 @@ FOLDER = "positions"
 _KEY = "positions"
 _TOKENIZED = ("vectors", "tokenizer", "max_codebook_size", "words")
 """What a record says of semantic IDs and words, beside the settings of the run."""
+_AT_FIRST = {"tokenizer": "rq_kmeans", "max_codebook_size": 256}
+"""What records that do not say it were made with."""
 
 
 class Line(NamedTuple):
@@ -69,7 +71,7 @@ def line(title: str, records: Sequence[Mapping[str, Any]], folder: Path, shown: 
     """
     if records and all(_KEY in record for record in records):
         files = {str(record[_KEY]): Positions.read(folder / str(record[_KEY])) for record in records}
-        if all(_are_of_one_recipe(records[0], each) for each in records[1:]):
+        if all(are_of_one_recipe(records[0], each) for each in records[1:]):
             # Files say by a hash whether settings are alike, and that has a setting which came between seeds.
             method = next(iter(files.values())).header.method
             for name, each in files.items():
@@ -77,12 +79,12 @@ def line(title: str, records: Sequence[Mapping[str, Any]], folder: Path, shown: 
         yield Line(title, [Evaluated(name, shown, each) for name, each in files.items()])
 
 
-def _are_of_one_recipe(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def are_of_one_recipe(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two records say the same of all that both say; earlier ones say less."""
-    ours, theirs = one.get("made_of", {}), other.get("made_of", {})
+    ours, theirs = (_AT_FIRST | each.get("made_of", {}) for each in (one, other))
     if any(ours[name] != theirs[name] for name in _TOKENIZED if name in ours and name in theirs):
         return False
-    config, another = recorded_config(one), recorded_config(other)
+    config, another = _recorded_config(one), _recorded_config(other)
     if config is None or another is None:
         return False
     if any("sparse" not in each["settings"] for each in (ours, theirs)):
@@ -90,7 +92,7 @@ def _are_of_one_recipe(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool
     return config == another
 
 
-def recorded_config(record: Mapping[str, Any]) -> RunConfig | None:
+def _recorded_config(record: Mapping[str, Any]) -> RunConfig | None:
     """Settings of the run of a record; those that came later have their defaults. None: it has none that this
     version knows."""
     written = record.get("made_of", {}).get("settings", {})

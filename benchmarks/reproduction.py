@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.processes import ProcessorTime
 from benchmarks.quality_page import RECORDS, neighbors_of, write_page
-from benchmarks.quality_pairs import keep_positions, ranking_details, recorded_config
+from benchmarks.quality_pairs import are_of_one_recipe, keep_positions, ranking_details
 from benchmarks.quality_rows import DATASETS, METHODS, NEIGHBORS, TIES, DataSet, Method, Ties
 from benchmarks.word_tokenizer import learn_tokenizer
 from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS
@@ -123,23 +123,18 @@ def is_measured(row: Row) -> bool:
         return False
     if row.method == NEIGHBORS:  # which have no recipe
         return True
-    record = json.loads(row.record.read_text())
-    made_of, config = record.get("made_of", {}), recorded_config(record)
-    if config is None:
-        return False
-    most_codes = made_of.get("max_codebook_size", 256)
-    now, then = recipe(row), recorded(config)
-    if "sparse" not in made_of["settings"]:  # which were not recorded at first
-        now, then = ({name: part for name, part in each.items() if name != "sparse"} for each in (now, then))
-    method = METHODS[row.method]
-    tokenized = (made_of.get("vectors", method.vectors), made_of.get("tokenizer", "rq_kmeans"))
-    words = made_of.get("words", method.words)
-    return then == now and (most_codes, *tokenized, words) == (
-        method.max_codebook_size,
-        method.vectors,
-        method.tokenizer,
-        method.words,
-    )
+    as_it_is = {"made_of": {"settings": recipe(row), **_tokenized(METHODS[row.method])}}
+    return are_of_one_recipe(json.loads(row.record.read_text()), as_it_is)
+
+
+def _tokenized(method: Method) -> dict[str, Any]:
+    """What is recorded of semantic IDs and words, beside settings."""
+    return {
+        "max_codebook_size": method.max_codebook_size,
+        "vectors": method.vectors,
+        "tokenizer": method.tokenizer,
+        "words": method.words,
+    }
 
 
 def _config(row: Row, data: Sequence[str] = ()) -> RunConfig:
@@ -245,10 +240,7 @@ def measure(
             "dataset": assembly.task.dataset.fingerprint,
             "semantic_ids": assembly.task.semantic_ids_version,
             "settings": recipe(row),
-            "max_codebook_size": method.max_codebook_size,
-            "vectors": method.vectors,
-            "tokenizer": method.tokenizer,
-            "words": method.words,
+            **_tokenized(method),
         },
         "date": datetime.now(UTC).date().isoformat(),
     }
