@@ -407,6 +407,9 @@ Limits of the comparison:
   the item's text. Without words and attributes (*codes alone*), which its IDs know all the same, the model
   is within chance where TIGER is. How many trials each recipe had is
   [written down](recommendation.md#words-and-attributes-of-items).
+- Published figures are of files in the order of item codes within a day, and of other splits and texts.
+  Those of github.com/phonism/genrec are reproductions in its README; an earlier version of it calls them
+  validation metrics.
 - **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
   tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on Beauty and Sports, within the
   interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 14 % below
