@@ -9,6 +9,9 @@ on both sides before the first step. Bars:
   library hands it out, or kept, or kept in huge pages. Ours starts from 64-bit ids in Parquet that is
   shuffled; the peer from numbers of rows in Parquet read in order, so it shuffles and hashes nothing.
 * `ctr-keras`: against the same network of Keras layers on TensorFlow, an `Embedding` for each column.
+* `ctr-dense`: against the dense part of our own step alone, on batches whose features and rows are there:
+  what the rate would be if all other stages cost nothing. Where a bar of DLRM above is missed, its value over
+  this one's says what is possible at most.
 * `ctr-rechub`: against DCN-v2 of torch-rechub with its data loader and trainer's step, both with tables of
   52,000 rows, since it changes every row of its tables in every step.
 
@@ -27,9 +30,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import torch
 
 from benchmarks.ctr_data import NUM_COLUMNS, NUM_NUMBERS, CtrData, all_rows, make
@@ -37,11 +44,15 @@ from benchmarks.ctr_peers import CROSS_LAYERS, PEERS, PeerSettings
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.peer_process import MEMORY, SETTLE_S, PeerProcess, steps_per_second
 from benchmarks.spine import PipelineWindows, running
+from rayrec.models.program.program import ProgramPlacement
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.training.stages import Stages
 from rayrec.platform.console import log
+from rayrec.platform.devices import HOST
 from rayrec.platform.processors import num_processors
+from rayrec.samples.base.batches import RowBatch
+from rayrec.samples.impressions.dataset import ImpressionDataset
 
 ROWS = 5_200_000
 """Of all tables together."""
@@ -68,6 +79,9 @@ LARGE_TABLES = {
     "torchrec": Against("torchrec", ("torchrec, fused", "torchrec, plain"), 1.0),
     "keras": Against("tensorflow", ("keras",), 3.0),
 }
+DENSE_SHARE = 0.6
+"""Of the rate of dense compute alone."""
+BATCHES_AT_HAND = 16
 SMALL_TABLES = {"rechub": Against("torch_rechub", ("torch-rechub",), 1.0)}
 
 DLRM = {"name": "dlrm", "dim": DIM, "bottom_dims": BOTTOM, "hidden_dims": TOP}
@@ -85,8 +99,7 @@ def bench(options: BenchOptions) -> list[Bar]:
     num_rows = options.rows or ROWS
     bars: list[Bar] = []
     with tempfile.TemporaryDirectory(prefix="rayrec-bench-") as folder:
-        if large:
-            bars += _bars(Path(folder) / "large", num_rows, DLRM, options, large)
+        bars += _bars(Path(folder) / "large", num_rows, DLRM, options, large, dense=True)
         if small:
             bars += _bars(Path(folder) / "small", min(num_rows, FEW_ROWS), DCN, options, small)
     return bars
@@ -101,14 +114,29 @@ def _installed(bars: dict[str, Against]) -> dict[str, Against]:
 
 
 def _bars(
-    folder: Path, num_rows: int, model: dict[str, Any], options: BenchOptions, wanted: dict[str, Against]
+    folder: Path,
+    num_rows: int,
+    model: dict[str, Any],
+    options: BenchOptions,
+    wanted: dict[str, Against],
+    dense: bool = False,
 ) -> list[Bar]:
+    """
+    Args:
+        dense: whether ours is compared with its dense part as well.
+    """
     log.print(f"ctr: drawing {SAMPLES:,} impressions with {num_rows:,} ids")
     data = make(folder, SAMPLES, num_rows // NUM_COLUMNS)
     assembly = assemble(_config(data, model))
     with _running(assembly, data, folder) as stages:
         ours = PipelineWindows(stages, assembly.config, options.steps)
-        return [_bar(name, against, ours, data, options) for name, against in wanted.items()]
+        bars = [_bar(name, against, ours, data, options) for name, against in wanted.items()]
+        if dense:
+            args = (assembly.config.model_dump(mode="json", exclude_none=True),)
+            alone = PeerProcess(_dense_windows, args, settle_s=SETTLE_S)
+            ratios = ours.against(alone, options, partial(_show, "dense", "dense compute alone"))
+            bars.append(Bar.of("ctr-dense", ratios, f"our dense compute, {THREADS} threads", DENSE_SHARE))
+        return bars
 
 
 WINDOWS_TO_CHOOSE_BY = 3
@@ -131,14 +159,13 @@ def _best_of(against: Against, data: CtrData, num_steps: int) -> tuple[str, str]
 
 def _bar(bar: str, against: Against, ours: PipelineWindows, data: CtrData, options: BenchOptions) -> Bar:
     name, memory = _best_of(against, data, options.steps)
-    peer = _peer(name, memory, data)
-
-    def show(a: float, b: float) -> None:
-        rates = f"{a * BATCH:,.0f} samples/s, {name} {b * BATCH:,.0f}"
-        log.print(f"ctr-{bar}: {rates}, ratio {a / b:.3f}", highlight=False)
-
-    ratios = ours.against(peer, options, show)
+    ratios = ours.against(_peer(name, memory, data), options, partial(_show, bar, name))
     return Bar.of(f"ctr-{bar}", ratios, f"{name}, memory {memory}, {THREADS} threads", against.target)
+
+
+def _show(bar: str, peer: str, ours: float, theirs: float) -> None:
+    rates = f"{ours * BATCH:,.0f} samples/s, {peer} {theirs * BATCH:,.0f}"
+    log.print(f"ctr-{bar}: {rates}, ratio {ours / theirs:.3f}", highlight=False)
 
 
 def _peer(name: str, memory: str, data: CtrData) -> PeerProcess:
@@ -149,6 +176,34 @@ def _peer(name: str, memory: str, data: CtrData) -> PeerProcess:
 def _windows(name: str, settings: dict[str, Any]) -> Callable[[int], float]:
     torch.set_num_threads(THREADS)
     return steps_per_second(PEERS[name](PeerSettings(**settings)))
+
+
+def _dense_windows(config: dict[str, Any]) -> Callable[[int], float]:
+    torch.set_num_threads(THREADS)
+    return steps_per_second(_dense_losses(RunConfig.parse(config)))
+
+
+def _dense_losses(config: RunConfig) -> Iterator[float]:
+    """Forward, backward and the step of the optimizer; rows and their gradients go nowhere."""
+    assembly = assemble(config, checksums=False)
+    dims = {table.name: table.dim for table in assembly.tables}
+    placement = ProgramPlacement(HOST.torch, config.seed)
+    program = assembly.task.program(assembly.dense_optimizer()).build(placement)
+    random = np.random.default_rng(config.seed)
+    data = ImpressionDataset.open(config.data.path, checksums=False)
+    file = pq.ParquetFile(data.root / data.train_files[0])
+    at_hand = []
+    some = islice(file.iter_batches(BATCH, columns=assembly.rows.columns.names), BATCHES_AT_HAND)
+    for step, rows in enumerate(some):
+        (batch,) = assembly.features.training(step, RowBatch(np.arange(len(rows)), rows))
+        looked_up = {
+            table: random.normal(scale=0.01, size=(len(ids.ids_M), dims[table])).astype(np.float32)
+            for table, ids in batch.lookups.items()
+        }
+        at_hand.append((batch, looked_up))
+    for batch, looked_up in cycle(at_hand):
+        yield program.backward(batch, looked_up).loss_sum
+        program.update()
 
 
 def peer_settings(data: CtrData) -> PeerSettings:
