@@ -160,7 +160,7 @@ def _best_of(against: Against, data: CtrData, num_steps: int) -> tuple[str, str]
 def _bar(bar: str, against: Against, ours: PipelineWindows, data: CtrData, options: BenchOptions) -> Bar:
     name, memory = _best_of(against, data, options.steps)
     ratios = ours.against(_peer(name, memory, data), options, partial(_show, bar, name))
-    return Bar.of(f"ctr-{bar}", ratios, f"{name}, memory {memory}, {THREADS} threads", against.target)
+    return Bar.of(f"ctr-{bar}", ratios, f"{name}, {memory}, {THREADS} threads", against.target)
 
 
 def _show(bar: str, peer: str, ours: float, theirs: float) -> None:

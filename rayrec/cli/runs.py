@@ -578,7 +578,10 @@ def recommend_command(
     watched = [
         dataset.items.label(int(item)) for item in dataset.item_positions(history_ids[-10:]) if item >= 0
     ]
-    print_rows(f"User {user}: the latest of {len(history_ids)} events", [("", title) for title in watched])
+    history = new_table(f"User {user}: the latest of {len(history_ids)} events", ("item",))
+    for label in watched:
+        history.add_row(escape(label))
+    out.print(history)
     labels = () if stage is None else stage.scorer.labels
     figures = ("score", "objective", *labels) if labels else ("score",)
     table = new_table("Recommended", ("", "item", "title", *figures), figures)
