@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.quality_pairs import Line, line, pairs_table
+from benchmarks.quality_pairs import Line, are_of_one_recipe, line, pairs_table
 from benchmarks.quality_replayed import replayed_records, replayed_table
 from benchmarks.quality_rows import BASELINE, DATASETS, METHODS, NEIGHBORS, Ties
 from benchmarks.quality_tuned import tuned_records, tuned_table
@@ -277,8 +277,11 @@ def _untrained(dataset: str, ties: str) -> dict[str, Any]:
 
 
 def _of_one_recipe(seeds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that redrew ties, once there are some: a mean with those of before would be of neither recipe."""
-    return [seed for seed in seeds if _redrew_ties([seed])] or list(seeds)
+    """Those of the newest recipe, and of those the ones that redrew ties, once there are some: a mean with
+    others would be of no recipe."""
+    redrew = [seed for seed in seeds if _redrew_ties([seed])] or list(seeds)
+    newest = max(redrew, key=lambda seed: str(seed["date"]), default=None)
+    return [seed for seed in redrew if seed is newest or are_of_one_recipe(seed, newest)]
 
 
 def _of_recipes(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

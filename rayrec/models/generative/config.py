@@ -227,9 +227,9 @@ class PrefixDecoderConfig(GenerativeConfig):
         import torch
 
         from rayrec.models.attention.choice import choice_named
-        from rayrec.models.generative.flat_softmax import FlatPrefixModel, ItemSoftmax
+        from rayrec.models.generative.flat_softmax import FlatPrefixModel
         from rayrec.models.generative.hybrid_recommender import HybridRecommender
-        from rayrec.models.sequence.item_losses import ItemLoss, SampledSoftmax
+        from rayrec.models.sequence.item_losses import CrossEntropy, ItemLoss, SampledSoftmax
 
         choice = choice_named(self.attention, attention_file)
         item_loss: ItemLoss
@@ -237,7 +237,7 @@ class PrefixDecoderConfig(GenerativeConfig):
             assert catalog.negative_log_q_I is not None, "the model reads negatives"
             item_loss = SampledSoftmax.of_draws(catalog.negative_log_q_I, self.num_negatives)
         else:
-            item_loss = ItemSoftmax(None if catalog.trained_I is None else torch.tensor(catalog.trained_I))
+            item_loss = CrossEntropy(None if catalog.trained_I is None else torch.tensor(catalog.trained_I))
         if self.softmax == "items":
             return FlatPrefixModel(self._build_dense(catalog, choice), item_loss)
         backbone, num_levels = self.build_backbone(catalog, choice), len(catalog.level_sizes)

@@ -13,42 +13,13 @@ Axes: as in `prefix_decoder`.
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from rayrec.models.base.linear_cross_entropy import linear_cross_entropy
 from rayrec.models.generative.prefix_decoder import PrefixDecoder, PrefixSums
 from rayrec.models.sequence.backbones.history import last_contexts
-from rayrec.models.sequence.item_losses import ItemLoss, ItemVectors
+from rayrec.models.sequence.item_losses import ItemLoss
 from rayrec.models.sequence.sequence_model import ItemScorer
 from rayrec.models.sequence.tensor_batch import TensorBatch
-
-
-class ItemSoftmax(nn.Module):
-    """Cross-entropy over the items of a catalog, each with a vector."""
-
-    compared_I: Tensor | None
-    place_I: Tensor | None
-
-    def __init__(self, trained_I: Tensor | None = None) -> None:
-        """
-        Args:
-            trained_I: [I] bool, the items that training has events of: the others are no negatives, as in
-                the decoder's loss; None is all.
-        """
-        super().__init__()
-        some = trained_I is not None and not bool(trained_I.all())
-        compared_I = trained_I.nonzero()[:, 0] if trained_I is not None and some else None
-        place_I = trained_I.cumsum(0) - 1 if trained_I is not None and some else None
-        self.register_buffer("compared_I", compared_I, persistent=False)
-        self.register_buffer("place_I", place_I, persistent=False)
-
-    def forward(self, context_ND: Tensor, items: ItemVectors, batch: TensorBatch) -> Tensor:
-        """As `ItemLoss` has it."""
-        assert batch.targets_N is not None
-        items_ID, targets_N = items.catalog(), batch.targets_N
-        if self.compared_I is not None and self.place_I is not None:
-            items_ID, targets_N = items_ID[self.compared_I], self.place_I[targets_N]
-        return linear_cross_entropy(context_ND, items_ID, targets_N)
 
 
 class FlatPrefixModel(ItemScorer):

@@ -51,9 +51,26 @@ class CrossEntropy(nn.Module):
     (Klenitskiy & Vasilev, RecSys 2023, arXiv:2309.07602).
     """
 
+    compared_I: Tensor | None
+    place_I: Tensor | None
+
+    def __init__(self, trained_I: Tensor | None = None) -> None:
+        """
+        Args:
+            trained_I: [I] bool, the items that training has events of: the others are no negatives, as in
+                the loss of `PrefixDecoder`; None: all are.
+        """
+        super().__init__()
+        some = None if trained_I is None or bool(trained_I.all()) else trained_I
+        self.register_buffer("compared_I", None if some is None else some.nonzero()[:, 0], persistent=False)
+        self.register_buffer("place_I", None if some is None else some.cumsum(0) - 1, persistent=False)
+
     def forward(self, context_ND: Tensor, items: ItemVectors, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None
-        return linear_cross_entropy(context_ND, items.catalog(), batch.targets_N)
+        items_ID, targets_N = items.catalog(), batch.targets_N
+        if self.compared_I is not None and self.place_I is not None:
+            items_ID, targets_N = items_ID[self.compared_I], self.place_I[targets_N]
+        return linear_cross_entropy(context_ND, items_ID, targets_N)
 
 
 class SampledSoftmax(nn.Module):

@@ -7,11 +7,12 @@ import torch
 from torch.nn import functional
 
 from rayrec.models.generative.config import PrefixDecoderConfig
-from rayrec.models.generative.flat_softmax import FlatPrefixModel, ItemSoftmax
+from rayrec.models.generative.flat_softmax import FlatPrefixModel
 from rayrec.models.generative.prefix_decoder import PrefixSums
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.backbones.history import contexts, last_contexts
 from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.item_losses import CrossEntropy
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.lists import MODEL
 from rayrec.pipelines.inference.loading import TrainedModel
@@ -25,7 +26,7 @@ from tests.models.networks import histories, shares, tensor_batch
 
 def flat(trained_I=None) -> FlatPrefixModel:
     network, _ = network_of(prefix)
-    return FlatPrefixModel(network, ItemSoftmax(trained_I)).eval()
+    return FlatPrefixModel(network, CrossEntropy(trained_I)).eval()
 
 
 def batch_of(rows=ROWS):

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from rayrec.models.generative.config import PrefixDecoderConfig
-from rayrec.models.generative.flat_softmax import FlatPrefixModel, ItemSoftmax
+from rayrec.models.generative.flat_softmax import FlatPrefixModel
 from rayrec.models.generative.hybrid_recommender import HybridRecommender
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.config import Negatives
-from rayrec.models.sequence.item_losses import SampledSoftmax
+from rayrec.models.sequence.item_losses import CrossEntropy, SampledSoftmax
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.lists import MODEL
 from rayrec.pipelines.inference.answers import Query
@@ -46,7 +46,7 @@ NETWORKS = pytest.mark.parametrize("kind", [prefix, composed])
 def three(kind, trained_I=None, beam_width=NUM_ITEMS):
     """The hybrid, the decoder and the softmax over items, with one network."""
     network, _ = network_of(kind)
-    items = ItemSoftmax(trained_I)
+    items = CrossEntropy(trained_I)
     generator = GenerativeRecommender(network, CODES, beam_width, len(LEVEL_SIZES))
     hybrid = HybridRecommender(network, items, CODES, beam_width, len(LEVEL_SIZES))
     return hybrid.eval(), generator.eval(), FlatPrefixModel(network, items).eval()
@@ -91,7 +91,7 @@ def test_items_that_came_later_are_ranked_by_what_they_share():
     num_items = len(grown_IL)
     known_I = torch.arange(num_items) < NUM_ITEMS
     network = PrefixDecoder(backbone(), grown_IL, LEVEL_SIZES, known_I)
-    num_levels, items = len(LEVEL_SIZES), ItemSoftmax()
+    num_levels, items = len(LEVEL_SIZES), CrossEntropy()
     batch = tensor_batch(histories(ROWS, num_items))
     tops = [
         model.eval().recommend(batch, num_items, None)
@@ -113,7 +113,7 @@ def on_servers(max_held=100, num_negatives=500, codes_IL=CODES, known_I=None):
         HybridRecommender(network, items, codes_IL, len(codes_IL), len(LEVEL_SIZES)).eval()
         for network, items in zip(
             pair(max_held=max_held, codes_IL=codes_IL, known_I=known_I),
-            (ItemSoftmax(), SampledSoftmax(torch.zeros(NUM_ITEMS))),
+            (CrossEntropy(), SampledSoftmax(torch.zeros(NUM_ITEMS))),
             strict=True,
         )
     ]
@@ -214,7 +214,7 @@ def test_items_with_one_tuple_keep_the_order_in_which_they_were_found():
     codes_IL[1] = codes_IL[0]
     codes_IL[1, 3] = 0
     network = PrefixDecoder(backbone(), codes_IL[:, :3], LEVEL_SIZES)
-    hybrid = HybridRecommender(network, ItemSoftmax(), codes_IL, 8, len(LEVEL_SIZES)).eval()
+    hybrid = HybridRecommender(network, CrossEntropy(), codes_IL, 8, len(LEVEL_SIZES)).eval()
     generator = GenerativeRecommender(network, codes_IL, 8, len(LEVEL_SIZES)).eval()
     batch = tensor_batch(histories(ROWS, 8))
 
