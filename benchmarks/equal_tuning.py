@@ -10,20 +10,18 @@ was interrupted goes on. Only the trial that was best on validation users is jud
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality_page import write_page
 from benchmarks.quality_pairs import keep_positions, ranking_details
 from benchmarks.quality_rows import DATASETS, METHODS
 from benchmarks.quality_tuned import FOLDER
-from benchmarks.reproduction import KEPT, Row, commit_of, config_of, recorded
+from benchmarks.reproduction import KEPT, Row, commit_of, config_of, provenance, recorded, write_record
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.tuning.config import TuningConfig
 from rayrec.pipelines.tuning.folder import TuningFolder
 from rayrec.pipelines.tuning.running import trials_here
@@ -31,7 +29,6 @@ from rayrec.pipelines.tuning.tune import tune
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log, progress_bar
 from rayrec.platform.files import write_atomically
-from rayrec.samples.dataset.dataset import Dataset
 
 BUDGET = CHECKOUT / "configs" / "tuning" / "beauty-sasrec.yaml"
 """Its budget and space are those of the files beside it."""
@@ -66,7 +63,8 @@ def measure(row: Row, sources: Path, commit: str, searches: Path) -> dict[str, A
     best = folder.trial_path(result.best)
     with progress_bar("evaluate") as progress:
         report = evaluate(best, on_batch=progress, baselines=False)
-    shown, dataset = DATASETS[row.dataset].shown_list, Dataset.open(base.data.path).fingerprint
+    shown, tuned = DATASETS[row.dataset].shown_list, RunFolder.open(best).config
+    task = assemble(tuned).task
     record = row.record.parent / FOLDER / row.record.name
     states = [trial["state"] for trial in result.trials]
     return {
@@ -85,12 +83,7 @@ def measure(row: Row, sources: Path, commit: str, searches: Path) -> dict[str, A
         **ranking_details(report, shown),
         **keep_positions(record, report, [shown]),
         "num_users": report.count,
-        "made_of": {
-            "commit": " ".join(known),
-            "dataset": dataset,
-            "settings": recorded(RunFolder.open(best).config),
-        },
-        "date": datetime.now(UTC).date().isoformat(),
+        **provenance(row, " ".join(known), task.dataset, task.semantic_ids_version, recorded(tuned)),
     }
 
 
@@ -108,10 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for row in rows:
         log.print(row.name)
         record = measure(row, options.sources, commit, options.searches)
-        path = row.record.parent / FOLDER / row.record.name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(record, indent=1) + "\n")
-        write_page()
+        write_record(row.record.parent / FOLDER / row.record.name, record)
 
 
 if __name__ == "__main__":

@@ -279,8 +279,10 @@ def _untrained(dataset: str, ties: str) -> dict[str, Any]:
 def _of_one_recipe(seeds: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Those of the newest recipe, and of those the ones that redrew ties, once there are some: a mean with
     others would be of no recipe."""
+    if not seeds:
+        return []
     redrew = [seed for seed in seeds if _redrew_ties([seed])] or list(seeds)
-    newest = max(redrew, key=lambda seed: str(seed["date"]), default=None)
+    newest = max(redrew, key=lambda seed: str(seed["date"]))
     return [seed for seed in redrew if seed is newest or are_of_one_recipe(seed, newest)]
 
 

@@ -15,11 +15,9 @@ Axes: U users of a split, N events of the log, K of a list.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +27,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.processes import ProcessorTime
-from benchmarks.quality_page import write_page
 from benchmarks.quality_pairs import METRIC, keep_positions, ranking_details
 from benchmarks.quality_replayed import FOLDER
 from benchmarks.quality_rows import DATASETS, METHODS
-from benchmarks.reproduction import KEPT, Row, commit_of, config_of, prepared, recipe
+from benchmarks.reproduction import KEPT, Row, commit_of, config_of, prepared, provenance, write_record
 from rayrec.models.program.program import RankedItems
 from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.pipelines.config.run import RunConfig
@@ -50,7 +47,6 @@ from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
 from rayrec.pipelines.metrics.positions import Positions
 from rayrec.pipelines.runs.method import Method
-from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
@@ -58,7 +54,6 @@ from rayrec.platform.arrays import Int64Array
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log, progress_bar
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import write_atomically
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.base.event_times import TIMES
 from rayrec.samples.base.jagged import list_values
@@ -238,6 +233,8 @@ def measure(row: Row, sources: Path, days: int, commit: str, record: Path, runs:
     assert recommender.method is not None, "of a run"
     assert recommender.snapshot is not None, "of a run"
     method = Method(f"{recommender.method.settings}, replayed by {days} days", row.seed)
+    registry = recommender.semantic_ids
+    semantic_ids = None if registry is None else registry.version
     began = {"step": recommender.committed_step + 1, "snapshot": recommender.snapshot.fingerprint}
     coming = ReplayedLog(dataset, periods, config.model.history_length)
     answers = {split: Answers(recommender, split, periods, shown) for split in ("valid", "test")}
@@ -271,14 +268,7 @@ def measure(row: Row, sources: Path, days: int, commit: str, record: Path, runs:
         **ranking_details(report, shown),
         **keep_positions(record, report, [shown]),
         "num_users": report.count,
-        "made_of": {
-            "commit": commit,
-            "dataset": dataset.manifest.fingerprint,
-            "semantic_ids": assemble(config).task.semantic_ids_version,
-            "settings": recipe(row),
-            "began": began,
-        },
-        "date": datetime.now(UTC).date().isoformat(),
+        **provenance(row, commit, dataset, semantic_ids, began=began),
     }
 
 
@@ -317,10 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for row in rows:
         log.print(f"{row.name}, periods of {options.days} days")
         path = record_of(row, options.days)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        record = measure(row, options.sources, options.days, commit, path, options.runs)
-        write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
-        write_page()
+        write_record(path, measure(row, options.sources, options.days, commit, path, options.runs))
 
 
 if __name__ == "__main__":

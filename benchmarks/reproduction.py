@@ -44,6 +44,7 @@ from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.config import Config
 from rayrec.platform.console import log, progress_bar
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import write_atomically
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
@@ -235,15 +236,41 @@ def measure(
         "epochs": result.epochs,
         "best_step": result.best_step,
         "semantic_ids": None if assembly.task.registry is None else assembly.task.registry.method,
-        "made_of": {
-            "commit": commit,
-            "dataset": assembly.task.dataset.fingerprint,
-            "semantic_ids": assembly.task.semantic_ids_version,
-            "settings": recipe(row),
-            **_tokenized(method),
-        },
-        "date": datetime.now(UTC).date().isoformat(),
+        **provenance(row, commit, assembly.task.dataset, assembly.task.semantic_ids_version),
     }
+
+
+def provenance(
+    row: Row,
+    commit: str,
+    dataset: Dataset,
+    semantic_ids: str | None,
+    settings: dict[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """What the record of a model says of what it was made of, and when.
+
+    Args:
+        semantic_ids: their version.
+        settings: where they are not those of the row's recipe; see `recorded`.
+        more: said beside the commit.
+    """
+    made_of = {
+        "commit": commit,
+        "dataset": dataset.fingerprint,
+        "semantic_ids": semantic_ids,
+        "settings": recipe(row) if settings is None else settings,
+        **_tokenized(METHODS[row.method]),
+        **more,
+    }
+    return {"made_of": made_of, "date": datetime.now(UTC).date().isoformat()}
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Put a record in its place, and write the page anew."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+    write_page()
 
 
 def commit_of(checkout: Path) -> str:
@@ -376,9 +403,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             placement = in_process if options.local else on_ray
             record = measure(row, options.sources, commit, placement, options.runs)
-        row.record.parent.mkdir(parents=True, exist_ok=True)
-        row.record.write_text(json.dumps(record, indent=1) + "\n")
-        write_page()
+        write_record(row.record, record)
     write_page()
 
 

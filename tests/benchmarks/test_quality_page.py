@@ -51,7 +51,8 @@ def record(method: str, seed: int, value: float) -> dict:
         "results": {name: estimates(value) for name in ranked},
         "num_parameters": 1_500_000,
         "training_minutes": 3.0,
-        "made_of": {"settings": {"data": {"redraw_ties": True}}},
+        "made_of": {"settings": recipe(Row("beauty", "shuffled", method))},
+        "date": f"2026-11-2{seed}",
     }
 
 
@@ -85,6 +86,16 @@ def test_seeds_of_before_are_left_out_of_a_row_once_one_redrew_ties():
 
     (hstu,) = [line for line in lines if line.startswith(f"| {METHODS['hstu'].title}")]
     assert hstu.startswith(f"| {METHODS['hstu'].title} | 0.0800 ")
+
+
+def test_seeds_of_an_earlier_recipe_are_left_out_of_a_row():
+    before, newer = record("hstu", 0, 0.06), record("hstu", 1, 0.08)
+    training = before["made_of"]["settings"]["training"] | {"epochs": 1}
+    before["made_of"] = {"settings": before["made_of"]["settings"] | {"training": training}}
+
+    lines = page([before, newer]).splitlines()
+
+    assert [line for line in lines if line.startswith(f"| {METHODS['hstu'].title} | 0.0800 ")]
 
 
 def test_in_file_order_there_are_the_methods_that_show_the_leak():
@@ -268,9 +279,9 @@ def test_the_csv_has_lists_and_slices():
     assert f'"beauty, shuffled",hstu,0,"{MODEL}, cold items",recall@10,0.50000,0.40000,0.60000' in table
 
 
-@pytest.mark.parametrize(("later", "is_compared"), [({}, True), ({"dropout": 0.5}, False)])
+@pytest.mark.parametrize(("later", "are_alike"), [({}, True), ({"dropout": 0.5}, False)])
 def test_seeds_between_which_a_setting_came_are_of_one_method_where_it_has_its_default(
-    tmp_path, later, is_compared
+    tmp_path, later, are_alike
 ):
     positions([0, 0, 20, 99], method="of all settings then", seed=0).write(tmp_path / "a.parquet")
     positions([0, 20, 5, 5], method="of all settings now", seed=1, snapshot_fingerprint="b").write(
@@ -287,7 +298,8 @@ def test_seeds_between_which_a_setting_came_are_of_one_method_where_it_has_its_d
 
     _, pairs = page(records).split("The same users in pairs", 1)
 
-    assert ("cannot be compared" not in pairs) == is_compared
+    assert "cannot be compared" not in pairs
+    assert ("(2 seeds)" in pairs) == are_alike  # else the newer one is the row
 
 
 def test_the_readme_has_what_was_measured_best_first():
