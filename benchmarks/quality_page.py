@@ -434,7 +434,7 @@ Limits of the comparison:
   seeds of SASRec have 0.0916 to 0.0926, and with the earlier sampled softmax and rows on servers 0.0874,
   where SASRec so trained [has 0.0841](recommendation.md#targets-on-amazon-beauty). In both cases the
   intervals overlap. On MovieLens, with redrawn ties and today's sampled softmax, it has 0.1951, where
-  co-visitation has 0.1877 and SASRec so trained 0.1983.
+  co-visitation has 0.1877 and SASRec so trained, with the same seed, 0.1983.
 - Semantic IDs have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a digit for
   collisions. Those of one machine share them; another machine rounds otherwise and makes others by the same
   settings, so seed 0 of several rows has other IDs than seeds 1 and 2. Where items have no text, they are
