@@ -247,6 +247,12 @@ METHODS = {
     ),
     "lazy": Method("lazy decoder, IDs from interactions", "beauty-lazy", "interactions"),
     "lazy-text": Method("lazy decoder, IDs from text and interactions", "beauty-lazy", "both"),
+    "light": Method(
+        "light decoder over codes, rows of codes on parameter servers",
+        "beauty-light",
+        "both",
+        max_codebook_size=512,
+    ),
     "causal-lm": Method(
         "causal language model over codes", "movielens-causal-lm", "both", settings=("data.redraw_ties=true",)
     ),

@@ -55,7 +55,13 @@ def bench(options: BenchOptions) -> list[Bar]:
             # beside those of the codes, so that the servers have work.
             for name, *more in (
                 ("beauty-sasrec", "data.redraw_ties=false"),
-                ("beauty-light", "model.item_embedding=true"),
+                (
+                    "beauty-light",
+                    "data.redraw_ties=false",
+                    "model.item_embedding=true",
+                    "model.backbone.dim=128",
+                    "model.decoder_dim=512",
+                ),
             )
         )
         with running(sasrec) as stages:
