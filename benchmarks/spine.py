@@ -59,7 +59,6 @@ def bench(options: BenchOptions) -> list[Bar]:
                     "beauty-light",
                     "data.redraw_ties=false",
                     "model.item_embedding=true",
-                    "model.backbone.dim=128",
                     "model.decoder_dim=512",
                 ),
             )
