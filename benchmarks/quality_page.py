@@ -44,6 +44,7 @@ README_METHODS = {
     "sasrec-servers": "SASRec, item rows on parameter servers, sampled softmax",
     "generative": "prefix decoder, semantic IDs",
     "codes": "prefix decoder without vectors of its own: codes, words and attributes",
+    "light": "light decoder: codes alone, their rows on parameter servers",
 }
 """Rows of its table, and what they are called there."""
 _README_HEADING = "| | recall@10 | ndcg@10 | seeds | training |\n| --- | --- | --- | --- | --- |\n"
