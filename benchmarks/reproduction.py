@@ -267,7 +267,7 @@ def provenance(
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Put a record in its place, and write the page anew."""
+    """Write a record atomically, and the page from all records."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
     write_page()
