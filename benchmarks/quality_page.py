@@ -10,8 +10,9 @@ import io
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.quality_pairs import Line, are_of_one_recipe, line, pairs_table
 from benchmarks.quality_replayed import replayed_records, replayed_table
@@ -168,8 +169,9 @@ def page(
             counts = {record["num_users"] for record in by_table[name, ties] if "num_users" in record}
             tested = f" {max(counts):,} users are tested." if counts else ""
             parts.append(f"{dataset.size}. {dataset.protocol}{tested}\n")
-            lines: dict[str, Line] = {}
-            parts.append(_table(name, ties, by_table[name, ties], lines))
+            rows = list(_rows(name, ties, by_table[name, ties]))
+            lines = _lines(rows)
+            parts.append(_table(rows, lines))
             shown = dataset.shown_list
             parts.append(tuned_table(tuned_by_table[name, ties], titles, RECORDS, shown))
             untrained = [each for each in neighbors_of(name) if each in lines]
@@ -221,42 +223,71 @@ def _diversity(seeds: Sequence[dict[str, Any]], name: str) -> str:
     return f"{before:.3f} → {after:.3f}"
 
 
-def _table(dataset: str, ties: str, records: Sequence[dict[str, Any]], lines_of: dict[str, Line]) -> str:
-    """
-    Args:
-        lines_of: is given the rows whose positions are kept, by method or neighbor.
-    """
+class _Row(NamedTuple):
+    """What a table says of one method or neighbor."""
+
+    key: str
+    title: str
+    seeds: Sequence[dict[str, Any]]
+    """Records of one recipe; none: it is to be measured, and is not yet."""
+    shown: str
+    """The list of theirs that the page shows."""
+    training: str = ""
+    published: str = ""
+    folder: Path | None = None
+    """Of the records; None: the row is not compared in pairs."""
+
+    def cells(self) -> str:
+        if not self.seeds:
+            return f"| {self.title} | not measured yet |" + " |" * (len(SHOWN) + 1)
+        results = [seed["results"][self.shown] for seed in self.seeds]
+        return _line(self.title, results, self.training, self.published)
+
+
+def _rows(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> Iterator[_Row]:
+    """The rows of a table, in their order; none where nothing is measured."""
     untrained = _untrained(dataset, ties)
     if not records and not untrained:
-        return "Not measured yet.\n"
-    lines = [
-        "| | " + " | ".join([*SHOWN, "training", "published recall@10"]) + " |",
-        "| --- |" + " --- |" * (len(SHOWN) + 2),
-    ]
-    keeps_seen, of_model = DATASETS[dataset].seen == "kept", DATASETS[dataset].shown_list
+        return
+    keeps_seen = DATASETS[dataset].seen == "kept"
+    any_record = [records[0] if records else untrained]
     popular = POPULARITY_UNMASKED if keeps_seen else POPULARITY
-    any_results = records[0]["results"] if records else untrained["results"]
-    lines.append(_line("most popular", [any_results[popular]], "", ""))
+    yield _Row(POPULARITY, "most popular", any_record, popular)
     for title, name in neighbors_of(dataset).items():
         if untrained and name in untrained["results"]:
-            lines.append(_line(title, [untrained["results"][name]], "none", ""))
-            lines_of.update((title, each) for each in line(title, [untrained], RECORDS / NEIGHBORS, name))
+            yield _Row(title, title, [untrained], name, "none", folder=RECORDS / NEIGHBORS)
+    shown = DATASETS[dataset].shown_list
     for name, method in METHODS.items():
         seeds = _of_one_recipe([record for record in records if record["method"] == name])
-        if not seeds and not DATASETS[dataset].measures(name, ties):
-            continue
         if not seeds:
-            lines.append(f"| {method.title} | not measured yet |" + " |" * (len(SHOWN) + 1))
+            if DATASETS[dataset].measures(name, ties):
+                yield _Row(name, method.title, [], shown)
             continue
         title = method.title + ("" if "ties" in method.title or _redrew_ties(seeds) else ", ties as stored")
         title += f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
         published = "; ".join(
             f"{p.recall_at_10} ({p.where})" for p in method.published if p.dataset == dataset
         )
-        results = [record["results"][of_model] for record in seeds]
-        lines.append(_line(title, results, _training(seeds), published))
-        lines_of.update((name, each) for each in line(title, seeds, RECORDS, of_model))
-    return "\n".join(lines) + "\n" + pairs_table(list(lines_of.values()), lines_of.get(BASELINE))
+        yield _Row(name, title, seeds, shown, _training(seeds), published, RECORDS)
+
+
+def _lines(rows: Sequence[_Row]) -> dict[str, Line]:
+    """The rows whose positions are kept, by method or neighbor."""
+    return {
+        row.key: found
+        for row in rows
+        if row.folder is not None
+        for found in line(row.title, row.seeds, row.folder, row.shown)
+    }
+
+
+def _table(rows: Sequence[_Row], lines: Mapping[str, Line]) -> str:
+    if not rows:
+        return "Not measured yet.\n"
+    titles = ["| | " + " | ".join([*SHOWN, "training", "published recall@10"]) + " |"]
+    titles.append("| --- |" + " --- |" * (len(SHOWN) + 2))
+    table = "\n".join([*titles, *(row.cells() for row in rows)]) + "\n"
+    return table + pairs_table(list(lines.values()), lines.get(BASELINE))
 
 
 _NEIGHBORS = {name: name for name in (CO_VISITATION, SWING, CO_VISITATION_IN_TIME)}

@@ -66,16 +66,16 @@ def line(title: str, records: Sequence[Mapping[str, Any]], folder: Path, shown: 
     """The row of these records, one of each seed; none where a seed has no positions.
 
     Args:
+        records: of one recipe (`are_of_one_recipe`).
         folder: of the records.
         shown: name of the list that the page shows.
     """
     if records and all(_KEY in record for record in records):
         files = {str(record[_KEY]): Positions.read(folder / str(record[_KEY])) for record in records}
-        if all(are_of_one_recipe(records[0], each) for each in records[1:]):
-            # Files say by a hash whether settings are alike, and that has a setting which came between seeds.
-            method = next(iter(files.values())).header.method
-            for name, each in files.items():
-                files[name] = replace(each, header=each.header.model_copy(update={"method": method}))
+        # Files say by a hash whether settings are alike, and that has a setting which came between seeds.
+        method = next(iter(files.values())).header.method
+        for name, each in files.items():
+            files[name] = replace(each, header=each.header.model_copy(update={"method": method}))
         yield Line(title, [Evaluated(name, shown, each) for name, each in files.items()])
 
 
