@@ -83,8 +83,8 @@ def with_best_rows(readme: str, records: Sequence[dict[str, Any]]) -> str:
     before, heading, rest = readme.partition(_README_HEADING)
     after = rest[rest.index("\n\n") :]
     lines = []
-    for title, seeds, *others in found:
-        figures = [_figure(seeds, metric, ranges=False) for metric in metrics]
+    for title, measured, *others in found:
+        figures = [_figure(measured, metric, ranges=False) for metric in metrics]
         lines.append("| " + " | ".join([title, *figures, *others]) + " |")
     return before + heading + "\n".join(lines) + after
 
