@@ -255,6 +255,15 @@ def test_settings_of_prefixes_as_rows_are_refused_where_these_are_weights(settin
     assert RunConfig.parse(config.model_dump(mode="json")) == config
 
 
+def test_label_smoothing_is_refused_where_the_softmax_is_over_children():
+    values = {"data": {"path": "data"}, "model": {"name": "light_decoder", "softmax": "children"}}
+    config = RunConfig.parse(values)
+    assert RunConfig.parse(config.model_dump(mode="json")) == config
+    values["model"]["label_smoothing"] = 0.1
+    with pytest.raises(InputError, match="model.label_smoothing is of the softmax 'codes'"):
+        RunConfig.parse(values)
+
+
 def test_a_prefix_decoder_is_read_back_with_all_its_settings():
     config = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "prefix_decoder"}})
     assert RunConfig.parse(config.model_dump(mode="json")) == config

@@ -13,6 +13,7 @@ Axes: B rows of a batch, W prefixes of each, R >= W rows of children, S columns 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -114,6 +115,30 @@ class Children:
         )
         log_total_BR = total_BR.clamp(min=torch.finfo(total_BR.dtype).tiny).log()
         return shifted_BRS - self.of_prefix(log_total_BR)[:, :, None]
+
+
+def log_probs_among_children(trie: CodeTrie, logits: Iterable[Tensor], codes_BWL: Tensor) -> Tensor:
+    """[B, W, L] log-probability of each code of sequences among those that lead to an item.
+
+    Args:
+        logits: [B, W, K] of every level, of the code that follows those before it in the sequence.
+
+    Returns:
+        -inf for a code that leads to none.
+    """
+    log_probs = []
+    node_BW = torch.zeros(codes_BWL.shape[:2], dtype=torch.int64, device=codes_BWL.device)
+    for depth, logits_BWK in enumerate(logits):
+        codes_BW = codes_BWL[:, :, depth]
+        children_BWC, is_child_BWC = trie.children(depth, node_BW, trie.max_children[depth])
+        codes_BWC = trie.codes_of_children(depth, node_BW, children_BWC)
+        log_probs_BWC = (
+            logits_BWK.gather(2, codes_BWC).masked_fill(~is_child_BWC, -torch.inf).log_softmax(dim=2)
+        )
+        is_it_BWC = is_child_BWC & (codes_BWC == codes_BW[:, :, None])
+        log_probs.append(log_probs_BWC.masked_fill(~is_it_BWC, -torch.inf).amax(dim=2))
+        node_BW = trie.child(depth, node_BW, codes_BW)
+    return torch.stack(log_probs, dim=2)
 
 
 def log_softmax_of_groups(logits_BN: Tensor, group_BN: Tensor) -> Tensor:

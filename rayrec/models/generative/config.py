@@ -331,7 +331,19 @@ class LightDecoderConfig(GenerativeConfig):
     """Whether a history event is its item's row plus its code rows, or those alone."""
     content: ContentConfig | None = None
     """What is said of the items of a history, added to their vectors. None: nothing."""
+    softmax: Literal["codes", "children"] = "codes"
+    """`codes`: trained over all codes of a level. `children`: over those that lead to an item of the catalog
+    after the codes before them, as items are found."""
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+    """Of the softmax over all codes."""
+
+    @model_validator(mode="after")
+    def _smoothing_is_over_all_codes(self) -> Self:
+        if self.softmax == "children" and self.label_smoothing:
+            raise ValueError(
+                "model.label_smoothing is of the softmax 'codes', and this one is 'children'; leave it out"
+            )
+        return self
 
     @property
     def item_content(self) -> ContentConfig | None:
@@ -343,6 +355,7 @@ class LightDecoderConfig(GenerativeConfig):
         return dict.fromkeys(names, self.backbone.dim) | super().tables
 
     def build_backbone(self, catalog: Catalog, choice: Choice) -> GenerativeBackbone[Any]:
+        from rayrec.models.decoding.trie import CodeTrie
         from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 
         settings, backbone = self.backbone, self.backbone.build(choice)
@@ -350,7 +363,11 @@ class LightDecoderConfig(GenerativeConfig):
             settings.dim, catalog.level_sizes, self.decoder_dim, settings.dropout, backbone.num_dropouts
         )
         content = built_content(self.content, catalog, settings.dim)
-        return LightDecoder(backbone, decoder, self.label_smoothing, content)
+        trie = None
+        if self.softmax == "children":
+            # Learned codes alone: a level that numbers the items of a tuple is not scored.
+            trie = CodeTrie.from_codes(catalog.learned_codes, may_share=True)
+        return LightDecoder(backbone, decoder, self.label_smoothing, content, trie)
 
 
 class InstructionConfig(Config):

@@ -35,7 +35,12 @@ from torch.nn import functional
 
 from rayrec.models.attention.past import KeysAndValues, Past
 from rayrec.models.decoding.beam_cache import BeamCache
-from rayrec.models.decoding.children import Children, is_uneven, log_softmax_of_groups
+from rayrec.models.decoding.children import (
+    Children,
+    is_uneven,
+    log_probs_among_children,
+    log_softmax_of_groups,
+)
 from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import (
     GenerativeBackbone,
@@ -160,17 +165,12 @@ class PrefixBackbone(GenerativeBackbone[ContextT]):
     def sequence_logprob(self, context: ContextT, codes_BWL: Tensor) -> Tensor:
         """[B, W, L] log-probability of each code among those that lead to an item of the catalog it is
         trained on; -inf for one that leads to none. No other distribution was trained."""
-        log_probs = []
-        for depth in range(codes_BWL.shape[2]):
-            node_BW = self._nodes(codes_BWL[:, :, :depth])
-            most = self.trie.max_children[depth]
-            children_BWC, is_child_BWC = self.trie.children(depth, node_BW, most)
-            codes_BWC = self.trie.codes_of_children(depth, node_BW, children_BWC)
-            logits_BWC = self._logits(context, depth, node_BW).gather(2, codes_BWC)
-            log_probs_BWC = logits_BWC.masked_fill(~is_child_BWC, -torch.inf).log_softmax(dim=2)
-            is_it_BWC = is_child_BWC & (codes_BWC == codes_BWL[:, :, depth, None])
-            log_probs.append(log_probs_BWC.masked_fill(~is_it_BWC, -torch.inf).amax(dim=2))
-        return torch.stack(log_probs, dim=2)
+        # One level after the other: all of their logits at once take as many times the memory.
+        logits = (
+            self._logits(context, depth, self._nodes(codes_BWL[:, :, :depth]))
+            for depth in range(codes_BWL.shape[2])
+        )
+        return log_probs_among_children(self.trie, logits, codes_BWL)
 
     def _nodes(self, codes: Tensor) -> Tensor:
         """[...] node of each prefix [..., d]; -1 for one of which training knew nothing."""

@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.cross_decoder import CrossDecoder
 from rayrec.models.generative.encoder_decoder import EncoderDecoder
 from rayrec.models.generative.experts import ExpertSettings
@@ -46,6 +47,12 @@ MAX_LENGTH = 6
 def light(dropout):
     decoder = CodeDecoder(DIM, LEVEL_SIZES, 16, dropout, 100)
     return LightDecoder(backbone(dropout), decoder), ("code",)
+
+
+def light_among_children(dropout):
+    decoder = CodeDecoder(DIM, LEVEL_SIZES, 16, dropout, 100)
+    trie = CodeTrie.from_codes(CODES, may_share=True)
+    return LightDecoder(backbone(dropout), decoder, trie=trie), ("code",)
 
 
 def prefix(dropout):

@@ -20,6 +20,7 @@ from tests.models.generative.networks import (
     instructed_lazy,
     lazy,
     light,
+    light_among_children,
     network_of,
     prefix,
     retrieving,
@@ -30,7 +31,7 @@ from tests.models.networks import histories, labeled, tensor_batch
 
 DESCRIBED = [composed, described_light, described_lazy, described_encoder_decoder]
 """Networks that read what the catalog says of items."""
-ALL = [light, prefix, lazy, encoder_decoder, instructed_lazy, retrieving, *DESCRIBED]
+ALL = [light, light_among_children, prefix, lazy, encoder_decoder, instructed_lazy, retrieving, *DESCRIBED]
 
 
 def instruction_behind(items, end, num_rows):
@@ -113,7 +114,7 @@ def test_some_rows_of_a_context_are_those_rows(make):
     torch.testing.assert_close(part, whole[1:], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [light, lazy, unbalanced_lazy])
+@pytest.mark.parametrize("make", [light, light_among_children, lazy, unbalanced_lazy])
 def test_training_predicts_behind_every_event_what_decoding_says_there(make):
     network, tables = network_of(make)
     (features,) = shares(ROWS, NUM_ITEMS, tables, CODES_IL)

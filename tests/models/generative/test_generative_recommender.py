@@ -4,6 +4,7 @@ import torch
 from torch.nn import functional
 
 from rayrec.models.decoding.beam import searches_of
+from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.backbones.history import contexts
@@ -18,14 +19,17 @@ ROWS = [[0, 3, 5, 2], [6, 1], [4, 0, 1]]
 TABLES = ("item", "code")
 
 
-def recommender(beam_width: int = NUM_ITEMS, label_smoothing: float = 0.0) -> GenerativeRecommender:
+def recommender(
+    beam_width: int = NUM_ITEMS, label_smoothing: float = 0.0, among_children: bool = False
+) -> GenerativeRecommender:
     torch.manual_seed(0)
     network = backbone()
     decoder = CodeDecoder(DIM, LEVEL_SIZES, 16, 0.0, network.num_dropouts)
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    light = LightDecoder(network, decoder, label_smoothing)
+    trie = CodeTrie.from_codes(torch.tensor(CODES_IL)) if among_children else None
+    light = LightDecoder(network, decoder, label_smoothing, trie=trie)
     return GenerativeRecommender(light, torch.tensor(CODES_IL), beam_width, 3).eval()
 
 
@@ -86,6 +90,25 @@ def test_loss_is_minus_the_log_probability_of_the_next_items_codes():
         for context_D, target in zip(all_contexts(model, batch), targets, strict=True)
     )
     assert loss == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_a_softmax_over_children_is_trained_as_items_are_found():
+    model, (features,) = recommender(among_children=True), shares(ROWS, NUM_ITEMS, TABLES, CODES_IL)
+    batch = tensor_batch(features)
+    weights_N = torch.tensor([1.0, 0.5, 2.0, 0.0, 1.0, 3.0])
+
+    loss = model.loss(batch)
+    loss.backward()
+    weighted = model.backbone.loss(batch, torch.tensor(CODES_IL)[batch.targets_N], weights_N).item()
+
+    targets = [3, 5, 2, 1, 0, 1]
+    by_hand = [
+        -item_log_probs(model, context_D)[target]
+        for context_D, target in zip(all_contexts(model, batch), targets, strict=True)
+    ]
+    assert loss.item() == pytest.approx(sum(by_hand), rel=1e-5)
+    assert weighted == pytest.approx(np.dot(by_hand, weights_N.numpy()), rel=1e-5)
+    assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
 
 
 def test_label_smoothing_mixes_in_the_mean_loss_over_all_codes():
