@@ -260,7 +260,7 @@ def test_label_smoothing_is_refused_where_the_softmax_is_over_children():
     config = RunConfig.parse(values)
     assert RunConfig.parse(config.model_dump(mode="json")) == config
     values["model"]["label_smoothing"] = 0.1
-    with pytest.raises(InputError, match="model.label_smoothing is of the softmax 'codes'"):
+    with pytest.raises(InputError, match="label_smoothing is of the softmax 'codes'"):
         RunConfig.parse(values)
 
 
