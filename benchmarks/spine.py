@@ -58,6 +58,7 @@ def bench(options: BenchOptions) -> list[Bar]:
                 (
                     "beauty-light",
                     "data.redraw_ties=false",
+                    "model.softmax=codes",
                     "model.item_embedding=true",
                     "model.decoder_dim=512",
                 ),

@@ -284,6 +284,8 @@ def start(config: dict) -> tuple[nn.Module, Iterator[float], int]:
     model, training, data = config["model"], config["training"], TrainingData(config)
     if model["item_matrix"] != "dense" or any(map(model.get, ("user_embedding", "temperature", "loss"))):
         raise SystemExit("no users, temperatures, losses and sparse SASRec in here; use `rayrec train`")
+    if model.get("softmax", "codes") != "codes":
+        raise SystemExit("no softmax over children in here; set model.softmax: codes, or use `rayrec train`")
     torch.manual_seed(config["seed"])
     network = {"sasrec": SasRec, "light_decoder": Generative}[model["name"]](config, data)
     return network, steps(network, data, training), training["epochs"] * data.steps_per_epoch

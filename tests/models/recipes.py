@@ -48,6 +48,7 @@ MODELS = {
     },
     "causal_lm": {"name": "causal_lm", "behavior_weights": {"LIKE": 2.0}},
     "prefix_decoder, weighted": {"name": "prefix_decoder", "behavior_weights": {"LIKE": 2.0}},
+    "light_decoder, among children": {"name": "light_decoder", "softmax": "children"},
     "light_decoder, weighted": {"name": "light_decoder", "behavior_weights": {"LIKE": 2.0}},
     "lazy_decoder, instructed": {
         "name": "lazy_decoder",

@@ -34,8 +34,9 @@ def test_a_run_begins_with_nothing_unless_told_so(pretrained):
     assert initial_snapshot(assemble(RunFolder.open(pretrained).config)) is None
 
 
-def test_what_the_weights_do_not_depend_on_may_differ(pretrained):
-    changed = config_from(pretrained, {"beam_width": 3, "label_smoothing": 0.1}, {"batch_size": 4})
+@pytest.mark.parametrize("setting", [{"label_smoothing": 0.1}, {"softmax": "children"}])
+def test_what_the_weights_do_not_depend_on_may_differ(pretrained, setting):
+    changed = config_from(pretrained, {"beam_width": 3} | setting, {"batch_size": 4})
 
     snapshot = initial_snapshot(assemble(changed))
 

@@ -8,7 +8,8 @@ is normalized over all rows of a prefix.
 Their number depends on the data and is asked for on the CPU alone: a device would have to be waited for, and
 a compiled program has fixed shapes. These keep one row per prefix.
 
-Axes: B rows of a batch, W prefixes of each, R >= W rows of children, S columns of them.
+Axes: B rows of a batch, W prefixes of each, R >= W rows of children, S columns of them;
+L levels, K codes of a level, C children of its widest node.
 """
 
 from __future__ import annotations

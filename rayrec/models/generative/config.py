@@ -333,7 +333,8 @@ class LightDecoderConfig(GenerativeConfig):
     """What is said of the items of a history, added to their vectors. None: nothing."""
     softmax: Literal["codes", "children"] = "codes"
     """`codes`: trained over all codes of a level. `children`: over those that lead to an item of the catalog
-    after the codes before them, as items are found."""
+    after the codes before them, as items are found. Under a prefix, a code is then compared with its
+    siblings alone: what comes into the catalog later has not been pushed away there, nor learned."""
     label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
     """Of the softmax over all codes."""
 
@@ -345,6 +346,10 @@ class LightDecoderConfig(GenerativeConfig):
             )
         return self
 
+    def for_inference(self) -> Self:
+        # Items are found among children either way, by the recommender's own trie.
+        return super().for_inference().model_copy(update={"softmax": "codes"})
+
     @property
     def item_content(self) -> ContentConfig | None:
         return self.content
@@ -355,7 +360,6 @@ class LightDecoderConfig(GenerativeConfig):
         return dict.fromkeys(names, self.backbone.dim) | super().tables
 
     def build_backbone(self, catalog: Catalog, choice: Choice) -> GenerativeBackbone[Any]:
-        from rayrec.models.decoding.trie import CodeTrie
         from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 
         settings, backbone = self.backbone, self.backbone.build(choice)
@@ -363,10 +367,8 @@ class LightDecoderConfig(GenerativeConfig):
             settings.dim, catalog.level_sizes, self.decoder_dim, settings.dropout, backbone.num_dropouts
         )
         content = built_content(self.content, catalog, settings.dim)
-        trie = None
-        if self.softmax == "children":
-            # Learned codes alone: a level that numbers the items of a tuple is not scored.
-            trie = CodeTrie.from_codes(catalog.learned_codes, may_share=True)
+        # A level that numbers the items of a tuple is the trie's last, and is not scored.
+        trie = catalog.trie() if self.softmax == "children" else None
         return LightDecoder(backbone, decoder, self.label_smoothing, content, trie)
 
 

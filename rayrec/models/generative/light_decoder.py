@@ -91,10 +91,11 @@ class LightDecoder(GenerativeBackbone[VectorContext]):
         """
         Args:
             label_smoothing: of the softmax over all codes of a level.
-            trie: of the codes of the catalog; a level's softmax is over those that lead to an item. None: it
-                is over all codes of the level.
             content: of the items of histories, added to their codes; None: nothing is.
+            trie: of the codes of the catalog; a level's softmax is over those that lead to an item. None: it
+                is over all codes of the level. It may have levels more, which are not looked at.
         """
+        assert trie is None or not label_smoothing, "smoothing is over all codes"
         super().__init__()
         self.backbone = backbone
         self.decoder = decoder
@@ -152,6 +153,8 @@ class LightDecoder(GenerativeBackbone[VectorContext]):
         ]
 
     def sequence_logprob(self, context: VectorContext, codes_BWL: Tensor) -> Tensor:
+        """As it was trained: of all codes of a level, or of those that lead to an item of the catalog, and
+        -inf for one that leads to none."""
         trie = self._trie_on(codes_BWL.device)
         if trie is None:
             return super().sequence_logprob(context, codes_BWL)

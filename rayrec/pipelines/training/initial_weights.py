@@ -19,6 +19,7 @@ FREE = (
     "backbone.dropout",
     "label_smoothing",
     "loss",
+    "softmax",
     "negatives_per_event",
     "num_negatives",
     "negative_sampling",

@@ -8,9 +8,12 @@ from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.backbones.history import contexts
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.sequence_program import build_model
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.samples.features.features import code_ids
 from tests.models.networks import DIM, backbone, histories, shares, tensor_batch
+from tests.models.recipes import config_of
 
 CODES_IL = np.array([[0, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 0], [1, 1, 1], [2, 0, 0], [2, 2, 0]])
 LEVEL_SIZES = (3, 3, 2)
@@ -109,6 +112,23 @@ def test_a_softmax_over_children_is_trained_as_items_are_found():
     assert loss.item() == pytest.approx(sum(by_hand), rel=1e-5)
     assert weighted == pytest.approx(np.dot(by_hand, weights_N.numpy()), rel=1e-5)
     assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
+
+
+def test_a_setting_says_what_a_level_is_normalized_over():
+    """The same weights: fewer codes compete, so each is more probable; what is found is the same."""
+    (features,) = shares(ROWS, NUM_ITEMS, TABLES, CODES_IL)
+    batch = tensor_batch(features)
+    configs = [
+        config_of("light_decoder", softmax=softmax, user_embedding=False) for softmax in ("codes", "children")
+    ]
+    catalog = Catalog(NUM_ITEMS, CODES_IL, LEVEL_SIZES)
+    codes, children = (build_model(config, catalog, seed=1).eval() for config in configs)
+
+    assert children.loss(batch) < codes.loss(batch)
+    for one, other in zip(codes.recommend(batch, 3, None), children.recommend(batch, 3, None), strict=True):
+        assert one.equal(other)
+    # A service finds items by the trie of the recommender and needs no other.
+    assert configs[1].for_inference().softmax == "codes"
 
 
 def test_label_smoothing_mixes_in_the_mean_loss_over_all_codes():
