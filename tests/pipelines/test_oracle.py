@@ -228,6 +228,16 @@ def test_defaults_of_the_one_file_trainer_are_those_of_a_run(model: str):
     assert completed["model"]["backbone"] == of_a_run["model"]["backbone"]
 
 
+def test_the_one_file_trainer_refuses_a_softmax_that_it_has_not(dataset: Dataset):
+    settings = {
+        "model": {"name": "light_decoder", "backbone": BACKBONE, "softmax": "children"},
+        "training": {},
+    }
+    config = run_config(dataset, settings, EPOCHS)
+    with pytest.raises(SystemExit, match="no softmax over children in here"):
+        one_file_trainer.start(config.model_dump(mode="json"))
+
+
 def common(values: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """What is in `values` under keys that `other` has, too, section by section."""
     return {
