@@ -128,17 +128,19 @@ def log_probs_among_children(trie: CodeTrie, logits: Iterable[Tensor], codes_BWL
         -inf for a code that leads to none.
     """
     log_probs = []
-    node_BW = torch.zeros(codes_BWL.shape[:2], dtype=torch.int64, device=codes_BWL.device)
+    parent_BW = torch.zeros(codes_BWL.shape[:2], dtype=torch.int64, device=codes_BWL.device)
     for depth, logits_BWK in enumerate(logits):
-        codes_BW = codes_BWL[:, :, depth]
-        children_BWC, is_child_BWC = trie.children(depth, node_BW, trie.max_children[depth])
-        codes_BWC = trie.codes_of_children(depth, node_BW, children_BWC)
+        children_BWC, is_child_BWC = trie.children(depth, parent_BW, trie.max_children[depth])
+        codes_BWC = trie.codes_of_children(depth, parent_BW, children_BWC)
         log_probs_BWC = (
             logits_BWK.gather(2, codes_BWC).masked_fill(~is_child_BWC, -torch.inf).log_softmax(dim=2)
         )
-        is_it_BWC = is_child_BWC & (codes_BWC == codes_BW[:, :, None])
-        log_probs.append(log_probs_BWC.masked_fill(~is_it_BWC, -torch.inf).amax(dim=2))
-        node_BW = trie.child(depth, node_BW, codes_BW)
+        node_BW = trie.child(depth, parent_BW, codes_BWL[:, :, depth])
+        # Children are neighbors: where one stands among them is its distance from the first.
+        place_BW = (node_BW - trie.child_offsets[depth][parent_BW.clamp(min=0)]).clamp(min=0)
+        chosen_BW = log_probs_BWC.gather(2, place_BW[:, :, None])[:, :, 0]
+        log_probs.append(chosen_BW.masked_fill(node_BW < 0, -torch.inf))
+        parent_BW = node_BW
     return torch.stack(log_probs, dim=2)
 
 
