@@ -255,8 +255,9 @@ def test_settings_of_prefixes_as_rows_are_refused_where_these_are_weights(settin
     assert RunConfig.parse(config.model_dump(mode="json")) == config
 
 
-def test_label_smoothing_is_refused_where_the_softmax_is_over_children():
-    values = {"data": {"path": "data"}, "model": {"name": "light_decoder", "softmax": "children"}}
+@pytest.mark.parametrize("name", ["light_decoder", "lazy_decoder", "encoder_decoder", "causal_lm"])
+def test_label_smoothing_is_refused_where_the_softmax_is_over_children(name):
+    values = {"data": {"path": "data"}, "model": {"name": name, "softmax": "children"}}
     config = RunConfig.parse(values)
     assert RunConfig.parse(config.model_dump(mode="json")) == config
     values["model"]["label_smoothing"] = 0.1

@@ -15,12 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.prefixes import JaggedStep, Step
+from rayrec.models.generative.code_softmax import ALL_CODES, CodeSoftmax
 from rayrec.models.sequence.sequence_model import ReadRows
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
 from rayrec.platform.arrays import Int64Array
@@ -57,17 +56,6 @@ def weighted_sum(losses_N: Tensor, weights_N: Tensor | None) -> Tensor:
     return (losses_N if weights_N is None else losses_N * weights_N).sum()
 
 
-def summed_cross_entropy(
-    logits_NK: Tensor, codes_N: Tensor, weights_N: Tensor | None, label_smoothing: float = 0.0
-) -> Tensor:
-    """Scalar: the cross-entropy of all codes, each as often as it counts."""
-    reduction = "sum" if weights_N is None else "none"
-    losses = functional.cross_entropy(
-        logits_NK, codes_N, reduction=reduction, label_smoothing=label_smoothing
-    )
-    return losses if weights_N is None else weighted_sum(losses, weights_N)
-
-
 class GenerativeBackbone(nn.Module, ABC, Generic[C]):
     """A network that scores the codes of the next item."""
 
@@ -77,6 +65,8 @@ class GenerativeBackbone(nn.Module, ABC, Generic[C]):
     """Table of which rows are needed to generate items, beside those of histories."""
     catalog_VD: Tensor | None = None
     """The rows of `catalog_ids`."""
+    code_softmax: CodeSoftmax = ALL_CODES
+    """What is trained, of backbones that have no loss of their own."""
     read_rows: ReadRows | None = None
     """What reads others of that table."""
 
@@ -125,17 +115,10 @@ class GenerativeBackbone(nn.Module, ABC, Generic[C]):
     def sequence_logprob(self, context: C, codes_BWL: Tensor) -> Tensor:
         """[B, W, L] log-probability of each code, in the distribution that was trained.
 
-        That is over all codes of its level, unless a backbone says otherwise. What it is under a trie and its
+        That is what `code_softmax` says, unless a backbone has its own. What it is under a trie and its
         filters, as items are drawn, is `rayrec.models.decoding.prefixes.item_log_probs`.
         """
-        logits = self.sequence_logits(context, codes_BWL)
-        return torch.stack(
-            [
-                level_logits.log_softmax(dim=2).gather(2, codes_BWL[:, :, level, None])[:, :, 0]
-                for level, level_logits in enumerate(logits)
-            ],
-            dim=2,
-        )
+        return self.code_softmax.log_probs(self.sequence_logits(context, codes_BWL), codes_BWL)
 
     def start(self, context: C) -> Step:
         """Begin to decode: a `Step` with caches of its own."""

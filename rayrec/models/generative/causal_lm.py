@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.past import Grown, KeysAndValues, Past
-from rayrec.models.generative.backbone import summed_cross_entropy
+from rayrec.models.generative.backbone import weighted_sum
 from rayrec.models.generative.chunk_summaries import ChunkSummaries, SummarySettings
+from rayrec.models.generative.code_softmax import ALL_CODES, CodeSoftmax
 from rayrec.models.generative.language_backbone import KeyValueContext, LanguageBackbone
 from rayrec.models.language.attention import PackedRows
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
@@ -42,6 +43,7 @@ class CausalLmBackbone(LanguageBackbone):
         first_token: int,
         choice: Choice = AUTO,
         summaries: SummarySettings | None = None,
+        code_softmax: CodeSoftmax = ALL_CODES,
     ) -> None:
         """
         Args:
@@ -53,6 +55,7 @@ class CausalLmBackbone(LanguageBackbone):
         """
         super().__init__(level_sizes, first_token, choice)
         self.network = network
+        self.code_softmax = code_softmax
         self.tokens_per_event = len(level_sizes)
         first_tokens_L = torch.tensor(self._first_tokens, device=codes_IL.device)
         self.register_buffer("tokens_IL", codes_IL.long() + first_tokens_L, persistent=False)
@@ -77,11 +80,8 @@ class CausalLmBackbone(LanguageBackbone):
         hidden_MD = self._hidden(vectors_MD[None], whole.place_N[None], PackedRows(whole, self.choice))[0]
         # An event's last code is followed by the first of the next item, that one by the second, and so on.
         hidden_NLD = hidden_MD[starts_N[:, None] + num_levels - 1 + levels_L]
-        total = hidden_MD.new_zeros(())
-        for level in range(num_levels):
-            logits_NK = self._logits(hidden_NLD[:, level], level)
-            total = total + summed_cross_entropy(logits_NK, codes_NL[:, level], weights_N)
-        return total
+        logits = (self._logits(hidden_NLD[:, level], level) for level in range(num_levels))
+        return weighted_sum(self.code_softmax.losses(logits, codes_NL), weights_N)
 
     def encode_context(self, batch: TensorBatch) -> KeyValueContext:
         layout = batch.layout.repeated(len(self.level_sizes))

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rayrec.models.generative.config import GeneratingConfig, LongHistorySettings, summary_settings
+from rayrec.models.generative.config import (
+    CodeSoftmaxSettings,
+    GeneratingConfig,
+    LongHistorySettings,
+    summary_settings,
+)
 from rayrec.models.sequence.config import DEFAULT_MAX_LENGTH
 from rayrec.platform.config import Config
 
@@ -104,7 +109,7 @@ class CausalLmBackboneConfig(Config):
     """Events a history may have, each of as many tokens as an ID has codes."""
 
 
-class CausalLmConfig(LongHistorySettings, GeneratingConfig):
+class CausalLmConfig(LongHistorySettings, CodeSoftmaxSettings, GeneratingConfig):
     """A language model whose words are the codes."""
 
     not_compiled_because: ClassVar[str | None] = (
@@ -148,5 +153,11 @@ class CausalLmConfig(LongHistorySettings, GeneratingConfig):
             # As wide inside as the usual feed-forward: networks give that number different names.
             summaries = summary_settings(self.long_history, num_heads, 4 * width, dropout=0.0)
         return CausalLmBackbone(
-            network, catalog.learned_codes, catalog.level_sizes, first_token, choice, summaries
+            network,
+            catalog.learned_codes,
+            catalog.level_sizes,
+            first_token,
+            choice,
+            summaries,
+            self.build_softmax(catalog),
         )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rayrec.models.attention.choice import Choice
     from rayrec.models.generative.backbone import GenerativeBackbone
     from rayrec.models.generative.chunk_summaries import SummarySettings
+    from rayrec.models.generative.code_softmax import CodeSoftmax
     from rayrec.models.generative.cross_decoder import CrossDecoder
     from rayrec.models.generative.experts import ExpertSettings
     from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
@@ -122,6 +123,36 @@ class GeneratingConfig(AttentionSettings, SequenceModelConfig):
     @abstractmethod
     def build_backbone(self, catalog: Catalog, choice: Choice) -> GenerativeBackbone[Any]:
         """The network that gives each code its probability."""
+
+
+class CodeSoftmaxSettings(SequenceModelConfig):
+    """Of networks that give every code of a level a logit."""
+
+    softmax: Literal["codes", "children"] = "codes"
+    """`codes`: trained over all codes of a level. `children`: over those that lead to an item of the catalog
+    after the codes before them, as items are found. Under a prefix, a code is then compared with its
+    siblings alone: what comes into the catalog later has not been pushed away there, nor learned."""
+    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
+    """Of the softmax over all codes."""
+
+    @model_validator(mode="after")
+    def _smoothing_is_over_all_codes(self) -> Self:
+        if self.softmax == "children" and self.label_smoothing:
+            raise ValueError(
+                "model.label_smoothing is of the softmax 'codes', and this one is 'children'; leave it out"
+            )
+        return self
+
+    def for_inference(self) -> Self:
+        # Items are found among children either way, by the recommender's own trie.
+        return super().for_inference().model_copy(update={"softmax": "codes", "label_smoothing": 0.0})
+
+    def build_softmax(self, catalog: Catalog) -> CodeSoftmax:
+        """What the network is trained by."""
+        from rayrec.models.generative.code_softmax import CodeSoftmax
+
+        # A level that numbers the items of a tuple is the trie's last, and is not scored.
+        return CodeSoftmax(catalog.trie() if self.softmax == "children" else None, self.label_smoothing)
 
 
 class GenerativeConfig(GeneratingConfig):
@@ -321,7 +352,7 @@ class PrefixDecoderConfig(GenerativeConfig):
         )
 
 
-class LightDecoderConfig(GenerativeConfig):
+class LightDecoderConfig(CodeSoftmaxSettings, GenerativeConfig):
     """Rows for codes, and a feed-forward decoder on top of the history."""
 
     name: Literal["light_decoder"]
@@ -331,24 +362,6 @@ class LightDecoderConfig(GenerativeConfig):
     """Whether a history event is its item's row plus its code rows, or those alone."""
     content: ContentConfig | None = None
     """What is said of the items of a history, added to their vectors. None: nothing."""
-    softmax: Literal["codes", "children"] = "codes"
-    """`codes`: trained over all codes of a level. `children`: over those that lead to an item of the catalog
-    after the codes before them, as items are found. Under a prefix, a code is then compared with its
-    siblings alone: what comes into the catalog later has not been pushed away there, nor learned."""
-    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
-    """Of the softmax over all codes."""
-
-    @model_validator(mode="after")
-    def _smoothing_is_over_all_codes(self) -> Self:
-        if self.softmax == "children" and self.label_smoothing:
-            raise ValueError(
-                "model.label_smoothing is of the softmax 'codes', and this one is 'children'; leave it out"
-            )
-        return self
-
-    def for_inference(self) -> Self:
-        # Items are found among children either way, by the recommender's own trie.
-        return super().for_inference().model_copy(update={"softmax": "codes"})
 
     @property
     def item_content(self) -> ContentConfig | None:
@@ -367,9 +380,7 @@ class LightDecoderConfig(GenerativeConfig):
             settings.dim, catalog.level_sizes, self.decoder_dim, settings.dropout, backbone.num_dropouts
         )
         content = built_content(self.content, catalog, settings.dim)
-        # A level that numbers the items of a tuple is the trie's last, and is not scored.
-        trie = catalog.trie() if self.softmax == "children" else None
-        return LightDecoder(backbone, decoder, self.label_smoothing, content, trie)
+        return LightDecoder(backbone, decoder, self.build_softmax(catalog), content)
 
 
 class InstructionConfig(Config):
@@ -430,10 +441,9 @@ class TargetExpertsConfig(ExpertsConfig):
         return value
 
 
-class CrossDecoderConfig(LongHistorySettings, GenerativeConfig):
+class CrossDecoderConfig(LongHistorySettings, CodeSoftmaxSettings, GenerativeConfig):
     """What the models have in common whose decoder looks at the history through cross-attention."""
 
-    label_smoothing: float = Field(0.0, ge=0.0, lt=1.0)
     instruction: InstructionConfig | None = None
     """None: the decoder begins with its start token."""
     event_labels: tuple[Label, ...] = ()
@@ -523,7 +533,7 @@ class LazyDecoderConfig(CrossDecoderConfig):
             catalog.learned_codes,
             self.history_length,
             self.backbone.dropout,
-            self.label_smoothing,
+            self.build_softmax(catalog),
             self._build_instruction(catalog),
             self._build_event_labels(catalog),
             self._summary_settings(),
@@ -612,7 +622,7 @@ class EncoderDecoderConfig(CrossDecoderConfig):
             feedforward_dim=settings.feedforward_dim,
             max_length=settings.max_length if self.long_history is None else self.history_length,
             dropout=settings.dropout,
-            label_smoothing=self.label_smoothing,
+            code_softmax=self.build_softmax(catalog),
             instruction=self._build_instruction(catalog),
             event_labels=self._build_event_labels(catalog),
             retrieval=None

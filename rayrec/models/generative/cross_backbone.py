@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.base.keyed_random import level_keys
@@ -17,6 +15,7 @@ from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.prefixes import JaggedStep, Step
 from rayrec.models.generative.backbone import GenerativeBackbone
 from rayrec.models.generative.chunk_summaries import ChunkSummaries
+from rayrec.models.generative.code_softmax import CodeSoftmax
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder, Look
 from rayrec.models.generative.experts import balance_losses
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
@@ -35,7 +34,7 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
         self,
         decoder: CrossDecoder,
         codes_IL: Tensor,
-        label_smoothing: float,
+        code_softmax: CodeSoftmax,
         instruction: InstructionPrefix | None = None,
         event_labels: EventLabels | None = None,
         content: ItemContent | None = None,
@@ -49,7 +48,7 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
         super().__init__()
         self.summaries: ChunkSummaries | None = None
         self.decoder = decoder
-        self.label_smoothing = label_smoothing
+        self.code_softmax = code_softmax
         self.instruction = instruction
         self.event_labels = event_labels
         self.content = content
@@ -119,7 +118,7 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
         rows: JaggedLayout,
         prefix_SPD: Tensor | None = None,
     ) -> Tensor:
-        """[S] minus the log-probability of each sequence, smoothed, and the balance of experts.
+        """[S] what `code_softmax` says of each sequence, and the balance of experts.
 
         Args:
             keys_S: of dropout; only while training.
@@ -128,13 +127,7 @@ class CrossBackbone(GenerativeBackbone[ContextKeys]):
         num_tokens = codes_SL.shape[1] + (0 if prefix_SPD is None else prefix_SPD.shape[1])
         keys_SQ = None if keys_S is None else level_keys(keys_S, num_tokens)
         logits, all_gates = self.decoder(start_SD, codes_SL, look, keys_SQ, prefix_SPD)
-        losses = [
-            functional.cross_entropy(
-                logits_SK.float(), codes_SL[:, level], reduction="none", label_smoothing=self.label_smoothing
-            )
-            for level, logits_SK in enumerate(logits)
-        ]
-        losses_S = torch.stack(losses).sum(0)
+        losses_S = self.code_softmax.losses(logits, codes_SL)
         for gates in all_gates:
             losses_S = losses_S + self.decoder.balance_weight * balance_losses(gates, rows)
         return losses_S

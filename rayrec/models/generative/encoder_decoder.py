@@ -32,6 +32,7 @@ from rayrec.models.attention.masks import Full
 from rayrec.models.base.keyed_random import KeyedDropout, level_keys
 from rayrec.models.generative.backbone import weighted_sum
 from rayrec.models.generative.chunk_summaries import ChunkSummaries, SummarySettings
+from rayrec.models.generative.code_softmax import ALL_CODES, CodeSoftmax
 from rayrec.models.generative.cross_backbone import CrossBackbone
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
@@ -54,7 +55,7 @@ class EncoderDecoder(CrossBackbone):
         feedforward_dim: int,
         max_length: int,
         dropout: float,
-        label_smoothing: float = 0.0,
+        code_softmax: CodeSoftmax = ALL_CODES,
         instruction: InstructionPrefix | None = None,
         event_labels: EventLabels | None = None,
         retrieval: HistoryRetrieval | None = None,
@@ -69,7 +70,7 @@ class EncoderDecoder(CrossBackbone):
             retrieval: chooses the events that are encoded; None: rows have no more than P.
             summaries: of older events, which the decoder looks at beside what is encoded.
         """
-        super().__init__(decoder, codes_IL, label_smoothing, instruction, event_labels, content)
+        super().__init__(decoder, codes_IL, code_softmax, instruction, event_labels, content)
         self.retrieval = retrieval
         dim = decoder.levels_LD.shape[1]
         self.positions_PD = nn.Parameter(torch.empty(max_length, dim))

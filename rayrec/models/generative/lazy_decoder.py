@@ -20,6 +20,7 @@ from rayrec.models.attention.uni_attention import attend
 from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.generative.backbone import weighted_sum
 from rayrec.models.generative.chunk_summaries import ChunkSummaries, SummarySettings
+from rayrec.models.generative.code_softmax import ALL_CODES, CodeSoftmax
 from rayrec.models.generative.cross_backbone import CrossBackbone
 from rayrec.models.generative.cross_decoder import ContextKeys, CrossDecoder, Look
 from rayrec.models.generative.instruction import EventLabels, InstructionPrefix
@@ -37,13 +38,13 @@ class LazyDecoder(CrossBackbone):
         codes_IL: Tensor,
         max_length: int,
         dropout: float,
-        label_smoothing: float = 0.0,
+        code_softmax: CodeSoftmax = ALL_CODES,
         instruction: InstructionPrefix | None = None,
         event_labels: EventLabels | None = None,
         summaries: SummarySettings | None = None,
         content: ItemContent | None = None,
     ) -> None:
-        super().__init__(decoder, codes_IL, label_smoothing, instruction, event_labels, content)
+        super().__init__(decoder, codes_IL, code_softmax, instruction, event_labels, content)
         dim = decoder.levels_LD.shape[1]
         self.positions_TD = nn.Parameter(torch.empty(max_length, dim).normal_(std=INITIAL_STD))
         self.input_norm = nn.LayerNorm(dim)

@@ -19,14 +19,8 @@ from torch.nn import functional
 from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.base.tensor_plan import INPUTS, TensorPlan, outputs
 from rayrec.models.decoding.beam_cache import BeamCache
-from rayrec.models.decoding.children import log_probs_among_children
-from rayrec.models.decoding.trie import CodeTrie
-from rayrec.models.generative.backbone import (
-    GenerativeBackbone,
-    VectorContext,
-    summed_cross_entropy,
-    weighted_sum,
-)
+from rayrec.models.generative.backbone import GenerativeBackbone, VectorContext, weighted_sum
+from rayrec.models.generative.code_softmax import ALL_CODES, CodeSoftmax
 from rayrec.models.sequence.backbones.history import contexts, last_contexts
 from rayrec.models.sequence.backbones.transformer import CausalTransformer
 from rayrec.models.sequence.item_content import ItemContent
@@ -84,24 +78,18 @@ class LightDecoder(GenerativeBackbone[VectorContext]):
         self,
         backbone: CausalTransformer,
         decoder: CodeDecoder,
-        label_smoothing: float = 0.0,
+        code_softmax: CodeSoftmax = ALL_CODES,
         content: ItemContent | None = None,
-        trie: CodeTrie | None = None,
     ) -> None:
         """
         Args:
-            label_smoothing: of the softmax over all codes of a level.
             content: of the items of histories, added to their codes; None: nothing is.
-            trie: of the codes of the catalog; a level's softmax is over those that lead to an item. None: it
-                is over all codes of the level. It may have levels more, which are not looked at.
         """
-        assert trie is None or not label_smoothing, "smoothing is over all codes"
         super().__init__()
         self.backbone = backbone
         self.decoder = decoder
-        self.label_smoothing = label_smoothing
+        self.code_softmax = code_softmax
         self.content = content
-        self._trie = trie
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         """[N, D] input vector of every history event."""
@@ -113,17 +101,7 @@ class LightDecoder(GenerativeBackbone[VectorContext]):
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         state_ND = contexts(self.backbone, self.embed_history(batch), batch)
         logits = self._levels(state_ND, codes_NL, batch.keys_N if self.training else None)
-        trie = self._trie_on(codes_NL.device)
-        if trie is not None:
-            one_each = (logits_NK.float()[:, None, :] for logits_NK in logits)
-            log_probs_N1L = log_probs_among_children(trie, one_each, codes_NL[:, None, :])
-            return weighted_sum(-log_probs_N1L.sum(dim=(1, 2)), weights_N)
-        total = state_ND.new_zeros(())
-        for level, logits_NK in enumerate(logits):
-            total = total + summed_cross_entropy(
-                logits_NK.float(), codes_NL[:, level], weights_N, self.label_smoothing
-            )
-        return total
+        return weighted_sum(self.code_softmax.losses(logits, codes_NL), weights_N)
 
     def _levels(self, state_ND: Tensor, codes_NL: Tensor, keys_N: Tensor | None) -> Iterator[Tensor]:
         """[N, K] logits of every level, each after the codes before it."""
@@ -132,11 +110,6 @@ class LightDecoder(GenerativeBackbone[VectorContext]):
             yield self.decoder.logits(state_ND, level, keys_N)
             if level + 1 < num_levels:
                 state_ND = self.decoder.condition(state_ND, level, codes_NL[:, level])
-
-    def _trie_on(self, device: torch.device) -> CodeTrie | None:
-        if self._trie is not None and self._trie.device != device:  # no buffer that Module.to() would move
-            self._trie = self._trie.to(device)
-        return self._trie
 
     def encode_context(self, batch: TensorBatch) -> VectorContext:
         return VectorContext(last_contexts(self.backbone, self.embed_history(batch), batch))
@@ -151,14 +124,6 @@ class LightDecoder(GenerativeBackbone[VectorContext]):
             )
             for level in range(codes_BWL.shape[2])
         ]
-
-    def sequence_logprob(self, context: VectorContext, codes_BWL: Tensor) -> Tensor:
-        """As it was trained: of all codes of a level, or of those that lead to an item of the catalog, and
-        -inf for one that leads to none."""
-        trie = self._trie_on(codes_BWL.device)
-        if trie is None:
-            return super().sequence_logprob(context, codes_BWL)
-        return log_probs_among_children(trie, self.sequence_logits(context, codes_BWL), codes_BWL)
 
     def _state(self, context: VectorContext, depth: int, codes_BWd: Tensor) -> Tensor:
         """[B, W or 1, D] after the first `depth` codes."""

@@ -45,7 +45,6 @@ from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.backbone import (
     GenerativeBackbone,
     VectorContext,
-    summed_cross_entropy,
     weighted_sum,
 )
 from rayrec.models.generative.prefix_composer import PrefixComposer
@@ -334,7 +333,7 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
             if excluded_V is not None:
                 is_target_NV = functional.one_hot(node_N, len(vectors_VD)).bool()
                 logits_NV = logits_NV.masked_fill(excluded_V & ~is_target_NV, -torch.inf)
-            return summed_cross_entropy(logits_NV.float(), node_N, weights_N)
+            return _summed_cross_entropy(logits_NV, node_N, weights_N)
         offsets = self.trie.child_offsets[depth]
         first_N, count_N = offsets[parent_N], offsets[parent_N + 1] - offsets[parent_N]
         # An only child is certain.
@@ -358,7 +357,7 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
         # As many columns as any prefix has children: the shape does not depend on the batch.
         logits_MC = logits_P.new_full((len(chosen_M), self.trie.max_children[depth]), -torch.inf)
         logits_MC = logits_MC.index_put((event_P, place_P), logits_P)
-        return summed_cross_entropy(logits_MC.float(), node_N[chosen_M] - first_M, weights_M)
+        return _summed_cross_entropy(logits_MC, node_N[chosen_M] - first_M, weights_M)
 
     def encode_context(self, batch: TensorBatch) -> PrefixContext:
         own = self.all_own_vectors()
@@ -419,3 +418,10 @@ def products(context_BD: Tensor, vectors_VD: Tensor, index_BWC: Tensor) -> Tenso
 
 def _vectors(count: int, dim: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(count, dim).normal_(std=INITIAL_STD))
+
+
+def _summed_cross_entropy(logits_MC: Tensor, chosen_M: Tensor, weights_M: Tensor | None) -> Tensor:
+    """Scalar: the cross-entropy of what was chosen, each as often as it counts."""
+    reduction = "sum" if weights_M is None else "none"
+    losses = functional.cross_entropy(logits_MC.float(), chosen_M, reduction=reduction)
+    return losses if weights_M is None else weighted_sum(losses, weights_M)

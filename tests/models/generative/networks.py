@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from rayrec.models.decoding.trie import CodeTrie
+from rayrec.models.generative.code_softmax import ALL_CODES, CodeSoftmax
 from rayrec.models.generative.cross_decoder import CrossDecoder
 from rayrec.models.generative.encoder_decoder import EncoderDecoder
 from rayrec.models.generative.experts import ExpertSettings
@@ -44,6 +45,10 @@ ROWS = [[0, 3, 5, 2], [6, 1], [4, 0, 1]]
 MAX_LENGTH = 6
 
 
+def among_children():
+    return CodeSoftmax(CodeTrie.from_codes(CODES))
+
+
 def light(dropout):
     decoder = CodeDecoder(DIM, LEVEL_SIZES, 16, dropout, 100)
     return LightDecoder(backbone(dropout), decoder), ("code",)
@@ -51,8 +56,7 @@ def light(dropout):
 
 def light_among_children(dropout):
     decoder = CodeDecoder(DIM, LEVEL_SIZES, 16, dropout, 100)
-    trie = CodeTrie.from_codes(CODES, may_share=True)
-    return LightDecoder(backbone(dropout), decoder, trie=trie), ("code",)
+    return LightDecoder(backbone(dropout), decoder, among_children()), ("code",)
 
 
 def prefix(dropout):
@@ -143,12 +147,20 @@ def described_encoder_decoder(dropout):
     return network, ()
 
 
-def lazy(dropout):
+def lazy(dropout, code_softmax=ALL_CODES):
     decoder = CrossDecoder(DIM, 2, 2, 16, LEVEL_SIZES, dropout)
-    return LazyDecoder(decoder, CODES, MAX_LENGTH, dropout), ("user",)
+    return LazyDecoder(decoder, CODES, MAX_LENGTH, dropout, code_softmax), ("user",)
 
 
-def encoder_decoder(dropout):
+def lazy_among_children(dropout):
+    return lazy(dropout, among_children())
+
+
+def encoder_decoder_among_children(dropout):
+    return encoder_decoder(dropout, among_children())
+
+
+def encoder_decoder(dropout, code_softmax=ALL_CODES):
     decoder = CrossDecoder(DIM, 2, 2, 16, LEVEL_SIZES, dropout)
     network = EncoderDecoder(
         decoder,
@@ -158,6 +170,7 @@ def encoder_decoder(dropout):
         feedforward_dim=16,
         max_length=MAX_LENGTH,
         dropout=dropout,
+        code_softmax=code_softmax,
     )
     return network, ("user",)
 

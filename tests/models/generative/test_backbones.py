@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rayrec.models.decoding.prefixes import ItemDistribution, item_log_probs
+from rayrec.models.decoding.trie import CodeTrie
 from rayrec.models.generative.recommender import GenerativeRecommender
 from tests.helpers.data import sample_batch
 from tests.models.generative.networks import (
@@ -17,8 +18,10 @@ from tests.models.generative.networks import (
     described_lazy,
     described_light,
     encoder_decoder,
+    encoder_decoder_among_children,
     instructed_lazy,
     lazy,
+    lazy_among_children,
     light,
     light_among_children,
     network_of,
@@ -31,7 +34,13 @@ from tests.models.networks import histories, labeled, tensor_batch
 
 DESCRIBED = [composed, described_light, described_lazy, described_encoder_decoder]
 """Networks that read what the catalog says of items."""
-ALL = [light, light_among_children, prefix, lazy, encoder_decoder, instructed_lazy, retrieving, *DESCRIBED]
+AMONG_CHILDREN = [light_among_children, lazy_among_children, encoder_decoder_among_children]
+"""Networks that are trained over the codes that lead to an item."""
+ALL = [
+    *(light, prefix, lazy, encoder_decoder, instructed_lazy, retrieving),
+    *AMONG_CHILDREN,
+    *DESCRIBED,
+]
 
 
 def instruction_behind(items, end, num_rows):
@@ -90,6 +99,20 @@ def test_a_wide_beam_ranks_exhaustively(make):
     torch.testing.assert_close(ranking.scores_BK, scores_BI.sort(dim=1, descending=True).values)
 
 
+@pytest.mark.parametrize("make", [prefix, *AMONG_CHILDREN])
+def test_items_are_drawn_from_the_distribution_that_was_trained(make):
+    network, tables = network_of(make)
+    context = contexts_of(network, tables)
+    items_BW = torch.arange(NUM_ITEMS).expand(len(ROWS), -1)
+
+    drawn_BI = item_log_probs(
+        ItemDistribution(network.start(context), CodeTrie.from_codes(CODES), 3), items_BW
+    )
+
+    log_probs_BIL = network.sequence_logprob(context, CODES.expand(len(ROWS), -1, -1))
+    torch.testing.assert_close(log_probs_BIL.sum(2), drawn_BI)
+
+
 @pytest.mark.parametrize("make", ALL)
 def test_rows_know_nothing_of_each_other(make):
     network, tables = network_of(make)
@@ -114,7 +137,7 @@ def test_some_rows_of_a_context_are_those_rows(make):
     torch.testing.assert_close(part, whole[1:], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("make", [light, light_among_children, lazy, unbalanced_lazy])
+@pytest.mark.parametrize("make", [light, lazy, unbalanced_lazy, *AMONG_CHILDREN[:2]])
 def test_training_predicts_behind_every_event_what_decoding_says_there(make):
     network, tables = network_of(make)
     (features,) = shares(ROWS, NUM_ITEMS, tables, CODES_IL)
@@ -138,7 +161,7 @@ def retrieving_alone(dropout):
     return network, tables
 
 
-@pytest.mark.parametrize("make", [encoder_decoder, retrieving_alone])
+@pytest.mark.parametrize("make", [encoder_decoder, encoder_decoder_among_children, retrieving_alone])
 def test_an_encoder_decoder_is_trained_behind_one_event_of_each_row(make):
     """It sees the events before that one, and of the target what its instruction says."""
     network, tables = network_of(make)

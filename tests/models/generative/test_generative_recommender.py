@@ -5,6 +5,7 @@ from torch.nn import functional
 
 from rayrec.models.decoding.beam import searches_of
 from rayrec.models.decoding.trie import CodeTrie
+from rayrec.models.generative.code_softmax import CodeSoftmax
 from rayrec.models.generative.light_decoder import CodeDecoder, LightDecoder
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.backbones.history import contexts
@@ -31,8 +32,8 @@ def recommender(
     with torch.no_grad():
         for parameter in decoder.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    trie = CodeTrie.from_codes(torch.tensor(CODES_IL)) if among_children else None
-    light = LightDecoder(network, decoder, label_smoothing, trie=trie)
+    trie = CodeTrie.from_codes(CODES_IL) if among_children else None
+    light = LightDecoder(network, decoder, CodeSoftmax(trie, label_smoothing))
     return GenerativeRecommender(light, torch.tensor(CODES_IL), beam_width, 3).eval()
 
 
@@ -114,13 +115,15 @@ def test_a_softmax_over_children_is_trained_as_items_are_found():
     assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
 
 
-def test_a_setting_says_what_a_level_is_normalized_over():
+@pytest.mark.parametrize("name", ["light_decoder", "lazy_decoder", "encoder_decoder", "causal_lm"])
+def test_a_setting_says_what_a_level_is_normalized_over(name):
     """The same weights: fewer codes compete, so each is more probable; what is found is the same."""
     (features,) = shares(ROWS, NUM_ITEMS, TABLES, CODES_IL)
     batch = tensor_batch(features)
-    configs = [
-        config_of("light_decoder", softmax=softmax, user_embedding=False) for softmax in ("codes", "children")
-    ]
+    settings = [{"softmax": softmax, "user_embedding": False} for softmax in ("codes", "children")]
+    if name == "causal_lm":
+        settings = [{"softmax": softmax, "behavior_weights": {}} for softmax in ("codes", "children")]
+    configs = [config_of(name, **given) for given in settings]
     catalog = Catalog(NUM_ITEMS, CODES_IL, LEVEL_SIZES)
     codes, children = (build_model(config, catalog, seed=1).eval() for config in configs)
 
@@ -128,7 +131,7 @@ def test_a_setting_says_what_a_level_is_normalized_over():
     for one, other in zip(codes.recommend(batch, 3, None), children.recommend(batch, 3, None), strict=True):
         assert one.equal(other)
     # A service finds items by the trie of the recommender and needs no other.
-    assert configs[1].for_inference().softmax == "codes"
+    assert configs[1].for_inference() == configs[0].for_inference()
 
 
 def test_label_smoothing_mixes_in_the_mean_loss_over_all_codes():
