@@ -18,10 +18,11 @@ from rayrec.samples.graph import TemporalGraph
 from tests.helpers.data import sample_batch
 from tests.models.networks import DIM
 
-NUM_ITEMS, LEVELS = 9, (3, 3)
+NUM_ITEMS, LEVELS = 9, (4, 4)
 
 
-CODES_IL = np.array([[item // 3, item % 3] for item in range(NUM_ITEMS)])
+CODES_IL = np.array([[0, 0], [0, 3], [1, 1], [1, 2], [1, 3], [2, 0], [3, 0], [3, 1], [3, 2]])
+"""No prefix has all codes below it."""
 
 
 ROWS = [[1, 4, 2], [3, 5], [0, 8, 7, 6], [2, 3], [4], [8, 1, 1, 2, 3, 5]]
@@ -48,7 +49,10 @@ MODELS = {
     },
     "causal_lm": {"name": "causal_lm", "behavior_weights": {"LIKE": 2.0}},
     "prefix_decoder, weighted": {"name": "prefix_decoder", "behavior_weights": {"LIKE": 2.0}},
-    "light_decoder, among children": {"name": "light_decoder", "softmax": "children"},
+    **{
+        f"{name}, among children": {"name": name, "softmax": "children"}
+        for name in ("light_decoder", "lazy_decoder", "encoder_decoder", "causal_lm")
+    },
     "light_decoder, weighted": {"name": "light_decoder", "behavior_weights": {"LIKE": 2.0}},
     "lazy_decoder, instructed": {
         "name": "lazy_decoder",

@@ -198,9 +198,25 @@ class CodeTrie:
             tree.num_codes,
         )
 
-    @torch.inference_mode(False)
     def to(self, device: torch.device | str) -> CodeTrie:
-        """A copy on another device."""
+        """The same on another device, copied there once: networks ask at every step, as a trie is none of the
+        buffers that they move."""
+        device = torch.device(device)
+        if device == self.device:
+            return self
+        if device not in self._copies:
+            self._copies[device] = self._copied_to(device)
+        return self._copies[device]
+
+    @cached_property
+    def _copies(self) -> dict[torch.device, CodeTrie]:
+        return {}
+
+    def __deepcopy__(self, memo: object) -> CodeTrie:
+        return self  # nobody changes it
+
+    @torch.inference_mode(False)
+    def _copied_to(self, device: torch.device) -> CodeTrie:
         return CodeTrie(
             tuple(offsets.to(device) for offsets in self.child_offsets),
             tuple(codes.to(device) for codes in self.child_codes),

@@ -39,9 +39,9 @@ class CodeSoftmax:
         Args:
             logits: [N, K] of every level, each after the codes before it.
         """
-        trie = self._trie_on(codes_NL.device)
-        if trie is not None:
+        if self._trie is not None:
             one_each = (logits_NK.float()[:, None, :] for logits_NK in logits)
+            trie = self._trie.to(codes_NL.device)
             return -log_probs_among_children(trie, one_each, codes_NL[:, None, :]).sum(dim=(1, 2))
         losses = [
             functional.cross_entropy(
@@ -58,19 +58,13 @@ class CodeSoftmax:
         Args:
             logits: [B, W, K] of every level, each after the codes before it.
         """
-        trie = self._trie_on(codes_BWL.device)
-        if trie is not None:
-            return log_probs_among_children(trie, logits, codes_BWL)
+        if self._trie is not None:
+            return log_probs_among_children(self._trie.to(codes_BWL.device), logits, codes_BWL)
         log_probs = [
             logits_BWK.log_softmax(dim=2).gather(2, codes_BWL[:, :, level, None])[:, :, 0]
             for level, logits_BWK in enumerate(logits)
         ]
         return torch.stack(log_probs, dim=2)
-
-    def _trie_on(self, device: torch.device) -> CodeTrie | None:
-        if self._trie is not None and self._trie.device != device:  # no buffer that Module.to() would move
-            self._trie = self._trie.to(device)
-        return self._trie
 
 
 ALL_CODES = CodeSoftmax()

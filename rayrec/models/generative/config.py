@@ -117,7 +117,7 @@ class GeneratingConfig(AttentionSettings, SequenceModelConfig):
             self.beam_width,
             len(catalog.level_sizes),
             weights,
-            catalog.trie(),
+            catalog.trie,
         )
 
     @abstractmethod
@@ -152,7 +152,7 @@ class CodeSoftmaxSettings(SequenceModelConfig):
         from rayrec.models.generative.code_softmax import CodeSoftmax
 
         # A level that numbers the items of a tuple is the trie's last, and is not scored.
-        return CodeSoftmax(catalog.trie() if self.softmax == "children" else None, self.label_smoothing)
+        return CodeSoftmax(catalog.trie if self.softmax == "children" else None, self.label_smoothing)
 
 
 class GenerativeConfig(GeneratingConfig):
@@ -273,7 +273,7 @@ class PrefixDecoderConfig(GenerativeConfig):
             return FlatPrefixModel(self._build_dense(catalog, choice), item_loss)
         backbone, num_levels = self.build_backbone(catalog, choice), len(catalog.level_sizes)
         return HybridRecommender(
-            backbone, item_loss, catalog.codes, self.beam_width, num_levels, catalog.trie()
+            backbone, item_loss, catalog.codes, self.beam_width, num_levels, catalog.trie
         )
 
     @property

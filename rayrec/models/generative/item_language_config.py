@@ -142,7 +142,7 @@ class ItemLanguageConfig(TunedBase, GeneratingConfig):
 
         backbone = self.build_backbone(catalog, choice_named(self.attention, attention_file))
         return ItemLanguageRecommender(
-            backbone, catalog.codes, self.beam_width, len(catalog.level_sizes), trie=catalog.trie()
+            backbone, catalog.codes, self.beam_width, len(catalog.level_sizes), trie=catalog.trie
         )
 
     def build_backbone(self, catalog: Catalog, choice: Choice) -> GenerativeBackbone[Any]:

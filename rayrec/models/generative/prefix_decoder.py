@@ -109,9 +109,7 @@ class PrefixBackbone(GenerativeBackbone[ContextT]):
     @property
     def trie(self) -> CodeTrie:
         """Of the catalog it is trained on."""
-        if self._trie.device != self.codes_IL.device:  # it is no buffer that Module.to() would move
-            self._trie = self._trie.to(self.codes_IL.device)
-        return self._trie
+        return self._trie.to(self.codes_IL.device)
 
     @abstractmethod
     def embed_history(self, batch: TensorBatch) -> Tensor:

@@ -91,9 +91,7 @@ class GenerativeRecommender(SequenceModel):
     @property
     def trie(self) -> CodeTrie:
         """Of the catalog, on the device of the network."""
-        if self._trie.device != self.codes_IL.device:  # it is no buffer that Module.to() would move
-            self._trie = self._trie.to(self.codes_IL.device)
-        return self._trie
+        return self._trie.to(self.codes_IL.device)
 
     def loss(self, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -48,8 +49,9 @@ class Catalog:
         is_shared = self.codes_IL.flags.writeable and self.codes_IL.flags.c_contiguous
         return torch.from_numpy(self.codes_IL) if is_shared else torch.tensor(self.codes_IL)
 
+    @cached_property
     def trie(self) -> CodeTrie:
-        """Of the codes."""
+        """Of the codes; one, whoever asks."""
         assert self.codes_IL is not None, "the model generates semantic IDs, and there are none"
         if self.trie_file is None:
             return CodeTrie.from_codes(self.codes_IL)

@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -107,6 +109,15 @@ def test_a_node_that_is_none_has_no_children():
     assert is_child.tolist() == [[[False] * 3, [True, False, False], [True] * 3]]
     assert children[0, 2].tolist() == [0, 1, 2]
     assert children[0, 1, 0].item() == 3
+
+
+def test_a_trie_is_copied_to_a_device_once():
+    trie = CodeTrie.from_codes(np.array([[2, 0], [0, 1]]))
+
+    assert trie.to("cpu") is trie
+    assert trie.to("meta").device.type == "meta"
+    assert trie.to("meta") is trie.to(torch.device("meta"))
+    assert copy.deepcopy([trie])[0] is trie
 
 
 def test_what_is_made_while_ranking_may_be_trained_with():

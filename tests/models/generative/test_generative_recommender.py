@@ -115,23 +115,52 @@ def test_a_softmax_over_children_is_trained_as_items_are_found():
     assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
 
 
-@pytest.mark.parametrize("name", ["light_decoder", "lazy_decoder", "encoder_decoder", "causal_lm"])
+OF_CODES = ["light_decoder", "lazy_decoder", "encoder_decoder", "causal_lm"]
+"""Models that give every code of a level a logit."""
+
+
+def of_codes(name, codes_IL=CODES_IL, **changed):
+    """One of them, with settings changed."""
+    plain = {"behavior_weights": {}} if name == "causal_lm" else {"user_embedding": False}
+    config = config_of(name, **plain, **changed)
+    return config, build_model(config, Catalog(NUM_ITEMS, codes_IL, LEVEL_SIZES), seed=1).eval()
+
+
+@pytest.mark.parametrize("name", OF_CODES)
 def test_a_setting_says_what_a_level_is_normalized_over(name):
     """The same weights: fewer codes compete, so each is more probable; what is found is the same."""
     (features,) = shares(ROWS, NUM_ITEMS, TABLES, CODES_IL)
     batch = tensor_batch(features)
-    settings = [{"softmax": softmax, "user_embedding": False} for softmax in ("codes", "children")]
-    if name == "causal_lm":
-        settings = [{"softmax": softmax, "behavior_weights": {}} for softmax in ("codes", "children")]
-    configs = [config_of(name, **given) for given in settings]
-    catalog = Catalog(NUM_ITEMS, CODES_IL, LEVEL_SIZES)
-    codes, children = (build_model(config, catalog, seed=1).eval() for config in configs)
+    plain, codes = of_codes(name)
+    among_children, children = of_codes(name, softmax="children")
+    smoothed, smooth = of_codes(name, label_smoothing=0.1)
 
-    assert children.loss(batch) < codes.loss(batch)
+    # Near their first weights all codes are as probable: smoothing takes from the target what it has above.
+    losses = [model.loss(batch).item() for model in (codes, children, smooth)]
+    assert losses[1] < 0.9 * losses[0]
+    assert losses[2] != pytest.approx(losses[0], rel=1e-7)
     for one, other in zip(codes.recommend(batch, 3, None), children.recommend(batch, 3, None), strict=True):
         assert one.equal(other)
     # A service finds items by the trie of the recommender and needs no other.
-    assert configs[1].for_inference() == configs[0].for_inference()
+    assert among_children.for_inference() == smoothed.for_inference() == plain.for_inference()
+
+
+@pytest.mark.parametrize("name", OF_CODES)
+def test_a_level_that_numbers_items_is_not_trained(name):
+    """Two items of one tuple compete with all others as that tuple."""
+    numbered_IL = np.array([[*codes, 0] for codes in CODES_IL])
+    numbered_IL[4] = [*CODES_IL[3], 1]
+    batch = tensor_batch(histories(ROWS, NUM_ITEMS, TABLES, numbered_IL[:, :3]))
+    _, model = of_codes(name, numbered_IL, softmax="children")
+
+    context = model.backbone.encode_context(batch)
+    learned_IL = torch.tensor(numbered_IL[:, :3])
+    probs_BI = model.backbone.sequence_logprob(context, learned_IL.expand(len(ROWS), -1, -1)).sum(2).exp()
+
+    ranking = model.recommend(batch, NUM_ITEMS, None)
+    found_BI = torch.zeros(len(ROWS), NUM_ITEMS).scatter(1, ranking.items_BK, ranking.scores_BK.exp())
+    found_BI[:, [3, 4]] = found_BI[:, [3, 4]].sum(1, keepdim=True)
+    torch.testing.assert_close(found_BI, probs_BI)
 
 
 def test_label_smoothing_mixes_in_the_mean_loss_over_all_codes():
