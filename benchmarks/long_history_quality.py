@@ -104,7 +104,8 @@ def _scores(data: Path, run: Path, settings: Sequence[str]) -> Scores:
         CHECKOUT / "configs" / "beauty-lazy.yaml",
         [
             f"data.path={data}",
-            "data.redraw_ties=false",  # as what is recorded was trained
+            "data.redraw_ties=false",  # as what is recorded was trained, and so the softmax
+            "model.softmax=codes",
             "cluster.dashboard=false",
             "pipeline.trainer_threads=1",
             *settings,

@@ -124,7 +124,7 @@ LABELS = {"behavior": ("LIKE", "SHARE", "VIEW"), "scenario": ("home", "search")}
 
 
 def config_of(name: str, **changed):
-    backbone = LANGUAGE_MODEL if name == "causal_lm" else BACKBONE
+    backbone = LANGUAGE_MODEL if name.startswith("causal_lm") else BACKBONE
     if MODELS[name]["name"] == "hstu":
         backbone = {key: value for key, value in BACKBONE.items() if key != "feedforward_dim"}
     if "long_history" in MODELS[name]:  # which says how much is read
