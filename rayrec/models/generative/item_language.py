@@ -4,9 +4,9 @@
                                                             └─────► words, where an answer is a text
 
 What is read is a prompt (`rayrec.samples.text.prompts`). A token that is to be predicted is a code or a word:
-of codes, the softmax runs over those of their level, as in decoding; of words, over all tokens there are. So
-the distribution of items is that of every other generative model. What the network does not learn is when to
-say a code and when a word: where an answer is an item, it is asked for one.
+of words, the softmax runs over all tokens there are; of codes, over those of their level or those that lead
+to an item, as in every other generative model. What the network does not learn is when to say a code and when
+a word: where an answer is an item, it is asked for one.
 
 Axes: as in `language_backbone`; K tokens that are predicted.
 
@@ -17,12 +17,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.nn import functional
 
 from rayrec.models.attention.choice import AUTO, Choice
-from rayrec.models.generative.backbone import weighted_sum
+from rayrec.models.generative.code_softmax import ALL_CODES, CodeSoftmax
 from rayrec.models.generative.language_backbone import KeyValueContext, LanguageBackbone
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.language.attention import PackedRows
@@ -35,7 +33,12 @@ class ItemLanguageBackbone(LanguageBackbone):
     """Prompts to codes."""
 
     def __init__(
-        self, language: LanguageModel, level_sizes: tuple[int, ...], first_token: int, choice: Choice = AUTO
+        self,
+        language: LanguageModel,
+        level_sizes: tuple[int, ...],
+        first_token: int,
+        choice: Choice = AUTO,
+        code_softmax: CodeSoftmax = ALL_CODES,
     ) -> None:
         """
         Args:
@@ -44,6 +47,7 @@ class ItemLanguageBackbone(LanguageBackbone):
         """
         super().__init__(level_sizes, first_token, choice)
         self.language = language
+        self.code_softmax = code_softmax
 
     @property
     def network(self) -> Any:
@@ -60,16 +64,15 @@ class ItemLanguageBackbone(LanguageBackbone):
         """Scalar: cross-entropy summed over the tokens that are to be predicted."""
         before_K, targets_K = targets_of(prompts)
         hidden_KD = self.language.hidden(prompts)[before_K]
-        total = hidden_KD.new_zeros((), dtype=torch.float32)
-        is_word_K = torch.ones_like(targets_K, dtype=torch.bool)
-        for level, (first, size) in enumerate(zip(self._first_tokens, self.level_sizes, strict=True)):
-            is_code_K = (targets_K >= first) & (targets_K < first + size)
-            is_word_K &= ~is_code_K
-            (places_C,) = is_code_K.nonzero(as_tuple=True)
-            logits_CK = self._logits(hidden_KD[places_C], level)
-            losses_C = functional.cross_entropy(logits_CK, targets_K[places_C] - first, reduction="none")
-            total = total + weighted_sum(losses_C, None)
-        (places_W,) = is_word_K.nonzero(as_tuple=True)
+        num_levels, first = len(self.level_sizes), self._first_tokens[0]
+        is_code_K = (targets_K >= first) & (targets_K < first + sum(self.level_sizes))
+        (places_C,), (places_W,) = (chosen_K.nonzero(as_tuple=True) for chosen_K in (is_code_K, ~is_code_K))
+        # Prompts have items as a whole or not at all, and so the codes of each follow one another.
+        hidden_NLD = hidden_KD[places_C].unflatten(0, (-1, num_levels))
+        tokens_NL = targets_K[places_C].unflatten(0, (-1, num_levels))
+        codes_NL = tokens_NL - tokens_NL.new_tensor(self._first_tokens)
+        logits = (self._logits(hidden_NLD[:, level], level) for level in range(num_levels))
+        total = self.code_softmax.losses(logits, codes_NL).sum()
         if len(places_W):
             total = total + self.language.token_loss(hidden_KD[places_W], targets_K[places_W])
         return total

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rayrec.models.generative.config import GeneratingConfig
+from rayrec.models.generative.config import CodeSoftmaxSettings, GeneratingConfig
 from rayrec.models.language.config import TunedBase
 from rayrec.models.sequence.config import DEFAULT_MAX_LENGTH
 from rayrec.platform.config import Config
@@ -51,7 +51,7 @@ class AlignmentTask(Config):
         return self
 
 
-class ItemLanguageConfig(TunedBase, GeneratingConfig):
+class ItemLanguageConfig(TunedBase, CodeSoftmaxSettings, GeneratingConfig):
     """A language model over text and codes."""
 
     not_compiled_because: ClassVar[str | None] = (
@@ -154,4 +154,6 @@ class ItemLanguageConfig(TunedBase, GeneratingConfig):
         assert vocabulary is not None, "of a model that reads text"
         network = self.network(vocabulary, Wanted(self.max_tokens, "model.base"))
         language = LanguageModel(network, self.tables, choice=choice)
-        return ItemLanguageBackbone(language, catalog.level_sizes, vocabulary.first_new, choice)
+        return ItemLanguageBackbone(
+            language, catalog.level_sizes, vocabulary.first_new, choice, self.build_softmax(catalog)
+        )

@@ -23,7 +23,7 @@ USER = 0
 """Token in whose place a row of a user is read; here, whatever stands there."""
 ROWS = [
     # tokens, from where on they are predicted: codes behind words, words behind codes, both
-    ([USER, 5, 20, 23, 27, 21, 25, 26], 5),
+    ([USER, 5, 20, 23, 27, 21, 24, 26], 5),
     ([20, 23, 27, 7, 9, 1], 3),
     ([USER, 3, 22, 23, 26, 4, 22, 25, 26, 1], 2),
     ([6, 8, 20, 24, 26], 2),

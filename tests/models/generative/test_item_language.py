@@ -47,8 +47,9 @@ def own_logits(made, tokens, user_D=None):
     return logits
 
 
-def test_words_are_predicted_among_all_tokens_and_codes_among_those_of_their_level():
-    made, batch = model(), features()
+@pytest.mark.parametrize("softmax", ["codes", "children"])
+def test_words_are_predicted_among_all_tokens_and_codes_among_those_of_their_level(softmax):
+    made, batch = model(softmax=softmax), features()
 
     loss = made.loss(tensors(batch)).item()
 
@@ -60,12 +61,28 @@ def test_words_are_predicted_among_all_tokens_and_codes_among_those_of_their_lev
         logits = own_logits(made, tokens, user_D)
         for index in range(given, len(tokens)):
             token, allowed = tokens[index], range(VOCABULARY.num_tokens)
-            for first, size in zip(FIRST_TOKENS, LEVEL_SIZES, strict=True):
+            for level, (first, size) in enumerate(zip(FIRST_TOKENS, LEVEL_SIZES, strict=True)):
                 if first <= token < first + size:
                     allowed = range(first, first + size)
+                    if softmax == "children":  # targets are items of the catalog
+                        before_L = np.array(tokens[index - level : index]) - FIRST_TOKENS[:level]
+                        siblings_IL = CODES_IL[(CODES_IL[:, :level] == before_L).all(axis=1)]
+                        allowed = np.unique(siblings_IL[:, level]) + first
             said = logits[index - 1][list(allowed)].log_softmax(0)
             by_hand -= said[list(allowed).index(token)].item()
     assert loss == pytest.approx(by_hand, rel=1e-5)
+
+
+@pytest.mark.parametrize("softmax", ["codes", "children"])
+def test_a_batch_may_have_words_alone(softmax):
+    made = model(softmax=softmax)
+
+    loss = made.loss(tensors(features([ROWS[1]])))
+    loss.backward()
+
+    assert loss.isfinite()
+    assert loss > 0
+    assert all(weight.grad.isfinite().all() for weight in made.parameters() if weight.grad is not None)
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["two matrices", "one matrix"])
