@@ -35,7 +35,7 @@ from rayrec.embeddings.lookup.lookups import SyncLookups, TrainerLink
 from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.transport.client import LocalTransport
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
-from rayrec.models.generative.config import PrefixDecoderConfig
+from rayrec.models.generative.prefix_decoder_config import PrefixDecoderConfig
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.config import BackboneConfig
 from rayrec.models.sequence.sequence_program import SequenceProgram, build_model

@@ -23,10 +23,10 @@ MODELS: Registry[type[ModelConfig]] = Registry(
         "hstu": "rayrec.models.sequence.config:HstuConfig",
         "gnn": "rayrec.models.sequence.config:GnnConfig",
         # The next item of a history, its semantic ID generated.
-        "prefix_decoder": "rayrec.models.generative.config:PrefixDecoderConfig",
-        "light_decoder": "rayrec.models.generative.config:LightDecoderConfig",
-        "lazy_decoder": "rayrec.models.generative.config:LazyDecoderConfig",
-        "encoder_decoder": "rayrec.models.generative.config:EncoderDecoderConfig",
+        "prefix_decoder": "rayrec.models.generative.prefix_decoder_config:PrefixDecoderConfig",
+        "light_decoder": "rayrec.models.generative.light_decoder_config:LightDecoderConfig",
+        "lazy_decoder": "rayrec.models.generative.cross_decoder_config:LazyDecoderConfig",
+        "encoder_decoder": "rayrec.models.generative.cross_decoder_config:EncoderDecoderConfig",
         "causal_lm": "rayrec.models.generative.causal_lm_config:CausalLmConfig",
         "item_language": "rayrec.models.generative.item_language_config:ItemLanguageConfig",
         # Labels of impressions.

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
-from rayrec.models.generative.config import LightDecoderConfig
+from rayrec.models.generative.light_decoder_config import LightDecoderConfig
 from rayrec.models.sequence.config import SasRecConfig
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.config import differing_keys

@@ -13,8 +13,8 @@ from torch import nn
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import MetaWeights
 from rayrec.models.decoding.trie_file import TRIE_FILE, TrieFile
-from rayrec.models.generative.config import PrefixDecoderConfig
 from rayrec.models.generative.item_language_config import ItemLanguageConfig
+from rayrec.models.generative.prefix_decoder_config import PrefixDecoderConfig
 from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.program import RankedItems
 from rayrec.models.sequence.catalog import Catalog

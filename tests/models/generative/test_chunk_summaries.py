@@ -9,7 +9,7 @@ import torch
 
 from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.generative.causal_lm_config import CausalLmConfig
-from rayrec.models.generative.config import EncoderDecoderConfig, LazyDecoderConfig
+from rayrec.models.generative.cross_decoder_config import EncoderDecoderConfig, LazyDecoderConfig
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_program import build_model
 from rayrec.models.sequence.tensor_batch import TensorBatch

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rayrec.models.generative.config import PrefixDecoderConfig
 from rayrec.models.generative.flat_softmax import FlatPrefixModel
 from rayrec.models.generative.prefix_decoder import PrefixSums
+from rayrec.models.generative.prefix_decoder_config import PrefixDecoderConfig
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.backbones.history import contexts, last_contexts
 from rayrec.models.sequence.catalog import Catalog

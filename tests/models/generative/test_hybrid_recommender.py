@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from rayrec.models.generative.config import PrefixDecoderConfig
 from rayrec.models.generative.flat_softmax import FlatPrefixModel
 from rayrec.models.generative.hybrid_recommender import HybridRecommender
 from rayrec.models.generative.prefix_decoder import PrefixDecoder
+from rayrec.models.generative.prefix_decoder_config import PrefixDecoderConfig
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.config import Negatives

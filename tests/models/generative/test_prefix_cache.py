@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rayrec.models.base.cache_sizes import CacheSizes
 from rayrec.models.generative import prefix_cache
 from rayrec.models.generative.causal_lm_config import CausalLmConfig
-from rayrec.models.generative.config import LazyDecoderConfig, PrefixDecoderConfig
+from rayrec.models.generative.cross_decoder_config import LazyDecoderConfig
+from rayrec.models.generative.prefix_decoder_config import PrefixDecoderConfig
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_program import build_model
 from rayrec.platform.errors import InputError
