@@ -436,13 +436,14 @@ Limits of the comparison:
 - All recipes but that of *SASRec, ties as stored* draw the order of ties again at every step
   (`data.redraw_ties`), which in file order removes what the order leaks: the prefix decoder has 0.0514 on
   Sports then, and 0.0552 with ties as stored. Other rows that say *ties as stored* were measured before their
-  recipe redrew them.
+  recipe redrew them; those of TIGER and the lazy decoder were trained over all codes of a level, too, where
+  the recipes now train [among those that lead to an item](recommendation.md#codes-alone).
 - **Words and attributes** are what the catalog says of items (`model.content`): words of titles and keywords,
   categories and brands as numbers. Rows that read them know more than the others. *Prefix decoder without
   vectors of its own* says codes, and no weight of it belongs to one item or one whole ID; but each leaf adds
   the bag of words and attributes of its item, which hardly another item has, so its last code is scored by
   the item's text. Without words and attributes (*codes alone*), which its IDs know all the same, the model
-  is within chance where TIGER is. How many trials each recipe had is
+  is about where TIGER is. How many trials each recipe had is
   [written down](recommendation.md#words-and-attributes-of-items).
 - Published figures are of files in the order of item codes within a day, and of other splits and texts.
   Those of github.com/phonism/genrec are reproductions in its README; an earlier version of it calls them
