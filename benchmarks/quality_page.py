@@ -264,6 +264,7 @@ def _rows(dataset: str, ties: str, records: Sequence[dict[str, Any]]) -> Iterato
                 yield _Row(name, method.title, [], shown)
             continue
         title = method.title + ("" if "ties" in method.title or _redrew_ties(seeds) else ", ties as stored")
+        title += ", all codes of a level" if _learned_all_codes(seeds) else ""
         title += f" ({len(seeds)} seeds)" if len(seeds) > 1 else ""
         published = "; ".join(
             f"{p.recall_at_10} ({p.where})" for p in method.published if p.dataset == dataset
@@ -332,6 +333,14 @@ def _redrew_ties(seeds: Sequence[Mapping[str, Any]]) -> bool:
     return all(each.get("data", {}).get("redraw_ties", False) for each in settings)
 
 
+def _learned_all_codes(seeds: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether runs were trained over all codes of a level, where today's recipes are not."""
+    models = [seed.get("made_of", {}).get("settings", {}).get("model", {}) for seed in seeds]
+    return any(
+        model.get("name") in _LEARN_CODES and model.get("softmax", "codes") == "codes" for model in models
+    )
+
+
 def _training(seeds: Sequence[Mapping[str, Any]]) -> str:
     """Medians over the seeds: minutes, and those of processors where records have them."""
     text = f"{median(seed['training_minutes'] for seed in seeds):.1f} min"
@@ -360,6 +369,8 @@ def _figure(seeds: Sequence[Mapping[str, Mapping[str, float]]], metric: str, ran
 RL_METRICS = ("reward", "recall@1", "recall@10", "recall@50", "ndcg@10")
 RL_SHOWN = ("reward", "recall@10")
 """Metrics on the page."""
+_LEARN_CODES = {"light_decoder", "lazy_decoder", "encoder_decoder", "causal_lm", "item_language"}
+"""Models with `softmax: children`."""
 _RL_USERS = {"all": "all users", "held_out": "users held out"}
 RL_METHODS = {
     "sa_gcpo": "SA-GCPO",
@@ -436,8 +447,8 @@ Limits of the comparison:
 - All recipes but that of *SASRec, ties as stored* draw the order of ties again at every step
   (`data.redraw_ties`), which in file order removes what the order leaks: the prefix decoder has 0.0514 on
   Sports then, and 0.0552 with ties as stored. Other rows that say *ties as stored* were measured before their
-  recipe redrew them; those of TIGER and the lazy decoder were trained over all codes of a level, too, where
-  the recipes now train [among those that lead to an item](recommendation.md#codes-alone).
+  recipe redrew them. Rows that say *all codes of a level* were measured before their recipe trained
+  [among those that lead to an item](recommendation.md#codes-alone).
 - **Words and attributes** are what the catalog says of items (`model.content`): words of titles and keywords,
   categories and brands as numbers. Rows that read them know more than the others. *Prefix decoder without
   vectors of its own* says codes, and no weight of it belongs to one item or one whole ID; but each leaf adds

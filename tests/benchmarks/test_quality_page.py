@@ -79,6 +79,15 @@ def test_a_row_of_a_recipe_that_left_ties_as_stored_says_so():
     assert [line for line in lines if line.startswith(f"| {METHODS['hstu'].title} |")]
 
 
+def test_a_row_that_was_trained_over_all_codes_says_so():
+    before, after = record("tiger", 0, 0.06), record("lazy", 0, 0.07)
+    del before["made_of"]["settings"]["model"]["softmax"]  # there was none
+    lines = page([before, after]).splitlines()
+
+    assert [line for line in lines if line.startswith(f"| {METHODS['tiger'].title}, all codes of a level |")]
+    assert [line for line in lines if line.startswith(f"| {METHODS['lazy'].title} |")]
+
+
 def test_seeds_of_before_are_left_out_of_a_row_once_one_redrew_ties():
     before = record("hstu", 0, 0.06) | {"made_of": {"settings": {}}}
 
