@@ -51,7 +51,7 @@ class Catalog:
 
     @cached_property
     def trie(self) -> CodeTrie:
-        """Of the codes; one, whoever asks."""
+        """Of the codes; the same object for all networks of the catalog."""
         assert self.codes_IL is not None, "the model generates semantic IDs, and there are none"
         if self.trie_file is None:
             return CodeTrie.from_codes(self.codes_IL)
