@@ -422,15 +422,17 @@ def export_command(
     data: DataOption = None,
 ) -> Answer:
     """Write a model for other programs: of Keras on TensorFlow as a SavedModel, of language as a folder of
-    Hugging Face."""
+    Hugging Face, of next items the vectors that it scores items by."""
     check_run(run)
     from rayrec.pipelines.inference.export import export_run
 
     exported = export_run(run, folder, snapshot, data)
-    labels = [("labels, in their order", ", ".join(exported.labels))] if exported.labels else []
+    more = [("labels, in their order", ", ".join(exported.labels))] if exported.labels else []
+    if exported.num_items is not None:
+        more.append(("items", f"{exported.num_items:,}"))
     print_rows(
         f"Exported: {folder}",
-        [("layout", exported.layout), ("after step", f"{exported.committed_step + 1:,}"), *labels],
+        [("layout", exported.layout), ("after step", f"{exported.committed_step + 1:,}"), *more],
     )
     return {
         "run": str(run),
@@ -438,6 +440,7 @@ def export_command(
         "layout": exported.layout,
         "snapshot_step": exported.committed_step + 1,
         "labels": list(exported.labels),
+        "num_items": exported.num_items,
     }
 
 

@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 
 from rayrec.cli import app
 from rayrec.models.keras.export import SavedModelScorer
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.samples.base.batches import RowBatch
 from tests.helpers.ranking import prepared_clicks, ranker_run
-from tests.helpers.runs import make_run
+from tests.helpers.runs import NUM_ITEMS, make_run
 from tests.models.keras.programs import needs_tensorflow
 
 KERAS = {"name": "keras", "builder": "tests.models.keras.networks:heads_of_columns", "dim": 4}
@@ -49,6 +50,7 @@ def test_an_exported_run_scores_rows_as_the_run_does(dataset, tmp_path):
         "layout": "SavedModel",
         "snapshot_step": scorer.committed_step + 1,
         "labels": ["click", "like"],
+        "num_items": None,
     }
     assert exported.labels == scorer.labels
     table: pa.Table = dataset.split_table("test", scorer.features.scored_columns.names)
@@ -66,9 +68,41 @@ CAN_BE = "cannot be exported; a SavedModel is made of a ranking model of Keras o
 
 
 def test_other_runs_are_told_what_can_be_exported(dataset, tmp_path):
-    of_torch, recommender = ranker_run(dataset, tmp_path / "ranker"), make_run(tmp_path)
+    of_torch, generates = ranker_run(dataset, tmp_path / "ranker"), make_run(tmp_path, "generative")
 
-    for run, model in ((of_torch, "dlrm"), (recommender, "sasrec")):
-        message = refused("export", run, tmp_path / "model")
-        assert f"{run.name}: '{model}' {CAN_BE}" in message
+    assert f"ranker: 'dlrm' {CAN_BE}" in refused("export", of_torch, tmp_path / "model")
+    assert "run: 'light_decoder' has no vector of an item to export" in refused(
+        "export", generates, tmp_path / "model"
+    )
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("sasrec", {}),
+        ("sasrec", {"item_matrix": "sparse", "num_negatives": 8}),
+        ("hstu", {"temperature": 0.1}),
+        ("prefix", {"softmax": "items"}),
+    ],
+)
+def test_items_have_the_vectors_that_they_are_scored_by(model, settings, tmp_path):
+    run, folder = make_run(tmp_path, model, **settings), tmp_path / "vectors"
+
+    code, stdout, stderr = rayrec("export", run, folder, "--snapshot", "last")
+
+    assert code == 0, stderr
+    report = json.loads(stdout.splitlines()[-1])
+    assert (report["layout"], report["num_items"]) == ("item vectors", NUM_ITEMS)
+    keys = (folder / "items.txt").read_text().splitlines()
+    vectors_ID = np.load(folder / "items.npy")
+    recommender = Recommender.load(run, "last")
+    (found,) = recommender.recommend([recommender.query_of_user("u3")], k=NUM_ITEMS)
+    vectors_WD = vectors_ID[[keys.index(item.item_key) for item in found]]
+    scores_W = np.array([item.score for item in found])
+    # All scores are inner products with one vector, that of the history: there are more scores than numbers
+    # in it.
+    assert len(scores_W) > 2 * vectors_WD.shape[1]
+    history_D, *_ = np.linalg.lstsq(vectors_WD, scores_W, rcond=None)
+    np.testing.assert_allclose(vectors_WD @ history_D, scores_W, rtol=0, atol=1e-4 * np.ptp(scores_W))
+    assert "is there already" in refused("export", run, folder)

@@ -16,6 +16,7 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from tests.cli.commands import answer, rayrec, refused
 from tests.helpers.data import random_events, write_source
+from tests.helpers.ranking import recommender_run
 
 NUM_ITEMS = 40
 KINDS = ("soap", "brush", "scent", None)
@@ -128,6 +129,19 @@ def test_images_stand_beside_texts_whatever_their_scale_and_order(data, tmp_path
     assert blocks == {"text": 30, "image": len(keys), "text,image": NUM_ITEMS}
     assert report["num_without_data"] == 2  # items 15 and 35: neither text nor image
     assert codes_by_key(data, tmp_path / "a") == codes_by_key(data, tmp_path / "b")
+
+
+def test_codes_are_made_of_what_a_trained_model_scores_items_by(grown, tmp_path):
+    run = recommender_run(Dataset.open(grown), tmp_path / "run")
+    answer("export", run, tmp_path / "sasrec")
+    file = f"sasrec={tmp_path / 'sasrec' / 'items.npy'}"
+
+    made = ["--vectors", "sasrec", "--vector-file", file, "--codebook-size", 4, "--out", tmp_path / "ids"]
+    report = answer("tokenize", grown, *made)
+
+    # Two items are but the last ones of a user: the model has learned nothing of them.
+    assert [block["items"] for block in report["vectors"]["blocks"]] == [NUM_ITEMS + 6]
+    assert report["num_without_data"] == 2
 
 
 def test_new_items_take_their_images_of_a_file_of_their_own(data, grown, tmp_path):

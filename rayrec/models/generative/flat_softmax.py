@@ -35,6 +35,9 @@ class FlatPrefixModel(ItemScorer):
         vectors = PrefixSums(self.backbone, own)
         return self.item_loss(self.backbone.event_contexts(batch, own), vectors, batch)
 
+    def item_vectors(self) -> Tensor:
+        return PrefixSums(self.backbone, self.backbone.all_own_vectors()).catalog()
+
     def _scores(self, batch: TensorBatch) -> Tensor:
         """[B, I] of every item."""
         own = self.backbone.all_own_vectors()

@@ -65,6 +65,9 @@ class NextItemModel(ItemScorer):
         """[S, D] or [N, K, D] what the batch's negatives are scored by."""
         return self._directed(self._negative_rows(batch))
 
+    def item_vectors(self) -> Tensor:
+        return self.catalog()
+
     def catalog(self) -> Tensor:
         """[I, D] what every item is scored by."""
         return self._directed(self._catalog_rows())

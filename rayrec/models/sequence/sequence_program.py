@@ -141,6 +141,13 @@ class SequenceProgram(TorchProgram):
         return RankedItems(items_BK, scores_BK)
 
     @torch.inference_mode()
+    def item_vectors(self) -> np.ndarray | None:
+        """[I, D] float32, see `SequenceModel.item_vectors`."""
+        self._begin_inference()
+        vectors_ID = self.model.item_vectors()
+        return None if vectors_ID is None else vectors_ID.float().cpu().numpy()
+
+    @torch.inference_mode()
     def item_log_probs(self, features: Features, rows: Rows, items_BW: np.ndarray) -> np.ndarray:
         """[B, W] log-probability that each item is next, see `SequenceModel.item_log_probs`; -inf throughout
         for a row without history.

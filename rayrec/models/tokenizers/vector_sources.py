@@ -180,7 +180,8 @@ class FileVectors(ItemVectorSource):
 
 def _rows_of_keys(path: Path, num_rows: int) -> dict[str, int]:
     try:
-        keys = path.read_text(encoding="utf-8").splitlines()
+        # Keys may have what other programs call the end of a line, such as U+2028.
+        keys = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path}: cannot be read ({error}); write the key of each vector's item into it, one a line"
@@ -192,6 +193,25 @@ def _rows_of_keys(path: Path, num_rows: int) -> dict[str, int]:
         twice = next(key for row, key in enumerate(keys) if row_of[key] != row)
         raise InputError(f"{path}: names the item {twice!r} twice; every item has one vector")
     return row_of
+
+
+def write_vectors(file: Path, vectors_ND: Float32Array, keys: Sequence[str]) -> None:
+    """Write vectors of items as `FileVectors` reads them.
+
+    Args:
+        file: ends in `.npy`.
+        keys: of the items, one for each vector.
+
+    Raises:
+        InputError: a key has a line break.
+    """
+    for key in keys:
+        if "\n" in key or "\r" in key:
+            raise InputError(
+                f"{file}: the item {key!r} has a line break in its id, and ids are written one a line"
+            )
+    np.save(file, vectors_ND)
+    file.with_suffix(".txt").write_text("".join(f"{key}\n" for key in keys), encoding="utf-8", newline="\n")
 
 
 def vector_source(name: str, settings: Mapping[str, Any]) -> ItemVectorSource:

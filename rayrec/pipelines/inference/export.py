@@ -1,4 +1,7 @@
-"""`rayrec export`: a trained model as other programs load it, by the kind of its run."""
+"""`rayrec export`: a trained model as other programs load it, by the kind of its run.
+
+Axes: I items of the catalog, D width of a vector.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from rayrec.models.generative.item_language import ItemLanguageBackbone
 from rayrec.models.generative.item_language_config import ItemLanguageConfig
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.keras.export import check_is_new
-from rayrec.pipelines.inference.item_ranker import item_ranker_of
+from rayrec.models.tokenizers.vector_sources import write_vectors
+from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.scorer import Scorer, check_can_be_exported
 from rayrec.pipelines.inference.writer import TextWriter, write_network
@@ -17,6 +21,11 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tasks.item_prompts import item_tokenizer, item_vocabulary
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.errors import InputError
+from rayrec.samples.prepare.writer import whole_folder
+
+ITEM_VECTORS = "items.npy"
+"""[I, D] float32; the keys of the items are beside it, one a line, in a file of the same name that ends in
+`.txt`."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +36,16 @@ class Exported:
     committed_step: int
     labels: tuple[str, ...] = ()
     """Of a ranking model, in the order of its outputs."""
+    num_items: int | None = None
+    """Items that have a vector, of a model that scores items by vectors."""
 
 
 def export_run(
     run: str | Path, folder: Path, which: str = "best", data: str | Path | None = None
 ) -> Exported:
     """Write a run's model into a folder: of Keras on TensorFlow as a SavedModel; of language, with or without
-    codes of items among its words, in the layout of Hugging Face.
+    codes of items among its words, in the layout of Hugging Face; of next items, the vectors that it scores
+    items by (`ITEM_VECTORS`), which `rayrec tokenize --vector-file` reads.
 
     Args:
         folder: made here.
@@ -50,15 +62,44 @@ def export_run(
         writer = TextWriter.load(run, which, data=data)
         writer.export(folder)
         return Exported("Hugging Face", writer.committed_step)
-    if isinstance(opened.config.model, ItemLanguageConfig):
+    if opened.config.model.kind == "next_item":
         if folder.exists():
             raise InputError(f"{folder}: is there already; give another folder, or remove it")
-        return _export_item_language(TrainedModel.load(run, which, data=data), opened.config.model, folder)
+        trained = TrainedModel.load(run, which, data=data)
+        if isinstance(opened.config.model, ItemLanguageConfig):
+            return _export_item_language(trained, opened.config.model, folder)
+        return _export_item_vectors(trained, folder)
     check_can_be_exported(opened.name, opened.config)
     check_is_new(folder)
     scorer = Scorer.load(run, which, data=data)
     scorer.export(folder)
     return Exported("SavedModel", scorer.committed_step, tuple(scorer.labels))
+
+
+def _export_item_vectors(trained: TrainedModel, folder: Path) -> Exported:
+    """Write [I, D] vectors, and beside them the items' keys, one a line.
+
+    An item without a training event is not written, for its vector is as it was initialized, unless the model
+    reads its words and attributes.
+
+    Raises:
+        InputError: the model scores items by something else.
+    """
+    program, task = item_ranker_of(trained), trained.assembly.task
+    assert isinstance(task, NextItemTask), "what ranks items is of it"
+    give_catalog(program, trained)
+    vectors_ID = program.item_vectors()
+    if vectors_ID is None:
+        raise InputError(
+            f"{trained.run}: {task.model.name!r} has no vector of an item to export: it generates codes; "
+            "export a model that scores items, such as 'sasrec'"
+        )
+    items = task.dataset.items
+    is_known_I = (items.train_counts_I > 0) | (task.model.item_content is not None)
+    keys = [key for key, is_known in zip(items.keys.to_pylist(), is_known_I, strict=True) if is_known]
+    with whole_folder(folder) as draft:
+        write_vectors(draft / ITEM_VECTORS, vectors_ID[is_known_I], keys)
+    return Exported("item vectors", trained.state.committed_step, num_items=len(keys))
 
 
 def _export_item_language(trained: TrainedModel, model: ItemLanguageConfig, folder: Path) -> Exported:
