@@ -15,10 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks.quality_data import KEPT, Row, config_of, recorded
 from benchmarks.quality_pairs import keep_positions, ranking_details
 from benchmarks.quality_rows import DATASETS, METHODS
 from benchmarks.quality_tuned import FOLDER
-from benchmarks.reproduction import KEPT, Row, commit_of, config_of, provenance, recorded, write_record
+from benchmarks.reproduction import commit_of, provenance, write_record
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tasks.assembly import assemble

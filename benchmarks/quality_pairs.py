@@ -23,7 +23,7 @@ METRIC = "recall@10"
 FOLDER = "positions"
 """Beside the records."""
 _KEY = "positions"
-_TOKENIZED = ("vectors", "tokenizer", "max_codebook_size", "words")
+_TOKENIZED = ("vectors", "tokenizer", "max_codebook_size", "words", "teacher")
 """What a record says of semantic IDs and words, beside the settings of the run."""
 _AT_FIRST = {"tokenizer": "rq_kmeans", "max_codebook_size": 256}
 """What records that do not say it were made with."""

@@ -97,7 +97,8 @@ class Method:
     title: str
     config: str
     vectors: str | None = None
-    """What the semantic IDs are made of, where there are any; `published`: somebody else made them."""
+    """What the semantic IDs are made of, where there are any; `published`: somebody else made them; the name
+    of a method: the vectors that it scores items by, trained with seed 0."""
     tokenizer: str = "rq_kmeans"
     max_codebook_size: int = 256
     words: int | None = None

@@ -27,10 +27,11 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import Bar, BenchOptions
 from benchmarks.processes import ProcessorTime
+from benchmarks.quality_data import KEPT, Row, config_of, prepared
 from benchmarks.quality_pairs import METRIC, keep_positions, ranking_details
 from benchmarks.quality_replayed import FOLDER
 from benchmarks.quality_rows import DATASETS, METHODS
-from benchmarks.reproduction import KEPT, Row, commit_of, config_of, prepared, provenance, write_record
+from benchmarks.reproduction import commit_of, provenance, write_record
 from rayrec.models.program.program import RankedItems
 from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.pipelines.config.run import RunConfig

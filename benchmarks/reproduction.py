@@ -14,40 +14,30 @@ the records alone.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import ProcessorTime
-from benchmarks.quality_page import RECORDS, neighbors_of, write_page
+from benchmarks.quality_data import Row, config_of, prepared, recipe
+from benchmarks.quality_page import neighbors_of, write_page
 from benchmarks.quality_pairs import are_of_one_recipe, keep_positions, ranking_details
-from benchmarks.quality_rows import DATASETS, METHODS, NEIGHBORS, TIES, DataSet, Method, Ties
-from benchmarks.word_tokenizer import learn_tokenizer
-from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS
-from rayrec.models.tokenizers.registry import FILES as REGISTRY_FILES
-from rayrec.pipelines.config.run import RunConfig
+from benchmarks.quality_rows import DATASETS, METHODS, NEIGHBORS, TIES, Ties
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors
-from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, import_published, tokenize
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.training.placements import Placement, in_process, on_ray
 from rayrec.pipelines.training.train import train
 from rayrec.platform.checkout import CHECKOUT
-from rayrec.platform.config import Config
 from rayrec.platform.console import log, progress_bar
-from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically
-from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
-from rayrec.samples.prepare.prepare import prepare
 
 SEVERAL_SEEDS = ("beauty", "movielens")
 """Data sets on which methods have more than one seed, where ties are shuffled."""
@@ -69,39 +59,6 @@ CAP_MINUTES = 120.0
 """Of processors, that a training may take, its start and its validations included."""
 DECIDING = ("rayrec", "configs", "benchmarks/*.py")
 """What a result could depend on, in words of git. Records and the page change while rows are measured."""
-KEPT = CHECKOUT / ".cache" / "quality"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One training and its evaluation."""
-
-    dataset: str
-    ties: str
-    method: str
-    seed: int = 0
-
-    @property
-    def name(self) -> str:
-        return f"{self.dataset}/{self.ties.replace(' ', '-')}/{self.method}"
-
-    @property
-    def record(self) -> Path:
-        ties = self.ties.replace(" ", "-")
-        if self.method == NEIGHBORS:
-            return RECORDS / NEIGHBORS / f"{self.dataset}-{ties}.json"
-        return RECORDS / f"{self.dataset}-{ties}-{self.method}-{self.seed}.json"
-
-    @staticmethod
-    def named(name: str, seed: int) -> Row:
-        if name.count("/") != 2:
-            raise SystemExit(f"{name!r} is no row: a row is DATASET/TIES/METHOD, as beauty/shuffled/sasrec")
-        dataset, ties, method = name.split("/")
-        ties = ties.replace("-", " ")
-        for what, known in ((dataset, DATASETS), (ties, TIES), (method, (*METHODS, NEIGHBORS))):
-            if what not in known:
-                raise SystemExit(f"{name}: {what!r} is none of {', '.join(known)}")
-        return Row(dataset, ties, method, seed)
 
 
 def all_rows() -> Iterator[Row]:
@@ -124,53 +81,20 @@ def is_measured(row: Row) -> bool:
         return False
     if row.method == NEIGHBORS:  # which have no recipe
         return True
-    as_it_is = {"made_of": {"settings": recipe(row), **_tokenized(METHODS[row.method])}}
+    as_it_is = {"made_of": {"settings": recipe(row), **_tokenized(row)}}
     return are_of_one_recipe(json.loads(row.record.read_text()), as_it_is)
 
 
-def _tokenized(method: Method) -> dict[str, Any]:
+def _tokenized(row: Row) -> dict[str, Any]:
     """What is recorded of semantic IDs and words, beside settings."""
+    method = METHODS[row.method]
     return {
         "max_codebook_size": method.max_codebook_size,
         "vectors": method.vectors,
         "tokenizer": method.tokenizer,
         "words": method.words,
+        "teacher": recipe(replace(row, method=method.vectors)) if method.vectors in METHODS else None,
     }
-
-
-def _config(row: Row, data: Sequence[str] = ()) -> RunConfig:
-    return RunConfig.load(
-        CHECKOUT / "configs" / f"{METHODS[row.method].config}.yaml",
-        [
-            f"seed={row.seed}",
-            "cluster.dashboard=false",
-            *METHODS[row.method].settings,
-            *DATASETS[row.dataset].settings,
-            *data,
-        ],
-    )
-
-
-def config_of(row: Row, sources: Path) -> RunConfig:
-    """The run of a row; its data set is prepared and tokenized where it was not yet."""
-    return _config(row, _data(row, METHODS[row.method], sources))
-
-
-def recipe(row: Row) -> dict[str, Any]:
-    """What is recorded of it: settings as they are now, defaults included."""
-    return recorded(_config(row))
-
-
-def recorded(config: RunConfig) -> dict[str, Any]:
-    """Settings that results depend on."""
-    parts = {
-        "model": True,
-        "training": True,
-        "evaluation": True,
-        "data": {"redraw_ties"},
-        "sparse": {"optimizer", "tables", "init_scale"},
-    }
-    return config.model_dump(mode="json", include=parts)
 
 
 class OverCapError(RuntimeError):
@@ -260,7 +184,7 @@ def provenance(
         "dataset": dataset.fingerprint,
         "semantic_ids": semantic_ids,
         "settings": recipe(row) if settings is None else settings,
-        **_tokenized(METHODS[row.method]),
+        **_tokenized(row),
         **more,
     }
     return {"made_of": made_of, "date": datetime.now(UTC).date().isoformat()}
@@ -289,92 +213,6 @@ def _sparse_parameters(assembly: Assembly) -> int:
     ids = {table.name: assembly.task.ids_of(table.name) for table in assembly.tables}
     counts = {name: each if isinstance(each, int) else len(each) for name, each in ids.items()}
     return sum(counts[table.name] * table.dim for table in assembly.tables)
-
-
-def _data(row: Row, method: Method, sources: Path) -> list[str]:
-    """Settings of the prepared data set and of the semantic IDs, made where they are missing."""
-    dataset, folder = DATASETS[row.dataset], prepared(row, sources)
-    if method.vectors is None:
-        return [f"data.path={folder}"]
-    if method.vectors == "published":
-        return [f"data.path={folder}", f"data.semantic_ids={_published_ids(dataset, folder, sources)}"]
-    vectors = method.vectors if dataset.has_text else "interactions"
-    tokenized = TokenizeConfig(
-        vectors=vectors, tokenizer=method.tokenizer, max_codebook_size=method.max_codebook_size
-    )
-    ids = folder / f"semantic_ids-{vectors}-{_hash(tokenized)}{_defaults_of(method.tokenizer)}"
-    if not (ids / REGISTRY_FILES.manifest).is_file():  # which is written last
-        with progress_bar("tokenize") as progress:
-            tokenize(folder, ids, tokenized, progress=progress)
-    words = [] if method.words is None else [f"model.tokenizer={_title_tokenizer(folder, method.words)}"]
-    return [f"data.path={folder}", f"data.semantic_ids={ids}", *words]
-
-
-def _title_tokenizer(data: Path, size: int) -> Path:
-    """Folder of a tokenizer that was learned from the titles of a data set."""
-    folder = data / f"title_tokenizer-{size}"
-    if not (folder / "tokenizer_config.json").is_file():  # which is written last
-        titles = Dataset.open(data).items.titles
-        learn_tokenizer((title for title in titles.to_pylist() if title), size, folder)
-    return folder
-
-
-def _defaults_of(tokenizer: str) -> str:
-    """For names of folders: of the settings that a tokenizer has besides, where it has some."""
-    settings = getattr(TOKENIZERS[tokenizer], "settings_class", None)
-    return "" if settings is None else f"-{hashlib.sha256(repr(settings()).encode()).hexdigest()[:12]}"
-
-
-def _published_ids(dataset: DataSet, folder: Path, sources: Path) -> Path:
-    """Folder of the registry of IDs that somebody else made."""
-    published = dataset.published_ids
-    if published is None:
-        raise InputError(f"{dataset.title}: nobody's semantic IDs are there; take a method with IDs of ours")
-    ids = folder / "semantic_ids-published"
-    if not (ids / REGISTRY_FILES.manifest).is_file():
-        import_published(
-            folder, sources / dataset.source / published.file, ids, key_offset=published.key_offset
-        )
-    return ids
-
-
-def prepared(row: Row, sources: Path) -> Path:
-    """Folder of the prepared data set, which is made where it is missing."""
-    dataset = DATASETS[row.dataset]
-    ties = {"shuffled": "shuffle", "file order": "file"}[row.ties]
-    settings = PrepareConfig.parse({"ties": ties, **dataset.prepare}, source="reproduction")
-    folder = KEPT / f"{row.dataset}-{row.ties.replace(' ', '-')}-{_hash(settings)}"
-    if not folder.is_dir():  # it gets its name when it is whole
-        with progress_bar("prepare") as progress, _source(dataset, sources) as source:
-            prepare(
-                source,
-                folder,
-                settings,
-                progress=lambda phase, done, total: progress(done, total),
-            )
-    return folder
-
-
-@contextmanager
-def _source(dataset: DataSet, sources: Path) -> Iterator[Path]:
-    """What `rayrec prepare` reads of a published data set, while the block lasts."""
-    source = sources / dataset.source
-    if not source.exists():
-        raise InputError(f"{source}: no such folder; SOURCES has to hold {dataset.source}, {dataset.title}")
-    if dataset.rewritten is None:
-        yield source
-        return
-    with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as folder:
-        written = Path(folder) / dataset.source
-        written.mkdir()
-        dataset.rewritten(source, written)
-        yield written
-
-
-def _hash(settings: Config) -> str:
-    """Of all settings, defaults included: what was made by others is not taken for it."""
-    text = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

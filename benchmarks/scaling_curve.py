@@ -37,9 +37,9 @@ import pyarrow.parquet as pq
 from scipy.optimize import least_squares
 
 from benchmarks.processes import ProcessorTime
+from benchmarks.quality_data import KEPT, Row, prepared
 from benchmarks.quality_page import FOLDER, RECORDS
 from benchmarks.quality_rows import DATASETS
-from benchmarks.reproduction import KEPT, Row, prepared
 from benchmarks.synthetic_log import CODES_FILE, Law, LawSettings, best_metrics, read_law, write_log
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_recommender

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks import quality_page, reproduction
+from benchmarks import quality_data, quality_page
 from benchmarks.quality_rows import DATASETS, METHODS, DataSet, Method
 from tests.helpers.data import random_events, write_source
 from tests.helpers.runs import MODELS
@@ -25,8 +25,8 @@ def sources(tmp_path, monkeypatch) -> Path:
     few = {"allow": ["short-users", "cold-items"]}
     monkeypatch.setitem(DATASETS, "tiny", DataSet("A tiny log", "log", prepare=few))
     monkeypatch.setitem(METHODS, "tiny", Method("tiny", str(tmp_path / "recipe"), "interactions"))
-    monkeypatch.setattr(reproduction, "KEPT", tmp_path / "kept")
-    for module in (reproduction, quality_page):
+    monkeypatch.setattr(quality_data, "KEPT", tmp_path / "kept")
+    for module in (quality_data, quality_page):
         monkeypatch.setattr(module, "RECORDS", tmp_path / "records")
     monkeypatch.setattr(quality_page, "FOLDER", tmp_path)
     readme = tmp_path / "README.md"

@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from benchmarks import reproduction
+from benchmarks import quality_data, reproduction
 from benchmarks.published_sets import divided_industrial
+from benchmarks.quality_data import Row
 from benchmarks.quality_rows import DATASETS, METHODS
-from benchmarks.reproduction import Row
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
@@ -67,7 +67,7 @@ SIZES = {
 @pytest.mark.parametrize("name", SIZES)
 def test_a_published_set_has_the_published_size(name, tmp_path, monkeypatch):
     sources = real_data(DATASETS[name].source).parent
-    monkeypatch.setattr(reproduction, "KEPT", tmp_path)
+    monkeypatch.setattr(quality_data, "KEPT", tmp_path)
 
     dataset = Dataset.open(reproduction.prepared(Row(name, "shuffled", "sasrec"), sources))
 
@@ -95,10 +95,10 @@ def test_published_ids_are_imported_with_a_digit_for_collisions(
     name, levels, collisions, tmp_path, monkeypatch
 ):
     sources = real_data(DATASETS[name].source).parent
-    monkeypatch.setattr(reproduction, "KEPT", tmp_path)
+    monkeypatch.setattr(quality_data, "KEPT", tmp_path)
     row = Row(name, "shuffled", "generative-published")
 
-    _, ids = reproduction._data(row, METHODS["generative-published"], sources)
+    _, ids = quality_data.data_settings(row, METHODS["generative-published"], sources)
 
     registry = SemanticIdRegistry.load(ids.split("=")[1])
     codes_IL = registry.codes_IL

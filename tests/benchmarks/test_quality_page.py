@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.quality_data import Row, recipe
 from benchmarks.quality_page import METRICS, README, RL_METRICS, page, table_of_all, with_best_rows
 from benchmarks.quality_page import RECORDS as REAL_RECORDS
 from benchmarks.quality_rows import (
@@ -15,7 +16,7 @@ from benchmarks.quality_rows import (
     METHODS,
     NEIGHBORS,
 )
-from benchmarks.reproduction import Row, all_rows, is_measured, recipe
+from benchmarks.reproduction import all_rows, is_measured
 from rayrec.pipelines.evaluation.lists import (
     CO_VISITATION,
     CO_VISITATION_UNMASKED,
@@ -137,7 +138,7 @@ def test_the_time_of_training_is_the_median_of_the_seeds():
 
 
 def test_a_record_counts_while_the_recipe_is_what_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.reproduction.RECORDS", tmp_path)
+    monkeypatch.setattr("benchmarks.quality_data.RECORDS", tmp_path)
     row = Row("beauty", "shuffled", "tiger")
     assert not is_measured(row)
 

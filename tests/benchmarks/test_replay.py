@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks import replay
+from benchmarks.quality_data import Row, config_of
 from benchmarks.quality_rows import DATASETS
 from benchmarks.replay import DAY_S, Answers, Periods, ReplayedLog, main, record_of
-from benchmarks.reproduction import Row, config_of
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.lists import MODEL
 from rayrec.pipelines.inference.recommender import Recommender

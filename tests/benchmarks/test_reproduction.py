@@ -12,11 +12,13 @@ import pytest
 import yaml
 from tokenizers import Tokenizer
 
-from benchmarks import equal_tuning, reproduction
+from benchmarks import equal_tuning, quality_data, reproduction
 from benchmarks.processes import ProcessorTime
+from benchmarks.quality_data import Row
 from benchmarks.quality_page import METRICS
+from benchmarks.quality_pairs import are_of_one_recipe
 from benchmarks.quality_rows import DATASETS, METHODS, NEIGHBORS, DataSet, Method, PublishedIds
-from benchmarks.reproduction import OverCapError, Row, commit_of, is_measured, main, measure
+from benchmarks.reproduction import OverCapError, commit_of, is_measured, main, measure
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.evaluation.lists import CO_VISITATION, MODEL
 from rayrec.pipelines.metrics.positions import Positions
@@ -60,7 +62,7 @@ def test_rows_on_servers_are_counted_as_parameters_as_those_of_the_network_are(s
     def counts(settings: tuple[str, ...]) -> tuple[int, int]:
         method = dataclasses.replace(METHODS["tiny"], settings=settings)
         monkeypatch.setitem(METHODS, "tiny", method)
-        assembly = assemble(reproduction._config(ROW, reproduction._data(ROW, method, sources)))
+        assembly = assemble(quality_data.row_config(ROW, quality_data.data_settings(ROW, method, sources)))
         dense = sum(parameter.numel() for parameter in assembly.task.network().parameters())
         return dense, reproduction._sparse_parameters(assembly)
 
@@ -78,7 +80,7 @@ def test_a_method_with_words_has_a_tokenizer_of_the_titles_of_its_data(sources, 
     write_source(tmp_path / "sources" / "log", random_events(40, 30), items=titles)
     method = dataclasses.replace(METHODS["tiny"], words=300)
 
-    settings = dict(each.split("=") for each in reproduction._data(ROW, method, sources))
+    settings = dict(each.split("=") for each in quality_data.data_settings(ROW, method, sources))
 
     tokenizer = Tokenizer.from_file(str(Path(settings["model.tokenizer"]) / "tokenizer.json"))
     assert len(tokenizer.encode("Quixotic").ids) == 1
@@ -121,22 +123,42 @@ def test_published_ids_are_imported_and_items_without_text_get_those_of_interact
     monkeypatch.setitem(DATASETS, "tiny", log)
     published, both = (Method("tiny", str(tmp_path / "recipe"), name) for name in ("published", "both"))
 
-    _, ids = (setting.split("=")[1] for setting in reproduction._data(ROW, published, sources))
+    _, ids = (setting.split("=")[1] for setting in quality_data.data_settings(ROW, published, sources))
     registry = SemanticIdRegistry.load(ids)
     assert registry.method.startswith("published")
     assert (registry.num_codebooks, registry.codes_IL.shape[1]) == (2, 3)  # and a digit for collisions
 
     monkeypatch.setitem(DATASETS, "tiny", dataclasses.replace(log, has_text=False, published_ids=None))
-    _, ids = (setting.split("=")[1] for setting in reproduction._data(ROW, both, sources))
+    _, ids = (setting.split("=")[1] for setting in quality_data.data_settings(ROW, both, sources))
     assert "interactions" in SemanticIdRegistry.load(ids).method or "semantic_ids-interactions" in ids
     with pytest.raises(InputError, match="nobody's semantic IDs are there"):
-        reproduction._data(ROW, published, sources)
+        quality_data.data_settings(ROW, published, sources)
+
+
+def test_ids_of_a_model_are_made_of_what_another_method_has_learned(sources, monkeypatch):
+    teacher = dataclasses.replace(METHODS["tiny"], settings=("model.softmax=items",))
+    monkeypatch.setitem(METHODS, "teacher", teacher)
+    monkeypatch.setitem(METHODS, "tiny", dataclasses.replace(METHODS["tiny"], vectors="teacher"))
+
+    first = kept(sources)
+    vectors_ID = np.load(first[1].parent / "vectors" / "items.npy")
+
+    assert len(vectors_ID) == len(SemanticIdRegistry.load(first[1]).item_ids_I) == 30
+    assert "of teacher" in SemanticIdRegistry.load(first[1]).method
+    assert kept(sources) == first
+    # What the teacher is trained with is part of the recipe of the row.
+    record = {"made_of": {"settings": quality_data.recipe(ROW), **reproduction._tokenized(ROW)}}
+    more = dataclasses.replace(teacher, settings=(*teacher.settings, "training.epochs=2"))
+    monkeypatch.setitem(METHODS, "teacher", more)
+    again = {"made_of": {"settings": quality_data.recipe(ROW), **reproduction._tokenized(ROW)}}
+    assert not are_of_one_recipe(record, again)
+    assert kept(sources)[1] != first[1]
 
 
 def test_a_source_that_is_missing_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(reproduction, "KEPT", tmp_path / "kept")
+    monkeypatch.setattr(quality_data, "KEPT", tmp_path / "kept")
     with pytest.raises(InputError, match=r"SOURCES has to hold yelp-s3rec, Yelp"):
-        reproduction._data(Row("yelp", "shuffled", "sasrec"), METHODS["sasrec"], tmp_path)
+        quality_data.data_settings(Row("yelp", "shuffled", "sasrec"), METHODS["sasrec"], tmp_path)
 
 
 def test_a_row_that_trains_too_long_fails_with_its_name(sources, monkeypatch):
@@ -161,7 +183,9 @@ def test_a_run_that_is_kept_is_trained_once(sources, tmp_path, monkeypatch):
 
 def kept(sources) -> list[Path]:
     """Folders of data and IDs that a row trains on."""
-    return [Path(setting.split("=")[1]) for setting in reproduction._data(ROW, METHODS["tiny"], sources)]
+    return [
+        Path(setting.split("=")[1]) for setting in quality_data.data_settings(ROW, METHODS["tiny"], sources)
+    ]
 
 
 def test_what_is_kept_is_whole_and_of_the_settings_asked_for(sources, monkeypatch):
