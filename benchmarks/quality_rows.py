@@ -352,3 +352,16 @@ METHODS = {
         max_codebook_size=512,
     ),
 }
+for _name, _network in {
+    "light": "light decoder over codes, rows of codes on parameter servers",
+    "lazy": "lazy decoder",
+    "tiger": "encoder-decoder over codes (TIGER)",
+    "generative": "prefix decoder",
+    "hybrid": "sparse-dense hybrid",
+}.items():
+    METHODS[f"{_name}-sasrec"] = replace(
+        METHODS[_name],
+        title=f"{_network}, IDs from the item vectors of SASRec of ids, words and attributes",
+        vectors="sasrec-content",
+        published=(),
+    )

@@ -53,6 +53,9 @@ ONE_SEED = {
     "ids-kmeans",
     "ids-rqvae",
     "ids-letter",
+    "lazy-sasrec",
+    "tiger-sasrec",
+    "generative-sasrec",
 }
 """Methods that have one there, too, with those of published IDs: earlier recipes, controls and variants."""
 CAP_MINUTES = 120.0
