@@ -352,6 +352,11 @@ METHODS = {
         max_codebook_size=512,
     ),
 }
+METHODS["light-sasrec-ids"] = replace(
+    METHODS["light"],
+    title="light decoder over codes, IDs from the item vectors of SASRec of ids alone",
+    vectors="sasrec",
+)
 for _name, _network in {
     "light": "light decoder over codes, rows of codes on parameter servers",
     "lazy": "lazy decoder",

@@ -53,6 +53,7 @@ ONE_SEED = {
     "ids-kmeans",
     "ids-rqvae",
     "ids-letter",
+    "light-sasrec-ids",
     "lazy-sasrec",
     "tiger-sasrec",
     "generative-sasrec",
