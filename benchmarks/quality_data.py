@@ -5,6 +5,7 @@ They are made from the published files where they are missing, and kept below .c
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import tempfile
@@ -90,6 +91,20 @@ def recipe(row: Row) -> dict[str, Any]:
     return recorded(row_config(row))
 
 
+def made_of(row: Row) -> dict[str, Any]:
+    """What is recorded of a row's settings, semantic IDs and words; two rows are of one recipe where
+    `quality_pairs.are_of_one_recipe` takes it for equal."""
+    method = METHODS[row.method]
+    return {
+        "settings": recipe(row),
+        "max_codebook_size": method.max_codebook_size,
+        "vectors": method.vectors,
+        "tokenizer": method.tokenizer,
+        "words": method.words,
+        "teacher": made_of(replace(row, method=method.vectors)) if method.vectors in METHODS else None,
+    }
+
+
 def recorded(config: RunConfig) -> dict[str, Any]:
     """Settings that results depend on."""
     parts = {
@@ -131,20 +146,23 @@ def data_settings(row: Row, method: Method, sources: Path) -> list[str]:
 
 def _vectors_of(row: Row, sources: Path) -> Path:
     """File of the vectors that the model of a row scores items by; it is trained where it was not yet."""
-    settings = json.dumps(recipe(row), sort_keys=True)
+    settings = json.dumps(made_of(row), sort_keys=True)
     folder = prepared(row, sources) / f"{row.method}-{hashlib.sha256(settings.encode()).hexdigest()[:12]}"
+    folder.mkdir(exist_ok=True)
     exported = folder / "vectors"
-    if not exported.is_dir():  # it gets its name when it is whole
-        log.print(f"{row.name}, whose vectors the semantic IDs are made of")
-        with progress_bar("train") as progress:
-            train(
-                config_of(row, sources),
-                folder / "run",
-                "if_begun",
-                on_step=lambda done, total, _: progress(done, total),
-                cluster=in_process,
-            )
-        export_run(folder / "run", exported)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # rows of one teacher may be measured at once
+        if not exported.is_dir():  # it gets its name when it is whole
+            log.print(f"{row.name}, whose vectors the semantic IDs are made of")
+            with progress_bar("train") as progress:
+                train(
+                    config_of(row, sources),
+                    folder / "run",
+                    "if_begun",
+                    on_step=lambda done, total, _: progress(done, total),
+                    cluster=in_process,
+                )
+            export_run(folder / "run", exported)
     return exported / ITEM_VECTORS
 
 

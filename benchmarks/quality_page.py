@@ -485,6 +485,10 @@ Limits of the comparison:
   made of interactions alone.
   *Published IDs* are those that came with the data: LETTER's of Beauty and Instruments (4 levels), and
   MiniOneRec's of Industrial (3 levels).
+- **IDs from the item vectors of SASRec** are made of what a model that was trained before scores items by
+  ([how](recommendation.md#codes-of-what-a-trained-model-knows)). They carry what it knows, words too where it
+  reads them. All seeds of a row share the IDs of one teacher with seed 0, and training times are without the
+  teacher's own: add those of its row.
 - **The causal language model** writes codes. With titles (`item_language`) the same network also learns
   which codes a title has, which title codes have, and the title of the next item; what it reads of a user
   are codes alone. Both begin with random weights. Whether words find items that nobody has met is [another

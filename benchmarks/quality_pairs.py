@@ -23,7 +23,7 @@ METRIC = "recall@10"
 FOLDER = "positions"
 """Beside the records."""
 _KEY = "positions"
-_TOKENIZED = ("vectors", "tokenizer", "max_codebook_size", "words", "teacher")
+_TOKENIZED = ("vectors", "tokenizer", "max_codebook_size", "words")
 """What a record says of semantic IDs and words, beside the settings of the run."""
 _AT_FIRST = {"tokenizer": "rq_kmeans", "max_codebook_size": 256}
 """What records that do not say it were made with."""
@@ -83,6 +83,9 @@ def are_of_one_recipe(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two records say the same of all that both say; earlier ones say less."""
     ours, theirs = (_AT_FIRST | each.get("made_of", {}) for each in (one, other))
     if any(ours[name] != theirs[name] for name in _TOKENIZED if name in ours and name in theirs):
+        return False
+    teachers = [each["teacher"] for each in (ours, theirs) if each.get("teacher")]
+    if len(teachers) == 1 or (teachers and not are_of_one_recipe(*({"made_of": each} for each in teachers))):
         return False
     config, another = _recorded_config(one), _recorded_config(other)
     if config is None or another is None:

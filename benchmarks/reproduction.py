@@ -19,13 +19,13 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import ProcessorTime
-from benchmarks.quality_data import Row, config_of, prepared, recipe
+from benchmarks.quality_data import Row, config_of, made_of, prepared
 from benchmarks.quality_page import neighbors_of, write_page
 from benchmarks.quality_pairs import are_of_one_recipe, keep_positions, ranking_details
 from benchmarks.quality_rows import DATASETS, METHODS, NEIGHBORS, TIES, Ties
@@ -85,20 +85,7 @@ def is_measured(row: Row) -> bool:
         return False
     if row.method == NEIGHBORS:  # which have no recipe
         return True
-    as_it_is = {"made_of": {"settings": recipe(row), **_tokenized(row)}}
-    return are_of_one_recipe(json.loads(row.record.read_text()), as_it_is)
-
-
-def _tokenized(row: Row) -> dict[str, Any]:
-    """What is recorded of semantic IDs and words, beside settings."""
-    method = METHODS[row.method]
-    return {
-        "max_codebook_size": method.max_codebook_size,
-        "vectors": method.vectors,
-        "tokenizer": method.tokenizer,
-        "words": method.words,
-        "teacher": recipe(replace(row, method=method.vectors)) if method.vectors in METHODS else None,
-    }
+    return are_of_one_recipe(json.loads(row.record.read_text()), {"made_of": made_of(row)})
 
 
 class OverCapError(RuntimeError):
@@ -111,11 +98,11 @@ def measure_neighbors(row: Row, sources: Path, commit: str) -> dict[str, Any]:
     dataset = Dataset.open(prepared(row, sources))
     with progress_bar("evaluate") as progress:
         report = evaluate_neighbors(dataset, "test", on_batch=progress)
-    made_of = {"commit": commit, "dataset": dataset.fingerprint}
+    made = {"commit": commit, "dataset": dataset.fingerprint}
     date = datetime.now(UTC).date().isoformat()
     shown = [name for name in neighbors_of(row.dataset).values() if name in report.results]
     kept = keep_positions(row.record, report, shown)
-    return report.to_json() | {"run": row.dataset, **kept, "made_of": made_of, "date": date}
+    return report.to_json() | {"run": row.dataset, **kept, "made_of": made, "date": date}
 
 
 def measure(
@@ -183,15 +170,15 @@ def provenance(
         settings: where they are not those of the row's recipe; see `recorded`.
         more: said beside the commit.
     """
-    made_of = {
+    made = {
         "commit": commit,
         "dataset": dataset.fingerprint,
         "semantic_ids": semantic_ids,
-        "settings": recipe(row) if settings is None else settings,
-        **_tokenized(row),
+        **made_of(row),
+        **({} if settings is None else {"settings": settings}),
         **more,
     }
-    return {"made_of": made_of, "date": datetime.now(UTC).date().isoformat()}
+    return {"made_of": made, "date": datetime.now(UTC).date().isoformat()}
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:

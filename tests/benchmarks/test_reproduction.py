@@ -146,13 +146,17 @@ def test_ids_of_a_model_are_made_of_what_another_method_has_learned(sources, mon
     assert len(vectors_ID) == len(SemanticIdRegistry.load(first[1]).item_ids_I) == 30
     assert "of teacher" in SemanticIdRegistry.load(first[1]).method
     assert kept(sources) == first
-    # What the teacher is trained with is part of the recipe of the row.
-    record = {"made_of": {"settings": quality_data.recipe(ROW), **reproduction._tokenized(ROW)}}
-    more = dataclasses.replace(teacher, settings=(*teacher.settings, "training.epochs=2"))
-    monkeypatch.setitem(METHODS, "teacher", more)
-    again = {"made_of": {"settings": quality_data.recipe(ROW), **reproduction._tokenized(ROW)}}
-    assert not are_of_one_recipe(record, again)
-    assert kept(sources)[1] != first[1]
+    # What the teacher is trained with is part of the recipe; a setting that came later has its default.
+    record = {"made_of": quality_data.made_of(ROW)}
+    del record["made_of"]["teacher"]["settings"]["model"]["window_step"]
+    assert are_of_one_recipe(record, {"made_of": quality_data.made_of(ROW)})
+    for change in (
+        {"settings": (*teacher.settings, "training.epochs=2")},
+        {"max_codebook_size": 4},
+    ):
+        monkeypatch.setitem(METHODS, "teacher", dataclasses.replace(teacher, **change))
+        assert not are_of_one_recipe(record, {"made_of": quality_data.made_of(ROW)})
+        assert kept(sources)[1] != first[1]
 
 
 def test_a_source_that_is_missing_is_said(tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def test_other_runs_are_told_what_can_be_exported(dataset, tmp_path):
     of_torch, generates = ranker_run(dataset, tmp_path / "ranker"), make_run(tmp_path, "generative")
 
     assert f"ranker: 'dlrm' {CAN_BE}" in refused("export", of_torch, tmp_path / "model")
-    assert "run: 'light_decoder' has no vector of an item to export" in refused(
+    assert "run: 'light_decoder' has no vectors of items to export" in refused(
         "export", generates, tmp_path / "model"
     )
     assert not (tmp_path / "model").exists()
@@ -83,6 +83,8 @@ def test_other_runs_are_told_what_can_be_exported(dataset, tmp_path):
         ("sasrec", {}),
         ("sasrec", {"item_matrix": "sparse", "num_negatives": 8}),
         ("hstu", {"temperature": 0.1}),
+        ("bsarec", {"content": {"min_items": 1}}),
+        ("gnn", {"item_matrix": "sparse", "num_negatives": 8}),
         ("prefix", {"softmax": "items"}),
     ],
 )

@@ -11,12 +11,15 @@ from rayrec.cli import semantic_ids
 from rayrec.models.tokenizers.item_tokenizer import TOKENIZERS, ItemTokenizer
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.vector_sources import ItemData, TextVectors
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.inference.item_ranker import item_ranker_of
+from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from tests.cli.commands import answer, rayrec, refused
 from tests.helpers.data import random_events, write_source
-from tests.helpers.ranking import recommender_run
+from tests.helpers.runs import MODELS, trained
 
 NUM_ITEMS = 40
 KINDS = ("soap", "brush", "scent", None)
@@ -131,10 +134,24 @@ def test_images_stand_beside_texts_whatever_their_scale_and_order(data, tmp_path
     assert codes_by_key(data, tmp_path / "a") == codes_by_key(data, tmp_path / "b")
 
 
-def test_codes_are_made_of_what_a_trained_model_scores_items_by(grown, tmp_path):
-    run = recommender_run(Dataset.open(grown), tmp_path / "run")
-    answer("export", run, tmp_path / "sasrec")
+@pytest.mark.parametrize("content", [None, {"min_items": 1}])
+def test_codes_are_made_of_what_a_trained_model_scores_items_by(grown, tmp_path, content):
+    dataset = Dataset.open(grown)
+    config = RunConfig.parse(
+        {
+            "data": {"path": str(grown)},
+            "model": MODELS["sasrec"] | {"content": content},
+            "pipeline": {"trainer_threads": 1},
+            "training": {"batch_size": 16, "epochs": 1},
+        }
+    )
+    run = trained(config, tmp_path / "run")
+    answer("export", run, tmp_path / "sasrec", "--snapshot", "last")
     file = f"sasrec={tmp_path / 'sasrec' / 'items.npy'}"
+    keys = (tmp_path / "sasrec" / "items.txt").read_text().split()
+    weights_ID = item_ranker_of(TrainedModel.load(run, "last")).item_vectors()
+    for vector_D, key in zip(np.load(tmp_path / "sasrec" / "items.npy"), keys, strict=True):
+        np.testing.assert_array_equal(vector_D, weights_ID[dataset.position_by_key(key)])
 
     made = ["--vectors", "sasrec", "--vector-file", file, "--codebook-size", 4, "--out", tmp_path / "ids"]
     report = answer("tokenize", grown, *made)

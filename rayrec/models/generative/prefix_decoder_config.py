@@ -139,6 +139,10 @@ class PrefixDecoderConfig(GenerativeConfig):
         return super().negatives
 
     @property
+    def has_item_vectors(self) -> bool:
+        return self.softmax == "items"
+
+    @property
     def item_content(self) -> ContentConfig | None:
         return self.content
 

@@ -167,6 +167,11 @@ class SequenceModelConfig(ModelConfig):
         return None
 
     @property
+    def has_item_vectors(self) -> bool:
+        """Whether items are scored by inner products with vectors, those of `SequenceModel.item_vectors`."""
+        return False
+
+    @property
     def event_neighbors(self) -> NeighborsConfig | None:
         """Which neighbors are found for each event of a history; None: none. They need times."""
         return None
@@ -378,6 +383,10 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
     @property
     def item_content(self) -> ContentConfig | None:
         return self.content
+
+    @property
+    def has_item_vectors(self) -> bool:
+        return True
 
     @property
     def history_length(self) -> int:

@@ -82,10 +82,10 @@ class SequenceModel(nn.Module, ABC):
         scores every item; None of a model that does not say."""
         return None
 
-    def item_vectors(self) -> Tensor | None:
-        """[I, D] what items are scored by: the inner product with what was read of a history; None of a model
-        that scores them otherwise."""
-        return None
+    def item_vectors(self) -> Tensor:
+        """[I, D] what items are scored by: the inner product with what was read of a history; of models whose
+        settings have `has_item_vectors`."""
+        raise AssertionError(f"{type(self).__name__} scores items by no vectors")
 
     def use_prefix_cache(self, sizes: CacheSizes) -> CacheMetrics | None:
         """Let `recommend` cache what it reads of histories; None where a model cannot continue a prefix."""

@@ -24,7 +24,7 @@ from rayrec.models.quantization.linear import with_quantized_layers
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.sequence_model import ReadRows, SequenceModel
 from rayrec.models.sequence.tensor_batch import Features, TensorBatch
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.errors import InputError
 
 
@@ -141,11 +141,11 @@ class SequenceProgram(TorchProgram):
         return RankedItems(items_BK, scores_BK)
 
     @torch.inference_mode()
-    def item_vectors(self) -> np.ndarray | None:
-        """[I, D] float32, see `SequenceModel.item_vectors`."""
+    def item_vectors(self) -> Float32Array:
+        """[I, D], see `SequenceModel.item_vectors`."""
         self._begin_inference()
-        vectors_ID = self.model.item_vectors()
-        return None if vectors_ID is None else vectors_ID.float().cpu().numpy()
+        vectors_ID: Float32Array = self.model.item_vectors().float().cpu().numpy()
+        return vectors_ID
 
     @torch.inference_mode()
     def item_log_probs(self, features: Features, rows: Rows, items_BW: np.ndarray) -> np.ndarray:

@@ -8,19 +8,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+
 from rayrec.models.generative.item_language import ItemLanguageBackbone
 from rayrec.models.generative.item_language_config import ItemLanguageConfig
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.keras.export import check_is_new
+from rayrec.models.sequence.config import SequenceModelConfig
 from rayrec.models.tokenizers.vector_sources import write_vectors
 from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.scorer import Scorer, check_can_be_exported
 from rayrec.pipelines.inference.writer import TextWriter, write_network
 from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.tasks.features import trains_on_its_events
 from rayrec.pipelines.tasks.item_prompts import item_tokenizer, item_vocabulary
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import write_json
 from rayrec.samples.prepare.writer import whole_folder
 
 ITEM_VECTORS = "items.npy"
@@ -56,19 +62,22 @@ def export_run(
             be exported is not loaded first.
     """
     opened = RunFolder.open(Path(run))
-    if opened.config.model.kind == "language":
-        if folder.exists():
-            raise InputError(f"{folder}: is there already; give another folder, or remove it")
+    model = opened.config.model
+    if model.kind in ("language", "next_item") and folder.exists():
+        raise InputError(f"{folder}: is there already; give another folder, or remove it")
+    if model.kind == "language":
         writer = TextWriter.load(run, which, data=data)
         writer.export(folder)
         return Exported("Hugging Face", writer.committed_step)
-    if opened.config.model.kind == "next_item":
-        if folder.exists():
-            raise InputError(f"{folder}: is there already; give another folder, or remove it")
-        trained = TrainedModel.load(run, which, data=data)
-        if isinstance(opened.config.model, ItemLanguageConfig):
-            return _export_item_language(trained, opened.config.model, folder)
-        return _export_item_vectors(trained, folder)
+    if isinstance(model, ItemLanguageConfig):
+        return _export_item_language(TrainedModel.load(run, which, data=data), model, folder)
+    if isinstance(model, SequenceModelConfig):
+        if not model.has_item_vectors:
+            raise InputError(
+                f"{opened.name}: {model.name!r} has no vectors of items to export; models "
+                "that score every item by one have, such as 'sasrec' and 'hstu'"
+            )
+        return _export_item_vectors(TrainedModel.load(run, which, data=data), folder)
     check_can_be_exported(opened.name, opened.config)
     check_is_new(folder)
     scorer = Scorer.load(run, which, data=data)
@@ -79,26 +88,25 @@ def export_run(
 def _export_item_vectors(trained: TrainedModel, folder: Path) -> Exported:
     """Write [I, D] vectors, and beside them the items' keys, one a line.
 
-    An item without a training event is not written, for its vector is as it was initialized, unless the model
-    reads its words and attributes.
-
-    Raises:
-        InputError: the model scores items by something else.
+    Items without a training event are left out, as far as the data set knows them: their vectors say no more
+    than that nobody met them, also where words are read, since a full softmax has them as negatives alone.
     """
     program, task = item_ranker_of(trained), trained.assembly.task
     assert isinstance(task, NextItemTask), "what ranks items is of it"
     give_catalog(program, trained)
-    vectors_ID = program.item_vectors()
-    if vectors_ID is None:
-        raise InputError(
-            f"{trained.run}: {task.model.name!r} has no vector of an item to export: it generates codes; "
-            "export a model that scores items, such as 'sasrec'"
-        )
-    items = task.dataset.items
-    is_known_I = (items.train_counts_I > 0) | (task.model.item_content is not None)
-    keys = [key for key, is_known in zip(items.keys.to_pylist(), is_known_I, strict=True) if is_known]
+    items, known_I = task.dataset.items, task.catalog_known_to(trained.state).known_I
+    is_trained_I = np.ones(len(items), dtype=np.bool_) if known_I is None else known_I.copy()
+    if trains_on_its_events(trained.assembly.config):
+        is_trained_I &= items.train_counts_I > 0
+    keys = items.keys.filter(pa.array(is_trained_I)).to_pylist()
+    made = {
+        "run": trained.run,
+        "step": trained.state.committed_step + 1,
+        "dataset_fingerprint": task.fingerprint,
+    }
     with whole_folder(folder) as draft:
-        write_vectors(draft / ITEM_VECTORS, vectors_ID[is_known_I], keys)
+        write_vectors(draft / ITEM_VECTORS, program.item_vectors()[is_trained_I], keys)
+        write_json(draft / "rayrec.json", made)
     return Exported("item vectors", trained.state.committed_step, num_items=len(keys))
 
 
