@@ -137,7 +137,10 @@ def tokenize_command(
     """Give every item of a data set its semantic ID, and say what the IDs are like."""
     _refuse_without_effect(context)
     vector_settings = _settings(vector_setting or [], "--vector-setting")
-    vector_files = {name: str(file) for name, file in _settings(vector_file or [], "--vector-file").items()}
+    vector_files = {
+        name: str(file)
+        for name, file in _settings(vector_file or [], "--vector-file", "NAME=FILE.npy").items()
+    }
     check_data(data)
     # What is wrong with the arguments is said before this takes seconds to import.
     from rayrec.pipelines.semantic_ids import tokenization as pipeline
@@ -226,17 +229,17 @@ def _refuse_for_small(context: typer.Context, num_items: int, large_catalog: int
         )
 
 
-def _settings(assignments: list[str], option: str) -> dict[str, Any]:
-    """Parse KEY=VALUE assignments.
+def _settings(assignments: list[str], option: str, form: str = "KEY=VALUE") -> dict[str, Any]:
+    """Parse assignments.
 
     Raises:
-        InputError: one is not KEY=VALUE, with a value in YAML.
+        InputError: one is not of the form, with a value in YAML.
     """
     settings = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not key or not equals:
-            raise InputError(f"{option} {assignment}: expected the form KEY=VALUE")
+            raise InputError(f"{option} {assignment}: expected the form {form}")
         try:
             settings[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
@@ -284,7 +287,8 @@ def _given(context: typer.Context) -> set[str]:
 
 
 def _answer(report: Any) -> Answer:
-    return {"path": str(report.path), "num_without_data": report.num_without_data, **report.report}
+    facts = {"path": str(report.path), "num_without_data": report.num_without_data, **report.report}
+    return facts | ({"of_other_data": list(report.of_other_data)} if report.of_other_data else {})
 
 
 def _rows(report: Any) -> list[tuple[str, str]]:
@@ -304,6 +308,14 @@ def _rows(report: Any) -> list[tuple[str, str]]:
         )
     else:
         rows.append(("without any data", f"{report.num_without_data:,}"))
+    if report.of_other_data:
+        rows.append(
+            (
+                "of other data",
+                f"{', '.join(report.of_other_data)}: vectors of a model of another data set; if it "
+                "was trained on what this one keeps for validation or test, that leaks into the codes",
+            )
+        )
     rows.append(("collisions", f"{_collisions(facts)}; policy {facts['collision_policy']}"))
     return rows + ([("next items", _next_items(facts))] if "next_items" in facts else [])
 

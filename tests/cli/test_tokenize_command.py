@@ -19,6 +19,7 @@ from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from tests.cli.commands import answer, rayrec, refused
 from tests.helpers.data import random_events, write_source
+from tests.helpers.ranking import recommender_run
 from tests.helpers.runs import MODELS, trained
 
 NUM_ITEMS = 40
@@ -159,6 +160,19 @@ def test_codes_are_made_of_what_a_trained_model_scores_items_by(grown, tmp_path,
     # Two items are but the last ones of a user: the model has learned nothing of them.
     assert [block["items"] for block in report["vectors"]["blocks"]] == [NUM_ITEMS + 6]
     assert report["num_without_data"] == 2
+    assert "of_other_data" not in report
+
+
+def test_vectors_of_a_model_of_another_split_are_said_to_be(data, grown, tmp_path):
+    run = recommender_run(Dataset.open(grown), tmp_path / "run")
+    answer("export", run, tmp_path / "sasrec")
+    made = ["--vectors", "sasrec", "--vector-file", f"sasrec={tmp_path / 'sasrec' / 'items.npy'}"]
+
+    report = answer("tokenize", data, *made, "--codebook-size", 4, "--out", tmp_path / "ids")
+
+    assert report["of_other_data"] == ["sasrec"]
+    _, shown, _ = rayrec("tokenize", data, *made, "--codebook-size", 4, "--out", tmp_path / "again")
+    assert "vectors of a model of another data set" in " ".join(shown.split())
 
 
 def test_new_items_take_their_images_of_a_file_of_their_own(data, grown, tmp_path):

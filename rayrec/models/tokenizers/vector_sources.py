@@ -9,6 +9,7 @@ other, B sequences.
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +28,14 @@ from rayrec.models.tokenizers.item_vectors import (
 from rayrec.platform.arrays import BoolArray, Float32Array, Float64Array, Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
+from rayrec.platform.files import write_json
 from rayrec.platform.item_bags import ItemBags
 from rayrec.platform.registry import Registry
 
 INTERACTIONS, TEXT, GRAPH, CONTENT = "interactions", "text", "graph", "content"
 OF_RAYREC = (INTERACTIONS, TEXT, GRAPH, CONTENT)
+ORIGIN_FILE = "rayrec.json"
+"""Beside vectors that `rayrec export` wrote: where they come from."""
 
 Progress = Callable[[int, int], None]
 """Called with (items done, items in all)."""
@@ -152,6 +156,8 @@ class FileVectors(ItemVectorSource):
 
     def vectors(self, items: ItemData, progress: Progress | None = None) -> Float32Array:
         path = Path(self.file)
+        if not path.is_file():
+            raise InputError(f"{path}: no such file; name the array itself, such as FOLDER/items.npy")
         try:
             rows_ND = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
@@ -195,12 +201,13 @@ def _rows_of_keys(path: Path, num_rows: int) -> dict[str, int]:
     return row_of
 
 
-def write_vectors(file: Path, vectors_ND: Float32Array, keys: Sequence[str]) -> None:
+def write_vectors(file: Path, vectors_ND: Float32Array, keys: Sequence[str], made: Mapping[str, Any]) -> None:
     """Write vectors of items as `FileVectors` reads them.
 
     Args:
         file: ends in `.npy`.
         keys: of the items, one for each vector.
+        made: where they come from, for `rayrec.json` beside them.
 
     Raises:
         InputError: a key has a line break.
@@ -212,6 +219,17 @@ def write_vectors(file: Path, vectors_ND: Float32Array, keys: Sequence[str]) -> 
             )
     np.save(file, vectors_ND)
     file.with_suffix(".txt").write_text("".join(f"{key}\n" for key in keys), encoding="utf-8", newline="\n")
+    write_json(file.with_name(ORIGIN_FILE), dict(made))
+
+
+def dataset_of_vectors(file: Path) -> str | None:
+    """Fingerprint of the data set of the model that `rayrec export` wrote these vectors of; None: unknown."""
+    try:
+        origin = json.loads(file.with_name(ORIGIN_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    fingerprint = origin.get("dataset_fingerprint") if isinstance(origin, dict) else None
+    return fingerprint if isinstance(fingerprint, str) else None
 
 
 def vector_source(name: str, settings: Mapping[str, Any]) -> ItemVectorSource:

@@ -26,7 +26,6 @@ from rayrec.pipelines.tasks.features import trains_on_its_events
 from rayrec.pipelines.tasks.item_prompts import item_tokenizer, item_vocabulary
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import write_json
 from rayrec.samples.prepare.writer import whole_folder
 
 ITEM_VECTORS = "items.npy"
@@ -74,8 +73,9 @@ def export_run(
     if isinstance(model, SequenceModelConfig):
         if not model.has_item_vectors:
             raise InputError(
-                f"{opened.name}: {model.name!r} has no vectors of items to export; models "
-                "that score every item by one have, such as 'sasrec' and 'hstu'"
+                f"{opened.name}: {model.name!r} has no vectors of items to export; models that "
+                "score every item by one have, such as 'sasrec', 'hstu' and 'prefix_decoder' with softmax "
+                "'items'"
             )
         return _export_item_vectors(TrainedModel.load(run, which, data=data), folder)
     check_can_be_exported(opened.name, opened.config)
@@ -105,8 +105,7 @@ def _export_item_vectors(trained: TrainedModel, folder: Path) -> Exported:
         "dataset_fingerprint": task.fingerprint,
     }
     with whole_folder(folder) as draft:
-        write_vectors(draft / ITEM_VECTORS, program.item_vectors()[is_trained_I], keys)
-        write_json(draft / "rayrec.json", made)
+        write_vectors(draft / ITEM_VECTORS, program.item_vectors()[is_trained_I], keys, made)
     return Exported("item vectors", trained.state.committed_step, num_items=len(keys))
 
 

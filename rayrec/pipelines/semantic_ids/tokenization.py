@@ -40,6 +40,7 @@ from rayrec.models.tokenizers.vector_sources import (
     TEXT,
     ItemData,
     Progress,
+    dataset_of_vectors,
     vector_source,
 )
 from rayrec.pipelines.semantic_ids.large_catalog import CatalogSizes, StageProgress, Tokenized, tokenize_large
@@ -113,7 +114,7 @@ class TokenizeConfig(Config):
     def _sources_are_known(self) -> Self:
         for name in self.sources:
             if name not in self.vector_files:
-                _check_known("vectors", name, (*ITEM_VECTORS.names(), "both"))
+                _check_known("vectors", name, (*ITEM_VECTORS.names(), "both"), " or a name of vector_files")
         if unused := sorted(set(self.vector_files) - set(self.sources)):
             raise ValueError(
                 f"vector_files has one of {unused[0]!r}, and vectors is {self.vectors!r}: name it there, too"
@@ -161,9 +162,9 @@ class TokenizeConfig(Config):
         }
 
 
-def _check_known(setting: str, name: str, known: Sequence[str]) -> None:
+def _check_known(setting: str, name: str, known: Sequence[str], more: str = "") -> None:
     if name not in known:
-        raise ValueError(f"{setting}: expected one of {', '.join(map(repr, known))}, got {name!r}")
+        raise ValueError(f"{setting}: expected one of {', '.join(map(repr, known))}{more}, got {name!r}")
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,9 @@ class TokenizeReport:
     report: dict[str, Any]
     """`SemanticIdRegistry.report()`; `purity` where items have categories; `next_items` where users have
     events for validation; and `vectors` where codes were made of some."""
+    of_other_data: tuple[str, ...] = ()
+    """Vectors that `rayrec export` wrote of a model of another data set, which may have learned what this one
+    keeps for validation and test."""
 
 
 def tokenize(
@@ -244,7 +248,7 @@ def tokenize(
     if (pairs := _next_pairs(dataset)) is not None:
         together = {config.vectors: vectors.vectors_ID} if len(blocks) > 1 else {}
         report["vectors"] = vectors_compared(blocks, pairs, together)
-    return TokenizeReport(path, vectors.num_without_data, report)
+    return TokenizeReport(path, vectors.num_without_data, report, _of_other_data(config, dataset))
 
 
 @dataclass(frozen=True)
@@ -332,13 +336,17 @@ def _tokenize_large(
     )
     if registry.num_items >= FEWEST_ITEMS:
         TrieFile(path / TRIE_FILE, registry.version).trie(registry.codes_IL)
-    return TokenizeReport(
-        path, num_without_data, _measured(registry, dataset, config.categories, _MOST_USERS)
-    )
+    measured = _measured(registry, dataset, config.categories, _MOST_USERS)
+    return TokenizeReport(path, num_without_data, measured, _of_other_data(config, dataset))
 
 
 _MOST_USERS = 200_000
 """Whose next items tell what codes of a large catalog are like."""
+
+
+def _of_other_data(config: TokenizeConfig, dataset: Dataset) -> tuple[str, ...]:
+    fingerprints = {name: dataset_of_vectors(Path(file)) for name, file in config.vector_files.items()}
+    return tuple(name for name, one in fingerprints.items() if one not in (None, dataset.fingerprint))
 
 
 def _weights(config: TokenizeConfig) -> dict[str, float]:
