@@ -93,7 +93,7 @@ def recipe(row: Row) -> dict[str, Any]:
 
 def made_of(row: Row) -> dict[str, Any]:
     """What is recorded of a row's settings, semantic IDs and words; two rows are of one recipe where
-    `quality_pairs.are_of_one_recipe` takes it for equal."""
+    `quality_pairs.are_of_one_recipe` takes both for equal."""
     method = METHODS[row.method]
     return {
         "settings": recipe(row),
