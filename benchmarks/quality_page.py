@@ -462,7 +462,8 @@ Limits of the comparison:
   Those of github.com/phonism/genrec are reproductions in its README; an earlier version of it calls them
   validation metrics.
 - **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
-  tuned). By recall@10, co-visitation is above TIGER and the lazy decoder on Beauty and Sports, within the
+  tuned). By recall@10, co-visitation is above TIGER and the lazy decoder (with IDs of text and
+  interactions) on Beauty and Sports, within the
   interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 14 % below
   them on Beauty. At 50 items SASRec with full softmax, HSTU, TIGER and the prefix decoder are ahead of it on
   Beauty and Sports.
