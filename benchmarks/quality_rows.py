@@ -363,6 +363,7 @@ for _name, _network in {
     "tiger": "encoder-decoder over codes (TIGER)",
     "generative": "prefix decoder",
     "hybrid": "sparse-dense hybrid",
+    "hybrid-servers": "sparse-dense hybrid, prefix rows on parameter servers, sampled softmax over items",
 }.items():
     METHODS[f"{_name}-sasrec"] = replace(
         METHODS[_name],

@@ -331,3 +331,12 @@ def test_the_readme_is_up_to_date(monkeypatch):
     readme = README.read_text()
 
     assert with_best_rows(readme, [each for each in written if "ties" in each]) == readme
+
+
+def test_times_of_all_trainings_and_searches_stand_beside_the_budget():
+    of_processor = {**record("sasrec", 0, 0.1), "processor_minutes": 57.0}
+    before_it_was_recorded = {**record("hstu", 0, 0.1), "training_minutes": 63.0}
+
+    text = page([of_processor, before_it_was_recorded])
+
+    assert "Those on record took 2; 1 of 2 trainings count by the minutes of their steps" in text
