@@ -14,7 +14,9 @@ Axes: as in `prefix_decoder`.
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional
 
+from rayrec.models.base.made_of_weights import MadeOfWeights
 from rayrec.models.generative.prefix_decoder import PrefixDecoder, PrefixSums
 from rayrec.models.sequence.backbones.history import last_contexts
 from rayrec.models.sequence.item_losses import ItemLoss
@@ -29,6 +31,7 @@ class FlatPrefixModel(ItemScorer):
         super().__init__()
         self.backbone = backbone
         self.item_loss = item_loss
+        self._made_once = MadeOfWeights[Tensor]()
 
     def loss(self, batch: TensorBatch) -> Tensor:
         own = self.backbone.all_own_vectors()
@@ -40,7 +43,6 @@ class FlatPrefixModel(ItemScorer):
 
     def _scores(self, batch: TensorBatch) -> Tensor:
         """[B, I] of every item."""
-        own = self.backbone.all_own_vectors()
-        events_ND = self.backbone.embed_history(batch, own)
-        contexts_BD = last_contexts(self.backbone.backbone, events_ND, batch)
-        return contexts_BD @ PrefixSums(self.backbone, own).catalog().T
+        items_ID = self._made_once(self.backbone.parameters(), self.item_vectors)
+        events_ND = functional.embedding(batch.items_N, items_ID)
+        return last_contexts(self.backbone.backbone, events_ND, batch) @ items_ID.T

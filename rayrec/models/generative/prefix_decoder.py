@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.attention.past import KeysAndValues, Past
+from rayrec.models.base.made_of_weights import MadeOfWeights
 from rayrec.models.decoding.beam_cache import BeamCache
 from rayrec.models.decoding.children import (
     Children,
@@ -219,6 +220,7 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
             nn.ParameterList() if composer else nn.ParameterList(_vectors(size, self.dim) for size in sizes)
         )
         self.composer = composer
+        self._made_once = MadeOfWeights[list[Tensor]]()
         codes_IL = codes_IL.long()
         nodes_IL = torch.stack([self._nodes(codes_IL[:, : d + 1]) for d in range(len(level_sizes))], dim=1)
         self._knows_all = known_I is None or bool((nodes_IL >= 0).all())
@@ -289,7 +291,11 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
 
     def all_own_vectors(self) -> list[Tensor]:
         """`own_vectors` of every depth."""
-        return [self.own_vectors(depth) for depth in range(self.trie.depth)]
+        if self.composer is None and self.content is None:
+            return list(self.own_VD)
+        parts = (self.own_VD, self.composer, self.content)
+        made_of = [weight for part in parts if part is not None for weight in part.parameters()]
+        return self._made_once(made_of, lambda: [self.own_vectors(depth) for depth in range(self.trie.depth)])
 
     def event_contexts(self, batch: TensorBatch, own: Sequence[Tensor]) -> Tensor:
         """[N, D] what is known after each event."""
