@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.func import functional_call
 
-from rayrec.models.base.made_of_weights import MadeOfWeights
+from rayrec.models.base.made_of_weights import MadeOfWeights, made_of_weights
 from rayrec.models.generative.flat_softmax import FlatPrefixModel
 from rayrec.models.generative.recommender import GenerativeRecommender
 from rayrec.models.sequence.item_losses import CrossEntropy
@@ -29,7 +29,7 @@ def of_words() -> SequenceModel:
 
 
 def of_directions() -> SequenceModel:
-    return DenseNextItemModel(backbone(), CrossEntropy(), NUM_ITEMS, DIM, temperature=0.1)
+    return DenseNextItemModel(backbone(), CrossEntropy(), NUM_ITEMS, DIM, 0.1, content=content())
 
 
 def one_softmax() -> SequenceModel:
@@ -72,8 +72,12 @@ def untouched(asked: SequenceProgram, build) -> np.ndarray:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_weights_that_were_trained_rank_at_once(build, fused):
+@pytest.mark.parametrize("without_dropout", [False, True])
+def test_weights_that_were_trained_rank_at_once(build, fused, without_dropout, monkeypatch):
+    """Without dropout, as reinforcement learning trains, nothing but the update tells of the training."""
     trained = program(build, fused)
+    if without_dropout:
+        monkeypatch.setattr(trained, "_begin_training", trained.model.eval)
     before = scores(trained)
 
     for _ in range(2):
@@ -82,6 +86,16 @@ def test_weights_that_were_trained_rank_at_once(build, fused):
         np.testing.assert_array_equal(after, untouched(trained, build))
         assert not np.array_equal(before, after)
         before = after
+
+
+def test_asking_between_gradients_and_update_keeps_nothing_old(build):
+    trained = program(build, fused=True)
+    (features,) = shares(ROWS, NUM_ITEMS, codes_IL=CODES.numpy())
+    trained.backward(features, {})
+    scores(trained)
+    trained.update()
+
+    np.testing.assert_array_equal(scores(trained), untouched(trained, build))
 
 
 def test_weights_that_were_loaded_rank_at_once(build):
@@ -94,27 +108,68 @@ def test_weights_that_were_loaded_rank_at_once(build):
     np.testing.assert_array_equal(scores(asked), scores(trained))
 
 
-def test_weights_that_were_written_in_place_or_given_for_a_call_rank_at_once(build):
-    trained, asked = program(build), program(build)
-    before = scores(asked)
-    step(trained)
+def ranked(asked: SequenceProgram) -> torch.Tensor:
     batch = asked._batch(histories(ROWS, NUM_ITEMS), {}, training=False)
-    given = {f"_module.{name}": weight for name, weight in trained.model.named_parameters()}
+    return asked.model.recommend(batch, NUM_ITEMS, None).scores_BK
 
-    class Asked(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self._module = asked.model
 
-        def forward(self):
-            return self._module.recommend(batch, NUM_ITEMS, None).scores_BK
+class Ranking(torch.nn.Module):
+    def __init__(self, asked: SequenceProgram) -> None:
+        super().__init__()
+        self.model, self._asked = asked.model, [asked]
+
+    def forward(self) -> torch.Tensor:
+        return ranked(self._asked[0])
+
+
+def test_weights_that_are_given_for_a_call_rank_in_it_alone(build):
+    asked, others = program(build), program(build)
+    before = scores(asked)
+    step(others)
+    expected = scores(others)
+    # Fresh tensors, whose versions are those that the model's own have.
+    given = {f"model.{name}": weight.detach().clone() for name, weight in others.model.named_parameters()}
 
     with torch.no_grad():
-        np.testing.assert_array_equal(functional_call(Asked(), given, ()).numpy(), scores(trained))
+        found = functional_call(Ranking(asked), given, ())
+        np.testing.assert_array_equal(found.numpy(), expected)
         np.testing.assert_array_equal(scores(asked), before)
+
+
+def test_weights_that_were_written_in_place_rank_at_once(build):
+    trained, asked = program(build), program(build)
+    scores(asked)
+    step(trained)
+
+    with torch.no_grad():
         for mine, theirs in zip(asked.model.parameters(), trained.model.parameters(), strict=True):
             mine.copy_(theirs)
+
     np.testing.assert_array_equal(scores(asked), scores(trained))
+
+
+def test_requests_of_another_precision_do_not_change_the_next_ones(build):
+    asked = program(build)
+    before = scores(asked)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        short = scores(asked)
+    assert not np.array_equal(short, before)
+    np.testing.assert_array_equal(scores(asked), before)
+    with torch.autocast("cpu", torch.bfloat16):
+        np.testing.assert_array_equal(scores(asked), short)
+
+
+def test_a_network_that_moves_to_another_type_ranks_by_it(build):
+    asked = program(build)
+    before = scores(asked)
+
+    asked.model.double()
+
+    with torch.no_grad():
+        scores_BK = ranked(asked)
+    assert scores_BK.dtype == torch.float64
+    np.testing.assert_allclose(scores_BK.numpy(), before, rtol=1e-4, atol=1e-5)
 
 
 def test_requests_to_a_version_share_what_is_made(build, monkeypatch):
@@ -130,16 +185,16 @@ def test_requests_to_a_version_share_what_is_made(build, monkeypatch):
         scores(asked)
 
     (keeper,) = made
-    assert keeper._kept is not None
-    copied = [each for each in copy.deepcopy(asked.model).modules() if isinstance(each, MadeOfWeights)]
-    assert all(each._kept is None for each in copied)
+    assert keeper.kept is not None
+    assert all(each.kept is None for each in made_of_weights(copy.deepcopy(asked.model)))
 
 
-def test_gradients_flow_through_what_is_made():
-    asked = program(one_softmax)
+def test_gradients_flow_through_what_is_made(build):
+    asked = program(build)
     scores(asked)
-    batch = asked._batch(histories(ROWS, NUM_ITEMS), {}, training=False)
+    (keeper, *_) = (each for each in made_of_weights(asked.model) if each.kept is not None)
 
-    asked.model.recommend(batch, 1, None).scores_BK.sum().backward()
+    ranked(asked).sum().backward()
 
-    assert all(own_VD.grad is not None for own_VD in asked.model.backbone.own_VD)
+    weights = [weight for weight, _ in keeper._kept[0][0]]
+    assert all(weight.grad is not None and weight.grad.abs().sum() > 0 for weight in weights)

@@ -9,55 +9,66 @@ import torch
 from torch import Tensor, nn
 
 Made = TypeVar("Made")
+_Key = tuple[list[tuple[Tensor, int]], torch.dtype | None]
+"""The weights with their versions, and what products are computed in under autocast."""
 
 
 class MadeOfWeights(nn.Module, Generic[Made]):
-    """Keeps a value while nothing trains, loads or replaces the weights that it is made of.
+    """Keeps a value until the weights that it is made of change.
 
-    A module, so that it is told when training begins (`train`) and when weights were loaded (`after_load`,
-    which the program calls): neither shows in the weights, since fused optimizers and copies through NumPy
-    leave their version counters alone.
+    A module, so that it is found in a network: whoever changes weights calls `forget`, as `TorchProgram`
+    does. Fused optimizers and copies through NumPy do not count the versions of tensors.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: tuple[list[tuple[Tensor, int]], Made] | None = None
+        self._kept: tuple[_Key, Made] | None = None
 
     def forward(self, weights: Iterable[Tensor], make: Callable[[], Made]) -> Made:
-        """What `make` returns; with gradients, and in training, it is made each time.
+        """What `make` returns; where gradients are wanted, it is made each time.
 
         Args:
-            weights: all that it is made of. Other tensors (`torch.func.functional_call`) and those that were
-                written in place have another value.
+            weights: all that it is made of, at least one. Other tensors in their place
+                (`torch.func.functional_call`) and those that were written in place have another value.
         """
-        # A program that is traced computes it: its weights are inputs.
-        if self.training or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.is_grad_enabled():
             return make()
         made_of = [(each, each._version) for each in weights]
+        kind = made_of[0][0].device.type
+        key = made_of, torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         kept = self._kept  # read once: threads of a replica may ask at the same time
-        if kept is not None and _are_same(kept[0], made_of):
+        if kept is not None and _are_same(kept[0], key):
             return kept[1]
-        # No inference tensors: whoever asks next may not be in inference mode.
-        with torch.inference_mode(False), torch.no_grad():
-            made = make()
-        self._kept = made_of, made
+        made = make()
+        self._kept = key, made
         return made
 
-    def train(self, mode: bool = True) -> MadeOfWeights[Made]:
-        if mode:
-            self._kept = None
-        super().train(mode)
-        return self
-
-    def after_load(self, name: str) -> None:
-        """See `torch_program.AFTER_LOAD`."""
+    def forget(self) -> None:
+        """Make it again when it is asked for next."""
         self._kept = None
+
+    @property
+    def kept(self) -> Made | None:
+        """The value, if there is one; a recording of kernels that read it has to hold it."""
+        return None if self._kept is None else self._kept[1]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MadeOfWeights[Made]:
+        super()._apply(fn, recurse)
+        self.forget()  # the value stays where it was
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_kept": None}
 
 
-def _are_same(before: list[tuple[Tensor, int]], now: list[tuple[Tensor, int]]) -> bool:
-    return len(before) == len(now) and all(
-        a is b and version == of_now for (a, version), (b, of_now) in zip(before, now, strict=True)
+def made_of_weights(network: nn.Module) -> list[MadeOfWeights[Any]]:
+    """All that a network keeps."""
+    return [each for each in network.modules() if isinstance(each, MadeOfWeights)]
+
+
+def _are_same(before: _Key, now: _Key) -> bool:
+    (of_before, type_before), (of_now, type_now) = before, now
+    return type_before == type_now and all(
+        a is b and version == version_now
+        for (a, version), (b, version_now) in zip(of_before, of_now, strict=True)
     )

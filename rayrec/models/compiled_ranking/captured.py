@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rayrec.models.base.made_of_weights import made_of_weights
 from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
 from rayrec.models.compiled_ranking.inputs import Signature
 from rayrec.models.compiled_ranking.job import RankingModel
@@ -62,6 +63,8 @@ class CapturedRun:
             self._ranked = found.items_BK, found.scores_BK
 
         self._replay = graphs.capture(work)
+        # Kernels were recorded where these are, and the model may come to keep others.
+        self._made = [each.kept for each in made_of_weights(model)]
 
     def __call__(self, weights: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """([B, width] items, [B, width] scores) of other inputs; weights are those that it was recorded

@@ -26,12 +26,13 @@ import torch
 from torch import Tensor
 
 from rayrec.models.attention.jagged import JaggedLayout
+from rayrec.models.base.made_of_weights import made_of_weights
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.models.compiled_ranking.inputs import Signature
 from rayrec.models.compiled_ranking.job import Job, environment
 from rayrec.models.compiled_ranking.packages import PackageFolders, load, publish
 from rayrec.models.compiled_ranking.program import PaddedRanking, first_difference, weights_of
-from rayrec.models.sequence.sequence_model import SequenceModel
+from rayrec.models.sequence.sequence_model import ItemScorer, SequenceModel
 from rayrec.models.sequence.sequence_program import build_model
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
@@ -93,6 +94,11 @@ def compile_package(job: Job, package: Path) -> None:
     if model.reads_rows:
         raise NeverCompiledError(
             "rows of long prefixes are read while items are generated; hold all of them (model.held_prefixes)"
+        )
+    if isinstance(model, ItemScorer) and made_of_weights(model):
+        raise NeverCompiledError(
+            "vectors of items are made of weights, eagerly once for a version; a program would make them for "
+            "each batch"
         )
     program = PaddedRanking(model, job.signature, job.bucket)
     weights = list(weights_of(model).values())

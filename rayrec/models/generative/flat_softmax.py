@@ -39,10 +39,10 @@ class FlatPrefixModel(ItemScorer):
         return self.item_loss(self.backbone.event_contexts(batch, own), vectors, batch)
 
     def item_vectors(self) -> Tensor:
-        return PrefixSums(self.backbone, self.backbone.all_own_vectors()).catalog()
+        return PrefixSums(self.backbone, self.backbone.make_own_vectors()).catalog()
 
     def _scores(self, batch: TensorBatch) -> Tensor:
         """[B, I] of every item."""
-        items_ID = self._made_once(self.backbone.parameters(), self.item_vectors)
+        items_ID = self._made_once(self.backbone.vector_weights(), self.item_vectors)
         events_ND = functional.embedding(batch.items_N, items_ID)
         return last_contexts(self.backbone.backbone, events_ND, batch) @ items_ID.T

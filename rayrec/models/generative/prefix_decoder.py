@@ -293,9 +293,16 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
         """`own_vectors` of every depth."""
         if self.composer is None and self.content is None:
             return list(self.own_VD)
-        parts = (self.own_VD, self.composer, self.content)
-        made_of = [weight for part in parts if part is not None for weight in part.parameters()]
-        return self._made_once(made_of, lambda: [self.own_vectors(depth) for depth in range(self.trie.depth)])
+        return self._made_once(self.vector_weights(), self.make_own_vectors)
+
+    def make_own_vectors(self) -> list[Tensor]:
+        """`all_own_vectors`, which are not kept."""
+        return [self.own_vectors(depth) for depth in range(self.trie.depth)]
+
+    def vector_weights(self) -> list[Tensor]:
+        """What vectors of prefixes are made of."""
+        parts = (self.own_VD, self.shared_KD, self.composer, self.content)
+        return [weight for part in parts if part is not None for weight in part.parameters()]
 
     def event_contexts(self, batch: TensorBatch, own: Sequence[Tensor]) -> Tensor:
         """[N, D] what is known after each event."""

@@ -16,6 +16,7 @@ from torch.nn.utils import get_total_norm
 
 from rayrec.models.base.compute import PLAIN, ComputeSettings
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
+from rayrec.models.base.made_of_weights import made_of_weights
 from rayrec.models.program.bucketed_sum import BucketedSum, gradient_or_zeros
 from rayrec.models.program.compiled_parts import compile_parts, explained
 from rayrec.models.program.flops import ModelFlops
@@ -244,6 +245,7 @@ class TorchProgram(ABC):
         self._optimizer.step()
         if self._masters is not None:
             self._masters.hand_down()
+        self._forget_what_weights_made()
         self._step += 1
 
     def _norm_over_trainers(self) -> float:
@@ -352,6 +354,7 @@ class TorchProgram(ABC):
         for name, module in self._module.named_modules():
             if (after_load := getattr(module, AFTER_LOAD, None)) is not None:
                 after_load(name)
+        self._forget_what_weights_made()
         if self._masters is not None:
             self._masters.widen()
         if optimizer_state is None:
@@ -375,6 +378,10 @@ class TorchProgram(ABC):
                     for key in ("exp_avg", "exp_avg_sq")
                 },
             }
+
+    def _forget_what_weights_made(self) -> None:
+        for each in made_of_weights(self._module):
+            each.forget()
 
     def _take(self, parameter: Tensor, saved: np.ndarray) -> None:
         is_plain = self._split_model is None and parameter.device == HOST.torch

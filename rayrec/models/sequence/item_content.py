@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rayrec.models.base.distinct_rows import rows_of_ids
+from rayrec.models.base.made_of_weights import MadeOfWeights
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD
 from rayrec.models.sequence.feature_lookups import pooled
 from rayrec.platform.item_bags import ItemBags
@@ -79,6 +80,11 @@ class ItemContent(nn.Module):
         super().__init__()
         self.rows_VD = nn.Parameter(torch.empty(num_buckets, dim).normal_(std=INITIAL_STD))
         self.sums = BagSums(bags, num_buckets)
+        self._made_once = MadeOfWeights[Tensor]()
+
+    def added_to(self, rows_ID: Tensor) -> Tensor:
+        """[I, D] what is said of every item and a weight of each; without gradients it is kept."""
+        return self._made_once((rows_ID, self.rows_VD), lambda: rows_ID + self.catalog())
 
     def catalog(self) -> Tensor:
         """[I, D] of every item."""

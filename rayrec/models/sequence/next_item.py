@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.base.distinct_rows import rows_of_ids
-from rayrec.models.base.made_of_weights import MadeOfWeights
 from rayrec.models.sequence.backbones.history import HistoryReader, contexts, last_contexts
 from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.item_losses import ItemLoss
@@ -52,7 +51,7 @@ class NextItemModel(ItemScorer):
     def _scores(self, batch: TensorBatch) -> Tensor:
         """[B, I] of every item."""
         context_BD = self._over_temperature(last_contexts(self.backbone, self._events(batch), batch))
-        return context_BD @ self._scored_by().T
+        return context_BD @ self.catalog().T
 
     def inputs(self, batch: TensorBatch) -> Tensor:
         """[N, D] what the items of the events are scored by."""
@@ -72,10 +71,6 @@ class NextItemModel(ItemScorer):
     def catalog(self) -> Tensor:
         """[I, D] what every item is scored by."""
         return self._directed(self._catalog_rows())
-
-    def _scored_by(self) -> Tensor:
-        """`catalog`, in inference."""
-        return self.catalog()
 
     def _events(self, batch: TensorBatch) -> Tensor:
         """[N, D] what the backbone reads."""
@@ -131,21 +126,15 @@ class DenseNextItemModel(NextItemModel):
         super().__init__(backbone, item_loss, temperature, pooling)
         self.items_ID = nn.Parameter(torch.empty(num_items, dim).normal_(std=0.02))
         self.content = content
-        self._made_once = MadeOfWeights[Tensor]()
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         return self._rows_of(batch.items_N)
 
-    def _scored_by(self) -> Tensor:
-        if self.content is None and self.temperature is None:
-            return self.items_ID
-        made_of = [self.items_ID, *(() if self.content is None else self.content.parameters())]
-        return self._made_once(made_of, self.catalog)
-
     def _rows_of(self, items: Tensor) -> Tensor:
         """[..., D] of catalog positions [...]."""
-        rows = functional.embedding(items, self.items_ID)
-        return rows if self.content is None else rows + self.content(items)
+        if self.content is None or not torch.is_grad_enabled():
+            return functional.embedding(items, self._catalog_rows())
+        return functional.embedding(items, self.items_ID) + self.content(items)
 
     def _neighbor_rows(self, batch: TensorBatch) -> tuple[Tensor, Tensor]:
         assert batch.neighbors_NJ is not None
@@ -161,7 +150,7 @@ class DenseNextItemModel(NextItemModel):
         return self._rows_of(negatives)
 
     def _catalog_rows(self) -> Tensor:
-        return self.items_ID if self.content is None else self.items_ID + self.content.catalog()
+        return self.items_ID if self.content is None else self.content.added_to(self.items_ID)
 
 
 class SparseNextItemModel(NextItemModel):

@@ -11,7 +11,13 @@ import torch
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
-from rayrec.models.compiled_ranking.compiler_process import difference, example, network
+from rayrec.models.compiled_ranking.compiler_process import (
+    NeverCompiledError,
+    compile_package,
+    difference,
+    example,
+    network,
+)
 from rayrec.models.compiled_ranking.inputs import Signature, TableInput
 from rayrec.models.compiled_ranking.job import Job, RankingModel
 from rayrec.models.compiled_ranking.program import PaddedRanking, first_difference, weights_of
@@ -301,3 +307,11 @@ def test_a_version_of_other_shapes_is_refused():
 
     with pytest.raises(ValueError, match="other shapes"):
         CompiledRanking(programs.of, other)
+
+
+def test_vectors_of_items_that_weights_make_are_no_part_of_a_program(tmp_path):
+    settings = {"name": "prefix_decoder", "softmax": "items", "backbone": READER}
+    job = Job(RankingModel(settings, IDS), Signature(LENGTH), Bucket(2, LENGTH, BEAMS))
+
+    with pytest.raises(NeverCompiledError, match="vectors of items are made of weights, eagerly once"):
+        compile_package(job, tmp_path / "package.pt2")
