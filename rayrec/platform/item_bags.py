@@ -39,6 +39,16 @@ class ItemBags:
         items_P = np.repeat(np.arange(len(self.offsets_I1) - 1), np.diff(self.offsets_I1))
         return ItemBags.joined([(self.features_P, items_P, self.weights_P)], num_features)
 
+    def share_features_with(self, some_I: np.ndarray) -> np.ndarray:
+        """[I] bool: which items have a feature that one of some items has.
+
+        Args:
+            some_I: bool, of every item.
+        """
+        items_P = np.repeat(np.arange(len(some_I)), np.diff(self.offsets_I1))
+        is_theirs_P = np.isin(self.features_P, self.features_P[some_I[items_P]])
+        return np.bincount(items_P[is_theirs_P], minlength=len(some_I)) > 0
+
     def of_groups(self, groups_I: Int64Array, num_groups: int) -> ItemBags:
         """The features of groups of items: sums, scaled to the length that those of an item have on average.
 

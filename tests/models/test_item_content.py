@@ -1,9 +1,12 @@
 """Vectors of items by words and values."""
 
 import numpy as np
+import pytest
 import torch
 
 from rayrec.models.generative.prefix_content import PrefixContent
+from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.config import SasRecConfig
 from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.item_losses import CrossEntropy
 from rayrec.models.sequence.next_item import DenseNextItemModel
@@ -89,3 +92,30 @@ def test_a_prefix_is_described_as_its_items_are_on_average():
     with torch.no_grad():
         network.gates_LD[1] = 2.0
     torch.testing.assert_close(network(1), 2.0 * expected(network.rows_VD)[:3])
+
+
+@pytest.mark.parametrize("reads_words", [True, False])
+def test_items_that_nobody_has_met_are_negatives_where_no_words_speak_for_them(reads_words):
+    """As negatives alone, they would lose what their words say of them."""
+    trained_I = np.array([True, False, False, True])  # of the others, one has a word and one has nothing
+    catalog = Catalog(4, trained_I=trained_I, content=BAGS)
+    settings = {"name": "sasrec", "backbone": {"dim": DIM, "num_layers": 1, "max_length": 6}}
+    content = {"buckets": 6} if reads_words else None
+    model = SasRecConfig.parse({**settings, "content": content}).build(catalog)
+    (features,) = shares([[0, 3], [3, 0, 3]], 4)
+
+    model.loss(tensor_batch(features)).backward()
+
+    is_pushed_I = model.items_ID.grad.abs().sum(1) > 0
+    assert is_pushed_I.tolist() == [True, not reads_words, True, True]
+    stands_alone_I = (model.items_ID == 0.0).all(1)
+    assert stands_alone_I.tolist() == [False, reads_words, False, False]
+
+
+def test_an_item_that_does_not_compete_is_no_target():
+    loss = CrossEntropy(torch.tensor([True, False, True, True]))
+    model = DenseNextItemModel(backbone(), loss, 4, DIM)
+    (features,) = shares([[0, 1]], 4)
+
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        model.loss(tensor_batch(features))

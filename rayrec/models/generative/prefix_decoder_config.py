@@ -143,6 +143,10 @@ class PrefixDecoderConfig(GenerativeConfig):
         return self.softmax == "items"
 
     @property
+    def learns_words_alone(self) -> bool:
+        return self.content is not None
+
+    @property
     def item_content(self) -> ContentConfig | None:
         return self.content
 

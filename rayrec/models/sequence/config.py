@@ -17,6 +17,8 @@ from rayrec.platform.devices import Device
 from rayrec.platform.event_labels import Label, Part
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rayrec.models.attention.choice import Choice
     from rayrec.models.sequence.backbones.bsarec import BsaRec
     from rayrec.models.sequence.backbones.history import HistoryReader
@@ -169,6 +171,12 @@ class SequenceModelConfig(ModelConfig):
     @property
     def has_item_vectors(self) -> bool:
         """Whether items are scored by inner products with vectors, those of `SequenceModel.item_vectors`."""
+        return False
+
+    @property
+    def learns_words_alone(self) -> bool:
+        """Whether items without a training event have a vector of what is said of them: they were no
+        negatives."""
         return False
 
     @property
@@ -389,6 +397,10 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
         return True
 
     @property
+    def learns_words_alone(self) -> bool:
+        return self.content is not None and self.loss_or_default != "bce"
+
+    @property
     def history_length(self) -> int:
         return self.backbone.max_length
 
@@ -426,14 +438,17 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
         return Negatives()
 
     def build(self, catalog: Catalog, attention_file: Path | None = None) -> SequenceModel:
+        import torch
+
         from rayrec.models.attention.choice import choice_named
         from rayrec.models.sequence.next_item import DenseNextItemModel, SparseNextItemModel
 
         backbone: HistoryReader = self.backbone.build(choice_named(self.attention, attention_file))
-        loss = self._item_loss(catalog)
+        competing_I = self._competing(catalog)
+        loss = self._item_loss(catalog, competing_I)
         pooling = self._pooling()
         if self.item_matrix == "dense":
-            return DenseNextItemModel(
+            model = DenseNextItemModel(
                 backbone,
                 loss,
                 catalog.num_items,
@@ -442,18 +457,36 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
                 pooling,
                 built_content(self.content, catalog, self.backbone.dim),
             )
+            if competing_I is not None:
+                with torch.no_grad():
+                    model.items_ID[~competing_I] = 0.0  # nothing would train them: their words stand alone
+            return model
         return SparseNextItemModel(backbone, loss, self.temperature, pooling)
+
+    def _competing(self, catalog: Catalog) -> Tensor | None:
+        """[I] bool, the items that are negatives of a softmax over the catalog; None: all are.
+
+        As negatives alone, items that nobody has met would learn no more than that, and lose what their words
+        say. Items without a word that others have lose nothing, and must not stay where they began.
+        """
+        if self.loss_or_default != "cross_entropy" or self.content is None or catalog.trained_I is None:
+            return None
+        assert catalog.content is not None, "the model reads what is said of items"
+        import torch
+
+        trained_I = catalog.trained_I
+        return torch.from_numpy(trained_I | ~catalog.content.share_features_with(trained_I))
 
     def _pooling(self) -> NeighborPooling | None:
         """What joins an event and its neighbors; None for models that read none."""
         return None
 
-    def _item_loss(self, catalog: Catalog) -> ItemLoss:
+    def _item_loss(self, catalog: Catalog, competing_I: Tensor | None) -> ItemLoss:
         from rayrec.models.sequence.item_losses import BinaryCrossEntropy, CrossEntropy, SampledSoftmax
 
         match self.loss_or_default:
             case "cross_entropy":
-                return CrossEntropy()
+                return CrossEntropy(competing_I)
             case "bce":
                 return BinaryCrossEntropy()
         assert catalog.negative_log_q_I is not None

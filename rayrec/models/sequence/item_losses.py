@@ -57,13 +57,14 @@ class CrossEntropy(nn.Module):
     def __init__(self, trained_I: Tensor | None = None) -> None:
         """
         Args:
-            trained_I: [I] bool, the items that training has events of: the others are no negatives, as in
-                the loss of `PrefixDecoder`; None: all are.
+            trained_I: [I] bool, the items that are negatives, all targets among them: those that training has
+                events of, as in the loss of `PrefixDecoder`; None: all are.
         """
         super().__init__()
         some = None if trained_I is None or bool(trained_I.all()) else trained_I
         self.register_buffer("compared_I", None if some is None else some.nonzero()[:, 0], persistent=False)
-        self.register_buffer("place_I", None if some is None else some.cumsum(0) - 1, persistent=False)
+        place_I = None if some is None else torch.where(some, some.cumsum(0) - 1, -1)  # -1 fails as a target
+        self.register_buffer("place_I", place_I, persistent=False)
 
     def forward(self, context_ND: Tensor, items: ItemVectors, batch: TensorBatch) -> Tensor:
         assert batch.targets_N is not None

@@ -88,24 +88,27 @@ def export_run(
 def _export_item_vectors(trained: TrainedModel, folder: Path) -> Exported:
     """Write [I, D] vectors, and beside them the items' keys, one a line.
 
-    Items without a training event are left out, as far as the data set knows them: their vectors say no more
-    than that nobody met them, also where words are read, since a full softmax has them as negatives alone.
+    Items without a training event are left out, as far as the data set knows them, unless the model has
+    learned what is said of them: vectors of ids say no more than that nobody met them.
     """
     program, task = item_ranker_of(trained), trained.assembly.task
     assert isinstance(task, NextItemTask), "what ranks items is of it"
     give_catalog(program, trained)
-    items, known_I = task.dataset.items, task.catalog_known_to(trained.state).known_I
-    is_trained_I = np.ones(len(items), dtype=np.bool_) if known_I is None else known_I.copy()
+    items, catalog = task.dataset.items, task.catalog_known_to(trained.state)
+    has_vector_I = np.ones(len(items), dtype=np.bool_) if catalog.known_I is None else catalog.known_I.copy()
     if trains_on_its_events(trained.assembly.config):
-        is_trained_I &= items.train_counts_I > 0
-    keys = items.keys.filter(pa.array(is_trained_I)).to_pylist()
+        trained_I = items.train_counts_I > 0
+        if catalog.content is not None and task.model.learns_words_alone:
+            trained_I |= catalog.content.share_features_with(trained_I)
+        has_vector_I &= trained_I
+    keys = items.keys.filter(pa.array(has_vector_I)).to_pylist()
     made = {
         "run": trained.run,
         "step": trained.state.committed_step + 1,
         "dataset_fingerprint": task.fingerprint,
     }
     with whole_folder(folder) as draft:
-        write_vectors(draft / ITEM_VECTORS, program.item_vectors()[is_trained_I], keys, made)
+        write_vectors(draft / ITEM_VECTORS, program.item_vectors()[has_vector_I], keys, made)
     return Exported("item vectors", trained.state.committed_step, num_items=len(keys))
 
 
