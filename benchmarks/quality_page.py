@@ -477,7 +477,9 @@ Limits of the comparison:
   the bag of words and attributes of its item, which hardly another item has, so its last code is scored by
   the item's text. Without words and attributes (*codes alone*), which its IDs know all the same, the model
   is about where TIGER is. How many trials each recipe had is
-  [written down](recommendation.md#words-and-attributes-of-items).
+  [written down](recommendation.md#words-and-attributes-of-items). In leave-one-out, SASRec of words was
+  measured when items without a training event were still negatives of its softmax, which
+  [they no longer are](recommendation.md#items-that-training-has-not-met-by-their-words); there hardly any are.
 - Published figures are of files in the order of item codes within a day, and of other splits and texts.
   Those of github.com/phonism/genrec are reproductions in its README; an earlier version of it calls them
   validation metrics.
@@ -510,8 +512,8 @@ Limits of the comparison:
   MiniOneRec's of Industrial (3 levels).
 - **IDs from the item vectors of SASRec** are made of what a model that was trained before scores items by
   ([how](recommendation.md#codes-of-what-a-trained-model-knows)). They carry what it knows, words too where it
-  reads them. All seeds of a row share the IDs of one teacher with seed 0, and training times are without the
-  teacher's own: add those of its row.
+  reads them. Seeds of a row share the IDs of one teacher with seed 0; those of another machine have such a
+  teacher of their own. Training times are without the teacher's: add those of its row.
 - **The causal language model** writes codes. With titles (`item_language`) the same network also learns
   which codes a title has, which title codes have, and the title of the next item; what it reads of a user
   are codes alone. Both begin with random weights. Whether words find items that nobody has met is [another
