@@ -479,7 +479,7 @@ Limits of the comparison:
   is about where TIGER is. How many trials each recipe had is
   [written down](recommendation.md#words-and-attributes-of-items). In leave-one-out, SASRec of words was
   measured when items without a training event were still negatives of its softmax, which
-  [they no longer are](recommendation.md#items-that-training-has-not-met-by-their-words); there hardly any are.
+  [they no longer are](recommendation.md#items-that-training-has-not-met-by-their-words); hardly any are.
 - Published figures are of files in the order of item codes within a day, and of other splits and texts.
   Those of github.com/phonism/genrec are reproductions in its README; an earlier version of it calls them
   validation metrics.
