@@ -59,6 +59,7 @@ BENCHES: dict[str, Bench] = {
     "parallel": partial(_run, "parallel", "bench"),
     "parallel-rows": partial(_run, "parallel_rows", "bench"),
     "pipeline": partial(_run, "pipeline", "bench"),
+    "quality": partial(_run, "quality_bars", "bench"),
     "quantization": partial(_run, "quantization", "bench"),
     "replay": partial(_run, "replay", "bench"),
     "rl": partial(_run, "rl", "bench"),

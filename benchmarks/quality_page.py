@@ -60,13 +60,24 @@ SHOWN = ("recall@10", "recall@50", "ndcg@10")
 
 def write_page() -> None:
     """Write the page, the CSV and the README's table from the records."""
-    written = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
-    records = [record for record in written if "ties" in record]  # others are of other benches
+    records = _records()
     rewarded = [json.loads(path.read_text()) for path in sorted(RL_RECORDS.glob("*.json"))]
     tuned, replayed = tuned_records(RECORDS), replayed_records(RECORDS)
     (FOLDER / "quality.md").write_text(page(records, rewarded, tuned, replayed))
     (FOLDER / "quality.csv").write_text(table_of_all(records, rewarded, tuned, replayed))
     README.write_text(with_best_rows(README.read_text(), records))
+
+
+def _records() -> list[dict[str, Any]]:
+    """Of the rows of tables; others beside them are of other benches."""
+    written = [json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))]
+    return [record for record in written if "ties" in record]
+
+
+def lines_of(dataset: str, ties: str) -> dict[str, Line]:
+    """Rows of a table whose positions are kept, by method or neighbor."""
+    records = _by_table(_records())[dataset, ties]
+    return _lines(list(_rows(dataset, ties, records)))
 
 
 def with_best_rows(readme: str, records: Sequence[dict[str, Any]]) -> str:
@@ -540,5 +551,6 @@ recalls with seen items kept, and numbers of parameters.
 
 ```
 make quality SOURCES=... ROW=beauty/shuffled/generative      # measure one row again: DATASET/TIES/METHOD
+rayrec bench quality                                         # bars of README's rows, from what was kept of them
 ```
 """
