@@ -551,6 +551,6 @@ recalls with seen items kept, and numbers of parameters.
 
 ```
 make quality SOURCES=... ROW=beauty/shuffled/generative      # measure one row again: DATASET/TIES/METHOD
-rayrec bench quality                                         # bars of README's rows, from what was kept of them
+rayrec bench quality                                         # bars of README's rows, from what they left
 ```
 """
