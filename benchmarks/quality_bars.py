@@ -1,8 +1,8 @@
 """Bars of the figures of README's table, from the positions of users that were kept with its rows.
 
 A row takes up to 40 minutes of a processor, so it is a measurement of its own, whose dated record is in
-benchmarks/quality (`make quality ROW=beauty/shuffled/METHOD` measures it again). Here users and seeds are
-drawn anew from all records of today. Recall@10 on Amazon Beauty, leave-one-out, ties shuffled:
+benchmarks/quality (`make quality ROW=beauty/shuffled/METHOD` measures it again). This bench resamples users
+and seeds of these records. Recall@10 on Amazon Beauty, leave-one-out, ties shuffled:
 
 * `quality-METHOD`: over that of co-visitation, which needs no training, in pairs.
 * `quality-wanted-best`, `quality-wanted-codes`: of the best row, and of the best without a vector of an item

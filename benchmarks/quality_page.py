@@ -53,7 +53,7 @@ README_METHODS = {
 _README_HEADING = "| | recall@10 | ndcg@10 | seeds | training |\n| --- | --- | --- | --- | --- |\n"
 METRICS = ("recall@5", "recall@10", "recall@50", "ndcg@5", "ndcg@10", "ndcg@50")
 _BUDGET_HOURS = 120
-"""What we allow these tables, declared before they were made."""
+"""The most that these tables may cost."""
 SHOWN = ("recall@10", "recall@50", "ndcg@10")
 """Metrics on the page."""
 

@@ -16,8 +16,8 @@ _Key = tuple[list[tuple[Tensor, int]], torch.dtype | None]
 class MadeOfWeights(nn.Module, Generic[Made]):
     """Keeps a value until the weights that it is made of change.
 
-    A module, so that it is found in a network: whoever changes weights calls `forget`, as `TorchProgram`
-    does. Fused optimizers and copies through NumPy do not count the versions of tensors.
+    It is a module so that `made_of_weights` finds it in a network. Code that changes weights calls `forget`,
+    as `TorchProgram` does: fused optimizers and copies through NumPy leave a tensor's version as it was.
     """
 
     def __init__(self) -> None:

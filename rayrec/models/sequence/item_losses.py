@@ -54,14 +54,14 @@ class CrossEntropy(nn.Module):
     compared_I: Tensor | None
     place_I: Tensor | None
 
-    def __init__(self, trained_I: Tensor | None = None) -> None:
+    def __init__(self, competing_I: Tensor | None = None) -> None:
         """
         Args:
-            trained_I: [I] bool, the items that are negatives, all targets among them: those that training has
-                events of, as in the loss of `PrefixDecoder`; None: all are.
+            competing_I: [I] bool, the items that targets are compared with, all targets among them; None: the
+                whole catalog.
         """
         super().__init__()
-        some = None if trained_I is None or bool(trained_I.all()) else trained_I
+        some = None if competing_I is None or bool(competing_I.all()) else competing_I
         self.register_buffer("compared_I", None if some is None else some.nonzero()[:, 0], persistent=False)
         place_I = None if some is None else torch.where(some, some.cumsum(0) - 1, -1)  # -1 fails as a target
         self.register_buffer("place_I", place_I, persistent=False)
