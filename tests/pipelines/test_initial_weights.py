@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
@@ -15,7 +16,10 @@ from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
-from tests.helpers.runs import make_run
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.prepare.prepare import prepare
+from tests.helpers.data import random_events, write_source
+from tests.helpers.runs import MODELS, NUM_ITEMS, NUM_USERS, make_run, trained
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +146,49 @@ def rows_of(snapshot) -> dict[tuple[str, int], np.ndarray]:
         for ident, weights in zip(table["id"].to_pylist(), table["weights"].to_pylist(), strict=True):
             rows[path.name.split("-")[0], ident] = np.frombuffer(weights, dtype=np.float32)
     return rows
+
+
+def described_run(folder):
+    """A run that reads words, and a data set of which two items have no training event."""
+    keys = [f"i{item}" for item in range(NUM_ITEMS)]
+    titles = [f"w{item % 7} w{item % 3}" for item in range(NUM_ITEMS)]
+    events = random_events(NUM_USERS, NUM_ITEMS)
+    events += [(user, key, 2000 + n) for user in "xy" for n, key in enumerate(["i0", "new1", "new2"])]
+    items = {"item_id": [*keys, "new1", "new2"], "title": [*titles, "w1 rare", "w2 rare"]}
+    prepare(write_source(folder / "source", events, items=items), folder / "data", PrepareConfig())
+    settings = {
+        "data": {"path": str(folder / "data")},
+        "model": MODELS["sasrec"] | {"content": {"min_items": 2}},
+        "pipeline": {"trainer_threads": 1},
+        "training": {"batch_size": 16, "epochs": 1},
+    }
+    return trained(RunConfig.parse(settings), folder / "run")
+
+
+def test_words_weigh_as_in_the_run_that_training_begins_with(tmp_path):
+    """It did not count items without an event; which items rows from elsewhere have is not known."""
+    run = described_run(tmp_path)
+    base = RunFolder.open(run)
+    values = base.config.model_dump(mode="json")
+    values["data"]["samples"] = str(tmp_path / "data" / "train")
+    values["training"] |= {"init_from": str(run)}
+    config = RunConfig.parse(values)
+    counted = read_snapshot(base.chosen_snapshot("last")).state.content_items
+    assert assemble(config).task.content_items != counted
+
+    second = tmp_path / "second"
+    train(config, second, cluster=in_process)
+
+    last = read_snapshot(RunFolder.open(second).chosen_snapshot("last"))
+    assert last.state.content_items == counted
+    before, after = (Recommender.load(folder).ranking_model.catalog.content for folder in (run, second))
+    assert after.features_P.tolist() == before.features_P.tolist()
+    assert after.weights_P.tobytes() == before.weights_P.tobytes()
+    # As training had them, also where it is resumed.
+    assembly = assemble(config)
+    for going_on in (
+        assembly.going_on_from(None, second, initial_snapshot(assembly)),
+        assembly.going_on_from(last, second),
+    ):
+        content = going_on.task.program(going_on.dense_optimizer()).catalog.content
+        assert content.weights_P.tobytes() == before.weights_P.tobytes()

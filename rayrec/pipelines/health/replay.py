@@ -338,7 +338,8 @@ def _compute_again(
     cluster: Placement,
     scratch: Path,
 ) -> _Again:
-    current = assembly.going_on_from(base, folder.path)
+    initial = initial_snapshot(assembly) if base is None else None
+    current = assembly.going_on_from(base, folder.path, initial)
     for file in folder.path.glob(ATTENTION_FILES):  # which kernels were chosen decides about bits
         shutil.copy(file, scratch)
     name = f"{folder.name}-replay-{scratch.name[-8:]}"
@@ -351,7 +352,7 @@ def _compute_again(
         if base is not None:
             first = base.committed_step + 1
             stages.load(base, base.committed_step, base.state.incarnation + 1)
-        elif (initial := initial_snapshot(current)) is not None:
+        elif initial is not None:
             stages.load(initial, -1, 1, weights_only=True)
         pipeline = TrainingPipeline(stages, assembly.config.pipeline.queue_depth)
         nodes: tuple[str, ...] = ()

@@ -83,15 +83,24 @@ class Assembly:
             following = plan.first_step((epoch // evaluation.every_epochs + 1) * evaluation.every_epochs)
         return following if self.total_steps is None else min(following, self.total_steps)
 
-    def going_on_from(self, snapshot: Snapshot | None, run: Path) -> Assembly:
-        """The same inputs, read on from a snapshot of a run; None: from the start."""
+    def going_on_from(
+        self, snapshot: Snapshot | None, run: Path, initial: Snapshot | None = None
+    ) -> Assembly:
+        """The same inputs, read on from a snapshot of a run; None: from the start.
+
+        Args:
+            initial: of another run, with whose weights it then begins.
+        """
+        learned = snapshot or initial
+        task = self.task if learned is None else self.task.going_on_from(learned.state)
+        assembly = self if task is self.task else replace(self, task=task)
         if self.config.data.follow is None:
-            return self
+            return assembly
         followed = AcceptedFiles(run).state_since(None if snapshot is None else snapshot.followed)
         if followed is None:
-            return self  # nothing was accepted yet but by this
+            return assembly  # nothing was accepted yet but by this
         next_step = 0 if snapshot is None else snapshot.committed_step + 1
-        return replace(self, followed=followed, next_step=next_step)
+        return replace(assembly, followed=followed, next_step=next_step)
 
     @property
     def tables(self) -> tuple[TableConfig, ...]:

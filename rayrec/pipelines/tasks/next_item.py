@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from torch import nn
@@ -37,10 +37,11 @@ from rayrec.pipelines.tasks.features import (
 from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.tasks.item_prompts import item_vocabulary, places_of_items
 from rayrec.pipelines.tasks.task import GRAPH, Task
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.code_tree import num_levels_within
 from rayrec.platform.errors import InputError
 from rayrec.platform.event_labels import Part
+from rayrec.platform.item_bags import ItemBags
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.item_content import item_content
@@ -66,6 +67,8 @@ class NextItemTask(Task):
     registry: SemanticIdRegistry | None
     catalog: Catalog
     sequences: SequenceFeatures
+    counted_I: BoolArray
+    """[I] the items that what the catalog says of items was counted in."""
 
     @classmethod
     def open(cls, config: RunConfig, model: SequenceModelConfig, checksums: bool = True) -> NextItemTask:
@@ -81,6 +84,7 @@ class NextItemTask(Task):
         check_labels(config, model, dataset)
         registry = registry_of(config, model, dataset)
         sequences = sequence_features(config, model, dataset, registry)
+        counted_I = counted_items(config, dataset)
         catalog = Catalog(
             num_items=len(dataset.items),
             codes_IL=None if registry is None else registry.codes_IL,
@@ -90,14 +94,10 @@ class NextItemTask(Task):
             trie_file=None
             if registry is None
             else TrieFile(registry_folder(config) / TRIE_FILE, registry.version),
-            content=None
-            if (content := model.item_content) is None
-            else item_content(
-                dataset, content.columns, content.buckets, content.min_items, counted_items(config, dataset)
-            ),
+            content=_content(model, dataset, counted_I),
             vocabulary=_vocabulary(model, registry),
         )
-        return cls(config, model, dataset, registry, catalog, sequences)
+        return cls(config, model, dataset, registry, catalog, sequences, counted_I)
 
     @property
     def fingerprint(self) -> str:
@@ -114,7 +114,7 @@ class NextItemTask(Task):
 
     @property
     def content_items(self) -> str | None:
-        return None if self.model.item_content is None else packed(counted_items(self.config, self.dataset))
+        return None if self.model.item_content is None else packed(self.counted_I)
 
     @property
     def row_source(self) -> HistoryRows:
@@ -267,18 +267,35 @@ class NextItemTask(Task):
 
     def catalog_known_to(self, state: RunState) -> Catalog:
         """The catalog, and which of its items a run was trained on; what is said of items weighs as there."""
-        known_I = np.ones(len(self.dataset.items), dtype=np.bool_)
-        if self.registry is not None:
-            known_I = self.registry.known_to(state.semantic_ids_version or "")
-        catalog = self.catalog if known_I.all() else replace(self.catalog, known_I=known_I)
-        content = self.model.item_content
-        if content is None or (known_I.all() and state.content_items == self.content_items):
-            return catalog
-        counted_I = known_I.copy()
+        known_I = self._known_to(state)
+        catalog = self.going_on_from(state).catalog
+        return catalog if known_I.all() else replace(catalog, known_I=known_I)
+
+    def going_on_from(self, state: RunState) -> Self:
+        """What is said of items weighs as in the run: if it were counted in other items, the same words would
+        have vectors of other lengths, and other words would be read."""
+        if self.model.item_content is None:
+            return self
+        counted_I = self._known_to(state)
         if state.content_items is not None:
-            counted_I[known_I] = unpacked(state.content_items, int(known_I.sum()))
-        bags = item_content(self.dataset, content.columns, content.buckets, content.min_items, counted_I)
-        return replace(catalog, content=bags)
+            counted_I[counted_I] = unpacked(state.content_items, int(counted_I.sum()))
+        if np.array_equal(counted_I, self.counted_I):
+            return self
+        content = _content(self.model, self.dataset, counted_I)
+        return replace(self, counted_I=counted_I, catalog=replace(self.catalog, content=content))
+
+    def _known_to(self, state: RunState) -> BoolArray:
+        """[I] the items that were in the catalog of a run."""
+        if self.registry is None:
+            return np.ones(len(self.dataset.items), dtype=np.bool_)
+        return self.registry.known_to(state.semantic_ids_version or "")
+
+
+def _content(model: SequenceModelConfig, dataset: Dataset, counted_I: BoolArray) -> ItemBags | None:
+    """What the model reads of what is said of items; None where that is nothing."""
+    if (content := model.item_content) is None:
+        return None
+    return item_content(dataset, content.columns, content.buckets, content.min_items, counted_I)
 
 
 def _vocabulary(model: SequenceModelConfig, registry: SemanticIdRegistry | None) -> Vocabulary | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from torch import nn
 
@@ -111,18 +111,13 @@ class Task(ABC):
                 "prepare the same data again, or train from the start"
             )
 
-    def check_content(self, state: RunState, where: str) -> None:
-        """Refuse to train on where words would weigh otherwise.
+    def going_on_from(self, state: RunState) -> Self:
+        """The same task, where what a run has learned is learned on.
 
-        Raises:
-            InputError: they were counted in other items.
+        Args:
+            state: of that run, which `check_state` has passed.
         """
-        if state.content_items != self.content_items:
-            raise InputError(
-                f"{where}: counted the words and attributes of model.content in other items than those with "
-                "training events here, so that they weigh otherwise; it can be served, but not trained on: "
-                "train from the start"
-            )
+        return self
 
     @abstractmethod
     def features(self, program: FeatureProgram) -> TrainingFeatures:

@@ -162,7 +162,6 @@ def _snapshot_to_resume(folder: RunFolder, assembly: Assembly, which: str = "las
     except InputError as error:
         raise InputError(f"{error}; --snapshot previous goes on from the one before it") from error
     assembly.task.check_state(snapshot.state, str(snapshot.path))
-    assembly.task.check_content(snapshot.state, str(snapshot.path))
     check_continues(snapshot, assembly.going_on_from(snapshot, folder.path))
     return snapshot
 
@@ -214,7 +213,8 @@ def supervise(
     with folder.ending(explained), cluster.connected(assembly):
         while result is None:
             hang_timeout_s = rollbacks.patience * recovery.hang_timeout_s
-            current = assembly.going_on_from(snapshot, folder.path)
+            initial = initial_snapshot(assembly) if snapshot is None else None
+            current = assembly.going_on_from(snapshot, folder.path, initial)
             try:
                 # An attempt is closed when its actors are gone: nothing then writes to the folder.
                 with (
@@ -222,7 +222,6 @@ def supervise(
                     cluster.running(folder.name, current, folder.path.resolve(), hang_timeout_s) as stages,
                 ):
                     while result is None:
-                        initial = initial_snapshot(current) if snapshot is None else None
                         attempt = Attempt(current, folder, stages, on_step, snapshot, initial, on_validation)
                         closing.callback(attempt.close)
                         try:
@@ -236,7 +235,7 @@ def supervise(
                             closing.close()
                             rollbacks.allow(replaced.death, is_alone=True)
                             stages, snapshot = replaced.stages, _snapshot_to_resume(folder, assembly)
-                            current = assembly.going_on_from(snapshot, folder.path)
+                            current, initial = assembly.going_on_from(snapshot, folder.path), None
             except NodeLeftError as left:
                 # No step is lost, and no return to the last snapshot is used up.
                 last = folder.state["last"]
