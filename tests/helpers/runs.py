@@ -126,7 +126,9 @@ def dataset_of(folder: Path, integer_users: bool = False, labeled: bool = False)
     return Dataset.open(folder / "data")
 
 
-def make_semantic_ids(dataset: Dataset, collision_policy: str = "extra_digit") -> None:
+def make_semantic_ids(
+    dataset: Dataset, collision_policy: str = "extra_digit", codebook_size: int = 4
+) -> None:
     """Codes of random vectors: enough levels and codes for a trie that branches."""
     vectors_ID = np.random.default_rng(0).normal(size=(len(dataset.items), 6)).astype(np.float32)
     registry, _ = fit_registry(
@@ -134,7 +136,7 @@ def make_semantic_ids(dataset: Dataset, collision_policy: str = "extra_digit") -
         dataset.items.ids_I,
         dataset.fingerprint,
         num_levels=2,
-        codebook_size=4,
+        codebook_size=codebook_size,
         collision_policy=collision_policy,
     )
     registry.save(dataset.root / SEMANTIC_IDS_FOLDER)

@@ -1,11 +1,15 @@
 """A model that was trained before some items were there, serving the catalog that has them."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from rayrec.embeddings.base.routing import ShardMap
+from rayrec.embeddings.snapshot.snapshot import load_tables
+from rayrec.models.sequence.sequence_model import catalog_rows
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
@@ -13,16 +17,28 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble, open_task
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.pipelines.training.initial_weights import initial_snapshot
+from rayrec.pipelines.training.placements import in_process
+from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import random_events, write_source
 from tests.helpers.examples import cases
-from tests.helpers.runs import MODELS, NUM_ITEMS, NUM_USERS, make_run, make_semantic_ids, trained
+from tests.helpers.runs import (
+    MODELS,
+    NUM_ITEMS,
+    NUM_USERS,
+    dataset_of,
+    make_run,
+    make_semantic_ids,
+    trained,
+)
 
 NUM_NEW = 3
 
@@ -40,7 +56,9 @@ def grown_dataset(folder):
 
 
 def extend(registry, dataset, vectors_of_new):
-    quantizer = ResidualKMeans(2, 4).restore({"codebooks_LKD": registry.codebooks_CKD})
+    quantizer = ResidualKMeans(2, registry.codebooks_CKD.shape[1]).restore(
+        {"codebooks_LKD": registry.codebooks_CKD}
+    )
     ids_I = dataset.items.ids_I
     new_ids = ids_I[~np.isin(ids_I, registry.item_ids_I)]
     new = NewItems(new_ids, torch.from_numpy(vectors_of_new))
@@ -188,12 +206,225 @@ def test_an_extension_of_other_semantic_ids_is_refused(tmp_path):
         Recommender.load(run, data=dataset.root)
 
 
-def test_training_on_does_not_begin_with_weights_of_the_catalog_before(tmp_path):
-    run = make_run(tmp_path, "prefix")
-    registry = SemanticIdRegistry.load(tmp_path / "data" / SEMANTIC_IDS_FOLDER)
-    dataset = grown_dataset(tmp_path)
-    extend(registry, dataset, np.zeros((NUM_NEW, 6), dtype=np.float32))
-    config = RunConfig.load(run / "config.yaml", [f"data.path={dataset.root}", f"training.init_from={run}"])
+def going_on(run, dataset, **further):
+    """Settings that begin with the weights of a run and hardly change them."""
+    values = RunFolder.open(run).config.model_dump(mode="json")
+    values["data"]["path"] = str(dataset.root)
+    values["training"] |= {"init_from": str(run), "optimizer": {"learning_rate": 1e-12}}
+    values["sparse"] |= {"optimizer": {"kind": "sgd", "lr": 1e-12}}
+    values["evaluation"] |= {"max_users": 8}
+    return RunConfig.parse(values | further)
 
-    with pytest.raises(InputError, match="an earlier catalog"):
+
+TRAINED_ON = (
+    ("sasrec", {}),
+    ("sasrec", {"content": {"min_items": 2}}),
+    ("prefix", {}),
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    cases(
+        [
+            *TRAINED_ON,
+            ("sasrec", {"item_matrix": "sparse", "num_negatives": 8, "user_embedding": True}),
+            ("hstu", {}),
+            ("prefix", {"softmax": "hybrid"}),
+            ("prefix", {"composed": 8}),
+            ("prefix", {"prefix_matrix": "sparse"}),
+            ("prefix", {"content": {"min_items": 2}}),
+            ("generative", {"item_embedding": True}),
+            ("lazy", {}),
+            ("encoder", {}),
+        ],
+        TRAINED_ON,
+    ),
+)
+def test_training_goes_on_with_what_was_learned_of_a_smaller_catalog(model, settings, tmp_path):
+    described = dataset_of(tmp_path)
+    make_semantic_ids(described, codebook_size=16)  # many prefixes are free for new items
+    config = {
+        "data": {"path": str(described.root)},
+        "model": MODELS[model] | settings,
+        "pipeline": {"trainer_threads": 1},
+        "training": {"batch_size": 16, "epochs": 1},
+    }
+    run, dataset = trained(RunConfig.parse(config), tmp_path / "run"), grown_dataset(tmp_path)
+    vectors = np.random.default_rng(1).normal(size=(NUM_NEW, 6)).astype(np.float32)
+    extend(SemanticIdRegistry.load(described.root / SEMANTIC_IDS_FOLDER), dataset, vectors)
+    config, second = going_on(run, dataset), tmp_path / "second"
+
+    train(config, second, cluster=in_process)
+
+    before, after = Recommender.load(run), Recommender.load(second)
+    (theirs, their_rows), (ours, our_rows) = (weights_of(each) for each in (before, after))
+    assert theirs.keys() == ours.keys()
+    for name, weight in ours.items():
+        if name not in our_rows:
+            np.testing.assert_allclose(weight, theirs[name], atol=1e-6, err_msg=name)
+            continue
+        place_V = {ident: row for row, ident in enumerate(their_rows[name].tolist())}
+        known = [
+            (row, place_V[ident]) for row, ident in enumerate(our_rows[name].tolist()) if ident in place_V
+        ]
+        assert len(known) == len(place_V), "everything of the smaller catalog is there"
+        rows, their = np.array(known).T
+        np.testing.assert_allclose(weight[rows], theirs[name][their], atol=1e-6, err_msg=name)
+        new_rows = np.delete(weight, rows, axis=0)
+        assert (np.abs(new_rows) < 0.2).all()
+    if our_rows:
+        assert sum(map(len, our_rows.values())) > sum(map(len, their_rows.values()))
+    for table, rows in rows_of(second).items():
+        learned = rows_of(run)[table]
+        assert learned
+        for ident, row in learned.items():
+            np.testing.assert_allclose(rows[ident], row, atol=1e-6)
+    answers = after.recommend([Query(before.dataset.items.ids_I[:4])], k=NUM_ITEMS + NUM_NEW)
+    assert {f"i{NUM_ITEMS + n}" for n in range(NUM_NEW)} <= {item.item_key for item in answers[0]}
+    # Which is what it goes on from where it is resumed; the earlier data are not needed any more.
+    shutil.rmtree(tmp_path / "data")
+    assert train(config, second, resume=True, cluster=in_process).steps
+
+
+def weights_of(recommender):
+    """Weights of the network, and whose rows those have that grow with the catalog."""
+    network = recommender._ranker.model
+    weights = {name: weight.detach().numpy() for name, weight in network.named_parameters()}
+    return weights, catalog_rows(network, recommender.dataset.items.ids_I)
+
+
+def rows_of(run):
+    """Of each table, by id."""
+    folder = RunFolder.open(run)
+    snapshot = read_snapshot(folder.chosen_snapshot("last"))
+    tables = assemble(folder.config, columns=None).tables
+    loaded = load_tables(snapshot.sparse_chain, tables, ShardMap(1), shard=0) if tables else {}
+    return {
+        name: {
+            ident: row
+            for part in parts
+            for ident, row in zip(part.ids_M.tolist(), part.weights_MD, strict=True)
+        }
+        for name, parts in loaded.items()
+    }
+
+
+def test_what_is_said_of_items_weighs_as_before_where_training_goes_on(tmp_path):
+    keys = [f"i{item}" for item in range(NUM_ITEMS)]
+    titles = [f"w{item % 7} w{item % 3}" + (" rare" if item < 4 else "") for item in range(NUM_ITEMS)]
+    described = described_dataset(tmp_path, "data", keys, titles)
+    config = {
+        "data": {"path": str(described.root)},
+        "model": MODELS["sasrec"] | {"content": {"min_items": 5}},
+        "pipeline": {"trainer_threads": 1},
+        "training": {"batch_size": 16, "epochs": 1},
+    }
+    run = trained(RunConfig.parse(config), tmp_path / "run")
+    fresh = [f"a{n}" for n in range(NUM_NEW)]
+    grown = described_dataset(
+        tmp_path, "grown", fresh + keys, ["zz rare w1", "rare w1 x", "rare w2", *titles]
+    )
+    assembly = assemble(going_on(run, grown))
+
+    task = assembly.going_on_from(None, tmp_path / "second", initial_snapshot(assembly)).task
+
+    before, after = assemble(RunFolder.open(run).config).task.catalog.content, task.catalog.content
+    is_old_I = np.isin(grown.items.ids_I, described.items.ids_I)
+    is_old_P = np.repeat(is_old_I, np.diff(after.offsets_I1))
+    assert after.features_P[is_old_P].tolist() == before.features_P.tolist()
+    assert after.weights_P[is_old_P].tobytes() == before.weights_P.tobytes()
+    assert set(after.features_P[~is_old_P]) <= set(before.features_P)
+
+
+def test_training_goes_on_where_items_have_gone(tmp_path):
+    """As where a log is of the last weeks."""
+    run = make_run(tmp_path, "sasrec")
+    keys = [f"i{item}" for item in range(8, NUM_ITEMS + 2)]
+    events = [each for each in random_events(NUM_USERS, NUM_ITEMS) if each[1] in keys]
+    events += [("x", key, 2000 + n) for n, key in enumerate(reversed(keys))]
+    source = write_source(tmp_path / "later-source", events)
+    prepare(source, tmp_path / "later", PrepareConfig(allow=frozenset({"short-users"})))
+    dataset = Dataset.open(tmp_path / "later")
+
+    snapshot = initial_snapshot(assemble(going_on(run, dataset)))
+
+    before = Recommender.load(run)
+    place_I = before.dataset.item_positions(dataset.items.ids_I)
+    theirs = weights_of(before)[0]["items_ID"]
+    assert (place_I < 0).sum() == 2
+    assert np.array_equal(snapshot.weights["items_ID"][place_I >= 0], theirs[place_I[place_I >= 0]])
+
+
+def other_log(folder, change):
+    """That of `make_run` with other keys of items, titles or users."""
+    events = random_events(NUM_USERS, NUM_ITEMS)
+    keys = [f"i{item}" for item in range(NUM_ITEMS)]
+    titles = [f"Title of {key}" for key in keys]
+    match change:
+        case "items":
+            events, keys = (
+                [(user, f"new-{key}", time) for user, key, time in events],
+                [f"new-{k}" for k in keys],
+            )
+        case "texts":
+            events, keys = [(user, int(key[1:]), time) for user, key, time in events], [*range(NUM_ITEMS)]
+            titles = [f"A film called {key}" for key in keys]
+        case "users":
+            events = [(int(str(user)[1:]), key, time) for user, key, time in events]
+    prepare(
+        write_source(folder / "other-source", events, items={"item_id": keys, "title": titles}),
+        folder / "other",
+        PrepareConfig(),
+    )
+    return Dataset.open(folder / "other")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("items", r"was trained on 30 items, of which .*other has 0: it does not go on from the same log"),
+        ("texts", r"with other texts of 30 of the 30 items that .*other has"),
+        ("users", r"was trained on ids that are .*'user': 'string'"),
+    ],
+)
+def test_weights_of_another_log_are_refused(change, message, tmp_path):
+    if change == "texts":
+        events = [(user, int(item[1:]), time) for user, item, time in random_events(NUM_USERS, NUM_ITEMS)]
+        titles = [f"Song {item}" for item in range(NUM_ITEMS)]
+        source = write_source(
+            tmp_path / "source", events, items={"item_id": [*range(NUM_ITEMS)], "title": titles}
+        )
+        prepare(source, tmp_path / "data", PrepareConfig())
+        config = {"data": {"path": str(tmp_path / "data")}, "model": MODELS["sasrec"]}
+        run = trained(RunConfig.parse(config), tmp_path / "run")
+    else:
+        run = make_run(tmp_path, "sasrec")
+
+    with pytest.raises(InputError, match=message):
+        initial_snapshot(assemble(going_on(run, other_log(tmp_path, change))))
+
+
+def test_weights_whose_data_are_gone_are_refused(tmp_path):
+    """Nothing else says which row is whose."""
+    run = make_run(tmp_path, "sasrec")
+    dataset = grown_dataset(tmp_path)
+    config = going_on(run, dataset)
+    shutil.rmtree(tmp_path / "data")
+
+    with pytest.raises(
+        InputError, match=r"which .*data no longer holds \(.*keep it, and prepare the next one"
+    ):
         initial_snapshot(assemble(config))
+    shutil.copytree(dataset.root, tmp_path / "data")
+    with pytest.raises(InputError, match=r"which .*data no longer holds; keep it"):
+        initial_snapshot(assemble(config))
+
+
+def test_weights_of_semantic_ids_that_were_made_anew_are_refused(tmp_path):
+    run = make_run(tmp_path, "prefix")
+    dataset = grown_dataset(tmp_path)
+    make_semantic_ids(dataset)
+
+    with pytest.raises(InputError, match="was trained on another data set"):
+        initial_snapshot(assemble(going_on(run, dataset)))

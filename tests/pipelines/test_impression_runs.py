@@ -16,15 +16,20 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.scorer import Scorer
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.tasks.impressions import LabeledRows, Scored
+from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.pipelines.training.memory_plan import plan_memory
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.devices import get_device
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
+from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
+from rayrec.samples.impressions.prepare import prepare_impressions
 from rayrec.samples.reading.reader import SampleReader
 from tests.helpers.impressions import NUM_ROWS, ctr_config, impression_dataset
 from tests.helpers.runs import make_run, trained
@@ -241,6 +246,41 @@ def test_a_run_goes_on_from_its_snapshot_to_the_same_numbers(dataset, tmp_path: 
 
     assert [*begun, *rest] == whole
     assert result.best_value == best
+
+
+def going_on(dataset: ImpressionDataset, **training: Any) -> RunConfig:
+    """Settings that hardly change what a run begins with."""
+    sparse = {"optimizer": {"kind": "rowwise_adagrad", "lr": 1e-12}}
+    training |= {"optimizer": {"learning_rate": 1e-12}}
+    return ctr_config(dataset, training=training, sparse=sparse)
+
+
+def test_training_goes_on_with_the_rows_of_another_day(run: Path, tmp_path: Path):
+    today = impression_dataset(tmp_path / "today", num_rows=NUM_ROWS // 2)
+    weights = read_snapshot(RunFolder.open(run).chosen_snapshot("best")).weights
+
+    losses, _ = figures_of(going_on(today, init_from=str(run)), tmp_path / "second")
+
+    after = read_snapshot(RunFolder.open(tmp_path / "second").chosen_snapshot("last")).weights
+    for name, weight in weights.items():
+        np.testing.assert_allclose(after[name], weight, atol=1e-6)
+    untrained, _ = figures_of(going_on(today), tmp_path / "fresh")
+    assert np.mean(losses) < 0.8 * np.mean(untrained), "its rows are there, too"
+
+
+def test_weights_of_other_columns_are_refused(run: Path, tmp_path: Path):
+    source = impression_dataset(tmp_path / "other").root.parent / "source.parquet"
+    config = ImpressionsConfig(
+        layout="table",
+        labels=("click", "like"),
+        ids={"item": "item", "user": "user"},
+        lists={"history": "item"},
+    )
+    prepare_impressions(source, tmp_path / "today", config)
+    today = ImpressionDataset.open(tmp_path / "today")
+
+    with pytest.raises(InputError, match=r"was trained on the numbers price, and .*today has none"):
+        initial_snapshot(assemble(going_on(today, init_from=str(run))))
 
 
 def test_a_metric_that_validation_cannot_have_is_refused_before_anything_starts(

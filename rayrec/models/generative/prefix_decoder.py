@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -54,6 +55,8 @@ from rayrec.models.sequence.backbones.history import contexts, last_contexts, re
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD, CausalTransformer
 from rayrec.models.sequence.item_losses import ItemVectors
 from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.platform.arrays import Int64Array
+from rayrec.platform.code_tree import prefix_ids
 from rayrec.platform.item_bags import ItemBags
 
 GATHER_COST = 8
@@ -253,6 +256,17 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
                 with torch.no_grad():
                     self.own_VD[depth][excluded_V] = 0.0
             self.register_buffer(f"_excluded_{depth}", excluded_V, persistent=False)
+
+    def catalog_rows(self, ids_I: Int64Array) -> dict[str, Int64Array]:
+        """As `HasCatalogRows` has it: a row for each prefix, by the hash of its codes."""
+        rows = {}
+        ids_IL = prefix_ids(self.codes_IL.cpu().numpy())
+        for depth in range(len(self.own_VD)):
+            nodes_I = self.nodes_IL[:, depth].cpu().numpy()
+            ids_V = np.empty(len(self.own_VD[depth]), dtype=np.int64)
+            ids_V[nodes_I[nodes_I >= 0]] = ids_IL[nodes_I >= 0, depth]
+            rows[f"own_VD.{depth}"] = ids_V
+        return rows
 
     def own_vectors(self, depth: int) -> Tensor:
         """[V, D] what each prefix of `depth` + 1 codes has besides the vector of its last one."""

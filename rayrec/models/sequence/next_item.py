@@ -21,6 +21,7 @@ from rayrec.models.sequence.item_losses import ItemLoss
 from rayrec.models.sequence.neighbor_pooling import NeighborPooling
 from rayrec.models.sequence.sequence_model import ItemScorer
 from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.platform.arrays import Int64Array
 
 
 class NextItemModel(ItemScorer):
@@ -126,6 +127,10 @@ class DenseNextItemModel(NextItemModel):
         super().__init__(backbone, item_loss, temperature, pooling)
         self.items_ID = nn.Parameter(torch.empty(num_items, dim).normal_(std=0.02))
         self.content = content
+
+    def catalog_rows(self, ids_I: Int64Array) -> dict[str, Int64Array]:
+        """As `HasCatalogRows` has it: a row for each item."""
+        return {"items_ID": ids_I}
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         return self._rows_of(batch.items_N)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,28 @@ class CacheMetrics(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""
+
+
+@runtime_checkable
+class HasCatalogRows(Protocol):
+    """A part of a network with weights that have a row for each item or prefix of the catalog."""
+
+    def catalog_rows(self, ids_I: Int64Array) -> dict[str, Int64Array]:
+        """Whose rows they are: by name of the weight, [V] ids that mean the same in every catalog.
+
+        Args:
+            ids_I: of the items.
+        """
+
+
+def catalog_rows(network: nn.Module, ids_I: Int64Array) -> dict[str, Int64Array]:
+    """What `HasCatalogRows` says of all parts, by the names that weights have in the network."""
+    return {
+        f"{name}.{weight}" if name else weight: ids_V
+        for name, module in network.named_modules()
+        if isinstance(module, HasCatalogRows)
+        for weight, ids_V in module.catalog_rows(ids_I).items()
+    }
 
 
 class SequenceModel(nn.Module, ABC):

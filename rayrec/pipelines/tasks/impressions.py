@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,6 +65,18 @@ class ImpressionTask(Task):
     @property
     def row_source(self) -> ImpressionRows:
         return ImpressionRows(self.config, self.dataset, self.schema)
+
+    def check_goes_on_from(self, earlier: Task, where: str) -> None:
+        super().check_goes_on_from(earlier, where)
+        assert isinstance(earlier, ImpressionTask), "its model is of the same kind"
+        for part in ("labels", "numbers", "ids", "lists"):
+            theirs, ours = _columns(earlier.schema, part), _columns(self.schema, part)
+            if theirs != ours:
+                raise InputError(
+                    f"{where}: was trained on the {part} {theirs}, and {self.config.data.path} has {ours}: "
+                    "its weights stand for other columns; prepare the same ones, in the same order, or begin "
+                    "without init_from"
+                )
 
     def check_split(self, split: Split) -> None:
         if not self.dataset.manifest.rows[split]:
@@ -143,6 +155,14 @@ class ImpressionTask(Task):
     def shown_metrics(self) -> tuple[str, ...]:
         labels = self.schema.labels
         return tuple(_named(figure, label, labels) for label in labels for figure in ("auc", "log_loss"))
+
+
+def _columns(schema: ImpressionSchema, part: str) -> str:
+    """Names of columns in the order of batches, and of the spaces of their ids."""
+    named = getattr(schema, part)
+    if isinstance(named, Mapping):
+        named = [f"{name} (of {space})" if space != name else name for name, space in named.items()]
+    return ", ".join(named) or "none"
 
 
 @dataclass(frozen=True)

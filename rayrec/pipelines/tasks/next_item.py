@@ -19,6 +19,7 @@ from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.program import RankedItems
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.config import SequenceModelConfig
+from rayrec.models.sequence.sequence_model import catalog_rows
 from rayrec.models.sequence.sequence_program import SequenceProgramSpec, build_model
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config.run import RunConfig
@@ -36,6 +37,7 @@ from rayrec.pipelines.tasks.features import (
 )
 from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.tasks.item_prompts import item_vocabulary, places_of_items
+from rayrec.pipelines.tasks.later_catalog import carried_over, check_same_log
 from rayrec.pipelines.tasks.task import GRAPH, Task
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.code_tree import num_levels_within
@@ -127,15 +129,8 @@ class NextItemTask(Task):
         """Semantic IDs that extend the snapshot's are those of a catalog that has grown, with its data set:
         what was learned holds for both.
         """
-        registry, path = self.registry, self.config.data.path
-        for label, names in (state.labels or {}).items():
-            ours = (self.labels or {}).get(label, names)
-            if ours != names:
-                raise InputError(
-                    f"{where}: was trained on events whose {label} is one of {', '.join(names)}, and "
-                    f"in {path} it is one of {', '.join(ours)}: what was learned of them does not fit; train "
-                    "from the start"
-                )
+        registry = self.registry
+        self._check_labels(state.labels, where)
         if registry is not None and registry.extends(
             state.semantic_ids_version or "", state.dataset_fingerprint
         ):
@@ -143,6 +138,40 @@ class NextItemTask(Task):
         super().check_state(state, where)
         if registry is not None:
             registry.check_matches(state.semantic_ids_version or "none", where)
+
+    def _check_labels(self, theirs: Mapping[str, list[str]] | None, where: str) -> None:
+        for label, names in (theirs or {}).items():
+            ours = (self.labels or {}).get(label, names)
+            if ours != names:
+                raise InputError(
+                    f"{where}: was trained on events whose {label} is one of {', '.join(names)}, and "
+                    f"in {self.config.data.path} it is one of {', '.join(ours)}: what was learned of them "
+                    "does not fit; train from the start"
+                )
+
+    def check_goes_on_from(self, earlier: Task, where: str) -> None:
+        super().check_goes_on_from(earlier, where)
+        assert isinstance(earlier, NextItemTask), "its model is of the same kind"
+        self._check_labels(earlier.labels, where)
+        check_same_log(earlier.dataset, self.dataset, where)
+
+    def weights_from(self, earlier: Task, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Items and prefixes keep what was learned of them; those that came since are as in a new network."""
+        assert isinstance(earlier, NextItemTask), "its model is of the same kind"
+        rows = catalog_rows(earlier.network(), earlier.dataset.items.ids_I)
+        if not rows:
+            return weights
+        network = build_model(self.model, self._trained_catalog, self.config.seed)
+        return carried_over(weights, rows, network, self.dataset.items.ids_I)
+
+    def state_from(self, earlier: Task, state: RunState) -> RunState:
+        assert isinstance(earlier, NextItemTask), "its model is of the same kind"
+        state = super().state_from(earlier, state)
+        if state.content_items is None:
+            return state
+        ids_I = earlier.dataset.items.ids_I
+        counted_ids = ids_I[unpacked(state.content_items, len(ids_I))]
+        return replace(state, content_items=packed(np.isin(self.dataset.items.ids_I, counted_ids)))
 
     @property
     def id_kinds(self) -> Mapping[Entity, IdKind]:
@@ -153,12 +182,14 @@ class NextItemTask(Task):
         return row_features(self.config, self.model, self.dataset, self.sequences, program)
 
     def program(self, optimizer: DenseOptimizerSettings) -> SequenceProgramSpec:
-        counts_I = self.dataset.items.train_counts_I
-        if trains_on_its_events(self.config):
-            catalog = replace(self.catalog, trained_I=counts_I > 0)
-        else:
-            catalog = self.catalog
-        return SequenceProgramSpec(self.model, catalog, optimizer)
+        return SequenceProgramSpec(self.model, self._trained_catalog, optimizer)
+
+    @property
+    def _trained_catalog(self) -> Catalog:
+        """With what is known of it in training alone."""
+        if not trains_on_its_events(self.config):
+            return self.catalog
+        return replace(self.catalog, trained_I=self.dataset.items.train_counts_I > 0)
 
     @property
     def catalog_ids_I(self) -> Int64Array | None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+import numpy as np
 from torch import nn
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
@@ -110,6 +112,37 @@ class Task(ABC):
                 f"{where}: was trained on another data set than {self.config.data.path} holds now; "
                 "prepare the same data again, or train from the start"
             )
+
+    def check_goes_on_from(self, earlier: Task, where: str) -> None:
+        """Refuse what was learned on a data set that this one does not go on from.
+
+        Args:
+            earlier: the task of the run, of the same kind and with a model of the same settings.
+            where: that is, for messages.
+
+        Raises:
+            InputError: says what differs.
+        """
+        if earlier.id_kinds != self.id_kinds:
+            raise InputError(
+                f"{where}: was trained on ids that are {earlier.id_kinds}, and those of "
+                f"{self.config.data.path} are {self.id_kinds}, so that its rows are of others; begin without "
+                "init_from"
+            )
+
+    def weights_from(self, earlier: Task, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What a run on an earlier data set has learned, for the network of this one.
+
+        Args:
+            earlier: its task, which `check_goes_on_from` has passed.
+        """
+        return weights
+
+    def state_from(self, earlier: Task, state: RunState) -> RunState:
+        """What the state of that run says of its data, said of this one."""
+        return replace(
+            state, dataset_fingerprint=self.fingerprint, semantic_ids_version=self.semantic_ids_version
+        )
 
     def going_on_from(self, state: RunState) -> Self:
         """The same task, where what a run has learned is learned on.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from rayrec.models.language.config import LanguageModelConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot
-from rayrec.pipelines.tasks.assembly import Assembly
+from rayrec.pipelines.tasks.assembly import Assembly, open_task
 from rayrec.pipelines.tasks.language import LanguageTask
+from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.tasks.text_rows import tokenizer_of
 from rayrec.platform.config import differing_keys
 from rayrec.platform.errors import InputError
@@ -49,9 +53,9 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
     It is the best one in validation, or the last of a run that validated nothing.
 
     Raises:
-        InputError: it is no run or has no snapshot, the snapshot is damaged, or it is of another model, data
-            set or version of the semantic IDs: items are known by their place in the catalog. Texts are not:
-            a language model may go on with another data set, if its tokens are the same.
+        InputError: it is no run or has no snapshot, the snapshot is damaged, or it is of another model or
+            version of the semantic IDs; or of a data set that this one does not go on from, or that is not
+            there any more. A language model may go on with any other, if its tokens are the same.
     """
     config = assembly.config
     if config.training.init_from is None:
@@ -96,13 +100,54 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
                 "weights stand for other tokens; give that one (model.tokenizer), or begin without init_from"
             )
         return snapshot
-    task.check_state(snapshot.state, str(snapshot.path))
-    if (task.semantic_ids_version, task.fingerprint) != (
-        snapshot.state.semantic_ids_version,
-        snapshot.state.dataset_fingerprint,
-    ):
-        raise InputError(
-            f"training.init_from: {snapshot.path} was trained on an earlier catalog, which this one "
-            "extends; it can be served with this one, but not trained on: train from the start"
-        )
-    return snapshot
+    where = str(snapshot.path)
+    if (is_of_today := _is_of(snapshot, task)) or task.semantic_ids_version is not None:
+        task.check_state(snapshot.state, where)  # semantic IDs may have been extended, and not made anew
+    if is_of_today:
+        return snapshot
+    earlier = _earlier_task(folder, snapshot)
+    task.check_goes_on_from(earlier, where)
+    state = task.state_from(earlier, snapshot.state)
+    return _OnEarlierData(snapshot.path, state, snapshot.chain, task, earlier)
+
+
+@dataclass(frozen=True)
+class _OnEarlierData(Snapshot):
+    """A snapshot of a run on an earlier data set, as if it were one of this."""
+
+    task: Task
+    earlier: Task
+
+    @property
+    def weights(self) -> dict[str, np.ndarray]:
+        return self.task.weights_from(self.earlier, super().weights)
+
+
+def _is_of(snapshot: Snapshot, task: Task) -> bool:
+    """Whether it is of the task's data set and semantic IDs."""
+    state = snapshot.state
+    return (state.dataset_fingerprint, state.semantic_ids_version) == (
+        task.fingerprint,
+        task.semantic_ids_version,
+    )
+
+
+def _earlier_task(folder: RunFolder, snapshot: Snapshot) -> Task:
+    """That of a run whose data set is another one than today's.
+
+    Raises:
+        InputError: its data set is not there any more.
+    """
+    data = folder.config.data.path
+    why = (
+        f"training.init_from: {folder.path} was trained on another data set, which says what its weights "
+        f"stand for, and which {data} no longer holds"
+    )
+    way_out = "keep it, and prepare the next one into a folder of its own; or begin without init_from"
+    try:
+        task = open_task(folder.config, checksums=False)
+    except InputError as error:
+        raise InputError(f"{why} ({error}); {way_out}") from error
+    if not _is_of(snapshot, task):
+        raise InputError(f"{why}; {way_out}")
+    return task
