@@ -9,7 +9,8 @@ import torch
 
 from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.snapshot.snapshot import load_tables
-from rayrec.models.sequence.sequence_model import catalog_rows
+from rayrec.models.sequence.next_item import DenseNextItemModel
+from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
@@ -230,6 +231,8 @@ TRAINED_ON = (
             *TRAINED_ON,
             ("sasrec", {"item_matrix": "sparse", "num_negatives": 8, "user_embedding": True}),
             ("hstu", {}),
+            ("gnn", {}),
+            ("prefix", {"softmax": "items"}),
             ("prefix", {"softmax": "hybrid"}),
             ("prefix", {"composed": 8}),
             ("prefix", {"prefix_matrix": "sparse"}),
@@ -291,7 +294,7 @@ def weights_of(recommender):
     """Weights of the network, and whose rows those have that grow with the catalog."""
     network = recommender._ranker.model
     weights = {name: weight.detach().numpy() for name, weight in network.named_parameters()}
-    return weights, catalog_rows(network, recommender.dataset.items.ids_I)
+    return weights, network.catalog_rows(recommender.dataset.items.ids_I)
 
 
 def rows_of(run):
@@ -310,9 +313,10 @@ def rows_of(run):
     }
 
 
-def test_what_is_said_of_items_weighs_as_before_where_training_goes_on(tmp_path):
+def test_what_is_said_of_items_is_counted_anew_in_a_later_catalog(tmp_path):
+    """Word vectors are carried over; items that have gone must not be missed for ever."""
     keys = [f"i{item}" for item in range(NUM_ITEMS)]
-    titles = [f"w{item % 7} w{item % 3}" + (" rare" if item < 4 else "") for item in range(NUM_ITEMS)]
+    titles = [f"w{item % 7} w{item % 3}" for item in range(NUM_ITEMS)]
     described = described_dataset(tmp_path, "data", keys, titles)
     config = {
         "data": {"path": str(described.root)},
@@ -322,19 +326,55 @@ def test_what_is_said_of_items_weighs_as_before_where_training_goes_on(tmp_path)
     }
     run = trained(RunConfig.parse(config), tmp_path / "run")
     fresh = [f"a{n}" for n in range(NUM_NEW)]
-    grown = described_dataset(
-        tmp_path, "grown", fresh + keys, ["zz rare w1", "rare w1 x", "rare w2", *titles]
+    grown = described_dataset(tmp_path, "grown", fresh + keys, ["w1 x", "w1 x", "w2 x", *titles])
+    config, second = going_on(run, grown), tmp_path / "second"
+
+    train(config, second, cluster=in_process)
+
+    new = RunConfig.parse(config.model_dump(mode="json", exclude={"training": {"init_from"}}))
+    ours, as_new = Recommender.load(second).ranking_model.catalog.content, assemble(new).task.catalog.content
+    assert ours.features_P.tolist() == as_new.features_P.tolist()
+    assert ours.weights_P.tobytes() == as_new.weights_P.tobytes()
+    theirs = read_snapshot(RunFolder.open(run).chosen_snapshot("last")).weights["content.rows_VD"]
+    after = read_snapshot(RunFolder.open(second).chosen_snapshot("last")).weights["content.rows_VD"]
+    np.testing.assert_allclose(after, theirs, atol=1e-6)
+
+
+def test_other_columns_of_the_catalog_are_refused(tmp_path):
+    run = make_run(tmp_path, "sasrec", content={"min_items": 2})
+    keys = [f"i{item}" for item in range(NUM_ITEMS)]
+    items = {"item_id": keys, "title": [f"Title of {key}" for key in keys], "brand": ["b"] * NUM_ITEMS}
+    source = write_source(tmp_path / "later-source", random_events(NUM_USERS, NUM_ITEMS), items=items)
+    prepare(source, tmp_path / "later", PrepareConfig())
+
+    with pytest.raises(InputError, match=r"has read text of its items, and would read text, brand"):
+        initial_snapshot(assemble(going_on(run, Dataset.open(tmp_path / "later"))))
+
+
+def test_a_model_that_does_not_say_whose_its_weights_are_is_refused(tmp_path, monkeypatch):
+    """As many items need not be the same ones."""
+    run = make_run(tmp_path, "sasrec")
+    keys = [f"i{item}" for item in range(1, NUM_ITEMS + 1)]
+    events = [
+        (user, f"i{int(item[1:]) + 1}", time) for user, item, time in random_events(NUM_USERS, NUM_ITEMS)
+    ]
+    prepare(
+        write_source(tmp_path / "later-source", events, items={"item_id": keys, "title": keys}),
+        tmp_path / "later",
+        PrepareConfig(),
     )
-    assembly = assemble(going_on(run, grown))
+    later = Dataset.open(tmp_path / "later")
+    snapshot = initial_snapshot(assemble(going_on(run, later)))
+    before = Recommender.load(run).dataset
+    theirs = read_snapshot(snapshot.path).weights["items_ID"]
+    place_I = before.item_positions(later.items.ids_I)
+    assert (place_I != np.arange(NUM_ITEMS)).any()
+    assert np.array_equal(snapshot.weights["items_ID"][place_I >= 0], theirs[place_I[place_I >= 0]])
 
-    task = assembly.going_on_from(None, tmp_path / "second", initial_snapshot(assembly)).task
+    monkeypatch.setattr(DenseNextItemModel, "catalog_rows", SequenceModel.catalog_rows)
 
-    before, after = assemble(RunFolder.open(run).config).task.catalog.content, task.catalog.content
-    is_old_I = np.isin(grown.items.ids_I, described.items.ids_I)
-    is_old_P = np.repeat(is_old_I, np.diff(after.offsets_I1))
-    assert after.features_P[is_old_P].tolist() == before.features_P.tolist()
-    assert after.weights_P[is_old_P].tobytes() == before.weights_P.tobytes()
-    assert set(after.features_P[~is_old_P]) <= set(before.features_P)
+    with pytest.raises(InputError, match=r"the model sasrec does not say which of its weights"):
+        initial_snapshot(assemble(going_on(run, later)))
 
 
 def test_training_goes_on_where_items_have_gone(tmp_path):
@@ -384,7 +424,7 @@ def other_log(folder, change):
     ("change", "message"),
     [
         ("items", r"was trained on 30 items, of which .*other has 0: it does not go on from the same log"),
-        ("texts", r"with other texts of 30 of the 30 items that .*other has"),
+        ("texts", r"with other texts of 30 of 30 items that .*other has"),
         ("users", r"was trained on ids that are .*'user': 'string'"),
     ],
 )
@@ -413,11 +453,11 @@ def test_weights_whose_data_are_gone_are_refused(tmp_path):
     shutil.rmtree(tmp_path / "data")
 
     with pytest.raises(
-        InputError, match=r"which .*data no longer holds \(.*keep it, and prepare the next one"
+        InputError, match=r"inputs cannot be opened \(.*data: no such data set.*data says .*: keep it"
     ):
         initial_snapshot(assemble(config))
     shutil.copytree(dataset.root, tmp_path / "data")
-    with pytest.raises(InputError, match=r"which .*data no longer holds; keep it"):
+    with pytest.raises(InputError, match=r"data has changed since; .*data says .*: keep it"):
         initial_snapshot(assemble(config))
 
 
@@ -426,5 +466,7 @@ def test_weights_of_semantic_ids_that_were_made_anew_are_refused(tmp_path):
     dataset = grown_dataset(tmp_path)
     make_semantic_ids(dataset)
 
-    with pytest.raises(InputError, match="was trained on another data set"):
+    with pytest.raises(
+        InputError, match=r"semantic IDs that those of .* do not extend.* tokenize .* --extend "
+    ):
         initial_snapshot(assemble(going_on(run, dataset)))

@@ -84,7 +84,9 @@ def test_another_catalog_is_refused_by_name(pretrained, tmp_path):
     other = make_run(tmp_path, "generative", integer_users=True)
     config = config_from(pretrained, data={"path": str(other.parent / "data")})
 
-    with pytest.raises(InputError, match=r"snapshots/step-\d+: was trained on another data set than .*data"):
+    with pytest.raises(
+        InputError, match=r"snapshots/step-\d+: was trained on ids that are .*, and those of .*data"
+    ):
         initial_snapshot(assemble(config))
 
 
@@ -187,8 +189,8 @@ def test_words_weigh_as_in_the_run_that_training_begins_with(tmp_path):
     # As training had them, also where it is resumed.
     assembly = assemble(config)
     for going_on in (
-        assembly.going_on_from(None, second, initial_snapshot(assembly)),
-        assembly.going_on_from(last, second),
+        assembly.learning_on(initial_snapshot(assembly)),
+        assembly.learning_on(last).going_on_from(last, second),
     ):
         content = going_on.task.program(going_on.dense_optimizer()).catalog.content
         assert content.weights_P.tobytes() == before.weights_P.tobytes()

@@ -75,6 +75,10 @@ class GenerativeBackbone(nn.Module, ABC, Generic[C]):
         """Whether any of those are asked for."""
         return False
 
+    def catalog_rows(self) -> dict[str, Int64Array]:
+        """As `SequenceModel.catalog_rows`, by names in this network; weights of codes belong to no item."""
+        return {}
+
     def catalog_ids(self) -> Int64Array:
         """Ids of the rows that are held to generate items, of backbones with a `table_of_catalog`."""
         raise AssertionError(f"{type(self).__name__} generates items by its weights alone")

@@ -22,6 +22,7 @@ from rayrec.models.sequence.backbones.history import last_contexts
 from rayrec.models.sequence.item_losses import ItemLoss
 from rayrec.models.sequence.sequence_model import ItemScorer
 from rayrec.models.sequence.tensor_batch import TensorBatch
+from rayrec.platform.arrays import Int64Array
 
 
 class FlatPrefixModel(ItemScorer):
@@ -37,6 +38,9 @@ class FlatPrefixModel(ItemScorer):
         own = self.backbone.all_own_vectors()
         vectors = PrefixSums(self.backbone, own)
         return self.item_loss(self.backbone.event_contexts(batch, own), vectors, batch)
+
+    def catalog_rows(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
+        return {f"backbone.{name}": ids_V for name, ids_V in self.backbone.catalog_rows().items()}
 
     def item_vectors(self) -> Tensor:
         return PrefixSums(self.backbone, self.backbone.make_own_vectors()).catalog()

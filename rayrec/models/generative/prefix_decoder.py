@@ -29,7 +29,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -56,7 +55,7 @@ from rayrec.models.sequence.backbones.transformer import INITIAL_STD, CausalTran
 from rayrec.models.sequence.item_losses import ItemVectors
 from rayrec.models.sequence.tensor_batch import TensorBatch
 from rayrec.platform.arrays import Int64Array
-from rayrec.platform.code_tree import prefix_ids
+from rayrec.platform.code_tree import ids_of_nodes
 from rayrec.platform.item_bags import ItemBags
 
 GATHER_COST = 8
@@ -114,6 +113,13 @@ class PrefixBackbone(GenerativeBackbone[ContextT]):
     def trie(self) -> CodeTrie:
         """Of the catalog it is trained on."""
         return self._trie.to(self.codes_IL.device)
+
+    def ids_of_level(self, depth: int) -> Int64Array:
+        """[V] ids of the nodes below a depth."""
+        levels = slice(0, depth + 1)
+        arrays = (self._trie.child_offsets[levels], self._trie.child_codes[levels])
+        offsets, codes = ([each.cpu().numpy() for each in of_depths] for of_depths in arrays)
+        return ids_of_nodes(offsets, codes)
 
     @abstractmethod
     def embed_history(self, batch: TensorBatch) -> Tensor:
@@ -257,16 +263,8 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
                     self.own_VD[depth][excluded_V] = 0.0
             self.register_buffer(f"_excluded_{depth}", excluded_V, persistent=False)
 
-    def catalog_rows(self, ids_I: Int64Array) -> dict[str, Int64Array]:
-        """As `HasCatalogRows` has it: a row for each prefix, by the hash of its codes."""
-        rows = {}
-        ids_IL = prefix_ids(self.codes_IL.cpu().numpy())
-        for depth in range(len(self.own_VD)):
-            nodes_I = self.nodes_IL[:, depth].cpu().numpy()
-            ids_V = np.empty(len(self.own_VD[depth]), dtype=np.int64)
-            ids_V[nodes_I[nodes_I >= 0]] = ids_IL[nodes_I >= 0, depth]
-            rows[f"own_VD.{depth}"] = ids_V
-        return rows
+    def catalog_rows(self) -> dict[str, Int64Array]:
+        return {f"own_VD.{depth}": self.ids_of_level(depth) for depth in range(len(self.own_VD))}
 
     def own_vectors(self, depth: int) -> Tensor:
         """[V, D] what each prefix of `depth` + 1 codes has besides the vector of its last one."""

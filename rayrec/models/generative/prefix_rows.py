@@ -33,7 +33,7 @@ from rayrec.models.sequence.backbones.transformer import CausalTransformer
 from rayrec.models.sequence.sequence_model import ReadRows
 from rayrec.models.sequence.tensor_batch import PathBatch, TensorBatch
 from rayrec.platform.arrays import Int64Array
-from rayrec.platform.code_tree import ids_of_nodes, num_levels_within
+from rayrec.platform.code_tree import num_levels_within
 
 MAX_READ = 1 << 19
 """Prefixes that are looked at between two reads, at most: with 64 numbers each, 128 MiB."""
@@ -70,7 +70,7 @@ class SparsePrefixDecoder(PrefixBackbone[VectorContext]):
         return len(self._held_sizes) < self._trie.depth
 
     def catalog_ids(self) -> Int64Array:
-        held = [self._ids_of_level(depth) for depth in range(len(self._held_sizes))]
+        held = [self.ids_of_level(depth) for depth in range(len(self._held_sizes))]
         return np.concatenate([np.empty(0, dtype=np.int64), *held])
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
@@ -125,17 +125,10 @@ class SparsePrefixDecoder(PrefixBackbone[VectorContext]):
         """([M, D] rows of distinct nodes below a depth, [B, R, S] which of them each node is)."""
         assert self.read_rows is not None, "set_row_reader() comes before items are generated"
         if depth not in self._ids:
-            self._ids[depth] = self._ids_of_level(depth)
+            self._ids[depth] = self.ids_of_level(depth)
         nodes_M, inverse_BRS = nodes_BRS.unique(return_inverse=True)
         rows_MD = self.read_rows(self._ids[depth][nodes_M.cpu().numpy()])
         return torch.from_numpy(rows_MD).to(nodes_BRS.device), inverse_BRS
-
-    def _ids_of_level(self, depth: int) -> Int64Array:
-        """[V] ids of the nodes below a depth."""
-        levels = slice(0, depth + 1)
-        arrays = (self._trie.child_offsets[levels], self._trie.child_codes[levels])
-        offsets, codes = ([each.cpu().numpy() for each in of_depths] for of_depths in arrays)
-        return ids_of_nodes(offsets, codes)
 
 
 class PrefixRowSums:

@@ -128,9 +128,8 @@ class DenseNextItemModel(NextItemModel):
         self.items_ID = nn.Parameter(torch.empty(num_items, dim).normal_(std=0.02))
         self.content = content
 
-    def catalog_rows(self, ids_I: Int64Array) -> dict[str, Int64Array]:
-        """As `HasCatalogRows` has it: a row for each item."""
-        return {"items_ID": ids_I}
+    def catalog_rows(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
+        return {"items_ID": item_ids_I}
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         return self._rows_of(batch.items_N)
@@ -162,6 +161,9 @@ class SparseNextItemModel(NextItemModel):
     """Item rows come from the sparse stage: any catalog, and no loss that needs all of it."""
 
     table_of_catalog = "item"
+
+    def catalog_rows(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
+        return {}
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         return self._rows(batch, "inputs")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,28 +34,6 @@ class CacheMetrics(Protocol):
 
     def metrics(self) -> dict[str, float]:
         """What a meter watches."""
-
-
-@runtime_checkable
-class HasCatalogRows(Protocol):
-    """A part of a network with weights that have a row for each item or prefix of the catalog."""
-
-    def catalog_rows(self, ids_I: Int64Array) -> dict[str, Int64Array]:
-        """Whose rows they are: by name of the weight, [V] ids that mean the same in every catalog.
-
-        Args:
-            ids_I: of the items.
-        """
-
-
-def catalog_rows(network: nn.Module, ids_I: Int64Array) -> dict[str, Int64Array]:
-    """What `HasCatalogRows` says of all parts, by the names that weights have in the network."""
-    return {
-        f"{name}.{weight}" if name else weight: ids_V
-        for name, module in network.named_modules()
-        if isinstance(module, HasCatalogRows)
-        for weight, ids_V in module.catalog_rows(ids_I).items()
-    }
 
 
 class SequenceModel(nn.Module, ABC):
@@ -102,6 +80,15 @@ class SequenceModel(nn.Module, ABC):
     def first_log_probs(self, batch: TensorBatch) -> Tensor | None:
         """[B, K] log-probability of each choice that the model makes first: a code, or an item where it
         scores every item; None of a model that does not say."""
+        return None
+
+    def catalog_rows(self, item_ids_I: Int64Array) -> dict[str, Int64Array] | None:
+        """Weights that have a row for each item or prefix of the catalog, by name: [V] ids of what the rows
+        stand for, which mean the same in every catalog. None: not known, so nothing goes on with another one.
+
+        Args:
+            item_ids_I: of the items, by catalog position.
+        """
         return None
 
     def item_vectors(self) -> Tensor:

@@ -339,7 +339,7 @@ def _compute_again(
     scratch: Path,
 ) -> _Again:
     initial = initial_snapshot(assembly) if base is None else None
-    current = assembly.going_on_from(base, folder.path, initial)
+    current = assembly.learning_on(base or initial).going_on_from(base, folder.path)
     for file in folder.path.glob(ATTENTION_FILES):  # which kernels were chosen decides about bits
         shutil.copy(file, scratch)
     name = f"{folder.name}-replay-{scratch.name[-8:]}"

@@ -83,24 +83,20 @@ class Assembly:
             following = plan.first_step((epoch // evaluation.every_epochs + 1) * evaluation.every_epochs)
         return following if self.total_steps is None else min(following, self.total_steps)
 
-    def going_on_from(
-        self, snapshot: Snapshot | None, run: Path, initial: Snapshot | None = None
-    ) -> Assembly:
-        """The same inputs, read on from a snapshot of a run; None: from the start.
+    def learning_on(self, snapshot: Snapshot | None) -> Assembly:
+        """The same inputs, read as in the run that a snapshot is of, be it another one; None: as they are."""
+        task = self.task if snapshot is None else self.task.going_on_from(snapshot.state)
+        return self if task is self.task else replace(self, task=task)
 
-        Args:
-            initial: of another run, with whose weights it then begins.
-        """
-        learned = snapshot or initial
-        task = self.task if learned is None else self.task.going_on_from(learned.state)
-        assembly = self if task is self.task else replace(self, task=task)
+    def going_on_from(self, snapshot: Snapshot | None, run: Path) -> Assembly:
+        """The same inputs, read on from a snapshot of a run; None: from the start."""
         if self.config.data.follow is None:
-            return assembly
+            return self
         followed = AcceptedFiles(run).state_since(None if snapshot is None else snapshot.followed)
         if followed is None:
-            return assembly  # nothing was accepted yet but by this
+            return self  # nothing was accepted yet but by this
         next_step = 0 if snapshot is None else snapshot.committed_step + 1
-        return replace(assembly, followed=followed, next_step=next_step)
+        return replace(self, followed=followed, next_step=next_step)
 
     @property
     def tables(self) -> tuple[TableConfig, ...]:

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-from torch import nn
 
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.base.meta_device import MetaWeights
@@ -19,7 +18,7 @@ from rayrec.models.language.vocabulary import Vocabulary
 from rayrec.models.program.program import RankedItems
 from rayrec.models.sequence.catalog import Catalog
 from rayrec.models.sequence.config import SequenceModelConfig
-from rayrec.models.sequence.sequence_model import catalog_rows
+from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.models.sequence.sequence_program import SequenceProgramSpec, build_model
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.pipelines.config.run import RunConfig
@@ -46,7 +45,7 @@ from rayrec.platform.event_labels import Part
 from rayrec.platform.item_bags import ItemBags
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.dataset import Dataset
-from rayrec.samples.dataset.item_content import item_content
+from rayrec.samples.dataset.item_content import content_columns, item_content
 from rayrec.samples.dataset.manifest import Entity, IdKind, Split
 from rayrec.samples.features.features import SequenceFeatures, code_ids
 from rayrec.samples.features.prefix_paths import PrefixPaths
@@ -152,26 +151,42 @@ class NextItemTask(Task):
     def check_goes_on_from(self, earlier: Task, where: str) -> None:
         super().check_goes_on_from(earlier, where)
         assert isinstance(earlier, NextItemTask), "its model is of the same kind"
+        begin = "or begin without init_from"
         self._check_labels(earlier.labels, where)
         check_same_log(earlier.dataset, self.dataset, where)
+        if self.registry is not None and not self.registry.extends(
+            earlier.semantic_ids_version or "", earlier.fingerprint
+        ):
+            raise InputError(
+                f"{where}: was trained with semantic IDs that those of {registry_folder(self.config)} do not "
+                f"extend, so that its codes mean something else; extend them (rayrec tokenize "
+                f"{self.config.data.path} --extend {registry_folder(earlier.config)}), {begin}"
+            )
+        if (content := self.model.item_content) is not None:
+            theirs, ours = (content_columns(task.dataset, content.columns) for task in (earlier, self))
+            if theirs != ours:
+                raise InputError(
+                    f"{where}: model.content has read {', '.join(theirs)} of its items, and would read "
+                    f"{', '.join(ours)} of those of {self.config.data.path}; prepare the same columns, "
+                    f"{begin}"
+                )
+        if self.network().catalog_rows(self.dataset.items.ids_I) is None:
+            raise InputError(
+                f"{where}: was trained on other items, and the model {self.model.name} does not say which of "
+                f"its weights belong to which item (SequenceModel.catalog_rows); let it say so, {begin}"
+            )
 
-    def weights_from(self, earlier: Task, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def catalog_rows(self) -> dict[str, Int64Array]:
+        return self.network().catalog_rows(self.dataset.items.ids_I) or {}
+
+    def weights_from(
+        self, weights: dict[str, np.ndarray], rows: Mapping[str, Int64Array]
+    ) -> dict[str, np.ndarray]:
         """Items and prefixes keep what was learned of them; those that came since are as in a new network."""
-        assert isinstance(earlier, NextItemTask), "its model is of the same kind"
-        rows = catalog_rows(earlier.network(), earlier.dataset.items.ids_I)
         if not rows:
             return weights
         network = build_model(self.model, self._trained_catalog, self.config.seed)
-        return carried_over(weights, rows, network, self.dataset.items.ids_I)
-
-    def state_from(self, earlier: Task, state: RunState) -> RunState:
-        assert isinstance(earlier, NextItemTask), "its model is of the same kind"
-        state = super().state_from(earlier, state)
-        if state.content_items is None:
-            return state
-        ids_I = earlier.dataset.items.ids_I
-        counted_ids = ids_I[unpacked(state.content_items, len(ids_I))]
-        return replace(state, content_items=packed(np.isin(self.dataset.items.ids_I, counted_ids)))
+        return carried_over(weights, rows, network, self.catalog_rows())
 
     @property
     def id_kinds(self) -> Mapping[Entity, IdKind]:
@@ -237,7 +252,7 @@ class NextItemTask(Task):
             num_ids += num_tokens + negatives.per_batch + num_tokens * negatives.per_event
         return num_ids
 
-    def network(self) -> nn.Module:
+    def network(self) -> SequenceModel:
         # An item matrix, vectors of prefixes or a language model may be what does not fit into memory. The
         # items' codes, from which other sizes follow, are there, and the tree of them while it is built.
         with MetaWeights():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -130,19 +129,19 @@ class Task(ABC):
                 "init_from"
             )
 
-    def weights_from(self, earlier: Task, weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def catalog_rows(self) -> dict[str, Int64Array]:
+        """Weights of the network that have a row for each part of a catalog: whose rows they are, by name."""
+        return {}
+
+    def weights_from(
+        self, weights: dict[str, np.ndarray], rows: Mapping[str, Int64Array]
+    ) -> dict[str, np.ndarray]:
         """What a run on an earlier data set has learned, for the network of this one.
 
         Args:
-            earlier: its task, which `check_goes_on_from` has passed.
+            rows: `catalog_rows` of its task, which `check_goes_on_from` has passed.
         """
         return weights
-
-    def state_from(self, earlier: Task, state: RunState) -> RunState:
-        """What the state of that run says of its data, said of this one."""
-        return replace(
-            state, dataset_fingerprint=self.fingerprint, semantic_ids_version=self.semantic_ids_version
-        )
 
     def going_on_from(self, state: RunState) -> Self:
         """The same task, where what a run has learned is learned on.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from rayrec.pipelines.tasks.assembly import Assembly, open_task
 from rayrec.pipelines.tasks.language import LanguageTask
 from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.tasks.text_rows import tokenizer_of
+from rayrec.platform.arrays import Int64Array
 from rayrec.platform.config import differing_keys
 from rayrec.platform.errors import InputError
 
@@ -101,14 +103,18 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
             )
         return snapshot
     where = str(snapshot.path)
-    if (is_of_today := _is_of(snapshot, task)) or task.semantic_ids_version is not None:
-        task.check_state(snapshot.state, where)  # semantic IDs may have been extended, and not made anew
-    if is_of_today:
+    if _is_of(snapshot, task):
+        task.check_state(snapshot.state, where)
         return snapshot
-    earlier = _earlier_task(folder, snapshot)
+    earlier = _earlier_task(folder, snapshot, config.data.path)
     task.check_goes_on_from(earlier, where)
-    state = task.state_from(earlier, snapshot.state)
-    return _OnEarlierData(snapshot.path, state, snapshot.chain, task, earlier)
+    state = replace(
+        snapshot.state,
+        dataset_fingerprint=task.fingerprint,
+        semantic_ids_version=task.semantic_ids_version,
+        content_items=task.content_items,
+    )
+    return _OnEarlierData(snapshot.path, state, snapshot.chain, task, earlier.catalog_rows())
 
 
 @dataclass(frozen=True)
@@ -116,11 +122,12 @@ class _OnEarlierData(Snapshot):
     """A snapshot of a run on an earlier data set, as if it were one of this."""
 
     task: Task
-    earlier: Task
+    rows: Mapping[str, Int64Array]
+    """Whose rows its weights have."""
 
     @property
     def weights(self) -> dict[str, np.ndarray]:
-        return self.task.weights_from(self.earlier, super().weights)
+        return self.task.weights_from(super().weights, self.rows)
 
 
 def _is_of(snapshot: Snapshot, task: Task) -> bool:
@@ -132,22 +139,22 @@ def _is_of(snapshot: Snapshot, task: Task) -> bool:
     )
 
 
-def _earlier_task(folder: RunFolder, snapshot: Snapshot) -> Task:
-    """That of a run whose data set is another one than today's.
+def _earlier_task(folder: RunFolder, snapshot: Snapshot, data: str) -> Task:
+    """That of a run whose data set is another one than `data`, as it was trained.
 
     Raises:
         InputError: its data set is not there any more.
     """
-    data = folder.config.data.path
-    why = (
-        f"training.init_from: {folder.path} was trained on another data set, which says what its weights "
-        f"stand for, and which {data} no longer holds"
+    theirs = folder.config.data.path
+    why = f"training.init_from: {folder.path} was trained on another data set than {data}"
+    way_out = (
+        f"{theirs} says what its weights stand for: keep it, and prepare the next data set into a folder of "
+        "its own; or begin without init_from"
     )
-    way_out = "keep it, and prepare the next one into a folder of its own; or begin without init_from"
     try:
         task = open_task(folder.config, checksums=False)
     except InputError as error:
-        raise InputError(f"{why} ({error}); {way_out}") from error
+        raise InputError(f"{why}, and its inputs cannot be opened ({error}); {way_out}") from error
     if not _is_of(snapshot, task):
-        raise InputError(f"{why}; {way_out}")
+        raise InputError(f"{why}, and {theirs} has changed since; {way_out}")
     return task

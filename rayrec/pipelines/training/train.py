@@ -107,8 +107,7 @@ def train(
     memory = plan_memory(assembly, is_here)
     memory.check()
     memory.log()
-    if not resume:
-        _ = initial_snapshot(assembly)  # which refuses what does not fit
+    initial = None if resume else initial_snapshot(assembly)  # which refuses what does not fit
     with RunFolder.locked(path, "part" if copy is not None else "run" if resume else "nothing"):
         if copy is not None and not (path / "run.json").exists():
             copy.restore(path)
@@ -117,6 +116,9 @@ def train(
         if begins_with is not None and _is_finished(folder, assembly, begins_with):
             logger.info("%s: is finished already", folder.path)
             return replace(TrainingResult(**folder.state["result"]), run=str(folder.path))
+        if begins_with is None and initial is None:
+            initial = initial_snapshot(assembly)
+        assembly = assembly.learning_on(begins_with or initial)
         _log_beginning(folder, assembly, begins_with)
         folder.mark_start()
         if copy_to is not None:
@@ -130,7 +132,7 @@ def train(
         folder.begin(config)
         folder.keep_columns(assembly.rows.columns)
         try:
-            return supervise(folder, assembly, begins_with, cluster, on_step, on_validation)
+            return supervise(folder, assembly, begins_with, initial, cluster, on_step, on_validation)
         finally:
             if copy_to is not None:
                 with contextlib.suppress(OSError, InputError):
@@ -187,6 +189,7 @@ def supervise(
     folder: RunFolder,
     assembly: Assembly,
     snapshot: Snapshot | None,
+    initial: Snapshot | None,
     cluster: Placement,
     on_step: OnStep | None,
     on_validation: OnValidation | None = None,
@@ -195,6 +198,7 @@ def supervise(
 
     Args:
         snapshot: to go on from; every later attempt goes on from what the one before has left.
+        initial: of another run, whose weights are begun with where there is none.
 
     Raises: as `train`.
     """
@@ -213,8 +217,7 @@ def supervise(
     with folder.ending(explained), cluster.connected(assembly):
         while result is None:
             hang_timeout_s = rollbacks.patience * recovery.hang_timeout_s
-            initial = initial_snapshot(assembly) if snapshot is None else None
-            current = assembly.going_on_from(snapshot, folder.path, initial)
+            current = assembly.going_on_from(snapshot, folder.path)
             try:
                 # An attempt is closed when its actors are gone: nothing then writes to the folder.
                 with (
@@ -235,7 +238,7 @@ def supervise(
                             closing.close()
                             rollbacks.allow(replaced.death, is_alone=True)
                             stages, snapshot = replaced.stages, _snapshot_to_resume(folder, assembly)
-                            current, initial = assembly.going_on_from(snapshot, folder.path), None
+                            current = assembly.going_on_from(snapshot, folder.path)
             except NodeLeftError as left:
                 # No step is lost, and no return to the last snapshot is used up.
                 last = folder.state["last"]

@@ -33,6 +33,14 @@ TEXT = "text"
 """The column of which words are taken, and not values."""
 
 
+def content_columns(dataset: Dataset, columns: Sequence[str] | None) -> tuple[str, ...]:
+    """Columns of the catalog that are read: these; None: the text, and those that usually say what kind of
+    thing an item is."""
+    if columns is None:
+        return tuple(name for name in (TEXT, *USUAL_COLUMNS) if name in dataset.item_table.column_names)
+    return tuple(columns)
+
+
 def item_content(
     dataset: Dataset,
     columns: Sequence[str] | None,
@@ -43,7 +51,7 @@ def item_content(
     """The features of all items, item after item.
 
     Args:
-        columns: of the catalog; None: its text, and those that usually say what kind of thing an item is.
+        columns: as `content_columns` takes them.
         min_items: a word or value that fewer items have is left out: it would be a vector of theirs alone.
         fitted_I: the items that have a say in which features are kept and what they weigh; None: all.
 
@@ -51,12 +59,10 @@ def item_content(
         InputError: there is no such column, or its values cannot be compared.
     """
     table, where = dataset.item_table, str(dataset.root)
-    if columns is None:
-        columns = [name for name in (TEXT, *USUAL_COLUMNS) if name in table.column_names]
     if fitted_I is None:
         fitted_I = np.ones(len(table), dtype=np.bool_)
     parts = []
-    for name in columns:
+    for name in content_columns(dataset, columns):
         if name not in table.column_names:
             raise InputError(
                 f"{where}: its items have no column {name!r}; they have {', '.join(table.column_names)}"

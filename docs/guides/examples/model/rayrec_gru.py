@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -50,3 +51,6 @@ class GruModel(SequenceModel):
     ) -> TopItems:
         scores_BI = batch.layout.last(self.states(batch)) @ self.items_ID.T
         return top_items(scores_BI, k, excluded_BE)
+
+    def catalog_rows(self, item_ids_I: np.ndarray) -> dict[str, np.ndarray]:
+        return {"items_ID": item_ids_I}
