@@ -235,6 +235,7 @@ TRAINED_ON = (
             ("prefix", {"softmax": "items"}),
             ("prefix", {"softmax": "hybrid"}),
             ("prefix", {"composed": 8}),
+            ("prefix", {"collision_policy": "share"}),
             ("prefix", {"prefix_matrix": "sparse"}),
             ("prefix", {"content": {"min_items": 2}}),
             ("generative", {"item_embedding": True}),
@@ -246,7 +247,9 @@ TRAINED_ON = (
 )
 def test_training_goes_on_with_what_was_learned_of_a_smaller_catalog(model, settings, tmp_path):
     described = dataset_of(tmp_path)
-    make_semantic_ids(described, codebook_size=16)  # many prefixes are free for new items
+    policy = settings.get("collision_policy", "extra_digit")
+    settings = {name: value for name, value in settings.items() if name != "collision_policy"}
+    make_semantic_ids(described, policy, codebook_size=16)  # many prefixes are free for new items
     config = {
         "data": {"path": str(described.root)},
         "model": MODELS[model] | settings,
@@ -394,6 +397,19 @@ def test_training_goes_on_where_items_have_gone(tmp_path):
     theirs = weights_of(before)[0]["items_ID"]
     assert (place_I < 0).sum() == 2
     assert np.array_equal(snapshot.weights["items_ID"][place_I >= 0], theirs[place_I[place_I >= 0]])
+
+
+def test_a_run_that_died_before_its_first_snapshot_begins_again_with_these_weights(tmp_path):
+    run = make_run(tmp_path, "sasrec")
+    config, second = going_on(run, grown_dataset(tmp_path)), tmp_path / "second"
+    RunFolder.create(second, config)
+
+    train(config, second, resume=True, cluster=in_process)
+
+    (theirs, their_rows), (ours, our_rows) = (weights_of(Recommender.load(each)) for each in (run, second))
+    _, to_V, from_V = np.intersect1d(our_rows["items_ID"], their_rows["items_ID"], return_indices=True)
+    assert len(to_V) == NUM_ITEMS
+    np.testing.assert_allclose(ours["items_ID"][to_V], theirs["items_ID"][from_V], atol=1e-6)
 
 
 def other_log(folder, change):
