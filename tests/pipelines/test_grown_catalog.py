@@ -473,7 +473,9 @@ def test_weights_whose_data_are_gone_are_refused(tmp_path):
     ):
         initial_snapshot(assemble(config))
     shutil.copytree(dataset.root, tmp_path / "data")
-    with pytest.raises(InputError, match=r"data has changed since; .*data says .*: keep it"):
+    with pytest.raises(
+        InputError, match=r"data or its semantic IDs have changed since; .*data says .*: keep it"
+    ):
         initial_snapshot(assemble(config))
 
 

@@ -170,14 +170,18 @@ class NextItemTask(Task):
                     f"{', '.join(ours)} of those of {self.config.data.path}; prepare the same columns, "
                     f"{begin}"
                 )
-        if self.network().catalog_rows(self.dataset.items.ids_I) is None:
+        if self._catalog_rows is None:
             raise InputError(
                 f"{where}: was trained on other items, and the model {self.model.name} does not say which of "
                 f"its weights belong to which item (SequenceModel.catalog_rows); let it say so, {begin}"
             )
 
+    @cached_property
+    def _catalog_rows(self) -> dict[str, Int64Array] | None:
+        return self.network().catalog_rows(self.dataset.items.ids_I)
+
     def catalog_rows(self) -> dict[str, Int64Array]:
-        return self.network().catalog_rows(self.dataset.items.ids_I) or {}
+        return self._catalog_rows or {}
 
     def weights_from(
         self, weights: dict[str, np.ndarray], rows: Mapping[str, Int64Array]

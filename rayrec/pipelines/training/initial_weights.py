@@ -114,7 +114,8 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
         semantic_ids_version=task.semantic_ids_version,
         content_items=task.content_items,
     )
-    return _OnEarlierData(snapshot.path, state, snapshot.chain, task, earlier.catalog_rows())
+    rows = earlier.catalog_rows() if task.catalog_rows() else {}
+    return _OnEarlierData(snapshot.path, state, snapshot.chain, task, rows)
 
 
 @dataclass(frozen=True)
@@ -156,5 +157,5 @@ def _earlier_task(folder: RunFolder, snapshot: Snapshot, data: str) -> Task:
     except InputError as error:
         raise InputError(f"{why}, and its inputs cannot be opened ({error}); {way_out}") from error
     if not _is_of(snapshot, task):
-        raise InputError(f"{why}, and {theirs} has changed since; {way_out}")
+        raise InputError(f"{why}, and {theirs} or its semantic IDs have changed since; {way_out}")
     return task
