@@ -51,7 +51,8 @@ def grown_dataset(folder):
     events += [
         (user, key, 2000 + n) for user in ("x", "y") for n, key in enumerate(["i0", *keys[NUM_ITEMS:]])
     ]
-    source = write_source(folder / "grown-source", events, items={"item_id": keys, "title": keys})
+    titles = [f"Title of {key}" for key in keys]
+    source = write_source(folder / "grown-source", events, items={"item_id": keys, "title": titles})
     prepare(source, folder / "grown", PrepareConfig(num_partitions=3))
     return Dataset.open(folder / "grown")
 
@@ -362,7 +363,11 @@ def test_a_model_that_does_not_say_whose_its_weights_are_is_refused(tmp_path, mo
         (user, f"i{int(item[1:]) + 1}", time) for user, item, time in random_events(NUM_USERS, NUM_ITEMS)
     ]
     prepare(
-        write_source(tmp_path / "later-source", events, items={"item_id": keys, "title": keys}),
+        write_source(
+            tmp_path / "later-source",
+            events,
+            items={"item_id": keys, "title": [f"Title of {key}" for key in keys]},
+        ),
         tmp_path / "later",
         PrepareConfig(),
     )
@@ -378,6 +383,24 @@ def test_a_model_that_does_not_say_whose_its_weights_are_is_refused(tmp_path, mo
 
     with pytest.raises(InputError, match=r"the model sasrec does not say which of its weights"):
         initial_snapshot(assemble(going_on(run, later)))
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (lambda ids_I: {}, r"does not name 'items_ID', whose shape depends on the catalog"),
+        (lambda ids_I: {"items_ID": ids_I[1:]}, r"gives 32 ids for 'items_ID', which has 33 rows"),
+        (lambda ids_I: {"items_DI": ids_I}, r"gives 33 ids for 'items_DI', which is no weight"),
+    ],
+)
+def test_a_model_that_says_wrong_whose_its_weights_are_is_refused_by_name(
+    said, message, tmp_path, monkeypatch
+):
+    run, dataset = make_run(tmp_path, "sasrec"), grown_dataset(tmp_path)
+    monkeypatch.setattr(DenseNextItemModel, "catalog_rows", lambda model, ids_I: said(ids_I))
+
+    with pytest.raises(InputError, match=rf"DenseNextItemModel.catalog_rows {message}"):
+        initial_snapshot(assemble(going_on(run, dataset)))
 
 
 def test_training_goes_on_where_items_have_gone(tmp_path):
@@ -423,8 +446,7 @@ def other_log(folder, change):
                 [(user, f"new-{key}", time) for user, key, time in events],
                 [f"new-{k}" for k in keys],
             )
-        case "texts":
-            events, keys = [(user, int(key[1:]), time) for user, key, time in events], [*range(NUM_ITEMS)]
+        case "titles":
             titles = [f"A film called {key}" for key in keys]
         case "users":
             events = [(int(str(user)[1:]), key, time) for user, key, time in events]
@@ -440,22 +462,12 @@ def other_log(folder, change):
     ("change", "message"),
     [
         ("items", r"was trained on 30 items, of which .*other has 0: it does not go on from the same log"),
-        ("texts", r"with other texts of 30 of 30 items that .*other has"),
+        ("titles", r"with other titles of 30 of 30 items that .*other has"),
         ("users", r"was trained on ids that are .*'user': 'string'"),
     ],
 )
 def test_weights_of_another_log_are_refused(change, message, tmp_path):
-    if change == "texts":
-        events = [(user, int(item[1:]), time) for user, item, time in random_events(NUM_USERS, NUM_ITEMS)]
-        titles = [f"Song {item}" for item in range(NUM_ITEMS)]
-        source = write_source(
-            tmp_path / "source", events, items={"item_id": [*range(NUM_ITEMS)], "title": titles}
-        )
-        prepare(source, tmp_path / "data", PrepareConfig())
-        config = {"data": {"path": str(tmp_path / "data")}, "model": MODELS["sasrec"]}
-        run = trained(RunConfig.parse(config), tmp_path / "run")
-    else:
-        run = make_run(tmp_path, "sasrec")
+    run = make_run(tmp_path, "sasrec")
 
     with pytest.raises(InputError, match=message):
         initial_snapshot(assemble(going_on(run, other_log(tmp_path, change))))
@@ -482,6 +494,8 @@ def test_weights_whose_data_are_gone_are_refused(tmp_path):
 def test_weights_of_semantic_ids_that_were_made_anew_are_refused(tmp_path):
     run = make_run(tmp_path, "prefix")
     dataset = grown_dataset(tmp_path)
+    with pytest.raises(InputError, match=r"there are no semantic IDs.* tokenize .* --extend IDS"):
+        assemble(going_on(run, dataset))
     make_semantic_ids(dataset)
 
     with pytest.raises(

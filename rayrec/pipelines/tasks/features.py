@@ -237,17 +237,18 @@ def registry_of(config: RunConfig, model: SequenceModelConfig, dataset: Dataset)
     """
     if not model.needs_semantic_ids:
         return None
-    folder = registry_folder(config)
+    folder, make = registry_folder(config), f"rayrec tokenize {config.data.path}"
+    if (begins_with := config.training.init_from) is not None:
+        make += f" --extend IDS, where IDS are those of {begins_with}"
     if not folder.is_dir():
         raise InputError(
-            f"{folder}: there are no semantic IDs, which the generative model needs; "
-            f"make them with: rayrec tokenize {config.data.path}"
+            f"{folder}: there are no semantic IDs, which the generative model needs; make them with: {make}"
         )
     registry = SemanticIdRegistry.load(folder)
     if registry.dataset_fingerprint != dataset.fingerprint:
         raise InputError(
             f"{folder}: the semantic IDs were made for another data set than {config.data.path} is now; "
-            f"make them again with: rayrec tokenize {config.data.path}"
+            f"make them again with: {make}"
         )
     return registry
 

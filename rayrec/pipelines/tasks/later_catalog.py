@@ -5,28 +5,32 @@ Axes: I items of the earlier data set, V rows of a weight, D numbers of one.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from torch import nn
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
 
-SHOWN = 10_000
-"""Items whose texts are compared."""
+COMPARED = 10_000
+"""Items whose titles are compared."""
+logger = logging.getLogger(__name__)
 
 
 def check_same_log(earlier: Dataset, later: Dataset, where: str) -> None:
-    """Refuse a data set whose items are others, which ids that are numbers do not show.
+    """Refuse a data set whose items are others, which ids alone do not always show; log how many are new.
 
     Args:
         where: what was trained on the earlier one, for messages.
 
     Raises:
-        InputError: fewer than half of the earlier items are in the later one; or ids are numbers, and the
-            later one says something else of more than half of some items that both have.
+        InputError: fewer than half of the earlier items are in the later one, or more than half of some that
+            both have are called something else.
     """
     theirs, path = earlier.items, later.root
     place_I = later.item_positions(theirs.ids_I)
@@ -36,20 +40,55 @@ def check_same_log(earlier: Dataset, later: Dataset, where: str) -> None:
             f"{where}: was trained on {len(theirs):,} items, of which {path} has {len(there):,}: it does not "
             "go on from the same log; begin without init_from"
         )
-    if later.manifest.id_kinds["item"] != "integer":
-        return
-    some = there[:SHOWN]  # the order is one of hashes
-    before, now = (
-        [texts[place].as_py() for place in places.tolist()]
-        for texts, places in ((theirs.texts, some), (later.items.texts, place_I[some]))
-    )
-    pairs = [(x, y) for x, y in zip(before, now, strict=True) if x is not None and y is not None]
-    num_others = sum(x != y for x, y in pairs)
-    if 2 * num_others > len(pairs):
+    some = there[:COMPARED]  # the order is one of hashes
+    before, now = theirs.titles.take(pa.array(some)), later.items.titles.take(pa.array(place_I[some]))
+    is_other = pc.not_equal(before, now).drop_null()
+    num_others = pc.sum(is_other).as_py() or 0
+    if 2 * num_others > len(is_other):
         raise InputError(
-            f"{where}: was trained on a catalog with other texts of {num_others:,} of {len(pairs):,} items "
-            f"that {path} has, too: their ids mean other items here; begin without init_from"
+            f"{where}: was trained on a catalog with other titles of {num_others:,} of {len(is_other):,} "
+            f"items that {path} has, too: their ids mean other items here; give items the ids that they had, "
+            "or begin without init_from"
         )
+    logger.info(
+        "%s: knows %s of the %s items of %s; %s of its own have gone",
+        where,
+        f"{len(there):,}",
+        f"{len(later.items):,}",
+        path,
+        f"{len(theirs) - len(there):,}",
+    )
+
+
+def check_rows(
+    network: nn.Module, rows: Mapping[str, Int64Array], other: nn.Module, other_rows: Mapping[str, Int64Array]
+) -> None:
+    """Refuse a model that says less or something else than the truth of whose rows its weights have.
+
+    Args:
+        rows: `SequenceModel.catalog_rows` of the network.
+        other: the same model of another catalog.
+
+    Raises:
+        InputError: it names no weight, another number of rows, or misses a weight that the catalog gives a
+            shape.
+    """
+    for each, said in ((network, rows), (other, other_rows)):
+        shapes = {name: weight.shape for name, weight in each.named_parameters()}
+        for name, ids_V in said.items():
+            if name not in shapes or len(ids_V) != shapes[name][0]:
+                found = f"has {shapes[name][0]:,} rows" if name in shapes else "is no weight of it"
+                raise InputError(
+                    f"{type(each).__name__}.catalog_rows gives {len(ids_V):,} ids for {name!r}, which "
+                    f"{found}; name weights as named_parameters() does, with an id for each row"
+                )
+    others = {name: weight.shape for name, weight in other.named_parameters()}
+    for name, weight in network.named_parameters():
+        if name not in rows and others.get(name) != weight.shape:
+            raise InputError(
+                f"{type(network).__name__}.catalog_rows does not name {name!r}, whose shape depends on the "
+                "catalog; let it say whose its rows are"
+            )
 
 
 def carried_over(

@@ -36,7 +36,7 @@ from rayrec.pipelines.tasks.features import (
 )
 from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.tasks.item_prompts import item_vocabulary, places_of_items
-from rayrec.pipelines.tasks.later_catalog import carried_over, check_same_log
+from rayrec.pipelines.tasks.later_catalog import carried_over, check_rows, check_same_log
 from rayrec.pipelines.tasks.task import GRAPH, Task
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.code_tree import num_levels_within
@@ -160,7 +160,7 @@ class NextItemTask(Task):
             raise InputError(
                 f"{where}: was trained with semantic IDs that those of {registry_folder(self.config)} do not "
                 f"extend, so that its codes mean something else; extend them (rayrec tokenize "
-                f"{self.config.data.path} --extend {registry_folder(earlier.config)}), {begin}"
+                f"{self.config.data.path} --extend {registry_folder(earlier.config)} --overwrite), {begin}"
             )
         if (content := self.model.item_content) is not None:
             theirs, ours = (content_columns(task.dataset, content.columns) for task in (earlier, self))
@@ -175,6 +175,9 @@ class NextItemTask(Task):
                 f"{where}: was trained on other items, and the model {self.model.name} does not say which of "
                 f"its weights belong to which item (SequenceModel.catalog_rows); let it say so, {begin}"
             )
+        network = earlier.network()
+        rows = network.catalog_rows(earlier.dataset.items.ids_I) or {}
+        check_rows(self.network(), self._catalog_rows, network, rows)
 
     @cached_property
     def _catalog_rows(self) -> dict[str, Int64Array] | None:

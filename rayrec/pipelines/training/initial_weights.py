@@ -150,7 +150,7 @@ def _earlier_task(folder: RunFolder, snapshot: Snapshot, data: str) -> Task:
     why = f"training.init_from: {folder.path} was trained on another data set than {data}"
     way_out = (
         f"{theirs} says what its weights stand for: keep it, and prepare the next data set into a folder of "
-        "its own; or begin without init_from"
+        "its own (the same log prepared there again is the same data set); or begin without init_from"
     )
     try:
         task = open_task(folder.config, checksums=False)
