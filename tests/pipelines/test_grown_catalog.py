@@ -298,7 +298,7 @@ def weights_of(recommender):
     """Weights of the network, and whose rows those have that grow with the catalog."""
     network = recommender._ranker.model
     weights = {name: weight.detach().numpy() for name, weight in network.named_parameters()}
-    return weights, network.catalog_rows(recommender.dataset.items.ids_I)
+    return weights, network.row_ids(recommender.dataset.items.ids_I)
 
 
 def rows_of(run):
@@ -379,7 +379,7 @@ def test_a_model_that_does_not_say_whose_its_weights_are_is_refused(tmp_path, mo
     assert (place_I != np.arange(NUM_ITEMS)).any()
     assert np.array_equal(snapshot.weights["items_ID"][place_I >= 0], theirs[place_I[place_I >= 0]])
 
-    monkeypatch.setattr(DenseNextItemModel, "catalog_rows", SequenceModel.catalog_rows)
+    monkeypatch.setattr(DenseNextItemModel, "row_ids", SequenceModel.row_ids)
 
     with pytest.raises(InputError, match=r"the model sasrec does not say which of its weights"):
         initial_snapshot(assemble(going_on(run, later)))
@@ -397,9 +397,9 @@ def test_a_model_that_says_wrong_whose_its_weights_are_is_refused_by_name(
     said, message, tmp_path, monkeypatch
 ):
     run, dataset = make_run(tmp_path, "sasrec"), grown_dataset(tmp_path)
-    monkeypatch.setattr(DenseNextItemModel, "catalog_rows", lambda model, ids_I: said(ids_I))
+    monkeypatch.setattr(DenseNextItemModel, "row_ids", lambda model, ids_I: said(ids_I))
 
-    with pytest.raises(InputError, match=rf"DenseNextItemModel.catalog_rows {message}"):
+    with pytest.raises(InputError, match=rf"DenseNextItemModel.row_ids {message}"):
         initial_snapshot(assemble(going_on(run, dataset)))
 
 
@@ -420,6 +420,17 @@ def test_training_goes_on_where_items_have_gone(tmp_path):
     theirs = weights_of(before)[0]["items_ID"]
     assert (place_I < 0).sum() == 2
     assert np.array_equal(snapshot.weights["items_ID"][place_I >= 0], theirs[place_I[place_I >= 0]])
+
+
+def test_semantic_ids_that_were_made_anew_for_the_same_data_are_refused(tmp_path):
+    run = make_run(tmp_path, "prefix")
+    dataset = Dataset.open(tmp_path / "data")
+    make_semantic_ids(dataset, codebook_size=8)
+
+    with pytest.raises(
+        InputError, match=r"semantic IDs have changed since: prepare again in .*data what it was"
+    ):
+        initial_snapshot(assemble(going_on(run, dataset)))
 
 
 def test_a_run_that_died_before_its_first_snapshot_begins_again_with_these_weights(tmp_path):
@@ -481,12 +492,12 @@ def test_weights_whose_data_are_gone_are_refused(tmp_path):
     shutil.rmtree(tmp_path / "data")
 
     with pytest.raises(
-        InputError, match=r"inputs cannot be opened \(.*data: no such data set.*data says .*: keep it"
+        InputError, match=r"its own cannot be opened \(.*data: no such data set.*data says .*: leave it"
     ):
         initial_snapshot(assemble(config))
     shutil.copytree(dataset.root, tmp_path / "data")
     with pytest.raises(
-        InputError, match=r"data or its semantic IDs have changed since; .*data says .*: keep it"
+        InputError, match=r"data or its semantic IDs have changed since: .*data says .*: leave it"
     ):
         initial_snapshot(assemble(config))
 
@@ -494,7 +505,9 @@ def test_weights_whose_data_are_gone_are_refused(tmp_path):
 def test_weights_of_semantic_ids_that_were_made_anew_are_refused(tmp_path):
     run = make_run(tmp_path, "prefix")
     dataset = grown_dataset(tmp_path)
-    with pytest.raises(InputError, match=r"there are no semantic IDs.* tokenize .* --extend IDS"):
+    with pytest.raises(
+        InputError, match=r"there are no semantic IDs.* tokenize .*with --extend and the IDs of"
+    ):
         assemble(going_on(run, dataset))
     make_semantic_ids(dataset)
 

@@ -75,8 +75,8 @@ class GenerativeBackbone(nn.Module, ABC, Generic[C]):
         """Whether any of those are asked for."""
         return False
 
-    def catalog_rows(self) -> dict[str, Int64Array]:
-        """As `SequenceModel.catalog_rows`, by names in this network; weights of codes belong to no item."""
+    def row_ids(self) -> dict[str, Int64Array]:
+        """As `SequenceModel.row_ids`, by names in this network; weights of codes belong to no item."""
         return {}
 
     def catalog_ids(self) -> Int64Array:

@@ -39,8 +39,8 @@ class FlatPrefixModel(ItemScorer):
         vectors = PrefixSums(self.backbone, own)
         return self.item_loss(self.backbone.event_contexts(batch, own), vectors, batch)
 
-    def catalog_rows(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
-        return {f"backbone.{name}": ids_V for name, ids_V in self.backbone.catalog_rows().items()}
+    def row_ids(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
+        return {f"backbone.{name}": ids_V for name, ids_V in self.backbone.row_ids().items()}
 
     def item_vectors(self) -> Tensor:
         return PrefixSums(self.backbone, self.backbone.make_own_vectors()).catalog()

@@ -263,7 +263,7 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
                     self.own_VD[depth][excluded_V] = 0.0
             self.register_buffer(f"_excluded_{depth}", excluded_V, persistent=False)
 
-    def catalog_rows(self) -> dict[str, Int64Array]:
+    def row_ids(self) -> dict[str, Int64Array]:
         return {f"own_VD.{depth}": self.ids_of_level(depth) for depth in range(len(self.own_VD))}
 
     def own_vectors(self, depth: int) -> Tensor:

@@ -75,8 +75,8 @@ class GenerativeRecommender(SequenceModel):
     def catalog_ID(self, rows_VD: Tensor | None) -> None:
         self.backbone.catalog_VD = rows_VD
 
-    def catalog_rows(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
-        return {f"backbone.{name}": ids_V for name, ids_V in self.backbone.catalog_rows().items()}
+    def row_ids(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
+        return {f"backbone.{name}": ids_V for name, ids_V in self.backbone.row_ids().items()}
 
     def catalog_ids(self, item_ids_I: Int64Array) -> Int64Array:
         return self.backbone.catalog_ids()

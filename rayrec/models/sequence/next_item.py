@@ -128,7 +128,7 @@ class DenseNextItemModel(NextItemModel):
         self.items_ID = nn.Parameter(torch.empty(num_items, dim).normal_(std=0.02))
         self.content = content
 
-    def catalog_rows(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
+    def row_ids(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
         return {"items_ID": item_ids_I}
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
@@ -162,7 +162,7 @@ class SparseNextItemModel(NextItemModel):
 
     table_of_catalog = "item"
 
-    def catalog_rows(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
+    def row_ids(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
         return {}
 
     def embed_history(self, batch: TensorBatch) -> Tensor:

@@ -82,7 +82,7 @@ class SequenceModel(nn.Module, ABC):
         scores every item; None of a model that does not say."""
         return None
 
-    def catalog_rows(self, item_ids_I: Int64Array) -> dict[str, Int64Array] | None:
+    def row_ids(self, item_ids_I: Int64Array) -> dict[str, Int64Array] | None:
         """Weights that have a row for each item or prefix of the catalog, by name: [V] ids of what the rows
         stand for, which mean the same in every catalog. None: not known, so nothing goes on with another one.
 

@@ -85,7 +85,7 @@ class Assembly:
 
     def learning_on(self, snapshot: Snapshot | None) -> Assembly:
         """The same inputs, read as in the run that a snapshot is of, be it another one; None: as they are."""
-        task = self.task if snapshot is None else self.task.going_on_from(snapshot.state)
+        task = self.task if snapshot is None else self.task.learning_on(snapshot.state)
         return self if task is self.task else replace(self, task=task)
 
     def going_on_from(self, snapshot: Snapshot | None, run: Path) -> Assembly:

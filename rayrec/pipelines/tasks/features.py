@@ -239,7 +239,7 @@ def registry_of(config: RunConfig, model: SequenceModelConfig, dataset: Dataset)
         return None
     folder, make = registry_folder(config), f"rayrec tokenize {config.data.path}"
     if (begins_with := config.training.init_from) is not None:
-        make += f" --extend IDS, where IDS are those of {begins_with}"
+        make += f" (with --extend and the IDs of {begins_with}, if that was trained on earlier data)"
     if not folder.is_dir():
         raise InputError(
             f"{folder}: there are no semantic IDs, which the generative model needs; make them with: {make}"

@@ -47,8 +47,8 @@ def check_same_log(earlier: Dataset, later: Dataset, where: str) -> None:
     if 2 * num_others > len(is_other):
         raise InputError(
             f"{where}: was trained on a catalog with other titles of {num_others:,} of {len(is_other):,} "
-            f"items that {path} has, too: their ids mean other items here; give items the ids that they had, "
-            "or begin without init_from"
+            f"items that {path} has, too: their ids mean other items here; give items the ids, or "
+            "the titles, that they had, or begin without init_from"
         )
     logger.info(
         "%s: knows %s of the %s items of %s; %s of its own have gone",
@@ -60,13 +60,13 @@ def check_same_log(earlier: Dataset, later: Dataset, where: str) -> None:
     )
 
 
-def check_rows(
+def check_row_ids(
     network: nn.Module, rows: Mapping[str, Int64Array], other: nn.Module, other_rows: Mapping[str, Int64Array]
 ) -> None:
     """Refuse a model that says less or something else than the truth of whose rows its weights have.
 
     Args:
-        rows: `SequenceModel.catalog_rows` of the network.
+        rows: `SequenceModel.row_ids` of the network.
         other: the same model of another catalog.
 
     Raises:
@@ -79,14 +79,14 @@ def check_rows(
             if name not in shapes or len(ids_V) != shapes[name][0]:
                 found = f"has {shapes[name][0]:,} rows" if name in shapes else "is no weight of it"
                 raise InputError(
-                    f"{type(each).__name__}.catalog_rows gives {len(ids_V):,} ids for {name!r}, which "
+                    f"{type(each).__name__}.row_ids gives {len(ids_V):,} ids for {name!r}, which "
                     f"{found}; name weights as named_parameters() does, with an id for each row"
                 )
     others = {name: weight.shape for name, weight in other.named_parameters()}
     for name, weight in network.named_parameters():
         if name not in rows and others.get(name) != weight.shape:
             raise InputError(
-                f"{type(network).__name__}.catalog_rows does not name {name!r}, whose shape depends on the "
+                f"{type(network).__name__}.row_ids does not name {name!r}, whose shape depends on the "
                 "catalog; let it say whose its rows are"
             )
 
@@ -100,12 +100,14 @@ def carried_over(
     """Weights of a network, for one of a later catalog.
 
     Args:
-        their_rows: whose rows they are, as `SequenceModel.catalog_rows` says.
+        their_rows: whose rows they are, as `SequenceModel.row_ids` says.
         network: of the later catalog, with initial weights; rows of what came since are as in these.
         our_rows: whose rows those are.
     """
     fitted = dict(weights)
     for name, ids_V in our_rows.items():
+        if name not in weights:
+            continue  # it is frozen, and not in snapshots
         weight_VD = network.get_parameter(name).detach().cpu().numpy().copy()
         _, to_V, from_V = np.intersect1d(ids_V, their_rows[name], return_indices=True)
         weight_VD[to_V] = weights[name][from_V]

@@ -36,7 +36,7 @@ from rayrec.pipelines.tasks.features import (
 )
 from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.tasks.item_prompts import item_vocabulary, places_of_items
-from rayrec.pipelines.tasks.later_catalog import carried_over, check_rows, check_same_log
+from rayrec.pipelines.tasks.later_catalog import carried_over, check_row_ids, check_same_log
 from rayrec.pipelines.tasks.task import GRAPH, Task
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.code_tree import num_levels_within
@@ -170,21 +170,19 @@ class NextItemTask(Task):
                     f"{', '.join(ours)} of those of {self.config.data.path}; prepare the same columns, "
                     f"{begin}"
                 )
-        if self._catalog_rows is None:
+        if self._row_ids is None:
             raise InputError(
                 f"{where}: was trained on other items, and the model {self.model.name} does not say which of "
-                f"its weights belong to which item (SequenceModel.catalog_rows); let it say so, {begin}"
+                f"its weights belong to which item (SequenceModel.row_ids); let it say so, {begin}"
             )
-        network = earlier.network()
-        rows = network.catalog_rows(earlier.dataset.items.ids_I) or {}
-        check_rows(self.network(), self._catalog_rows, network, rows)
+        check_row_ids(self.network(), self._row_ids, earlier.network(), earlier.row_ids())
 
     @cached_property
-    def _catalog_rows(self) -> dict[str, Int64Array] | None:
-        return self.network().catalog_rows(self.dataset.items.ids_I)
+    def _row_ids(self) -> dict[str, Int64Array] | None:
+        return self.network().row_ids(self.dataset.items.ids_I)
 
-    def catalog_rows(self) -> dict[str, Int64Array]:
-        return self._catalog_rows or {}
+    def row_ids(self) -> dict[str, Int64Array]:
+        return self._row_ids or {}
 
     def weights_from(
         self, weights: dict[str, np.ndarray], rows: Mapping[str, Int64Array]
@@ -193,7 +191,7 @@ class NextItemTask(Task):
         if not rows:
             return weights
         network = build_model(self.model, self._trained_catalog, self.config.seed)
-        return carried_over(weights, rows, network, self.catalog_rows())
+        return carried_over(weights, rows, network, self.row_ids())
 
     @property
     def id_kinds(self) -> Mapping[Entity, IdKind]:
@@ -321,10 +319,10 @@ class NextItemTask(Task):
     def catalog_known_to(self, state: RunState) -> Catalog:
         """The catalog, and which of its items a run was trained on; what is said of items weighs as there."""
         known_I = self._known_to(state)
-        catalog = self.going_on_from(state).catalog
+        catalog = self.learning_on(state).catalog
         return catalog if known_I.all() else replace(catalog, known_I=known_I)
 
-    def going_on_from(self, state: RunState) -> Self:
+    def learning_on(self, state: RunState) -> Self:
         """What is said of items weighs as in the run: if it were counted in other items, the same words would
         have vectors of other lengths, and other words would be read."""
         if self.model.item_content is None:

@@ -129,7 +129,7 @@ class Task(ABC):
                 "init_from"
             )
 
-    def catalog_rows(self) -> dict[str, Int64Array]:
+    def row_ids(self) -> dict[str, Int64Array]:
         """Weights of the network that have a row for each part of a catalog: whose rows they are, by name."""
         return {}
 
@@ -139,11 +139,11 @@ class Task(ABC):
         """What a run on an earlier data set has learned, for the network of this one.
 
         Args:
-            rows: `catalog_rows` of its task, which `check_goes_on_from` has passed.
+            rows: `row_ids` of its task, which `check_goes_on_from` has passed.
         """
         return weights
 
-    def going_on_from(self, state: RunState) -> Self:
+    def learning_on(self, state: RunState) -> Self:
         """The same task, where what a run has learned is learned on.
 
         Args:

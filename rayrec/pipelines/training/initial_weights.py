@@ -114,7 +114,7 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
         semantic_ids_version=task.semantic_ids_version,
         content_items=task.content_items,
     )
-    rows = earlier.catalog_rows() if task.catalog_rows() else {}
+    rows = earlier.row_ids() if task.row_ids() else {}
     return _OnEarlierData(snapshot.path, state, snapshot.chain, task, rows)
 
 
@@ -147,15 +147,17 @@ def _earlier_task(folder: RunFolder, snapshot: Snapshot, data: str) -> Task:
         InputError: its data set is not there any more.
     """
     theirs = folder.config.data.path
-    why = f"training.init_from: {folder.path} was trained on another data set than {data}"
-    way_out = (
-        f"{theirs} says what its weights stand for: keep it, and prepare the next data set into a folder of "
-        "its own (the same log prepared there again is the same data set); or begin without init_from"
-    )
+    why = f"training.init_from: {folder.path} was trained on another data set than {data} is now"
+    way_out = f"prepare again in {theirs} what it was trained on, or begin without init_from"
+    if theirs != data:
+        way_out = (
+            f"{theirs} says what its weights stand for: leave it, or {way_out}; each data set into a folder "
+            "of its own"
+        )
     try:
         task = open_task(folder.config, checksums=False)
     except InputError as error:
-        raise InputError(f"{why}, and its inputs cannot be opened ({error}); {way_out}") from error
+        raise InputError(f"{why}, and its own cannot be opened ({error}); {way_out}") from error
     if not _is_of(snapshot, task):
-        raise InputError(f"{why}, and {theirs} or its semantic IDs have changed since; {way_out}")
+        raise InputError(f"{why}; {theirs} or its semantic IDs have changed since: {way_out}")
     return task

@@ -52,5 +52,5 @@ class GruModel(SequenceModel):
         scores_BI = batch.layout.last(self.states(batch)) @ self.items_ID.T
         return top_items(scores_BI, k, excluded_BE)
 
-    def catalog_rows(self, item_ids_I: np.ndarray) -> dict[str, np.ndarray]:
+    def row_ids(self, item_ids_I: np.ndarray) -> dict[str, np.ndarray]:
         return {"items_ID": item_ids_I}
