@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from torch import nn
 
+from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
@@ -60,35 +62,49 @@ def check_same_log(earlier: Dataset, later: Dataset, where: str) -> None:
     )
 
 
-def check_row_ids(
-    network: nn.Module, rows: Mapping[str, Int64Array], other: nn.Module, other_rows: Mapping[str, Int64Array]
-) -> None:
-    """Refuse a model that says less or something else than the truth of whose rows its weights have.
+class WeightRows(NamedTuple):
+    """What a network of a catalog says of its weights."""
 
-    Args:
-        rows: `SequenceModel.row_ids` of the network.
-        other: the same model of another catalog.
+    model: str
+    """Its class."""
+    shapes: dict[str, tuple[int, ...]]
+    """Of all weights, by name."""
+    ids: dict[str, Int64Array] | None
+    """As `SequenceModel.row_ids` gives them."""
+
+    @classmethod
+    def of(cls, network: SequenceModel, item_ids_I: Int64Array) -> WeightRows:
+        """`item_ids_I`: of the catalog."""
+        shapes = {name: tuple(weight.shape) for name, weight in network.named_parameters()}
+        return cls(type(network).__name__, shapes, network.row_ids(item_ids_I))
+
+
+def check_rows_are_known(earlier: WeightRows, later: WeightRows) -> None:
+    """Refuse a model that does not say, or says wrong, which of its weights belong to which item.
 
     Raises:
-        InputError: it names no weight, another number of rows, or misses a weight that the catalog gives a
-            shape.
+        InputError: it says nothing, names no weight, gives another number of ids than there are rows, or
+            leaves out a weight whose shape depends on the catalog.
     """
-    for each, said in ((network, rows), (other, other_rows)):
-        shapes = {name: weight.shape for name, weight in each.named_parameters()}
-        for name, ids_V in said.items():
-            if name not in shapes or len(ids_V) != shapes[name][0]:
-                found = f"has {shapes[name][0]:,} rows" if name in shapes else "is no weight of it"
-                raise InputError(
-                    f"{type(each).__name__}.row_ids gives {len(ids_V):,} ids for {name!r}, which "
-                    f"{found}; name weights as named_parameters() does, with an id for each row"
-                )
-    others = {name: weight.shape for name, weight in other.named_parameters()}
-    for name, weight in network.named_parameters():
-        if name not in rows and others.get(name) != weight.shape:
+    for model, shapes, ids in (earlier, later):
+        if ids is None:
             raise InputError(
-                f"{type(network).__name__}.row_ids does not name {name!r}, whose shape depends on the "
-                "catalog; let it say whose its rows are"
+                f"{model} does not say which of its weights belong to which item (SequenceModel.row_ids), "
+                "and items are others than in training.init_from; let it say so, or begin without init_from"
             )
+        for name, ids_V in ids.items():
+            if shapes.get(name, ())[:1] != (len(ids_V),):
+                found = f"has the shape {shapes[name]}" if name in shapes else "is no weight of it"
+                raise InputError(
+                    f"{model}.row_ids gives {len(ids_V):,} ids for {name!r}, which {found}; name weights as "
+                    "named_parameters() does, with an id for each row"
+                )
+        for name, shape in later.shapes.items():
+            if name not in ids and earlier.shapes.get(name) != shape:
+                raise InputError(
+                    f"{model}.row_ids does not name {name!r}, whose shape depends on the catalog; let it say "
+                    "which item each row belongs to"
+                )
 
 
 def carried_over(
@@ -100,9 +116,9 @@ def carried_over(
     """Weights of a network, for one of a later catalog.
 
     Args:
-        their_rows: whose rows they are, as `SequenceModel.row_ids` says.
+        their_rows: `SequenceModel.row_ids` of their network.
         network: of the later catalog, with initial weights; rows of what came since are as in these.
-        our_rows: whose rows those are.
+        our_rows: `row_ids` of that one.
     """
     fitted = dict(weights)
     for name, ids_V in our_rows.items():

@@ -36,7 +36,12 @@ from rayrec.pipelines.tasks.features import (
 )
 from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.tasks.item_prompts import item_vocabulary, places_of_items
-from rayrec.pipelines.tasks.later_catalog import carried_over, check_row_ids, check_same_log
+from rayrec.pipelines.tasks.later_catalog import (
+    WeightRows,
+    carried_over,
+    check_rows_are_known,
+    check_same_log,
+)
 from rayrec.pipelines.tasks.task import GRAPH, Task
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.code_tree import num_levels_within
@@ -170,19 +175,14 @@ class NextItemTask(Task):
                     f"{', '.join(ours)} of those of {self.config.data.path}; prepare the same columns, "
                     f"{begin}"
                 )
-        if self._row_ids is None:
-            raise InputError(
-                f"{where}: was trained on other items, and the model {self.model.name} does not say which of "
-                f"its weights belong to which item (SequenceModel.row_ids); let it say so, {begin}"
-            )
-        check_row_ids(self.network(), self._row_ids, earlier.network(), earlier.row_ids())
+        check_rows_are_known(earlier._weight_rows, self._weight_rows)
 
     @cached_property
-    def _row_ids(self) -> dict[str, Int64Array] | None:
-        return self.network().row_ids(self.dataset.items.ids_I)
+    def _weight_rows(self) -> WeightRows:
+        return WeightRows.of(self.network(), self.dataset.items.ids_I)
 
     def row_ids(self) -> dict[str, Int64Array]:
-        return self._row_ids or {}
+        return self._weight_rows.ids or {}
 
     def weights_from(
         self, weights: dict[str, np.ndarray], rows: Mapping[str, Int64Array]

@@ -114,8 +114,7 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
         semantic_ids_version=task.semantic_ids_version,
         content_items=task.content_items,
     )
-    rows = earlier.row_ids() if task.row_ids() else {}
-    return _OnEarlierData(snapshot.path, state, snapshot.chain, task, rows)
+    return _OnEarlierData(snapshot.path, state, snapshot.chain, task, earlier.row_ids())
 
 
 @dataclass(frozen=True)
