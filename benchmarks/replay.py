@@ -42,13 +42,13 @@ from rayrec.pipelines.evaluation.evaluate_recommender import (
     evaluate_rankers,
     model_batches,
 )
+from rayrec.pipelines.evaluation.held_out import HeldOut
 from rayrec.pipelines.evaluation.lists import CO_VISITATION_IN_TIME, MODEL
 from rayrec.pipelines.evaluation.rankers import Ranker, model_rankers
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
 from rayrec.pipelines.metrics.positions import Positions
 from rayrec.pipelines.runs.method import Method
-from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.arrays import Int64Array
@@ -145,14 +145,13 @@ class Answers:
         Args:
             name: of the list, which says whether items of the history may be in it.
         """
-        self._split, self._name = split, name
-        self._dataset = dataset = recommender.dataset
+        self._name, self._held_out = name, HeldOut(recommender.dataset, split)
         self._info = model_rankers(recommender)[name].info
-        check_split(dataset, split)
-        self._times_U = dataset.target_times(split)
+        self._held_out.check()
+        self._times_U = self._held_out.target_times_U
         self._periods_U = periods.of(self._times_U)
         num_users = len(self._times_U)
-        self._samples = next(model_batches(recommender, split, num_users))
+        self._samples = next(model_batches(recommender, self._held_out, num_users))
         self._items_UK = np.full((num_users, self._info.depth), -1)
         self._is_ranked_U = np.zeros(num_users, dtype=bool)
 
@@ -177,7 +176,8 @@ class Answers:
             return RankedItems(items_BK, np.zeros(items_BK.shape, dtype=np.float32))
 
         rankers = {self._name: Ranker(next_rows, self._info)}
-        return evaluate_rankers(self._dataset, self._split, rankers, "replay", method=method)
+        held_out = self._held_out
+        return evaluate_rankers(held_out.dataset, held_out.split, rankers, "replay", method=method)
 
 
 def bench(options: BenchOptions) -> list[Bar]:

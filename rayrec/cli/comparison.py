@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import EvaluationSplit, WhichOption
+from rayrec.cli.runs import EvaluationSplit, OnOption, WhichOption
 from rayrec.platform.console import Answer, command, new_table, out, progress_bar
 
 if TYPE_CHECKING:
@@ -49,13 +49,14 @@ def compare_command(
     max_users: Annotated[
         int | None, typer.Option(min=1, help="Of evaluations with --max-users, how many these were.")
     ] = None,
+    on: OnOption = None,
 ) -> Answer:
     """Compare two methods on the same users, each of one run or of several seeds."""
     from rayrec.pipelines.evaluation.compare import Sources, check_metric, compare, evaluated, expanded
 
     check_metric(metric)
     with progress_bar("evaluate") as progress:
-        sources = Sources(metric, split.value, snapshot, max_users, progress)
+        sources = Sources(metric, split.value, snapshot, max_users, on, progress)
         of_a, of_b = (
             [evaluated(where, name, sources) for where in expanded(said, glob.glob)]
             for said, name in ((a, list_a), (b, list_b))

@@ -22,7 +22,8 @@ def print_report(report: EvaluationReport, step: str = "", slices: bool = False)
         slices: of recommenders, their first list by slices of the users as well.
     """
     metrics = SHOWN if report.ranking is not None else tuple(next(iter(report.results.values())))
-    table = new_table(f"{report.count:,} {report.unit}, {report.split} split{step}", ("", *metrics), metrics)
+    split = f"{report.split} split" + ("" if report.on is None else f" of {report.on}")
+    table = new_table(f"{report.count:,} {report.unit}, {split}{step}", ("", *metrics), metrics)
     for name, estimates in report.results.items():
         cells = [
             _cell(estimates[metric], report.num_judged.get(metric)) if metric in estimates else "-"
@@ -38,6 +39,11 @@ def print_report(report: EvaluationReport, step: str = "", slices: bool = False)
             out.print(
                 f"{report.ranking.num_repeats:,} users have their target in their history: lists without "
                 "seen items cannot have it."
+            )
+        if report.ranking.num_left_out:
+            out.print(
+                f"{report.ranking.num_left_out:,} users are left out: the run was trained on their target or "
+                "on later events of theirs."
             )
         if slices:
             _print_slices(report.ranking, next(iter(report.results)))

@@ -37,6 +37,13 @@ WhichOption = Annotated[
     ),
 ]
 DataOption = Annotated[Path | None, typer.Option(help="Where the run's data set lies, if it was moved.")]
+OnOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="A later data set of the same log: judge on the events that it holds out, such as the next "
+        "day's, instead of those of the run's own."
+    ),
+]
 ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file that describes the run.")]
 OverridesOption = Annotated[
     list[str] | None,
@@ -310,6 +317,7 @@ def evaluate_command(
     ] = EvaluationSplit.test,
     snapshot: WhichOption = "best",
     data: DataOption = None,
+    on: OnOption = None,
     ranker: RankerOption = None,
     candidates: CandidatesOption = 100,
     objective: ObjectiveOption = None,
@@ -354,6 +362,11 @@ def evaluate_command(
     impressions. Of language models: judge and answer records."""
     if (run is None) == (neighbors is None):
         raise InputError("give the folder of a run, or --neighbors and a data set, and not both")
+    if on is not None and (run is None or candidates_with_neighbors is not None):
+        raise InputError(
+            "--on judges a run; judge what needs no training on that data set (--neighbors), and leave "
+            "--candidates-with-neighbors out"
+        )
     if candidates_with_neighbors is not None:
         if run is None:
             raise InputError("--candidates-with-neighbors compares those of a run; --neighbors has none")
@@ -387,6 +400,7 @@ def evaluate_command(
                 baselines=baselines,
                 max_users=max_users,
                 depth=depth,
+                on=on,
             )
     step = "" if run is None else f", step {report.snapshot_step:,}"
     print_report(report, step, slices)

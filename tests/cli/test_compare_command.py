@@ -7,9 +7,13 @@ import pytest
 
 from rayrec.pipelines.evaluation.lists import MODEL, SWING, neighbor_positions_path, positions_path
 from rayrec.pipelines.metrics.positions import Positions, read_header
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.samples.base.config import PrepareConfig
+from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.prepare.prepare import prepare
 from tests.cli.commands import answer, rayrec, refused
-from tests.helpers.data import small_dataset
-from tests.helpers.runs import make_run
+from tests.helpers.data import random_events, small_dataset, write_source
+from tests.helpers.runs import NUM_ITEMS, NUM_USERS, make_run, trained
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +88,39 @@ def test_neighbors_are_compared_with_runs_and_other_data_are_refused(runs, tmp_p
     other = small_dataset(tmp_path, num_users=20).root
     answer("evaluate", "--neighbors", other)
     assert "are of different users" in refused("compare", sasrec, other)
+
+
+def test_runs_of_two_days_are_compared_on_the_events_of_a_third(tmp_path):
+    """Each ranks the catalog that it was trained on."""
+    monday = make_run(tmp_path / "monday")
+    events = random_events(NUM_USERS, NUM_ITEMS)
+    keys = [f"i{item}" for item in range(NUM_ITEMS + 2)]
+    items = {"item_id": keys, "title": [f"Title of {key}" for key in keys]}
+    new = ["i0", "i1", *keys[NUM_ITEMS:]]
+    days = []
+    for day, name in enumerate(("tuesday", "wednesday")):
+        events = events + [(f"v{day}{user}", key, 2000 + day) for user in range(9) for key in new]
+        data = tmp_path / name / "data"
+        prepare(write_source(tmp_path / name / "source", events, items), data, PrepareConfig())
+        days.append(data)
+    config = RunFolder.open(monday).config
+    tuesday = trained(config.with_data(days[0]), tmp_path / "tuesday" / "run")
+
+    assert "are of different users" in refused("compare", monday, tuesday)
+    found = answer("compare", monday, tuesday, "--on", days[1])
+
+    dataset = Dataset.open(days[1])
+    whole = found["results"]["all users"]
+    assert whole["num_users"] == dataset.num_evaluated("test")
+    report = answer("evaluate", tuesday, "--on", days[1], "--slices")
+    assert whole["b"]["value"] == report["results"][MODEL]["recall@10"]["value"]
+    path = positions_path(tuesday, "test", "step-000000004", on=dataset.fingerprint)
+    assert report["positions"] == path.name
+    assert read_header(path).num_items == NUM_ITEMS + 2
+    assert f"test split of {days[1]}" in " ".join(rayrec("evaluate", monday, "--on", days[1])[1].split())
+    for more in (["--candidates-with-neighbors", 10], ["--ranker", tuesday]):
+        assert "--on" in refused("evaluate", monday, "--on", days[1], *more)
+    assert "--on judges a run" in refused("evaluate", "--neighbors", days[1], "--on", days[1])
 
 
 def test_a_name_that_looks_like_a_pattern_is_a_name(runs, tmp_path):

@@ -20,6 +20,8 @@ from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
+from rayrec.pipelines.semantic_ids.tokenization import extend as extend_for
 from rayrec.pipelines.tasks.assembly import assemble, open_task
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.pipelines.training.initial_weights import initial_snapshot
@@ -472,9 +474,9 @@ def other_log(folder, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("items", r"was trained on 30 items, of which .*other has 0: it does not go on from the same log"),
+        ("items", r"is of 30 items, of which .*other has 0: it does not go on from the same log"),
         ("titles", r"with other titles of 30 of 30 items that .*other has"),
-        ("users", r"was trained on ids that are .*'user': 'string'"),
+        ("users", r"is of ids that are .*'user': 'string'"),
     ],
 )
 def test_weights_of_another_log_are_refused(change, message, tmp_path):
@@ -482,6 +484,15 @@ def test_weights_of_another_log_are_refused(change, message, tmp_path):
 
     with pytest.raises(InputError, match=message):
         initial_snapshot(assemble(going_on(run, other_log(tmp_path, change))))
+
+
+def test_semantic_ids_of_another_log_are_not_extended(tmp_path):
+    """Ids alone would not tell: both have the same."""
+    dataset, other = dataset_of(tmp_path), other_log(tmp_path, "titles")
+    ids = tokenize(dataset.root, config=TokenizeConfig(codebook_size=4)).path
+
+    with pytest.raises(InputError, match=rf"^{ids}: is of .* other titles of 30 of 30.*without --extend"):
+        extend_for(other.root, ids)
 
 
 def test_weights_whose_data_are_gone_are_refused(tmp_path):

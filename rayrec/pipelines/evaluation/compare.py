@@ -33,6 +33,7 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import SnapshotName, snapshot_name
 from rayrec.platform.arrays import BoolArray, Float64Array
 from rayrec.platform.errors import InputError, looked_in
+from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.dataset_folder import HISTORIES, kind_of
 from rayrec.samples.dataset.manifest import Split
 
@@ -49,6 +50,8 @@ class Sources:
     snapshot: str = "best"
     """Of runs."""
     max_users: int | None = None
+    on: Path | None = None
+    """A later data set, on whose events runs are judged instead of those of their own."""
     on_batch: OnBatch | None = None
 
 
@@ -310,7 +313,9 @@ def _of_neighbors(data: Path, sources: Sources) -> Path:
 def _of_run(run: Path, sources: Sources) -> Positions:
     folder = RunFolder.open(run)
     snapshot = snapshot_name(folder.chosen_snapshot(sources.snapshot))
-    path = positions_path(run, sources.split, snapshot.name, sources.max_users)
+    later = None if sources.on is None else Dataset.open(sources.on)
+    fingerprint = None if later is None else later.fingerprint
+    path = positions_path(run, sources.split, snapshot.name, sources.max_users, fingerprint)
     if _is_of(path, snapshot):
         return Positions.read(path)
     # These take seconds to import, for which no comparison of files has to wait.
@@ -326,7 +331,7 @@ def _of_run(run: Path, sources: Sources) -> Positions:
     recommender = Recommender(model)
     _check_depth(str(run), MODEL, model_rankers(recommender)[MODEL].info, sources.metric)
     positions = model_positions(
-        recommender, sources.split, on_batch=sources.on_batch, max_users=sources.max_users
+        recommender, sources.split, on_batch=sources.on_batch, max_users=sources.max_users, on=later
     )
     positions.write(path)
     return positions

@@ -9,7 +9,7 @@ from pathlib import Path
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_neighbors, evaluate_recommender
 from rayrec.pipelines.evaluation.evaluate_scorer import evaluate_scorer
-from rayrec.pipelines.evaluation.lists import neighbor_positions_path, of_sample, positions_path
+from rayrec.pipelines.evaluation.lists import evaluation_name, neighbor_positions_path, positions_path
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.ranking_stage import RankingStage
 from rayrec.pipelines.inference.recommender import Recommender
@@ -22,6 +22,7 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_json
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import Split
+from rayrec.samples.impressions.dataset import ImpressionDataset
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ def evaluate(
     baselines: bool = True,
     max_users: int | None = None,
     depth: int | None = None,
+    on: str | Path | None = None,
 ) -> EvaluationReport:
     """Rank the whole catalog for every user of a split, or score every impression, or judge every record of
     text; also written to the run's folder, beside the positions of each user's target.
@@ -47,17 +49,20 @@ def evaluate(
         baselines: of recommenders, judge neighbors as well.
         max_users: of recommenders, judge only so many users, a fixed sample; see `evaluate_recommender`.
         depth: of recommenders, items of each list; see `model_rankers`.
+        on: of recommenders and ranking models, a later data set of the same log whose split is taken; see
+            `evaluate_recommender` and `evaluate_scorer`.
 
     Raises:
-        InputError: the run has no usable snapshot, the split has no users or impressions, or the ranking
-            model cannot rank for the run, or may have learned what is to be predicted.
+        InputError: the run has no usable snapshot, the split has no users or impressions, the ranking model
+            cannot rank for the run, or may have learned what is to be predicted, or `on` does not fit.
     """
     model = TrainedModel.load(run, which, data=data)
+    fingerprint = None
     if isinstance(model.assembly.task, LanguageTask):
-        if ranking is not None or max_users is not None or depth is not None:
+        if ranking is not None or max_users is not None or depth is not None or on is not None:
             raise InputError(
-                f"{model.run} is a language model, which is judged on all records; leave a ranking stage, "
-                "--max-users and --depth out"
+                f"{model.run} is a language model, which is judged on all its own records; leave a ranking "
+                "stage, --max-users, --depth and --on out"
             )
         report = _of_writer(TextWriter(model), split, on_batch)
     elif isinstance(model.assembly.task, ImpressionTask):
@@ -70,18 +75,29 @@ def evaluate(
                 f"{model.run} is a ranking model, which is judged on impressions; leave --max-users and "
                 "--depth out"
             )
-        report = evaluate_scorer(Scorer(model), split, batch_size, on_batch)
+        later = None if on is None else ImpressionDataset.open(on)
+        fingerprint = None if later is None else later.fingerprint
+        report = evaluate_scorer(Scorer(model), split, batch_size, on_batch, later)
     else:
+        if ranking is not None and on is not None:
+            raise InputError(
+                "a ranking stage is judged by the events of its own data set; leave it or --on out, or judge "
+                "the ranking model alone by impressions of the later log"
+            )
+        events = None if on is None else Dataset.open(on)
+        fingerprint = None if events is None else events.fingerprint
         recommender = Recommender(model)
         stage = None if ranking is None else RankingStage.load(recommender, ranking)
         report = evaluate_recommender(
-            recommender, split, batch_size, on_batch, stage, baselines, max_users, depth
+            recommender, split, batch_size, on_batch, stage, baselines, max_users, depth, events
         )
+    if on is not None:
+        report = replace(report, on=str(on))
     if report.ranking is not None and model.snapshot is not None:
-        path = positions_path(run, split, model.snapshot.name, max_users)
+        path = positions_path(run, split, model.snapshot.name, max_users, fingerprint)
         report.ranking.positions.write(path)
         report = replace(report, positions_file=path.name)
-    write_json(Path(run) / f"evaluation-{split}{of_sample(max_users)}.json", report.to_json())
+    write_json(Path(run) / f"{evaluation_name(split, max_users, fingerprint)}.json", report.to_json())
     return report
 
 

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 import xxhash
 
+from rayrec.pipelines.evaluation.held_out import HeldOut
 from rayrec.pipelines.evaluation.rankers import (
     Ranker,
     baselines_of,
@@ -31,12 +32,10 @@ from rayrec.pipelines.metrics.ranking_metrics import summarize, target_places
 from rayrec.pipelines.metrics.slices import head_from, slice_reports
 from rayrec.pipelines.runs.method import Method
 from rayrec.pipelines.runs.snapshots import SnapshotName
-from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import Split
-from rayrec.samples.reading.reader import evaluation_batches
 
 _MOST_SCORES = 1 << 28
 """Of a batch, where a model scores all items: 1 GiB."""
@@ -51,6 +50,7 @@ def evaluate_recommender(
     baselines: bool = True,
     max_users: int | None = None,
     depth: int | None = None,
+    on: Dataset | None = None,
 ) -> EvaluationReport:
     """All items ranked for every user of a split.
 
@@ -61,17 +61,22 @@ def evaluate_recommender(
             the event that is to be predicted, and have the same histories as the model.
         baselines: judge neighbors as well, which need no training but time on a large catalog.
         depth: items of each list, see `model_rankers`.
+        on: a later data set of the same log, whose split is taken instead of that of the run's own: how the
+            model, and what is judged beside it, answers for events that came later. Targets that the run's
+            catalog does not have are missed. Users are left out where the target, or later events of theirs,
+            were trained on.
 
     Raises:
-        InputError: the split has no users, or the ranking model may have learned what is to be predicted.
+        InputError: the split has no users, the ranking model may have learned what is to be predicted, or
+            `on` is of another log.
     """
     rankers = model_rankers(recommender, stage, depth)
     rankers |= popularity_rankers(recommender.dataset, recommender.seen, depth)
     if baselines:
         rankers |= baselines_of(recommender.dataset, depth)
-    positions, tally = _of_model(recommender, split, rankers, batch_size, on_batch, max_users, stage)
+    held_out = _held_out(recommender, split, max_users, on)
+    positions, tally = _of_model(recommender, held_out, rankers, batch_size, on_batch, stage)
     return _report(
-        recommender.dataset,
         positions,
         tally,
         snapshot_step=recommender.committed_step + 1,
@@ -86,10 +91,12 @@ def model_positions(
     on_batch: OnBatch | None = None,
     max_users: int | None = None,
     depth: int | None = None,
+    on: Dataset | None = None,
 ) -> Positions:
     """Positions alone, of the model without baselines; arguments and errors as of `evaluate_recommender`."""
     rankers = model_rankers(recommender, depth=depth)
-    return _of_model(recommender, split, rankers, batch_size, on_batch, max_users)[0]
+    held_out = _held_out(recommender, split, max_users, on)
+    return _of_model(recommender, held_out, rankers, batch_size, on_batch)[0]
 
 
 def evaluate_neighbors(
@@ -136,54 +143,53 @@ def evaluate_rankers(
     Raises:
         InputError: the split has no users.
     """
-    check_split(dataset, split)
-    tally = Tally(dataset, split, rankers, max_users)
-    tally.judge(evaluation_batches(dataset, split, batch_size, max_users), on_batch)
-    return _report(dataset, tally.positions(name, None, method), tally)
+    held_out = HeldOut(dataset, split, max_users)
+    held_out.check()
+    tally = Tally(dataset, held_out, rankers)
+    tally.judge(held_out.batches(batch_size), on_batch)
+    return _report(tally.positions(name, None, method), tally)
+
+
+def _held_out(recommender: Recommender, split: Split, max_users: int | None, on: Dataset | None) -> HeldOut:
+    if on is None or on.fingerprint == recommender.dataset.fingerprint:
+        return HeldOut(recommender.dataset, split, max_users)
+    recommender.check_can_be_judged_on(on)
+    return HeldOut(on, split, max_users, learned=recommender.dataset)
 
 
 def _of_model(
     recommender: Recommender,
-    split: Split,
+    held_out: HeldOut,
     rankers: Mapping[str, Ranker],
     batch_size: int,
     on_batch: OnBatch | None,
-    max_users: int | None,
     stage: RankingStage | None = None,
 ) -> tuple[Positions, Tally]:
-    dataset = recommender.dataset
-    check_split(dataset, split)
+    held_out.check()
     if stage is not None:
         stage.check_evaluation()
     if not recommender.num_beams(1):  # it scores every item for every user of a batch
-        batch_size = max(min(batch_size, _MOST_SCORES // len(dataset.items)), 1)
-    tally = Tally(dataset, split, rankers, max_users)
-    tally.judge(model_batches(recommender, split, batch_size, max_users), on_batch)
+        batch_size = max(min(batch_size, _MOST_SCORES // len(recommender.dataset.items)), 1)
+    tally = Tally(recommender.dataset, held_out, rankers)
+    tally.judge(model_batches(recommender, held_out, batch_size), on_batch)
     return tally.positions(recommender.run, recommender.snapshot, recommender.method), tally
 
 
-def model_batches(
-    recommender: Recommender, split: Split, batch_size: int, max_users: int | None = None
-) -> Iterator[SampleBatch]:
-    """Rows of a split with all that a model reads to be evaluated; arguments as of `evaluate_recommender`."""
-    batches = evaluation_batches(
-        recommender.dataset,
-        split,
-        batch_size,
-        max_users,
-        with_times=recommender.needs_times,
-        labels=recommender.needs_labels,
-    )
+def model_batches(recommender: Recommender, held_out: HeldOut, batch_size: int) -> Iterator[SampleBatch]:
+    """Users with all that a model reads to be evaluated."""
+    batches = held_out.batches(batch_size, recommender.needs_times, recommender.needs_labels)
     return (samples.instructed(recommender.evaluation_instruction) for samples in batches)
 
 
 class Tally:
     """Where each ranker puts the targets of all users, and what it puts first."""
 
-    def __init__(
-        self, dataset: Dataset, split: Split, rankers: Mapping[str, Ranker], max_users: int | None = None
-    ) -> None:
-        self._dataset, self._split, self._rankers, self._max_users = dataset, split, rankers, max_users
+    def __init__(self, known: Dataset, held_out: HeldOut, rankers: Mapping[str, Ranker]) -> None:
+        """
+        Args:
+            known: what the rankers were made of, whose catalog is ranked; usually that of what is held out.
+        """
+        self._known, self.held_out, self._rankers = known, held_out, rankers
         self._places: dict[str, list[Int64Array]] = {name: [] for name in rankers}
         self._first: dict[str, list[Int64Array]] = {name: [] for name in rankers}
         self._users: list[tuple[Int64Array, Int64Array, Int64Array, BoolArray]] = []
@@ -193,10 +199,10 @@ class Tally:
 
     def judge(self, batches: Iterable[SampleBatch], on_batch: OnBatch | None) -> None:
         """Rank for every row."""
-        times_U, done = self._dataset.target_times(self._split, self._max_users), 0
+        times_U, done = self.held_out.target_times_U, 0
         for samples in batches:
             assert samples.targets_B is not None, "of an evaluation split"
-            targets_B = self._dataset.item_positions(samples.targets_B)
+            targets_B = self._known.item_positions(samples.targets_B)
             times_B = times_U[done : done + samples.num_rows]
             for name, ranker in self._rankers.items():
                 items_BK = ranker.recommend(samples, times_B).items_BK
@@ -220,9 +226,9 @@ class Tally:
 
     def lists(self) -> dict[str, ListMetrics]:
         """What the lists of each ranker are like."""
-        items = self._dataset.items
-        users_E, items_E = self._dataset.train_events()
-        of_items = users_of_items(users_E, self._dataset.item_positions(items_E), len(items))
+        items = self._known.items
+        users_E, items_E = self._known.train_events()
+        of_items = users_of_items(users_E, self._known.item_positions(items_E), len(items))
         return {
             name: list_metrics(_padded(parts), items.train_counts_I, of_items)
             for name, parts in self._first.items()
@@ -234,16 +240,17 @@ class Tally:
         Args:
             run: name of the run, or of what is judged without one.
         """
-        manifest, items = self._dataset.manifest, self._dataset.items
+        dataset, trained_I = self.held_out.dataset, self._known.items.train_counts_I
+        manifest, items = dataset.manifest, dataset.items
         user_ids_U, targets_U, lengths_U, is_repeat_U = map(np.concatenate, zip(*self._users, strict=True))
-        catalog_U = self._dataset.item_positions(targets_U)
+        known_U = self._known.item_positions(targets_U)
         users = EvaluatedUsers(
             user_ids_U=user_ids_U,
             targets_U=targets_U,
             history_lengths_U=lengths_U,
-            train_counts_U=np.where(catalog_U >= 0, items.train_counts_I[catalog_U], 0),
+            train_counts_U=np.where(known_U >= 0, trained_I[known_U], 0),
             is_repeat_U=is_repeat_U,
-            behaviors_U=self._dataset.target_labels(self._split, "behavior", self._max_users),
+            behaviors_U=self.held_out.target_labels("behavior"),
         )
         header = PositionsHeader(
             run=run,
@@ -253,14 +260,14 @@ class Tally:
             seed=None if method is None else method.seed,
             dataset=manifest.name,
             fingerprint=manifest.fingerprint,
-            split=self._split,
+            split=self.held_out.split,
             split_rule=manifest.split.kind,
             users=self._user_hash.hexdigest(),
             held_out=xxhash.xxh3_64_hexdigest(b"".join(each.digest() for each in self._held_out_hashes)),
             catalog=xxhash.xxh3_64_hexdigest(items.ids_I.tobytes()),
             num_users=len(users),
             num_items=len(items),
-            head_from=head_from(items.train_counts_I),
+            head_from=head_from(trained_I),
             behaviors=() if users.behaviors_U is None else manifest.behaviors,
             lists={name: ranker.info for name, ranker in self._rankers.items()},
         )
@@ -279,7 +286,7 @@ def _padded(parts: list[Int64Array]) -> Int64Array:
 
 
 def _report(
-    dataset: Dataset, positions: Positions, tally: Tally, snapshot_step: int = 0, ranker: str | None = None
+    positions: Positions, tally: Tally, snapshot_step: int = 0, ranker: str | None = None
 ) -> EvaluationReport:
     assert positions.users is not None, "they were judged"
     header = positions.header
@@ -299,5 +306,6 @@ def _report(
             slices=slices,
             empty_slices=empty,
             num_repeats=int(positions.users.is_repeat_U.sum()),
+            num_left_out=tally.held_out.num_left_out,
         ),
     )

@@ -20,20 +20,32 @@ CO_VISITATION_IN_TIME = "neighbors, co-visitation at the time"
 service would know. The others know training events alone, as models do."""
 
 
-def positions_path(run: str | Path, split: Split, snapshot: str, max_users: int | None = None) -> Path:
+def positions_path(
+    run: str | Path, split: Split, snapshot: str, max_users: int | None = None, on: str | None = None
+) -> Path:
     """Where the positions of a run's evaluation are: a file for each split and snapshot.
 
     Args:
         snapshot: its name.
+        max_users, on: as of `evaluation_name`.
     """
-    return Path(run) / f"evaluation-{split}{of_sample(max_users)}-{snapshot}{SUFFIX}"
+    return Path(run) / f"{evaluation_name(split, max_users, on)}-{snapshot}{SUFFIX}"
 
 
 def neighbor_positions_path(data: Path, split: Split, max_users: int | None = None) -> Path:
     """Where the positions of a data set's neighbors are, unless another file was named."""
-    return data / f"neighbors-{split}{of_sample(max_users)}{SUFFIX}"
+    return data / f"neighbors-{split}{_of_sample(max_users)}{SUFFIX}"
 
 
-def of_sample(max_users: int | None) -> str:
-    """What names of files have of a sample, which does not take the place of the whole."""
+def evaluation_name(split: Split, max_users: int | None = None, on: str | None = None) -> str:
+    """How names of files of an evaluation begin: one of a sample, or on the events of another data set, does
+    not take the place of the whole.
+
+    Args:
+        on: fingerprint of that data set.
+    """
+    return f"evaluation-{split}{_of_sample(max_users)}{'' if on is None else f'-on-{on[:8]}'}"
+
+
+def _of_sample(max_users: int | None) -> str:
     return "" if max_users is None else f"-first-{max_users}"

@@ -106,6 +106,14 @@ class Recommender:
     def dataset(self) -> Dataset:
         return self._task.dataset
 
+    def check_can_be_judged_on(self, later: Dataset) -> None:
+        """Refuse events that are not of the same log, or lack what the model reads.
+
+        Raises:
+            InputError: says what differs.
+        """
+        self._task.check_can_be_judged_on(later, self.run)
+
     @property
     def semantic_ids(self) -> SemanticIdRegistry | None:
         """Codes of the items in catalog order, as the model has them; None for models that know none."""

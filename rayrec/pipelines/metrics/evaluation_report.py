@@ -28,11 +28,14 @@ class RankingDetails:
     """Slices without users, which are left out."""
     num_repeats: int
     """Users whose target is in their history: lists without seen items cannot have it."""
+    num_left_out: int = 0
+    """Users of a later data set whose target, or later events, the model was trained on."""
 
     def to_json(self) -> dict[str, Any]:
         infos = self.positions.header.lists
         return {
             "num_repeats": self.num_repeats,
+            **({"num_left_out": self.num_left_out} if self.num_left_out else {}),
             "lists": {
                 name: {
                     **infos[name].model_dump(mode="json"),
@@ -60,6 +63,8 @@ class EvaluationReport:
     unit: Literal["users", "impressions", "records"] = "users"
     ranker: str | None = None
     """The run that ranks in `model + ranker`."""
+    on: str | None = None
+    """The later data set whose events these are, where they are not of the run's own."""
     not_whole: Mapping[str, int] = field(default_factory=dict)
     """Of records: how many were cut or left out, most because the model reads no more tokens, by which."""
 
@@ -81,6 +86,7 @@ class EvaluationReport:
             "snapshot_step": self.snapshot_step,
             f"num_{self.unit}": self.count,
             **({} if self.ranker is None else {"ranker": self.ranker}),
+            **({} if self.on is None else {"on": self.on}),
             **({"not_whole": dict(self.not_whole)} if self.not_whole else {}),
             **({"num_judged": dict(self.num_judged)} if self.num_judged else {}),
             "results": results,

@@ -45,6 +45,7 @@ from rayrec.models.tokenizers.vector_sources import (
 )
 from rayrec.pipelines.semantic_ids.large_catalog import CatalogSizes, StageProgress, Tokenized, tokenize_large
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
+from rayrec.pipelines.tasks.later_catalog import check_same_log
 from rayrec.platform.arrays import Float32Array, Float64Array, Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
@@ -381,7 +382,7 @@ def extend(
 
     Raises:
         InputError: something is missing or does not belong together, an item of the registry is not in the
-            data set, or there is no room for a new one.
+            data set or is called something else there, or there is no room for a new one.
     """
     dataset, path = Dataset.open(data), _folder(data, out)
     if path.resolve() == Path(semantic_ids).resolve():
@@ -390,6 +391,7 @@ def extend(
             "name another folder with --out"
         )
     registry = SemanticIdRegistry.load(semantic_ids)
+    _check_same_items(registry, Path(semantic_ids), dataset)
     tokenizer = _tokenizer_of(registry, Path(semantic_ids))
     ids_I = dataset.items.ids_I
     new_N = np.flatnonzero(~np.isin(ids_I, registry.item_ids_I))
@@ -562,6 +564,18 @@ def _tokenizer_of(registry: SemanticIdRegistry, folder: Path) -> ItemTokenizer:
             f"{registry.tokenizer_version}; put the files of one tokenizer together"
         )
     return tokenizer
+
+
+def _check_same_items(registry: SemanticIdRegistry, folder: Path, dataset: Dataset) -> None:
+    """Refuse a data set whose ids mean other items, where a registry lies in the one that it was made of."""
+    try:
+        earlier = Dataset.open(folder.resolve().parent, checksums=False)
+    except InputError:
+        return
+    if earlier.fingerprint == registry.dataset_fingerprint:
+        check_same_log(
+            earlier, dataset, str(folder), "make IDs of its own (rayrec tokenize without --extend)"
+        )
 
 
 def _check_target(path: Path, registry: SemanticIdRegistry, overwrite: bool) -> None:

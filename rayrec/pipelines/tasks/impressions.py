@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +31,8 @@ from rayrec.samples.dataset.manifest import EVALUATION_FILES, Split
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.features import ImpressionFeatures
 from rayrec.samples.operations.program import FeatureProgram
+
+logger = logging.getLogger(__name__)
 
 
 class LabeledRows(NamedTuple):
@@ -67,16 +72,42 @@ class ImpressionTask(Task):
         return ImpressionRows(self.config, self.dataset, self.schema)
 
     def check_goes_on_from(self, earlier: Task, where: str) -> None:
-        super().check_goes_on_from(earlier, where)
         assert isinstance(earlier, ImpressionTask), "its model is of the same kind"
-        for part in ("labels", "numbers", "ids", "lists"):
-            theirs, ours = _columns(earlier.schema, part), _columns(self.schema, part)
-            if theirs != ours:
-                raise InputError(
-                    f"{where}: was trained on the {part} {theirs}, and {self.config.data.path} has {ours}: "
-                    "its weights stand for other columns; prepare the same ones, in the same order, or begin "
-                    "without init_from"
-                )
+        way_out = "prepare the same ones, in the same order, or begin without init_from"
+        _check_same_columns(earlier.schema, self.schema, self.config.data.path, where, way_out)
+
+    def with_rows_of(self, later: ImpressionDataset, split: Split, where: str) -> ImpressionTask:
+        """The same task for a split of a later data set, that what was trained here can be judged on.
+
+        Args:
+            where: what was trained, for messages.
+
+        Raises:
+            InputError: it has other columns, or rows of the time that was trained on.
+        """
+        if later.fingerprint == self.fingerprint:
+            return self
+        schema = schema_of(self.config, later)
+        way_out = "prepare the same ones, in the same order"
+        _check_same_columns(self.schema, schema, later.root, where, way_out)
+        trained_until = self.dataset.manifest.split.valid_start
+        begins = later.manifest.split.start_of(split)
+        if trained_until is None or begins is None:
+            logger.warning(
+                "%s: %s and %s are not both divided by time, so nothing says whether the model was trained "
+                "on rows that it is judged on",
+                where,
+                self.dataset.root,
+                later.root,
+            )
+        elif begins < trained_until:
+            until, since = (datetime.fromtimestamp(each, UTC).isoformat() for each in (trained_until, begins))
+            raise InputError(
+                f"{where}: was trained on rows until {until}, and the {split} rows of {later.root} begin at "
+                f"{since}, so that it may have learned what it would be judged on; prepare the later log "
+                f"with --split time --{split}-start {until} or later"
+            )
+        return replace(self, dataset=later, schema=schema)
 
     def check_split(self, split: Split) -> None:
         if not self.dataset.manifest.rows[split]:
@@ -155,6 +186,19 @@ class ImpressionTask(Task):
     def shown_metrics(self) -> tuple[str, ...]:
         labels = self.schema.labels
         return tuple(_named(figure, label, labels) for label in labels for figure in ("auc", "log_loss"))
+
+
+def _check_same_columns(
+    theirs: ImpressionSchema, ours: ImpressionSchema, data: str | Path, where: str, way_out: str
+) -> None:
+    """Refuse a data set whose columns are others than those that a model has learned."""
+    for part in ("labels", "numbers", "ids", "lists"):
+        before, now = _columns(theirs, part), _columns(ours, part)
+        if before != now:
+            raise InputError(
+                f"{where}: was trained on the {part} {before}, and {data} has {now}: its weights stand for "
+                f"other columns; {way_out}"
+            )
 
 
 def _columns(schema: ImpressionSchema, part: str) -> str:

@@ -24,23 +24,30 @@ COMPARED = 10_000
 logger = logging.getLogger(__name__)
 
 
-def check_same_log(earlier: Dataset, later: Dataset, where: str) -> None:
-    """Refuse a data set whose items are others, which ids alone do not always show; log how many are new.
+def check_same_log(earlier: Dataset, later: Dataset, where: str, way_out: str) -> None:
+    """Refuse a data set whose users or items are others, which ids alone do not always show; log how many
+    items are new.
 
     Args:
-        where: what was trained on the earlier one, for messages.
+        where: what was made of the earlier one, for messages.
+        way_out: what to do instead, likewise.
 
     Raises:
-        InputError: fewer than half of the earlier items are in the later one, or more than half of some that
-            both have are called something else.
+        InputError: ids are of another kind, fewer than half of the earlier items are in the later one, or
+            more than half of some that both have are called something else.
     """
     theirs, path = earlier.items, later.root
+    if earlier.manifest.id_kinds != later.manifest.id_kinds:
+        raise InputError(
+            f"{where}: is of ids that are {earlier.manifest.id_kinds}, and those of {path} are "
+            f"{later.manifest.id_kinds}, so that they are of others; {way_out}"
+        )
     place_I = later.item_positions(theirs.ids_I)
     there = np.flatnonzero(place_I >= 0)
     if 2 * len(there) < len(theirs):
         raise InputError(
-            f"{where}: was trained on {len(theirs):,} items, of which {path} has {len(there):,}: it does not "
-            "go on from the same log; begin without init_from"
+            f"{where}: is of {len(theirs):,} items, of which {path} has {len(there):,}: it does not go on "
+            f"from the same log; {way_out}"
         )
     some = there[:COMPARED]  # the order is one of hashes
     before, now = theirs.titles.take(pa.array(some)), later.items.titles.take(pa.array(place_I[some]))
@@ -48,9 +55,9 @@ def check_same_log(earlier: Dataset, later: Dataset, where: str) -> None:
     num_others = pc.sum(is_other).as_py() or 0
     if 2 * num_others > len(is_other):
         raise InputError(
-            f"{where}: was trained on a catalog with other titles of {num_others:,} of {len(is_other):,} "
-            f"items that {path} has, too: their ids mean other items here; give items the ids, or "
-            "the titles, that they had, or begin without init_from"
+            f"{where}: is of a catalog with other titles of {num_others:,} of {len(is_other):,} items that "
+            f"{path} has, too: their ids mean other items here; give items the ids, or the titles, that they "
+            f"had, or {way_out}"
         )
     logger.info(
         "%s: knows %s of the %s items of %s; %s of its own have gone",

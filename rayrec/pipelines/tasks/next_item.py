@@ -134,7 +134,7 @@ class NextItemTask(Task):
         what was learned holds for both.
         """
         registry = self.registry
-        self._check_labels(state.labels, where)
+        _check_labels(state.labels, self.labels, self.dataset, where)
         if registry is not None and registry.extends(
             state.semantic_ids_version or "", state.dataset_fingerprint
         ):
@@ -143,22 +143,11 @@ class NextItemTask(Task):
         if registry is not None:
             registry.check_matches(state.semantic_ids_version or "none", where)
 
-    def _check_labels(self, theirs: Mapping[str, list[str]] | None, where: str) -> None:
-        for label, names in (theirs or {}).items():
-            ours = (self.labels or {}).get(label, names)
-            if ours != names:
-                raise InputError(
-                    f"{where}: was trained on events whose {label} is one of {', '.join(names)}, and "
-                    f"in {self.config.data.path} it is one of {', '.join(ours)}: what was learned of them "
-                    "does not fit; train from the start"
-                )
-
     def check_goes_on_from(self, earlier: Task, where: str) -> None:
-        super().check_goes_on_from(earlier, where)
         assert isinstance(earlier, NextItemTask), "its model is of the same kind"
         begin = "or begin without init_from"
-        self._check_labels(earlier.labels, where)
-        check_same_log(earlier.dataset, self.dataset, where)
+        _check_labels(earlier.labels, self.labels, self.dataset, where)
+        check_same_log(earlier.dataset, self.dataset, where, "begin without init_from")
         if self.registry is not None and not self.registry.extends(
             earlier.semantic_ids_version or "", earlier.fingerprint
         ):
@@ -176,6 +165,22 @@ class NextItemTask(Task):
                     f"{begin}"
                 )
         check_rows_are_known(earlier._weight_rows, self._weight_rows)
+
+    def check_can_be_judged_on(self, later: Dataset, where: str) -> None:
+        """Refuse events of another data set that are not of the same log, or lack what the model reads.
+
+        Args:
+            where: what was trained, for messages.
+
+        Raises:
+            InputError: says what differs.
+        """
+        check_same_log(self.dataset, later, where, "judge it on a later data set of its own log")
+        if self.model.needs_times or self.config.goes_by_event_times:
+            later.check_times()
+        check_labels(self.config, self.model, later)
+        names: dict[str, list[str]] = {label: list(of) for label, of in later.manifest.labels.items()}
+        _check_labels(self.labels, names, later, where)
 
     @cached_property
     def _weight_rows(self) -> WeightRows:
@@ -340,6 +345,19 @@ class NextItemTask(Task):
         if self.registry is None:
             return np.ones(len(self.dataset.items), dtype=np.bool_)
         return self.registry.known_to(state.semantic_ids_version or "")
+
+
+def _check_labels(
+    theirs: Mapping[str, list[str]] | None, ours: Mapping[str, list[str]] | None, data: Dataset, where: str
+) -> None:
+    """Refuse codes of labels that have other names in a data set than where a model has learned them."""
+    for label, names in (theirs or {}).items():
+        if (found := (ours or {}).get(label, names)) != names:
+            raise InputError(
+                f"{where}: was trained on events whose {label} is one of {', '.join(names)}, and in "
+                f"{data.root} it is one of {', '.join(found)}: what was learned of them does not fit; train "
+                "from the start"
+            )
 
 
 def _content(model: SequenceModelConfig, dataset: Dataset, counted_I: BoolArray) -> ItemBags | None:

@@ -47,6 +47,10 @@ class ImpressionSplit(Config):
     held_out_of: str | None = None
     """Fingerprint of the data set of histories that holds out the same events."""
 
+    def start_of(self, split: SplitName) -> float | None:
+        """Where a split begins; None of the training rows, and of rows that are not divided by time."""
+        return {"valid": self.valid_start, "test": self.test_start}.get(split)
+
 
 class ImpressionManifest(FolderManifest):
     """Everything `ImpressionDataset.open` has to know before it reads a table."""
