@@ -53,10 +53,12 @@ def compare_command(
 ) -> Answer:
     """Compare two methods on the same users, each of one run or of several seeds."""
     from rayrec.pipelines.evaluation.compare import Sources, check_metric, compare, evaluated, expanded
+    from rayrec.samples.dataset.dataset import Dataset
 
     check_metric(metric)
+    later = None if on is None else Dataset.open(on)
     with progress_bar("evaluate") as progress:
-        sources = Sources(metric, split.value, snapshot, max_users, on, progress)
+        sources = Sources(metric, split.value, snapshot, max_users, later, progress)
         of_a, of_b = (
             [evaluated(where, name, sources) for where in expanded(said, glob.glob)]
             for said, name in ((a, list_a), (b, list_b))
@@ -96,6 +98,10 @@ def _print(found: Comparison, a: str, b: str) -> None:
         f"Intervals: 95 %, paired bootstrap over {found.over}. Only A, only B: users whose target one of the "
         f"two alone has in its first {cutoff} items.{uneven}"
     )
+    if found.num_left_out:
+        out.print(
+            f"{found.num_left_out:,} users are left out, whose target is no later than what a run knows."
+        )
     if found.empty_slices:
         out.print(f"No user: {escape(', '.join(found.empty_slices))}")
 

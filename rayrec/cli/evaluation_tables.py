@@ -42,8 +42,8 @@ def print_report(report: EvaluationReport, step: str = "", slices: bool = False)
             )
         if report.ranking.num_left_out:
             out.print(
-                f"{report.ranking.num_left_out:,} users are left out: the run was trained on their target or "
-                "on later events of theirs."
+                f"{report.ranking.num_left_out:,} users are left out: their target is no later than the "
+                "newest event of the run's own data set."
             )
         if slices:
             _print_slices(report.ranking, next(iter(report.results)))

@@ -34,6 +34,15 @@ class ItemBags:
         offsets_I1 = np.concatenate([[0], np.cumsum(counts_I)]).astype(np.int64)
         return cls(offsets_I1, features_P[order_P], weights_P[order_P])
 
+    def some(self, items_J: Int64Array) -> ItemBags:
+        """Those of some items, in the given order."""
+        counts_J = np.diff(self.offsets_I1)[items_J]
+        offsets_J1 = np.concatenate([[0], np.cumsum(counts_J)]).astype(np.int64)
+        pairs_Q = np.repeat(self.offsets_I1[:-1][items_J] - offsets_J1[:-1], counts_J) + np.arange(
+            offsets_J1[-1]
+        )
+        return ItemBags(offsets_J1, self.features_P[pairs_Q], self.weights_P[pairs_Q])
+
     def transposed(self, num_features: int) -> ItemBags:
         """The same pairs by feature: which items have each."""
         items_P = np.repeat(np.arange(len(self.offsets_I1) - 1), np.diff(self.offsets_I1))

@@ -110,10 +110,27 @@ def test_runs_of_two_days_are_compared_on_the_events_of_a_third(tmp_path):
     found = answer("compare", monday, tuesday, "--on", days[1])
 
     dataset = Dataset.open(days[1])
-    whole = found["results"]["all users"]
-    assert whole["num_users"] == dataset.num_evaluated("test")
-    report = answer("evaluate", tuesday, "--on", days[1], "--slices")
+    whole, report = found["results"]["all users"], answer("evaluate", tuesday, "--on", days[1], "--slices")
+    assert (whole["num_users"], found["num_left_out"]) == (9, 9)  # what Tuesday's run knows is no news
     assert whole["b"]["value"] == report["results"][MODEL]["recall@10"]["value"]
+    of_monday = Positions.read(positions_path(monday, "test", "step-000000003", on=dataset.fingerprint))
+    wednesday = {dataset.user_by_key(f"v1{user}") for user in range(9)}
+    hits = [
+        place < 10
+        for user, place in zip(
+            of_monday.users.user_ids_U.tolist(), of_monday.places[MODEL].tolist(), strict=True
+        )
+        if user in wednesday
+    ]
+    assert (len(hits), len(of_monday.users)) == (9, 18)
+    assert whole["a"]["value"] == pytest.approx(sum(hits) / 9)
+    code, printed, _ = rayrec("compare", monday, tuesday, "--on", days[1], "--slices")
+    assert (code, "9 users are left out" in printed) == (0, True)
+    answer("evaluate", "--neighbors", days[0])
+    assert f"{days[0]}: is of events of" in refused("compare", monday, days[0], "--on", days[1])
+    neighbors = answer("evaluate", "--neighbors", days[1])
+    found = answer("compare", tuesday, days[1], "--on", days[1])
+    assert found["results"]["all users"]["num_users"] == 9 < neighbors["num_users"]
     path = positions_path(tuesday, "test", "step-000000004", on=dataset.fingerprint)
     assert report["positions"] == path.name
     assert read_header(path).num_items == NUM_ITEMS + 2

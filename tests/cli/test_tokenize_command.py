@@ -288,6 +288,29 @@ def test_an_extension_gives_an_item_the_prefix_that_it_would_have_had(
         assert new[key][:2] == codes[:2]
 
 
+def test_new_items_get_codes_by_the_words_and_values_that_old_ones_have(data, grown, tmp_path):
+    """Those of its kind have the same ones; a word that was in no two old items says nothing."""
+    answer("tokenize", data, "--vectors", "content", "--out", tmp_path / "old", "--codebook-size", 4)
+    report = answer("tokenize", grown, "--extend", tmp_path / "old", "--out", tmp_path / "new")
+
+    old, new = codes_by_key(data, tmp_path / "old"), codes_by_key(grown, tmp_path / "new")
+    assert {key: new[key] for key in old} == old
+    assert report["num_without_data"] == 2  # which have neither words nor a kind
+    for number in range(NUM_ITEMS, NUM_ITEMS + 8):
+        if KINDS[number % 4] is not None:
+            assert new[f"i{number}"][:2] == old[f"i{number % 4}"][:2]
+    answer("tokenize", grown, "--extend", tmp_path / "new", "--out", tmp_path / "again")
+    assert codes_by_key(grown, tmp_path / "again") == new
+
+    # An earlier version kept nothing of the analysis.
+    tokenizer, registry = ItemTokenizer.load(tmp_path / "old"), SemanticIdRegistry.load(tmp_path / "old")
+    without = dataclasses.replace(tokenizer, learned={})
+    without.save(tmp_path / "old")
+    dataclasses.replace(registry, tokenizer_version=without.version).save(tmp_path / "old")
+    report = answer("tokenize", grown, "--extend", tmp_path / "old", "--out", tmp_path / "arbitrary")
+    assert report["num_without_data"] == 8
+
+
 def strict(text):
     """JSON as others read it: without Infinity and NaN."""
     return json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))

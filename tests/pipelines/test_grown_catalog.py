@@ -14,13 +14,14 @@ from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
+from rayrec.models.tokenizers.vector_sources import vector_source
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
-from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, tokenize
+from rayrec.pipelines.semantic_ids.tokenization import TokenizeConfig, _item_data, tokenize
 from rayrec.pipelines.semantic_ids.tokenization import extend as extend_for
 from rayrec.pipelines.tasks.assembly import assemble, open_task
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
@@ -181,6 +182,31 @@ def described_dataset(folder, name, keys, titles):
     source = write_source(folder / f"{name}-source", events, items={"item_id": keys, "title": titles})
     prepare(source, folder / name, PrepareConfig(num_partitions=3))
     return Dataset.open(folder / name)
+
+
+@pytest.mark.parametrize("num_trained", [NUM_ITEMS, 20])
+def test_items_that_come_later_have_the_vectors_of_content_that_they_would_have_had(num_trained, tmp_path):
+    """Words weigh as in the items that were analyzed, however many items have them now."""
+    random = np.random.default_rng(0)
+    words = [f"word{number}" for number in range(12)]
+    keys = [f"i{item}" for item in range(NUM_ITEMS + NUM_NEW)]
+    titles = [" ".join(random.choice(words, 4)) for _ in keys]
+    titles[-1], titles[-2] = titles[0], "nothing known"
+    old = described_dataset(tmp_path, "old", keys[:NUM_ITEMS], titles[:NUM_ITEMS])
+    new = described_dataset(tmp_path, "new", keys, titles)
+    items = _item_data(old)
+    trained_I = np.isin(items.keys, keys[:num_trained])
+    source = vector_source("content", {"dim": 4})
+    fitted = source.fit(replace(items, trained_I=trained_I))
+
+    found_ID = source.of_others(_item_data(new, np.arange(len(new.items))), fitted.learned)
+
+    place_of = {key: place for place, key in enumerate(new.items.keys.to_pylist())}
+    theirs_ID = found_ID[[place_of[key] for key in items.keys]]
+    np.testing.assert_allclose(theirs_ID, fitted.vectors_ID, atol=1e-5)
+    np.testing.assert_array_equal(found_ID[place_of[keys[-1]]], found_ID[place_of["i0"]])
+    assert np.isnan(found_ID[place_of[keys[-2]]]).all()
+    assert np.isfinite(found_ID[place_of[keys[-3]]]).all()
 
 
 def test_training_is_told_which_items_of_the_catalog_it_has_no_event_of(tmp_path):
@@ -474,9 +500,9 @@ def other_log(folder, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("items", r"is of 30 items, of which .*other has 0: it does not go on from the same log"),
-        ("titles", r"with other titles of 30 of 30 items that .*other has"),
-        ("users", r"is of ids that are .*'user': 'string'"),
+        ("items", r"has 30 items, of which .*other has 0: they are not of the same log"),
+        ("titles", r"its data set, 30 of 30 items have other titles than in .*other"),
+        ("users", r"has user ids of the kind 'string', and .*other of the kind 'integer'"),
     ],
 )
 def test_weights_of_another_log_are_refused(change, message, tmp_path):
@@ -491,7 +517,9 @@ def test_semantic_ids_of_another_log_are_not_extended(tmp_path):
     dataset, other = dataset_of(tmp_path), other_log(tmp_path, "titles")
     ids = tokenize(dataset.root, config=TokenizeConfig(codebook_size=4)).path
 
-    with pytest.raises(InputError, match=rf"^{ids}: is of .* other titles of 30 of 30.*without --extend"):
+    with pytest.raises(
+        InputError, match=rf"^{ids}: in its data set, 30 of 30 items have other titles.*without --extend"
+    ):
         extend_for(other.root, ids)
 
 

@@ -84,7 +84,9 @@ def test_another_catalog_is_refused_by_name(pretrained, tmp_path):
     other = make_run(tmp_path, "generative", integer_users=True)
     config = config_from(pretrained, data={"path": str(other.parent / "data")})
 
-    with pytest.raises(InputError, match=r"snapshots/step-\d+: is of ids that are .*, and those of .*data"):
+    with pytest.raises(
+        InputError, match=r"snapshots/step-\d+: its data set has user ids of the kind 'string', and .*data"
+    ):
         initial_snapshot(assemble(config))
 
 

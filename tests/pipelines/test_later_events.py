@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
+from rayrec.models.tokenizers.extend import NewItems, extend_registry
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 from rayrec.pipelines.config.ranking import RankingConfig
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_recommender
 from rayrec.pipelines.evaluation.held_out import HeldOut
-from rayrec.pipelines.evaluation.lists import CO_VISITATION, MODEL, POPULARITY
+from rayrec.pipelines.evaluation.lists import MODEL, POPULARITY
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.inference.scorer import Scorer
 from rayrec.pipelines.metrics.positions import Positions
 from rayrec.pipelines.metrics.response_metrics import summarize
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.tasks.assembly import open_task
+from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.batches import RowBatch
 from rayrec.samples.base.config import PrepareConfig
@@ -49,13 +58,13 @@ def log_of(folder, events, title="Title of {}", **labels):
     return Dataset.open(folder / "data")
 
 
-def next_day(num_users=NUM_USERS):
-    """What users did by then, one more event of each, some with items that are new, and a user who is."""
-    events = random_events(num_users, NUM_ITEMS)
+def next_day():
+    """What users did by then, two more events of each, some with items that are new, and a user who is."""
+    events = random_events(NUM_USERS, NUM_ITEMS)
     met = {user: {item for other, item, _ in events if other == user} for user, _, _ in events}
     for place, (user, items) in enumerate(met.items()):
         others = [f"i{item}" for item in range(NUM_ITEMS + NEW_ITEMS) if f"i{item}" not in items]
-        events.append((user, others[-1 - place % 5], 2000 + place))
+        events += [(user, others[-1 - place % 3], 2000), (user, others[-2 - place % 5], 2001)]
     return [*events, *(("new", f"i{item}", 2000 + item) for item in range(4))]
 
 
@@ -75,10 +84,18 @@ def test_the_next_day_is_answered_from_the_catalog_that_was_trained(run, tmp_pat
         is_known.append(recommender.dataset.position_by_key(keys[target]) is not None)
     assert report.count == len(rows) == NUM_USERS + 1
     assert 0 < np.sum(is_known) < len(rows)
+    in_histories = recommender.dataset.item_positions(rows.history_ids_N)
+    assert (in_histories < 0).any(), "there are new items in histories, too"
     assert report.results[MODEL]["recall@10"].value == pytest.approx(np.mean(np.array(places) < 10))
     assert report.results[MODEL]["recall@500"].value == pytest.approx(np.mean(is_known))
-    for baseline in (POPULARITY, CO_VISITATION):
-        assert 0 < report.results[baseline]["recall@10"].value < 1
+    trained, counts_I = recommender.dataset, recommender.dataset.items.train_counts_I
+    popular = [trained.items.keys[place].as_py() for place in np.argsort(-counts_I, kind="stable")]
+    hits = []
+    for user, target in enumerate(rows.targets_B.tolist()):
+        history = rows.history_ids_N[rows.offsets_B1[user] : rows.offsets_B1[user + 1]].tolist()
+        met = {keys[item] for item in history}
+        hits.append(keys[target] in [key for key in popular if key not in met][:10])
+    assert report.results[POPULARITY]["recall@10"].value == pytest.approx(np.mean(hits))
 
     positions = Positions.read(run / report.positions_file)
     header, users = positions.header, positions.users
@@ -101,16 +118,24 @@ def test_a_data_set_of_its_own_is_judged_as_ever(run):
 
 
 def test_a_sample_of_users_is_the_same_one(run, tmp_path):
-    later = log_of(tmp_path, next_day())
+    later = log_of(tmp_path, some_are_away())
     recommender = Recommender.load(run)
 
-    sample = evaluate_recommender(recommender, "test", batch_size=4, max_users=10, on=later)
+    sample = evaluate_recommender(recommender, "test", batch_size=4, max_users=10, on=later).ranking
 
-    assert sample.count == 10
     whole = evaluate_recommender(recommender, "test", on=later).ranking.positions
-    found = sample.ranking.positions
-    assert found.users.user_ids_U.tolist() == whole.users.user_ids_U[:10].tolist()
-    assert found.places[MODEL].tolist() == whole.places[MODEL][:10].tolist()
+    first = later.evaluation_rows("test", max_rows=10).user_ids_B.tolist()
+    kept = [user for user in whole.users.user_ids_U.tolist() if user in first]
+    assert sample.positions.users.user_ids_U.tolist() == kept
+    assert len(kept) == 10 - sample.num_left_out < 10
+    assert sample.positions.places[MODEL].tolist() == whole.places[MODEL][: len(kept)].tolist()
+
+
+def some_are_away():
+    """The log of a day on which every third user comes back, to an item that he has met before."""
+    events = random_events(NUM_USERS, NUM_ITEMS)
+    first = {user: item for user, item, _ in reversed(events)}
+    return [*events, *((user, first[user], 2000) for user in list(first)[::3])]
 
 
 @pytest.fixture(scope="module")
@@ -118,80 +143,121 @@ def sasrec(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("sasrec"))
 
 
-def test_users_whose_target_was_trained_on_are_left_out(sasrec, tmp_path):
-    """Of half of the users, the log ends three events earlier."""
-    learned, events = Dataset.open(sasrec.parent / "data"), next_day()
-    by_user = {user: [each for each in events if each[0] == user] for user, _, _ in events}
-    is_cut = {user: user != "new" and int(user[1:]) % 2 for user in by_user}
-    later = log_of(
-        tmp_path, [each for user, mine in by_user.items() for each in mine[: -3 * is_cut[user] or None]]
-    )
+def test_events_that_are_no_later_are_left_out_whose_ever_they_are(sasrec, tmp_path):
+    """Who did not come back is held out by an old event: others' later ones were trained on."""
+    events = some_are_away()
+    later = log_of(tmp_path, events)
 
-    report = evaluate_recommender(Recommender.load(sasrec), "test", on=later)
+    report = evaluate_recommender(Recommender.load(sasrec), "test", batch_size=7, on=later)
 
-    keys, times = dict(zip(*columns(learned), strict=True)), {each[:2]: each[2] for each in events}
-    trained = [(user, keys[item]) for user, item in pairs_of(*learned.train_events())]
-    user_keys = dict(zip(*(later.users[name].to_pylist() for name in ("user_id", "user_key")), strict=True))
-    rows, kept = later.evaluation_rows("test"), []
-    for user, target in pairs_of(rows.user_ids_B, rows.targets_B):
-        key = user_keys[user]
-        asked = (key, dict(zip(*columns(later), strict=True))[target])
-        newest = max([times[key, item] for other, item in trained if user_keys.get(other) == key], default=0)
-        if newest < times[asked] or (newest == times[asked] and (user, asked[1]) not in trained):
-            kept.append(user)
-    assert report.ranking.positions.users.user_ids_U.tolist() == kept
-    assert report.ranking.num_left_out == len(rows) - len(kept) > 3
-    assert {user for user, key in user_keys.items() if not is_cut[key]} <= set(kept)
+    back = {later.user_by_key(user) for user, _, time in events if time == 2000}
+    positions = report.ranking.positions
+    assert set(positions.users.user_ids_U.tolist()) == back
+    assert report.count == len(back) == report.ranking.num_repeats
+    assert report.ranking.num_left_out == later.num_evaluated("test") - len(back)
     assert report.to_json()["num_left_out"] == report.ranking.num_left_out
+    assert positions.header.after == max(time for _, _, time in random_events(NUM_USERS, NUM_ITEMS))
+
+    own = Dataset.open(sasrec.parent / "data")
+    with pytest.raises(InputError, match=r"of \d+ events that the split 'test' holds out, none is later"):
+        HeldOut(later, "test", after=2000).check()
+    assert own.newest_time() == positions.header.after < later.newest_time() == 2000
 
 
-def pairs_of(*columns):
-    return list(zip(*(each.tolist() for each in columns), strict=True))
+def test_users_who_are_left_out_take_what_belongs_to_them_along(tmp_path):
+    """Histories, their times and labels, and labels of targets."""
+    events = some_are_away()
+    labels = [("VIEW", "LIKE", "BUY")[place % 3] for place in range(len(events))]
+    later = log_of(tmp_path, events, behavior=labels)
+    held_out = HeldOut(later, "test", after=1500)
+
+    batches = list(held_out.batches(7, with_times=True, labels=["behavior"]))
+
+    rows = later.evaluation_rows("test", with_times=True, labels=["behavior"])
+    kept = np.flatnonzero(later.target_times("test") > 1500)
+    assert 0 < len(kept) == held_out.num_users < len(rows)
+    assert [batch.num_rows for batch in batches] != [7] * len(batches)
+    row = iter(kept.tolist())
+    for batch in batches:
+        for place in range(batch.num_rows):
+            number = next(row)
+            theirs = slice(*rows.offsets_B1[number : number + 2])
+            ours = slice(*batch.offsets_B1[place : place + 2])
+            assert batch.user_ids_B[place] == rows.user_ids_B[number]
+            assert batch.targets_B[place] == rows.targets_B[number]
+            assert batch.item_ids_N[ours].tolist() == rows.history_ids_N[theirs].tolist()
+            assert batch.times_N[ours].tolist() == rows.times_N[theirs].tolist()
+            assert batch.labels["behavior"][ours].tolist() == rows.labels["behavior"][theirs].tolist()
+    assert next(row, None) is None
+    assert held_out.target_times_U.tolist() == [2000] * len(kept)
+    assert held_out.target_labels("behavior").tolist() == rows.target_labels["behavior"][kept].tolist()
 
 
-@pytest.mark.parametrize("has_times", [True, False])
-def test_an_item_that_is_met_again_is_told_from_the_event_that_was_trained_on(has_times, tmp_path):
-    """By its time; without times it might be the same event."""
-    log = [(user, f"i{item}", 100 * item) for user in ("a", "b") for item in range(4)]
-    learned = log_of(tmp_path / "learned", log)
-    later = log_of(tmp_path / "later", [*log, ("a", "i0", 2000), ("b", "i5", 2000)])
-    if not has_times:
-        learned = without_history_times(learned)
+def test_validation_events_are_judged_likewise(sasrec, tmp_path):
+    events = next_day()
+    later = log_of(tmp_path, [*events, *((user, "i0", 3000) for user in {user for user, _, _ in events})])
 
-    held_out = HeldOut(later, "test", learned=learned)
+    report = evaluate_recommender(Recommender.load(sasrec), "valid", on=later)
 
-    known = [later.user_by_key(user) for user in (("a", "b") if has_times else ("b",))]
-    assert held_out.num_left_out == 2 - len(known)
-    (batch,) = held_out.batches(8)
-    assert sorted(batch.user_ids_B.tolist()) == sorted(known)
-    assert held_out.target_times_U.tolist() == [2000] * len(known)
+    assert report.count == NUM_USERS + 1  # of whom the last event but one is of the next day
+    assert report.ranking.num_left_out == 0
 
 
-def test_of_events_at_one_time_the_trained_one_alone_is_known(tmp_path):
-    """Times are often days."""
-    log = [("a", "i0", 100), ("a", "i1", 200), ("a", "i2", 300), ("a", "i3", 400)]
-    learned = log_of(tmp_path / "learned", log)  # of which i0 and i1 are trained on
-    same_day = log_of(tmp_path / "same", [("a", "i0", 100), ("a", "i4", 200), ("a", "i5", 200)])
-    trained_on = log_of(tmp_path / "trained", [("a", "i2", 50), ("a", "i3", 60), ("a", "i1", 200)])
-    older = log_of(tmp_path / "older", [("a", "i2", 50), ("a", "i3", 60), ("a", "i4", 150)])
+def test_without_times_nothing_is_later(sasrec, tmp_path):
+    later = without_history_times(log_of(tmp_path, next_day()))
 
-    left_out = [HeldOut(each, "test", learned=learned).num_left_out for each in (same_day, trained_on, older)]
+    with pytest.raises(InputError, match=r"the times of the histories .* are missing"):
+        evaluate_recommender(Recommender.load(sasrec), "test", on=later)
 
-    assert left_out == [0, 1, 1]
-    with pytest.raises(InputError, match=r"of all 1 users of the split 'test' the target or later events"):
-        HeldOut(older, "test", learned=learned).check()
+
+def test_rows_that_a_run_has_learned_beside_its_data_set_are_named(sasrec, tmp_path, caplog):
+    """As of a run that follows a log."""
+    later = log_of(tmp_path, next_day())
+    recommender = Recommender.load(sasrec)
+    config = RunConfig.parse(
+        RunFolder.open(sasrec).config.model_dump(mode="json", exclude_none=True)
+        | {"data": {"path": str(sasrec.parent / "data"), "samples": str(tmp_path / "rows")}}
+    )
+    assert recommender.newest_time_before(later)
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+
+    replace(open_task(RunFolder.open(sasrec).config), config=config).newest_time_before(later, "run")
+
+    assert f"run: was trained on rows of {tmp_path / 'rows'}, and nothing says whether" in caplog.text
+
+
+def test_a_grown_data_set_in_place_of_the_runs_own_does_not_say_what_it_knows(tmp_path):
+    run = make_run(tmp_path, "prefix")
+    grown = log_of(tmp_path / "grown", next_day())
+    extended = extend_registry_for(grown, tmp_path / "data")
+
+    with pytest.raises(InputError, match=r"^run: what it knows is told by .* --data and --on name the same"):
+        evaluate(run, data=extended, on=extended)
+    assert evaluate(run, data=extended).count == grown.num_evaluated("test")
+    assert evaluate(run, on=extended).count == NUM_USERS + 1
+
+
+def extend_registry_for(grown, data):
+    registry = SemanticIdRegistry.load(data / SEMANTIC_IDS_FOLDER)
+    quantizer = ResidualKMeans(2, registry.codebooks_CKD.shape[1])
+    quantizer = quantizer.restore({"codebooks_LKD": registry.codebooks_CKD})
+    ids_I = grown.items.ids_I
+    new_ids = ids_I[~np.isin(ids_I, registry.item_ids_I)]
+    new = NewItems(new_ids, torch.zeros(len(new_ids), 6))
+    extend_registry(registry, quantizer, new, ids_I, grown.fingerprint).save(grown.root / SEMANTIC_IDS_FOLDER)
+    return grown.root
 
 
 def test_events_of_another_log_are_refused(sasrec, tmp_path):
     recommender, events = Recommender.load(sasrec), next_day()
     others = {
         "other titles": log_of(tmp_path / "titles", events, title="A film called {}"),
-        "of ids that are": log_of(
+        "user ids of the kind 'string'": log_of(
             tmp_path / "users", [(place, *event[1:]) for place, event in enumerate(events)]
         ),
     }
     for message, later in others.items():
-        with pytest.raises(InputError, match=rf"^run: is .*{message}.*judge it on a later data set"):
+        with pytest.raises(InputError, match=rf"^run: .*its data set.*{message}.*judge it on a later"):
             evaluate_recommender(recommender, "test", on=later)
 
 
@@ -203,7 +269,9 @@ def test_labels_that_mean_something_else_are_refused(tmp_path):
         chosen = [behaviors[place % len(behaviors)] for place in range(len(events))]
         return log_of(tmp_path / name, events, behavior=chosen, scenario=["home"] * len(events))
 
-    with pytest.raises(InputError, match=r"whose behavior is one of LIKE, SHARE, VIEW, and in .* BUY, LIKE"):
+    with pytest.raises(
+        InputError, match=r"whose behavior is one of LIKE, SHARE, VIEW, and in .* BUY, LIKE.* judge it on"
+    ):
         evaluate(run, on=labeled("other", ["LIKE", "BUY", "VIEW"]).root)
     with pytest.raises(InputError, match=r"its events have no behavior, which the model needs"):
         evaluate(run, on=log_of(tmp_path / "without", events).root)
@@ -273,7 +341,7 @@ def test_impressions_that_may_have_been_trained_on_are_refused_or_named(ranking_
     sunday = impressions_of(tmp_path / "sunday", (9, 10), seed=2)
     with pytest.raises(
         InputError,
-        match=r"trained on rows until 1970-01-11T.*, and the test rows .* begin at 1970-01-10T.* --split",
+        match=r"validated on rows until 1970-01-11T.*, and the test rows .* begin at 1970-01-10T.* --split",
     ):
         evaluate(ranking_run, on=sunday.root)
     both_days = impressions_of(

@@ -46,7 +46,7 @@ group `rayrec.tokenizers`; see docs/guides/add-a-tokenizer.md."""
 FILES = SavedPair(
     "tokenizer.json", "tokenizer.safetensors", "item tokenizer", readable_formats=(1,), written_format=1
 )
-_PREPARATION, _QUANTIZER = "preparation.", "quantizer."
+_PREPARATION, _QUANTIZER, _LEARNED = "preparation.", "quantizer.", "learned."
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ class ItemTokenizer:
     seed: int
     vector_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By name of a source of item vectors, settings that new items need, too."""
+    learned: Mapping[str, Mapping[str, NDArray[Any]]] = field(default_factory=dict)
+    """Likewise, arrays that their vectors depend on (`ItemVectorSource.fit`)."""
 
     @classmethod
     def fit(
@@ -76,6 +78,7 @@ class ItemTokenizer:
         max_codebook_size: int = 256,
         vector_settings: Mapping[str, Mapping[str, Any]] | None = None,
         interactions_IZ: Float32Array | None = None,
+        learned: Mapping[str, Mapping[str, NDArray[Any]]] | None = None,
     ) -> ItemTokenizer:
         """Fit the preparation, then the quantizer of this name; arguments as of `fitted_quantizer`.
 
@@ -94,7 +97,7 @@ class ItemTokenizer:
             max_codebook_size,
             None if interactions_IZ is None else torch.from_numpy(interactions_IZ),
         )
-        return cls(name, preparation, quantizer, seed, vector_settings or {})
+        return cls(name, preparation, quantizer, seed, vector_settings or {}, learned or {})
 
     def vectors(self, blocks: Mapping[str, Float32Array], item_ids_I: Int64Array) -> PreparedVectors:
         """What the quantizer is given of these items. An item without any data gets noise, which is
@@ -133,8 +136,11 @@ class ItemTokenizer:
                 shape["num_levels"], shape["codebook_size"], manifest["seed"], shape["num_iterations"]
             ).restore(_below(_QUANTIZER, arrays))
             preparation = VectorPreparation.from_saved(manifest["preparation"], _below(_PREPARATION, arrays))
-            settings = manifest.get("vector_settings", {})
-            tokenizer = cls(name, preparation, quantizer, manifest["seed"], settings)
+            settings, learned = manifest.get("vector_settings", {}), dict[str, dict[str, NDArray[Any]]]()
+            for key, array in _below(_LEARNED, arrays).items():
+                source, _, part = key.rpartition(".")
+                learned.setdefault(source, {})[part] = array
+            tokenizer = cls(name, preparation, quantizer, manifest["seed"], settings, learned)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
                 f"{Path(folder) / FILES.manifest} and {FILES.tensors} do not form an item tokenizer: {error}"
@@ -163,6 +169,11 @@ class ItemTokenizer:
             _PREPARATION + name: array for name, array in self.preparation.arrays().items()
         }
         arrays |= {_QUANTIZER + name: array for name, array in self.quantizer.arrays().items()}
+        arrays |= {
+            f"{_LEARNED}{source}.{name}": array
+            for source, parts in self.learned.items()
+            for name, array in parts.items()
+        }
         return dict(sorted(arrays.items()))
 
 

@@ -5,7 +5,7 @@ A block of vectors has a row of NaN for each item it knows nothing about;
 
 Axes: I items in catalog order, D dimensions of a block, N events of all
 sequences one after the other, B sequences (offsets_B1 has B + 1 entries),
-S samples of a sketch, T tokens of a text.
+S samples of a sketch, T tokens of a text, P pairs of an item and a feature, F features.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -110,9 +110,27 @@ def similarity_vectors(
     return _vectors_of_counts(csr_array(scores + scores.T), dim, shift, seed)
 
 
+class ContentDirections(NamedTuple):
+    """What each word or value adds to an item's vector: V / sqrt(S) of the items that were decomposed."""
+
+    features_F: Int64Array
+    """Ascending."""
+    directions_FD: Float32Array
+
+    def vectors(self, bags: ItemBags) -> Float32Array:
+        """[I, D] of other items, as `content_vectors` has them; NaN for those without a feature that is known
+        here."""
+        from scipy.sparse import csr_array
+
+        place_P = np.minimum(np.searchsorted(self.features_F, bags.features_P), len(self.features_F) - 1)
+        weights_P = bags.weights_P * (self.features_F[place_P] == bags.features_P)
+        shape = (len(bags.offsets_I1) - 1, len(self.features_F))
+        return _unit_rows(csr_array((weights_P, place_P, bags.offsets_I1), shape=shape) @ self.directions_FD)
+
+
 def content_vectors(
     bags: ItemBags, dim: int = 64, seed: int = 0, fitted_I: BoolArray | None = None
-) -> Float32Array:
+) -> tuple[Float32Array, ContentDirections]:
     """Items that have words and values in common get similar vectors: U sqrt(S) of their weights, scaled to
     length one.
 
@@ -121,7 +139,7 @@ def content_vectors(
         fitted_I: the items that are decomposed; others are projected onto what was found. None: all.
 
     Returns:
-        [I, D]; a row of NaN for items without any.
+        [I, D], with a row of NaN for items without any; and what gives vectors to items that come later.
 
     Raises:
         ValueError: no item has any.
@@ -135,16 +153,16 @@ def content_vectors(
     weights = csr_array(
         (bags.weights_P.astype(np.float64), columns_P, bags.offsets_I1), shape=(num_items, len(names))
     )
-    if fitted_I is None or fitted_I.all():
-        return _unit_rows(_scaled_singular_vectors(weights, min(dim, num_items, len(names)), seed))
-    fitted = weights[np.flatnonzero(fitted_I)]
-    return _unit_rows(_projected(weights, fitted, min(dim, fitted.shape[0], len(names)), seed))
+    fitted = weights if fitted_I is None or fitted_I.all() else weights[np.flatnonzero(fitted_I)]
+    found = _decomposed(fitted, min(dim, *fitted.shape), seed)
+    scaled_ID = found.scaled_left if fitted is weights else weights @ found.directions
+    return _unit_rows(scaled_ID), ContentDirections(names, found.directions.astype(np.float32))
 
 
 def _vectors_of_counts(counts: csr_array, dim: int, shift: float, seed: int) -> Float32Array:
     """[I, D] of symmetric counts or similarities; a row of NaN where there are none."""
     information = _positive_information(counts, shift)
-    return _unit_rows(_scaled_singular_vectors(information, min(dim, counts.shape[0]), seed))
+    return _unit_rows(_decomposed(information, min(dim, counts.shape[0]), seed).scaled_left)
 
 
 def _unit_rows(scaled_ID: Float64Array) -> Float32Array:
@@ -245,40 +263,42 @@ def _positive_information(counts: csr_array, shift: float) -> csr_array:
     return information.tocsr()
 
 
-def _scaled_singular_vectors(matrix: csr_array, dim: int, seed: int) -> Float64Array:
-    """[I, D] left singular vectors times the roots of their singular values, largest first.
+class _Decomposition(NamedTuple):
+    """The largest singular values of a matrix [M, N], and their vectors."""
+
+    left_MD: Float64Array
+    values_D: Float64Array
+    right_DN: Float64Array
+
+    @property
+    def scaled_left(self) -> Float64Array:
+        """[M, D] left singular vectors times the roots of their singular values."""
+        return self.left_MD * np.sqrt(self.values_D)
+
+    @property
+    def directions(self) -> Float64Array:
+        """[N, D] what the matrix, or other rows, is multiplied by to have that: V / sqrt(S)."""
+        # Where there is no variance, there is nothing to scale.
+        has_variance_D = self.values_D > 1e-9 * self.values_D[0]
+        scales_D = np.where(has_variance_D, 1.0 / np.sqrt(np.where(has_variance_D, self.values_D, 1.0)), 0.0)
+        directions_ND: Float64Array = self.right_DN.T * scales_D
+        return directions_ND
+
+
+def _decomposed(matrix: csr_array, dim: int, seed: int) -> _Decomposition:
+    """The `dim` largest, largest first.
 
     Source: randomized subspace iteration, Halko, Martinsson and Tropp,
     arXiv:0909.4061, algorithms 4.4 and 5.1.
     """
-    basis_IS, left_SS, values_S, _ = _decomposed(matrix, dim, seed)
-    return (basis_IS @ left_SS)[:, :dim] * np.sqrt(values_S[:dim])
-
-
-def _projected(matrix: csr_array, fitted: csr_array, dim: int, seed: int) -> Float64Array:
-    """[I, D] of all rows of `matrix`, of what `_scaled_singular_vectors` finds in other ones, `fitted`."""
-    _, _, values_S, right_SF = _decomposed(fitted, dim, seed)
-    values_D, right_DF = values_S[:dim], right_SF[:dim]
-    # U sqrt(S) is the matrix times V / sqrt(S); where there is no variance, there is nothing to scale.
-    has_variance_D = values_D > 1e-9 * values_D[0]
-    scales_D = np.where(has_variance_D, 1.0 / np.sqrt(np.where(has_variance_D, values_D, 1.0)), 0.0)
-    projected_ID: Float64Array = matrix @ (right_DF.T * scales_D)
-    return projected_ID
-
-
-def _decomposed(
-    matrix: csr_array, dim: int, seed: int
-) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array]:
-    """An orthonormal basis [I, S] of the largest directions, and the singular value decomposition of the
-    matrix in that basis."""
     num_samples = min(dim + 16, matrix.shape[1])
-    sketch_IS = np.random.default_rng(seed).standard_normal((matrix.shape[1], num_samples))
-    basis_IS, _ = np.linalg.qr(matrix @ sketch_IS)
+    sketch_NS = np.random.default_rng(seed).standard_normal((matrix.shape[1], num_samples))
+    basis_MS, _ = np.linalg.qr(matrix @ sketch_NS)
     for _ in range(4):
-        basis_IS, _ = np.linalg.qr(matrix.T @ basis_IS)
-        basis_IS, _ = np.linalg.qr(matrix @ basis_IS)
-    left_SS, values_S, right_SF = np.linalg.svd((matrix.T @ basis_IS).T, full_matrices=False)
-    return basis_IS, left_SS, values_S, right_SF
+        basis_NS, _ = np.linalg.qr(matrix.T @ basis_MS)
+        basis_MS, _ = np.linalg.qr(matrix @ basis_NS)
+    left_SS, values_S, right_SN = np.linalg.svd((matrix.T @ basis_MS).T, full_matrices=False)
+    return _Decomposition((basis_MS @ left_SS)[:, :dim], values_S[:dim], right_SN[:dim])
 
 
 def _text_model_folder() -> Path:

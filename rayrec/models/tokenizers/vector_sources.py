@@ -14,12 +14,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from rayrec.models.tokenizers.item_vectors import (
+    ContentDirections,
     content_vectors,
     interaction_vectors,
     similarity_vectors,
@@ -57,11 +59,21 @@ class ItemData:
     similar_items: Callable[[], tuple[Int64Array, Float64Array]] | None = None
     """Finds the most similar items of each in the graph of training events: ([I, K] catalog positions, -1
     after the last; [I, K] similarities). None where `sequences` is."""
-    content: Callable[[], ItemBags] | None = None
-    """Reads words and values of the items, as weighted numbers. None where `sequences` is."""
+    content: Callable[[Int64Array], ItemBags] | None = None
+    """Reads words and values of the items, as weighted numbers, counted in items of these ids, which may be
+    others."""
+    ids_I: Int64Array | None = None
+    """Of the items, as `content` takes them; None where it is not given."""
     trained_I: BoolArray | None = None
-    """The items with a training event, those that `content` counted and others are not compared by. None:
-    all, or the items are new."""
+    """The items with a training event, which others are compared by. None: all, or the items are new."""
+
+
+class FittedVectors(NamedTuple):
+    """Vectors of a catalog, and what those of items that come later depend on."""
+
+    vectors_ID: Float32Array
+    learned: Mapping[str, NDArray[Any]] = {}
+    """Arrays by name, which are kept with the tokenizer."""
 
 
 class ItemVectorSource(Config):
@@ -77,6 +89,20 @@ class ItemVectorSource(Config):
         Raises:
             InputError: vectors cannot be made from this data; says what to do.
         """
+
+    def fit(self, items: ItemData, progress: Progress | None = None) -> FittedVectors:
+        """The same, with what was learned of these items that vectors of others depend on."""
+        return FittedVectors(self.vectors(items, progress))
+
+    def of_others(
+        self, items: ItemData, learned: Mapping[str, NDArray[Any]], progress: Progress | None = None
+    ) -> Float32Array | None:
+        """[I, D] vectors of items that came later; None where nothing can be known of them.
+
+        Args:
+            learned: what `fit` has returned, when the tokenizer was fitted.
+        """
+        return self.vectors(items, progress) if self.of_new_items else None
 
 
 class InteractionVectors(ItemVectorSource):
@@ -132,7 +158,7 @@ class TextVectors(ItemVectorSource):
 class ContentVectors(ItemVectorSource):
     """Items whose texts have words in common, or that have the same attributes, get similar vectors: latent
     semantic analysis (Deerwester et al., JASIS 1990), which needs no language model. It is fitted on the
-    items that have training events; others are projected."""
+    items that have training events; others, of the same catalog and of later ones, are projected."""
 
     of_new_items: ClassVar[bool] = False
 
@@ -140,11 +166,29 @@ class ContentVectors(ItemVectorSource):
     seed: int = Field(0, ge=0)
 
     def vectors(self, items: ItemData, progress: Progress | None = None) -> Float32Array:
-        assert items.content is not None, "new items have no place in the analysis"
+        return self.fit(items, progress).vectors_ID
+
+    def fit(self, items: ItemData, progress: Progress | None = None) -> FittedVectors:
+        assert items.content is not None, "new items are `of_others`"
+        assert items.ids_I is not None, "given with it"
+        counted_J = items.ids_I if items.trained_I is None else items.ids_I[items.trained_I]
         try:
-            return content_vectors(items.content(), self.dim, self.seed, items.trained_I)
+            vectors_ID, directions = content_vectors(
+                items.content(counted_J), self.dim, self.seed, items.trained_I
+            )
         except ValueError as error:
             raise InputError(f"{items.dataset}: {error}; use --vectors interactions") from error
+        return FittedVectors(vectors_ID, {"counted_J": counted_J, **directions._asdict()})
+
+    def of_others(
+        self, items: ItemData, learned: Mapping[str, NDArray[Any]], progress: Progress | None = None
+    ) -> Float32Array | None:
+        """As in the analysis: words weigh as in the items that it was fitted on."""
+        if not learned:  # an earlier version fitted it
+            return None
+        assert items.content is not None, "of the data set that has both"
+        directions = ContentDirections(learned["features_F"], learned["directions_FD"])
+        return directions.vectors(items.content(learned["counted_J"]))
 
 
 class FileVectors(ItemVectorSource):

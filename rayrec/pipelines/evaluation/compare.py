@@ -9,9 +9,11 @@ Axes: S seeds, U users.
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,7 @@ class Sources:
     snapshot: str = "best"
     """Of runs."""
     max_users: int | None = None
-    on: Path | None = None
+    on: Dataset | None = None
     """A later data set, on whose events runs are judged instead of those of their own."""
     on_batch: OnBatch | None = None
 
@@ -95,6 +97,9 @@ class Comparison:
     estimates: dict[str, PairedEstimate]
     """Of all users, and of each slice that has some."""
     empty_slices: tuple[str, ...] = ()
+    num_left_out: int = 0
+    """Users whom not all were judged on: of a later data set, those whose target is not later than what each
+    run knows."""
 
     @property
     def over(self) -> str:
@@ -128,6 +133,7 @@ class Comparison:
             },
             "results": {name: estimate.to_json() for name, estimate in self.estimates.items()},
             "empty_slices": list(self.empty_slices),
+            **({"num_left_out": self.num_left_out} if self.num_left_out else {}),
         }
 
 
@@ -143,7 +149,9 @@ def compare(a: Sequence[Evaluated], b: Sequence[Evaluated], metric: str, slices:
             metric.
     """
     check_metric(metric)
-    everything = [*a, *b]
+    most = max(one.header.num_users for one in (*a, *b))
+    everything = _of_common_users([*a, *b])
+    a, b = everything[: len(a)], everything[len(a) :]
     first = everything[0]
     for other in everything[1:]:
         _check_same(first, other)
@@ -159,7 +167,9 @@ def compare(a: Sequence[Evaluated], b: Sequence[Evaluated], metric: str, slices:
             estimates[name] = compare_scores(a_SU[:, chosen_U], b_SU[:, chosen_U])
         else:
             empty.append(name)
-    return Comparison(metric, first.header.split, first.header.dataset, a, b, estimates, tuple(empty))
+    num_left_out = most - first.header.num_users
+    dataset, split = first.header.dataset, first.header.split
+    return Comparison(metric, split, dataset, a, b, estimates, tuple(empty), num_left_out)
 
 
 def check_metric(metric: str) -> None:
@@ -172,6 +182,42 @@ def check_metric(metric: str) -> None:
         raise InputError(
             f"there is no metric {metric!r} of positions; choose one of {', '.join(metric_names(MOST_DEPTH))}"
         )
+
+
+def _of_common_users(everything: Sequence[Evaluated]) -> list[Evaluated]:
+    """Of evaluations on the same later data set, which leave out users by what each run knows, the users whom
+    none leaves out; others as they are.
+
+    Raises:
+        InputError: a file does not say whom it is of, or there is no such user.
+    """
+    known = [one.header.after for one in everything]
+    same = {(one.header.fingerprint, one.header.split, one.header.num_items) for one in everything}
+    if len(set(known)) == 1 or len(same) > 1:
+        return list(everything)
+    ids_of = []
+    for one in everything:
+        if one.positions.users is None:
+            raise InputError(
+                f"{one.where}: does not say which users it is of, and others left out some; name the run"
+            )
+        ids_of.append(one.positions.users.user_ids_U)
+    common = functools.reduce(np.intersect1d, ids_of)
+    if not len(common):
+        raise InputError("there is no user on whom all were judged; compare runs that know less of the log")
+    changed = {
+        "after": max(each for each in known if each is not None),
+        "num_users": len(common),
+        # Of one data set and split, so the same users have the same targets and histories.
+        "users": hashlib.sha256(common.tobytes()).hexdigest(),
+        "held_out": everything[0].header.fingerprint,
+    }
+    found = []
+    for one, ids_U in zip(everything, ids_of, strict=True):
+        some = one.positions.some(np.isin(ids_U, common))
+        header = one.header.model_copy(update=changed)
+        found.append(replace(one, positions=replace(some, header=header)))
+    return found
 
 
 def _check_same(one: Evaluated, other: Evaluated) -> None:
@@ -297,6 +343,11 @@ def evaluated(where: str, name: str | None, sources: Sources) -> Evaluated:
         raise InputError(
             f"{where}: is of the split {positions.header.split!r}, not of {sources.split!r} (--split)"
         )
+    if sources.on is not None and positions.header.fingerprint != sources.on.fingerprint:
+        raise InputError(
+            f"{where}: is of events of {positions.header.dataset}, not of {sources.on.root} (--on); name the "
+            "run, or what was judged on that data set"
+        )
     return Evaluated(where, name, positions)
 
 
@@ -313,9 +364,8 @@ def _of_neighbors(data: Path, sources: Sources) -> Path:
 def _of_run(run: Path, sources: Sources) -> Positions:
     folder = RunFolder.open(run)
     snapshot = snapshot_name(folder.chosen_snapshot(sources.snapshot))
-    later = None if sources.on is None else Dataset.open(sources.on)
-    fingerprint = None if later is None else later.fingerprint
-    path = positions_path(run, sources.split, snapshot.name, sources.max_users, fingerprint)
+    on = None if sources.on is None else sources.on.fingerprint
+    path = positions_path(run, sources.split, snapshot.name, sources.max_users, on)
     if _is_of(path, snapshot):
         return Positions.read(path)
     # These take seconds to import, for which no comparison of files has to wait.
@@ -331,7 +381,7 @@ def _of_run(run: Path, sources: Sources) -> Positions:
     recommender = Recommender(model)
     _check_depth(str(run), MODEL, model_rankers(recommender)[MODEL].info, sources.metric)
     positions = model_positions(
-        recommender, sources.split, on_batch=sources.on_batch, max_users=sources.max_users, on=later
+        recommender, sources.split, on_batch=sources.on_batch, max_users=sources.max_users, on=sources.on
     )
     positions.write(path)
     return positions

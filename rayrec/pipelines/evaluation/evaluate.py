@@ -86,6 +86,11 @@ def evaluate(
             )
         events = None if on is None else Dataset.open(on)
         fingerprint = None if events is None else events.fingerprint
+        if fingerprint == model.assembly.task.fingerprint != model.state.dataset_fingerprint:
+            raise InputError(
+                f"{model.run}: what it knows is told by the data set that it was trained on, and --data and "
+                "--on name the same later one; leave one of them out"
+            )
         recommender = Recommender(model)
         stage = None if ranking is None else RankingStage.load(recommender, ranking)
         report = evaluate_recommender(

@@ -63,18 +63,18 @@ def evaluate_recommender(
         depth: items of each list, see `model_rankers`.
         on: a later data set of the same log, whose split is taken instead of that of the run's own: how the
             model, and what is judged beside it, answers for events that came later. Targets that the run's
-            catalog does not have are missed. Users are left out where the target, or later events of theirs,
-            were trained on.
+            catalog does not have are missed. Users are left out whose target is no later than the newest
+            event of the run's data set.
 
     Raises:
         InputError: the split has no users, the ranking model may have learned what is to be predicted, or
-            `on` is of another log.
+            `on` is of another log, or nothing says which of its events are later.
     """
+    held_out = _held_out(recommender, split, max_users, on)
     rankers = model_rankers(recommender, stage, depth)
     rankers |= popularity_rankers(recommender.dataset, recommender.seen, depth)
     if baselines:
         rankers |= baselines_of(recommender.dataset, depth)
-    held_out = _held_out(recommender, split, max_users, on)
     positions, tally = _of_model(recommender, held_out, rankers, batch_size, on_batch, stage)
     return _report(
         positions,
@@ -94,8 +94,8 @@ def model_positions(
     on: Dataset | None = None,
 ) -> Positions:
     """Positions alone, of the model without baselines; arguments and errors as of `evaluate_recommender`."""
-    rankers = model_rankers(recommender, depth=depth)
     held_out = _held_out(recommender, split, max_users, on)
+    rankers = model_rankers(recommender, depth=depth)
     return _of_model(recommender, held_out, rankers, batch_size, on_batch)[0]
 
 
@@ -153,8 +153,7 @@ def evaluate_rankers(
 def _held_out(recommender: Recommender, split: Split, max_users: int | None, on: Dataset | None) -> HeldOut:
     if on is None or on.fingerprint == recommender.dataset.fingerprint:
         return HeldOut(recommender.dataset, split, max_users)
-    recommender.check_can_be_judged_on(on)
-    return HeldOut(on, split, max_users, learned=recommender.dataset)
+    return HeldOut(on, split, max_users, after=recommender.newest_time_before(on))
 
 
 def _of_model(
@@ -261,6 +260,7 @@ class Tally:
             dataset=manifest.name,
             fingerprint=manifest.fingerprint,
             split=self.held_out.split,
+            after=self.held_out.after,
             split_rule=manifest.split.kind,
             users=self._user_hash.hexdigest(),
             held_out=xxhash.xxh3_64_hexdigest(b"".join(each.digest() for each in self._held_out_hashes)),

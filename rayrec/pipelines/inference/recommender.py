@@ -106,13 +106,9 @@ class Recommender:
     def dataset(self) -> Dataset:
         return self._task.dataset
 
-    def check_can_be_judged_on(self, later: Dataset) -> None:
-        """Refuse events that are not of the same log, or lack what the model reads.
-
-        Raises:
-            InputError: says what differs.
-        """
-        self._task.check_can_be_judged_on(later, self.run)
+    def newest_time_before(self, later: Dataset) -> int:
+        """See `NextItemTask.newest_time_before`."""
+        return self._task.newest_time_before(later, self.run)
 
     @property
     def semantic_ids(self) -> SemanticIdRegistry | None:

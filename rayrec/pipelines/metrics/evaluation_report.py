@@ -29,7 +29,7 @@ class RankingDetails:
     num_repeats: int
     """Users whose target is in their history: lists without seen items cannot have it."""
     num_left_out: int = 0
-    """Users of a later data set whose target, or later events, the model was trained on."""
+    """Users of a later data set whose target is no later than the run's own data."""
 
     def to_json(self) -> dict[str, Any]:
         infos = self.positions.header.lists

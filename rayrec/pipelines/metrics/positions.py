@@ -67,6 +67,8 @@ class PositionsHeader(Config):
     fingerprint: str
     """Of the data set."""
     split: Split
+    after: int | None = None
+    """UNIX seconds: users whose target is no later were left out; None: nobody was."""
     split_rule: str
     """`leave_one_out`, `time` or `given`."""
     users: str
@@ -102,6 +104,17 @@ class EvaluatedUsers:
     def __len__(self) -> int:
         return len(self.user_ids_U)
 
+    def some(self, is_chosen_U: BoolArray) -> EvaluatedUsers:
+        behaviors_U = self.behaviors_U
+        return EvaluatedUsers(
+            self.user_ids_U[is_chosen_U],
+            self.targets_U[is_chosen_U],
+            self.history_lengths_U[is_chosen_U],
+            self.train_counts_U[is_chosen_U],
+            self.is_repeat_U[is_chosen_U],
+            None if behaviors_U is None else behaviors_U[is_chosen_U],
+        )
+
 
 @dataclass(frozen=True)
 class Positions:
@@ -117,6 +130,11 @@ class Positions:
         """Some lists, without what slices are made of: about a byte a user for each."""
         header = self.header.model_copy(update={"lists": {name: self.header.lists[name] for name in names}})
         return Positions(header, {name: self.places[name] for name in names})
+
+    def some(self, is_chosen_U: BoolArray) -> Positions:
+        """Those of some users; the header is the same."""
+        users = None if self.users is None else self.users.some(is_chosen_U)
+        return Positions(self.header, {name: at_U[is_chosen_U] for name, at_U in self.places.items()}, users)
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""

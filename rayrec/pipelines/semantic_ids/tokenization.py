@@ -45,10 +45,11 @@ from rayrec.models.tokenizers.vector_sources import (
 )
 from rayrec.pipelines.semantic_ids.large_catalog import CatalogSizes, StageProgress, Tokenized, tokenize_large
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
-from rayrec.pipelines.tasks.later_catalog import check_same_log
+from rayrec.pipelines.tasks.later_catalog import check_same_items
 from rayrec.platform.arrays import Float32Array, Float64Array, Int64Array
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
+from rayrec.platform.item_bags import ItemBags
 from rayrec.platform.tasks import RunTasks, run_tasks_locally
 from rayrec.samples.base.jagged import list_values
 from rayrec.samples.dataset.dataset import Dataset
@@ -207,10 +208,10 @@ def tokenize(
         return _tokenize_large(dataset, _folder(data, out), config, overwrite, large or LargeCatalog())
     ids_I = dataset.items.ids_I
     items = _item_data(dataset)
-    blocks = {
-        name: vector_source(name, config.settings_of(name)).vectors(items, progress)
-        for name in config.sources
+    fitted = {
+        name: vector_source(name, config.settings_of(name)).fit(items, progress) for name in config.sources
     }
+    blocks = {name: each.vectors_ID for name, each in fitted.items()}
     weights = _weights(config)
     try:
         tokenizer = ItemTokenizer.fit(
@@ -226,6 +227,7 @@ def tokenize(
             config.max_codebook_size,
             config.settings_of_others(),
             _interactions(config, items, progress),
+            {name: each.learned for name, each in fitted.items() if each.learned},
         )
         vectors = tokenizer.vectors(blocks, ids_I)
         registry = quantized_registry(
@@ -400,9 +402,11 @@ def extend(
         settings = tokenizer.vector_settings.get(name, {})
         if name in (vector_files or {}):
             settings = {"file": (vector_files or {})[name]}
-        source = vector_source(name, settings)
-        if source.of_new_items:
-            blocks[name] = source.vectors(_item_data(dataset, new_N), progress)
+        found = vector_source(name, settings).of_others(
+            _item_data(dataset, new_N), tokenizer.learned.get(name, {}), progress
+        )
+        if found is not None:
+            blocks[name] = found
     try:
         vectors = tokenizer.vectors(blocks, ids_I[new_N])
         vectors_ND = torch.from_numpy(vectors.vectors_ID)
@@ -490,22 +494,28 @@ def _item_data(dataset: Dataset, new_N: Int64Array | None = None) -> ItemData:
         item_ids_N, offsets_B1 = list_values(pa.concat_tables(tables)["item_ids"])
         return dataset.item_positions(item_ids_N), offsets_B1
 
+    def content(counted_ids: Int64Array) -> ItemBags:
+        counted_I = np.isin(dataset.items.ids_I, counted_ids)
+        bags = item_content(dataset, None, _DISTINCT, min_items=2, fitted_I=counted_I)
+        return bags if new_N is None else bags.some(new_N)
+
     items = dataset.items
-    keys, texts = items.keys, items.texts
+    chosen = np.arange(len(items)) if new_N is None else new_N
+    known = ItemData(
+        str(dataset.root),
+        items.keys.take(pa.array(chosen)).to_pylist(),
+        items.texts.take(pa.array(chosen)).to_pylist(),
+        None,
+        content=content,
+        ids_I=items.ids_I[chosen],
+    )
     if new_N is not None:
-        keys, texts = keys.take(pa.array(new_N)), texts.take(pa.array(new_N))
-    folder = str(dataset.root)
-    trained_I = items.train_counts_I > 0
-    if new_N is not None:
-        return ItemData(folder, keys.to_pylist(), texts.to_pylist(), None)
-    return ItemData(
-        folder,
-        keys.to_pylist(),
-        texts.to_pylist(),
-        sequences,
-        lambda: _similar(dataset),
-        lambda: item_content(dataset, None, _DISTINCT, min_items=2, fitted_I=trained_I),
-        trained_I,
+        return known
+    return dataclasses.replace(
+        known,
+        sequences=sequences,
+        similar_items=lambda: _similar(dataset),
+        trained_I=items.train_counts_I > 0,
     )
 
 
@@ -573,9 +583,8 @@ def _check_same_items(registry: SemanticIdRegistry, folder: Path, dataset: Datas
     except InputError:
         return
     if earlier.fingerprint == registry.dataset_fingerprint:
-        check_same_log(
-            earlier, dataset, str(folder), "make IDs of its own (rayrec tokenize without --extend)"
-        )
+        way_out = "make IDs of its own (rayrec tokenize without --extend)"
+        check_same_items(earlier, dataset, str(folder), way_out)
 
 
 def _check_target(path: Path, registry: SemanticIdRegistry, overwrite: bool) -> None:

@@ -20,6 +20,7 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.response_metrics import IS_LARGER_BETTER, summarize
 from rayrec.pipelines.tasks.impression_rows import ImpressionRows, impression_features, schema_of
+from rayrec.pipelines.tasks.later_catalog import warn_of_samples
 from rayrec.pipelines.tasks.task import Task
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.devices import device_named
@@ -90,9 +91,10 @@ class ImpressionTask(Task):
         schema = schema_of(self.config, later)
         way_out = "prepare the same ones, in the same order"
         _check_same_columns(self.schema, schema, later.root, where, way_out)
-        trained_until = self.dataset.manifest.split.valid_start
+        # What is before has trained the model, or has chosen its best snapshot.
+        known_until = self.dataset.manifest.split.test_start
         begins = later.manifest.split.start_of(split)
-        if trained_until is None or begins is None:
+        if known_until is None or begins is None:
             logger.warning(
                 "%s: %s and %s are not both divided by time, so nothing says whether the model was trained "
                 "on rows that it is judged on",
@@ -100,13 +102,14 @@ class ImpressionTask(Task):
                 self.dataset.root,
                 later.root,
             )
-        elif begins < trained_until:
-            until, since = (datetime.fromtimestamp(each, UTC).isoformat() for each in (trained_until, begins))
+        elif begins < known_until:
+            until, since = (datetime.fromtimestamp(each, UTC).isoformat() for each in (known_until, begins))
             raise InputError(
-                f"{where}: was trained on rows until {until}, and the {split} rows of {later.root} begin at "
-                f"{since}, so that it may have learned what it would be judged on; prepare the later log "
+                f"{where}: was trained and validated on rows until {until}, and the {split} rows of "
+                f"{later.root} begin at {since}, so it may know what it is judged on; prepare the later log "
                 f"with --split time --{split}-start {until} or later"
             )
+        warn_of_samples(self.config, where, later.root)
         return replace(self, dataset=later, schema=schema)
 
     def check_split(self, split: Split) -> None:

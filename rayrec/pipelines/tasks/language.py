@@ -109,6 +109,9 @@ class LanguageTask(Task):
         """Of an answer at most."""
         return answer_tokens(self.config, self.model)
 
+    def check_goes_on_from(self, earlier: Task, where: str) -> None:
+        """Any text goes: what tokens stand for is compared before."""
+
     def check_split(self, split: Split) -> None:
         if not self.dataset.manifest.rows[split]:
             raise InputError(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,11 @@ import pyarrow.compute as pc
 from torch import nn
 
 from rayrec.models.sequence.sequence_model import SequenceModel
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.manifest import Entity
 
 COMPARED = 10_000
 """Items whose titles are compared."""
@@ -25,29 +28,34 @@ logger = logging.getLogger(__name__)
 
 
 def check_same_log(earlier: Dataset, later: Dataset, where: str, way_out: str) -> None:
-    """Refuse a data set whose users or items are others, which ids alone do not always show; log how many
-    items are new.
+    """Refuse a data set whose users or items are others, which ids alone do not always show.
 
     Args:
         where: what was made of the earlier one, for messages.
         way_out: what to do instead, likewise.
 
     Raises:
-        InputError: ids are of another kind, fewer than half of the earlier items are in the later one, or
-            more than half of some that both have are called something else.
+        InputError: ids are of another kind, or as `check_same_items`.
     """
+    _check_same_kind("user", earlier, later, where, way_out)
+    check_same_items(earlier, later, where, way_out)
+
+
+def check_same_items(earlier: Dataset, later: Dataset, where: str, way_out: str) -> None:
+    """Refuse a data set whose items are others; log how many are new. Arguments as of `check_same_log`.
+
+    Raises:
+        InputError: ids of items are of another kind, fewer than half of the earlier items are in the later
+            data set, or more than half of some that both have are called something else.
+    """
+    _check_same_kind("item", earlier, later, where, way_out)
     theirs, path = earlier.items, later.root
-    if earlier.manifest.id_kinds != later.manifest.id_kinds:
-        raise InputError(
-            f"{where}: is of ids that are {earlier.manifest.id_kinds}, and those of {path} are "
-            f"{later.manifest.id_kinds}, so that they are of others; {way_out}"
-        )
     place_I = later.item_positions(theirs.ids_I)
     there = np.flatnonzero(place_I >= 0)
     if 2 * len(there) < len(theirs):
         raise InputError(
-            f"{where}: is of {len(theirs):,} items, of which {path} has {len(there):,}: it does not go on "
-            f"from the same log; {way_out}"
+            f"{where}: its data set has {len(theirs):,} items, of which {path} has {len(there):,}: they are "
+            f"not of the same log; {way_out}"
         )
     some = there[:COMPARED]  # the order is one of hashes
     before, now = theirs.titles.take(pa.array(some)), later.items.titles.take(pa.array(place_I[some]))
@@ -55,9 +63,9 @@ def check_same_log(earlier: Dataset, later: Dataset, where: str, way_out: str) -
     num_others = pc.sum(is_other).as_py() or 0
     if 2 * num_others > len(is_other):
         raise InputError(
-            f"{where}: is of a catalog with other titles of {num_others:,} of {len(is_other):,} items that "
-            f"{path} has, too: their ids mean other items here; give items the ids, or the titles, that they "
-            f"had, or {way_out}"
+            f"{where}: in its data set, {num_others:,} of {len(is_other):,} items have other titles than in "
+            f"{path}: the same ids mean other items; give items the ids, or the titles, that they had, or "
+            f"{way_out}"
         )
     logger.info(
         "%s: knows %s of the %s items of %s; %s of its own have gone",
@@ -67,6 +75,26 @@ def check_same_log(earlier: Dataset, later: Dataset, where: str, way_out: str) -
         path,
         f"{len(theirs) - len(there):,}",
     )
+
+
+def _check_same_kind(entity: Entity, earlier: Dataset, later: Dataset, where: str, way_out: str) -> None:
+    theirs, ours = (dataset.manifest.id_kinds[entity] for dataset in (earlier, later))
+    if theirs != ours:
+        raise InputError(
+            f"{where}: its data set has {entity} ids of the kind {theirs!r}, and {later.root} of the kind "
+            f"{ours!r}, which are others; {way_out}"
+        )
+
+
+def warn_of_samples(config: RunConfig, where: str, later: Path) -> None:
+    """Say it where a run was trained on rows beside its data set, which may be those that it is judged on."""
+    if config.data.samples is not None:
+        logger.warning(
+            "%s: was trained on rows of %s, and nothing says whether events of %s are among them",
+            where,
+            config.data.samples,
+            later,
+        )
 
 
 class WeightRows(NamedTuple):

@@ -41,6 +41,7 @@ from rayrec.pipelines.tasks.later_catalog import (
     carried_over,
     check_rows_are_known,
     check_same_log,
+    warn_of_samples,
 )
 from rayrec.pipelines.tasks.task import GRAPH, Task
 from rayrec.platform.arrays import BoolArray, Int64Array
@@ -134,7 +135,7 @@ class NextItemTask(Task):
         what was learned holds for both.
         """
         registry = self.registry
-        _check_labels(state.labels, self.labels, self.dataset, where)
+        _check_labels(state.labels, self.labels, self.dataset, where, "train from the start")
         if registry is not None and registry.extends(
             state.semantic_ids_version or "", state.dataset_fingerprint
         ):
@@ -146,7 +147,7 @@ class NextItemTask(Task):
     def check_goes_on_from(self, earlier: Task, where: str) -> None:
         assert isinstance(earlier, NextItemTask), "its model is of the same kind"
         begin = "or begin without init_from"
-        _check_labels(earlier.labels, self.labels, self.dataset, where)
+        _check_labels(earlier.labels, self.labels, self.dataset, where, "train from the start")
         check_same_log(earlier.dataset, self.dataset, where, "begin without init_from")
         if self.registry is not None and not self.registry.extends(
             earlier.semantic_ids_version or "", earlier.fingerprint
@@ -166,21 +167,31 @@ class NextItemTask(Task):
                 )
         check_rows_are_known(earlier._weight_rows, self._weight_rows)
 
-    def check_can_be_judged_on(self, later: Dataset, where: str) -> None:
-        """Refuse events of another data set that are not of the same log, or lack what the model reads.
+    def newest_time_before(self, later: Dataset, where: str) -> int:
+        """The time in UNIX seconds after which events of a later data set are none that the run can have
+        known.
 
         Args:
             where: what was trained, for messages.
 
         Raises:
-            InputError: says what differs.
+            InputError: it is not of the same log, lacks what the model reads, or nothing says which of its
+                events are later.
         """
-        check_same_log(self.dataset, later, where, "judge it on a later data set of its own log")
-        if self.model.needs_times or self.config.goes_by_event_times:
-            later.check_times()
+        way_out = "judge it on a later data set of its own log"
+        check_same_log(self.dataset, later, where, way_out)
         check_labels(self.config, self.model, later)
         names: dict[str, list[str]] = {label: list(of) for label, of in later.manifest.labels.items()}
-        _check_labels(self.labels, names, later, where)
+        _check_labels(self.labels, names, later, where, way_out)
+        for dataset in (self.dataset, later):
+            dataset.check_times()
+            if dataset.has_order_alone():
+                raise InputError(
+                    f"{dataset.root}: its events have an order and no times, so nothing says which are "
+                    "later; prepare logs with times"
+                )
+        warn_of_samples(self.config, where, later.root)
+        return self.dataset.newest_time()
 
     @cached_property
     def _weight_rows(self) -> WeightRows:
@@ -348,15 +359,19 @@ class NextItemTask(Task):
 
 
 def _check_labels(
-    theirs: Mapping[str, list[str]] | None, ours: Mapping[str, list[str]] | None, data: Dataset, where: str
+    theirs: Mapping[str, list[str]] | None,
+    ours: Mapping[str, list[str]] | None,
+    data: Dataset,
+    where: str,
+    way_out: str,
 ) -> None:
     """Refuse codes of labels that have other names in a data set than where a model has learned them."""
     for label, names in (theirs or {}).items():
         if (found := (ours or {}).get(label, names)) != names:
             raise InputError(
                 f"{where}: was trained on events whose {label} is one of {', '.join(names)}, and in "
-                f"{data.root} it is one of {', '.join(found)}: what was learned of them does not fit; train "
-                "from the start"
+                f"{data.root} it is one of {', '.join(found)}: what was learned of them does not fit; "
+                f"{way_out}"
             )
 
 

@@ -148,6 +148,13 @@ class Dataset(DatasetFolder[Manifest]):
         users had done by then."""
         return self.manifest.counts.get("ordered_without_times", 0) > 0
 
+    def newest_time(self) -> int:
+        """UNIX seconds of the newest event of all; see `check_times`."""
+        newest = 0
+        for part in self.read_parts(HISTORY_FILE, [TIMES], 1 << 16):
+            newest = max(newest, int(list_values(part[TIMES])[0].max(initial=0)))
+        return newest
+
     def has_label(self, label: Label) -> bool:
         """Whether there are labels of histories; see `check_label`."""
         named = bool(self.manifest.labels[label])
