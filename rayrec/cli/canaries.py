@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayrec.cli.app import canary_app
+from rayrec.cli.runs import EvaluationSplit
 from rayrec.cli.versions import StoreArgument
 from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
@@ -16,11 +17,12 @@ from rayrec.platform.errors import InputError
 if TYPE_CHECKING:
     from rayrec.pipelines.versions.canary import Canaries, Canary, OfflineEvaluation
     from rayrec.pipelines.versions.store import VersionStore
+    from rayrec.samples.dataset.manifest import Split
 
 DataOption = Annotated[
     Path, typer.Option(help="Data set with held-out events of the users, as `rayrec prepare` wrote it.")
 ]
-SplitOption = Annotated[str, typer.Option(help="Of the data set: validation or test.")]
+SplitOption = Annotated[EvaluationSplit, typer.Option(help="Held-out events of the data set to predict.")]
 MaxUsersOption = Annotated[
     int | None, typer.Option(min=1, help="Evaluate so many users, a fixed sample \\[all of them].")
 ]
@@ -41,7 +43,7 @@ def start_command(
         Path | None,
         typer.Option(help="Data set to evaluate it on first; where it is worse, it is not started \\[none]."),
     ] = None,
-    split: SplitOption = "test",
+    split: SplitOption = EvaluationSplit.test,
     max_users: MaxUsersOption = None,
 ) -> Answer:
     """Let a version answer a share of the users, beside the one that serves."""
@@ -58,7 +60,7 @@ def start_command(
         version = versions.numbers()[-1]
     found = None
     if data is not None:
-        found = _evaluated(versions, baseline, version, data, split, max_users)
+        found = _evaluated(versions, baseline, version, data, split.value, max_users)
         if (why := found.failure(chosen)) is not None:
             raise InputError(f"{store}: version {version} is not started as a canary: {why}")
     canary = canaries.start(version, chosen)
@@ -132,7 +134,7 @@ def stop_command(store: StoreArgument) -> Answer:
 def evaluate_command(
     store: StoreArgument,
     data: DataOption,
-    split: SplitOption = "test",
+    split: SplitOption = EvaluationSplit.test,
     max_users: MaxUsersOption = None,
 ) -> Answer:
     """Compare the canary with the version that serves on held-out data; where it is worse, it ends, and where
@@ -140,7 +142,7 @@ def evaluate_command(
     from rayrec.pipelines.versions.store import VersionStore
 
     canaries, canary = _running(store)
-    found = _evaluated(VersionStore(store), canary.baseline, canary.version, data, split, max_users)
+    found = _evaluated(VersionStore(store), canary.baseline, canary.version, data, split.value, max_users)
     canaries.note_evaluation(canary, found)
     why, ratio = found.failure(canary.settings), found.ratio
     out.print(
@@ -192,7 +194,7 @@ def _running(store: str) -> tuple[Canaries, Canary]:
 
 
 def _evaluated(
-    store: VersionStore, baseline: int, canary: int, data: Path, split: Any, max_users: int | None
+    store: VersionStore, baseline: int, canary: int, data: Path, split: Split, max_users: int | None
 ) -> OfflineEvaluation:
     from rayrec.pipelines.evaluation.paired import paired_scores
     from rayrec.pipelines.inference.recommender import Recommender
@@ -201,8 +203,6 @@ def _evaluated(
     from rayrec.pipelines.versions.loading import load_version
     from rayrec.samples.dataset.dataset import Dataset
 
-    if split not in ("validation", "test"):
-        raise InputError(f"--split {split}: choose validation or test")
     before, after = (
         Recommender(load_version(store, store.version(number)).model) for number in (baseline, canary)
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.samples.dataset.dataset import Dataset
 from tests.cli.test_version_commands import answer, refused
 from tests.helpers.runs import make_run
 
@@ -64,7 +65,7 @@ def test_held_out_data_say_whether_it_is_worse(run, store, monkeypatch):
     data = RunFolder.open(run).config.data.path
     found = answer("canary", "evaluate", store, "--data", data, "--max-users", 20)
     assert found["is_worse"] is False
-    assert found["evaluation"]["num_users"] == 20
+    assert (found["evaluation"]["num_users"], found["evaluation"]["split"]) == (20, "test")
     assert answer("canary", "status", store)["evaluation"] == found["evaluation"]
     from rayrec.pipelines.versions import canary
 
@@ -76,6 +77,16 @@ def test_held_out_data_say_whether_it_is_worse(run, store, monkeypatch):
     said = refused("canary", "start", store, "--version", 2, "--data", data)
     assert f"version 2 is not started as a canary: {worse}" in said
     assert answer("canary", "status", store)["state"] == "returned"
+
+
+def test_validation_events_are_held_out_as_well(run, store):
+    answer("publish", run, store, "--canary", 0.1)
+    data = RunFolder.open(run).config.data.path
+
+    found = answer("canary", "evaluate", store, "--data", data, "--split", "valid")
+
+    assert found["evaluation"]["split"] == "valid"
+    assert found["evaluation"]["num_users"] == Dataset.open(data).num_evaluated("valid")
 
 
 def test_data_of_something_else_is_refused(run, store, tmp_path):
