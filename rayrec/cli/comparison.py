@@ -100,7 +100,7 @@ def _print(found: Comparison, a: str, b: str) -> None:
     )
     if found.num_left_out:
         out.print(
-            f"{found.num_left_out:,} users are left out, whose target is no later than what a run knows."
+            f"{found.num_left_out:,} users are left out: their target is no later than what a run knows."
         )
     if found.empty_slices:
         out.print(f"No user: {escape(', '.join(found.empty_slices))}")

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rayrec.models.tokenizers.item_tokenizer import ItemTokenizer as ItemTokenizer
     from rayrec.models.tokenizers.quantizer import Quantizer as Quantizer
     from rayrec.models.tokenizers.registry import SemanticIdRegistry as SemanticIdRegistry
+    from rayrec.models.tokenizers.vector_sources import FittedVectors as FittedVectors
     from rayrec.models.tokenizers.vector_sources import ItemData as ItemData
     from rayrec.models.tokenizers.vector_sources import ItemVectorSource as ItemVectorSource
     from rayrec.models.tokenizers.vector_sources import Progress as Progress

@@ -12,6 +12,7 @@ from rayrec.embeddings.snapshot.snapshot import load_tables
 from rayrec.models.sequence.next_item import DenseNextItemModel
 from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
+from rayrec.models.tokenizers.item_vectors import content_vectors
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 from rayrec.models.tokenizers.vector_sources import vector_source
@@ -29,6 +30,7 @@ from rayrec.pipelines.training.initial_weights import initial_snapshot
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
 from rayrec.platform.errors import InputError
+from rayrec.platform.item_bags import ItemBags
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
@@ -207,6 +209,24 @@ def test_items_that_come_later_have_the_vectors_of_content_that_they_would_have_
     np.testing.assert_array_equal(found_ID[place_of[keys[-1]]], found_ID[place_of["i0"]])
     assert np.isnan(found_ID[place_of[keys[-2]]]).all()
     assert np.isfinite(found_ID[place_of[keys[-3]]]).all()
+
+
+def test_an_item_of_which_the_analysis_holds_nothing_has_no_vector_alone_either():
+    """Of twelve groups without a word in common, four directions know four."""
+    groups = np.repeat(np.arange(12), np.arange(14, 2, -1))
+    bags = ItemBags(np.arange(len(groups) + 1), groups, np.ones(len(groups), np.float32))
+    vectors_ID, directions = content_vectors(bags, dim=4)
+    assert np.isnan(vectors_ID[groups == 11]).all()
+    assert np.isfinite(vectors_ID[groups == 0]).all()
+
+    def alone(*features):
+        return directions.vectors(
+            ItemBags(np.array([0, len(features)]), np.array(features), np.ones(len(features), np.float32))
+        )
+
+    np.testing.assert_allclose(alone(0), vectors_ID[:1], atol=1e-6)
+    for nothing in (alone(11), alone(99), alone()):
+        assert np.isnan(nothing).all()
 
 
 def test_training_is_told_which_items_of_the_catalog_it_has_no_event_of(tmp_path):

@@ -16,6 +16,7 @@ from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 from rayrec.pipelines.config.ranking import RankingConfig
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.compare import Evaluated, Sources, compare, evaluated
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_recommender
 from rayrec.pipelines.evaluation.held_out import HeldOut
@@ -204,10 +205,17 @@ def test_validation_events_are_judged_likewise(sasrec, tmp_path):
 
 
 def test_without_times_nothing_is_later(sasrec, tmp_path):
-    later = without_history_times(log_of(tmp_path, next_day()))
+    later = log_of(tmp_path, next_day())
+    counts = later.manifest.counts | {"ordered_without_times": 9}
+    ordered = Dataset(later.root, later.manifest.model_copy(update={"counts": counts}))
+    with pytest.raises(
+        InputError, match=r"data: its events have an order and no times, so nothing says which"
+    ):
+        evaluate_recommender(Recommender.load(sasrec), "test", on=ordered)
 
+    without = without_history_times(later)
     with pytest.raises(InputError, match=r"the times of the histories .* are missing"):
-        evaluate_recommender(Recommender.load(sasrec), "test", on=later)
+        evaluate_recommender(Recommender.load(sasrec), "test", on=without)
 
 
 def test_rows_that_a_run_has_learned_beside_its_data_set_are_named(sasrec, tmp_path, caplog):
@@ -218,10 +226,10 @@ def test_rows_that_a_run_has_learned_beside_its_data_set_are_named(sasrec, tmp_p
         RunFolder.open(sasrec).config.model_dump(mode="json", exclude_none=True)
         | {"data": {"path": str(sasrec.parent / "data"), "samples": str(tmp_path / "rows")}}
     )
-    assert recommender.newest_time_before(later)
+    recommender.check_can_be_judged_on(later)
     assert not [each for each in caplog.records if each.levelname == "WARNING"]
 
-    replace(open_task(RunFolder.open(sasrec).config), config=config).newest_time_before(later, "run")
+    replace(open_task(RunFolder.open(sasrec).config), config=config).check_can_be_judged_on(later, "run")
 
     assert f"run: was trained on rows of {tmp_path / 'rows'}, and nothing says whether" in caplog.text
 
@@ -235,6 +243,50 @@ def test_a_grown_data_set_in_place_of_the_runs_own_does_not_say_what_it_knows(tm
         evaluate(run, data=extended, on=extended)
     assert evaluate(run, data=extended).count == grown.num_evaluated("test")
     assert evaluate(run, on=extended).count == NUM_USERS + 1
+
+    # What the grown catalog has answered is not taken for what the run's own answers.
+    third = log_of(tmp_path / "third", [*next_day(), *((f"u{user}", "i0", 4000) for user in range(9))])
+    grown_one = evaluate(run, data=extended, on=third.root)
+    own = evaluated(str(run), None, Sources(on=third))
+    assert (grown_one.ranking.positions.header.grown, own.header.grown) == (grown.fingerprint, None)
+    assert own.header.after < grown_one.ranking.positions.header.after
+    assert own.header.num_users == NUM_USERS + 1
+
+
+def test_users_are_paired_by_who_they_are(sasrec, tmp_path, caplog):
+    later = log_of(tmp_path / "later", next_day())
+    positions = evaluate_recommender(Recommender.load(sasrec), "test", baselines=False, on=later)
+    positions = positions.ranking.positions
+    whole = Evaluated("one", MODEL, positions)
+    num_users = positions.header.num_users
+
+    def changed(chosen, **header):
+        known = {"after": 0, "snapshot_fingerprint": "another", **header}
+        return Evaluated(
+            "other", MODEL, replace(positions.some(chosen), header=positions.header.model_copy(update=known))
+        )
+
+    everybody = np.ones(num_users, dtype=bool)
+    found = compare([whole], [changed(np.arange(num_users) < 5, num_users=5, num_left_out=36)], "recall@10")
+    assert (found.estimates["all users"].num_users, found.num_left_out) == (5, num_users - 5)
+    assert found.estimates["all users"].difference.value == 0
+
+    turned = changed(np.arange(num_users)[::-1])  # the same users in another order
+    with pytest.raises(InputError, match=r"cannot be compared: they are of different users"):
+        compare([whole], [turned], "recall@10")
+    with pytest.raises(InputError, match=r"cannot be compared: they are of different users"):
+        compare([whole], [changed(np.arange(num_users) < 5, max_users=5, users="others")], "recall@10")
+    with pytest.raises(InputError, match=r"no user on whom all were judged"):
+        compare(
+            [changed(np.arange(num_users) < 5, after=1)], [changed(np.arange(num_users) >= 5)], "recall@10"
+        )
+    without = changed(everybody)
+    without = replace(without, positions=replace(without.positions, users=None))
+    with pytest.raises(InputError, match=r"^other: does not say which users it is of"):
+        compare([whole], [without], "recall@10")
+    assert not caplog.records
+    compare([whole], [changed(everybody, after=None)], "recall@10")
+    assert "a run was trained on source itself" in caplog.text
 
 
 def extend_registry_for(grown, data):

@@ -83,8 +83,12 @@ class ItemTokenizer:
         """Fit the preparation, then the quantizer of this name; arguments as of `fitted_quantizer`.
 
         Raises:
-            ValueError: unknown name, blocks that cannot be combined, vectors that cannot be quantized.
+            ValueError: unknown name, blocks that cannot be combined, vectors that cannot be quantized, or a
+                name in `learned` that has a dot.
         """
+        for source, arrays in (learned or {}).items():
+            if dotted := [name for name in arrays if "." in name]:
+                raise ValueError(f"the {source} vectors keep an array {dotted[0]!r}; call it without dots")
         preparation = VectorPreparation.fit(blocks, item_ids_I, weights, num_components, seed)
         vectors_ID = torch.from_numpy(preparation.apply(blocks, item_ids_I).vectors_ID)
         quantizer = fitted_quantizer(

@@ -116,6 +116,8 @@ class ContentDirections(NamedTuple):
     features_F: Int64Array
     """Ascending."""
     directions_FD: Float32Array
+    longest_1: Float64Array
+    """Of the vectors of these items before they were scaled to length one: much shorter ones are rounding."""
 
     def vectors(self, bags: ItemBags) -> Float32Array:
         """[I, D] of other items, as `content_vectors` has them; NaN for those without a feature that is known
@@ -123,9 +125,10 @@ class ContentDirections(NamedTuple):
         from scipy.sparse import csr_array
 
         place_P = np.minimum(np.searchsorted(self.features_F, bags.features_P), len(self.features_F) - 1)
-        weights_P = bags.weights_P * (self.features_F[place_P] == bags.features_P)
+        weights_P = bags.weights_P.astype(np.float64) * (self.features_F[place_P] == bags.features_P)
         shape = (len(bags.offsets_I1) - 1, len(self.features_F))
-        return _unit_rows(csr_array((weights_P, place_P, bags.offsets_I1), shape=shape) @ self.directions_FD)
+        weights = csr_array((weights_P, place_P, bags.offsets_I1), shape=shape)
+        return _unit_rows(weights @ self.directions_FD.astype(np.float64), float(self.longest_1[0]))
 
 
 def content_vectors(
@@ -156,20 +159,31 @@ def content_vectors(
     fitted = weights if fitted_I is None or fitted_I.all() else weights[np.flatnonzero(fitted_I)]
     found = _decomposed(fitted, min(dim, *fitted.shape), seed)
     scaled_ID = found.scaled_left if fitted is weights else weights @ found.directions
-    return _unit_rows(scaled_ID), ContentDirections(names, found.directions.astype(np.float32))
+    longest = _longest(scaled_ID)
+    directions = ContentDirections(names, found.directions.astype(np.float32), np.array([longest]))
+    return _unit_rows(scaled_ID, longest), directions
 
 
 def _vectors_of_counts(counts: csr_array, dim: int, shift: float, seed: int) -> Float32Array:
     """[I, D] of symmetric counts or similarities; a row of NaN where there are none."""
     information = _positive_information(counts, shift)
-    return _unit_rows(_decomposed(information, min(dim, counts.shape[0]), seed).scaled_left)
+    scaled_ID = _decomposed(information, min(dim, counts.shape[0]), seed).scaled_left
+    return _unit_rows(scaled_ID, _longest(scaled_ID))
 
 
-def _unit_rows(scaled_ID: Float64Array) -> Float32Array:
-    """[I, D] rows of length one; NaN for those that were empty."""
+def _longest(scaled_ID: Float64Array) -> float:
+    return float(np.linalg.norm(scaled_ID, axis=1).max())
+
+
+def _unit_rows(scaled_ID: Float64Array, longest: float) -> Float32Array:
+    """[I, D] rows of length one; NaN for those that were empty.
+
+    Args:
+        longest: length of the longest row of all that were decomposed together.
+    """
     length_I1 = np.linalg.norm(scaled_ID, axis=1, keepdims=True)
     # What is left of an empty row of the matrix is rounding.
-    empty_I1 = length_I1 <= 1e-9 * length_I1.max()
+    empty_I1 = length_I1 <= 1e-9 * longest
     vectors_ID = scaled_ID / np.where(empty_I1, 1.0, length_I1)
     return np.where(empty_I1, np.nan, vectors_ID).astype(np.float32)
 

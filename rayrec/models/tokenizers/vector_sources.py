@@ -73,7 +73,7 @@ class FittedVectors(NamedTuple):
 
     vectors_ID: Float32Array
     learned: Mapping[str, NDArray[Any]] = {}
-    """Arrays by name, which are kept with the tokenizer."""
+    """Arrays by name, without dots, which are kept with the tokenizer."""
 
 
 class ItemVectorSource(Config):
@@ -187,7 +187,7 @@ class ContentVectors(ItemVectorSource):
         if not learned:  # an earlier version fitted it
             return None
         assert items.content is not None, "of the data set that has both"
-        directions = ContentDirections(learned["features_F"], learned["directions_FD"])
+        directions = ContentDirections(*(learned[name] for name in ContentDirections._fields))
         return directions.vectors(items.content(learned["counted_J"]))
 
 

@@ -10,8 +10,8 @@ Axes: S seeds, U users.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from rayrec.pipelines.evaluation.lists import (
     CO_VISITATION,
@@ -40,6 +41,7 @@ from rayrec.samples.dataset.dataset_folder import HISTORIES, kind_of
 from rayrec.samples.dataset.manifest import Split
 
 ALL_USERS = "all users"
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,7 @@ class Comparison:
     """Of all users, and of each slice that has some."""
     empty_slices: tuple[str, ...] = ()
     num_left_out: int = 0
-    """Users whom not all were judged on: of a later data set, those whose target is not later than what each
-    run knows."""
+    """Users of a later data set whose target is not later than what every run knows."""
 
     @property
     def over(self) -> str:
@@ -149,7 +150,6 @@ def compare(a: Sequence[Evaluated], b: Sequence[Evaluated], metric: str, slices:
             metric.
     """
     check_metric(metric)
-    most = max(one.header.num_users for one in (*a, *b))
     everything = _of_common_users([*a, *b])
     a, b = everything[: len(a)], everything[len(a) :]
     first = everything[0]
@@ -167,9 +167,8 @@ def compare(a: Sequence[Evaluated], b: Sequence[Evaluated], metric: str, slices:
             estimates[name] = compare_scores(a_SU[:, chosen_U], b_SU[:, chosen_U])
         else:
             empty.append(name)
-    num_left_out = most - first.header.num_users
     dataset, split = first.header.dataset, first.header.split
-    return Comparison(metric, split, dataset, a, b, estimates, tuple(empty), num_left_out)
+    return Comparison(metric, split, dataset, a, b, estimates, tuple(empty), first.header.num_left_out)
 
 
 def check_metric(metric: str) -> None:
@@ -191,10 +190,15 @@ def _of_common_users(everything: Sequence[Evaluated]) -> list[Evaluated]:
     Raises:
         InputError: a file does not say whom it is of, or there is no such user.
     """
-    known = [one.header.after for one in everything]
-    same = {(one.header.fingerprint, one.header.split, one.header.num_items) for one in everything}
-    if len(set(known)) == 1 or len(same) > 1:
+    known = {one.header.after for one in everything}
+    same = {(one.header.fingerprint, one.header.split, one.header.max_users) for one in everything}
+    if len(known) == 1 or len(same) > 1:
         return list(everything)
+    if None in known:
+        logger.warning(
+            "a run was trained on %s itself, other events of which are as late as those that are predicted",
+            everything[0].header.dataset,
+        )
     ids_of = []
     for one in everything:
         if one.positions.users is None:
@@ -205,18 +209,23 @@ def _of_common_users(everything: Sequence[Evaluated]) -> list[Evaluated]:
     common = functools.reduce(np.intersect1d, ids_of)
     if not len(common):
         raise InputError("there is no user on whom all were judged; compare runs that know less of the log")
-    changed = {
-        "after": max(each for each in known if each is not None),
-        "num_users": len(common),
-        # Of one data set and split, so the same users have the same targets and histories.
-        "users": hashlib.sha256(common.tobytes()).hexdigest(),
-        "held_out": everything[0].header.fingerprint,
-    }
     found = []
     for one, ids_U in zip(everything, ids_of, strict=True):
-        some = one.positions.some(np.isin(ids_U, common))
+        positions = one.positions.some(np.isin(ids_U, common))
+        assert positions.users is not None, "seen above"
+        users = positions.users
+        changed = {
+            "after": max(each for each in known if each is not None),
+            "num_users": len(common),
+            "num_left_out": one.header.num_left_out + one.header.num_users - len(common),
+            "users": xxhash.xxh3_64_hexdigest(users.user_ids_U.tobytes()),
+            # The histories are those of one data set.
+            "held_out": xxhash.xxh3_64_hexdigest(
+                users.targets_U.tobytes() + users.history_lengths_U.tobytes()
+            ),
+        }
         header = one.header.model_copy(update=changed)
-        found.append(replace(one, positions=replace(some, header=header)))
+        found.append(replace(one, positions=replace(positions, header=header)))
     return found
 
 
@@ -388,11 +397,13 @@ def _of_run(run: Path, sources: Sources) -> Positions:
 
 
 def _is_of(path: Path, snapshot: SnapshotName) -> bool:
-    """Whether the file is there, of this version and of this snapshot, not of another one of its step."""
+    """Whether the file is there, of this version and of this snapshot, not of another one of its step, nor of
+    a catalog that has grown since."""
     if not path.is_file():
         return False
     header = read_header(path)
-    return header.format == FORMAT and header.snapshot_fingerprint == snapshot.fingerprint
+    is_of_it = header.snapshot_fingerprint == snapshot.fingerprint and header.grown is None
+    return header.format == FORMAT and is_of_it
 
 
 def _named_in(record: Path) -> Path:

@@ -8,6 +8,7 @@ Axes: U users, B rows of a batch, K items of a list, N events of histories.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -151,9 +152,13 @@ def evaluate_rankers(
 
 
 def _held_out(recommender: Recommender, split: Split, max_users: int | None, on: Dataset | None) -> HeldOut:
-    if on is None or on.fingerprint == recommender.dataset.fingerprint:
-        return HeldOut(recommender.dataset, split, max_users)
-    return HeldOut(on, split, max_users, after=recommender.newest_time_before(on))
+    known = recommender.dataset
+    held_out = HeldOut(known, split, max_users)
+    if on is not None and on.fingerprint != known.fingerprint:
+        recommender.check_can_be_judged_on(on)
+        held_out = HeldOut(on, split, max_users, after=known.newest_time())
+    held_out.check()
+    return held_out
 
 
 def _of_model(
@@ -164,14 +169,17 @@ def _of_model(
     on_batch: OnBatch | None,
     stage: RankingStage | None = None,
 ) -> tuple[Positions, Tally]:
-    held_out.check()
     if stage is not None:
         stage.check_evaluation()
     if not recommender.num_beams(1):  # it scores every item for every user of a batch
         batch_size = max(min(batch_size, _MOST_SCORES // len(recommender.dataset.items)), 1)
     tally = Tally(recommender.dataset, held_out, rankers)
     tally.judge(model_batches(recommender, held_out, batch_size), on_batch)
-    return tally.positions(recommender.run, recommender.snapshot, recommender.method), tally
+    positions = tally.positions(recommender.run, recommender.snapshot, recommender.method)
+    if recommender.trained_on != recommender.dataset.fingerprint:
+        grown = {"grown": recommender.dataset.fingerprint}
+        positions = replace(positions, header=positions.header.model_copy(update=grown))
+    return positions, tally
 
 
 def model_batches(recommender: Recommender, held_out: HeldOut, batch_size: int) -> Iterator[SampleBatch]:
@@ -261,6 +269,8 @@ class Tally:
             fingerprint=manifest.fingerprint,
             split=self.held_out.split,
             after=self.held_out.after,
+            num_left_out=self.held_out.num_left_out,
+            max_users=self.held_out.max_users,
             split_rule=manifest.split.kind,
             users=self._user_hash.hexdigest(),
             held_out=xxhash.xxh3_64_hexdigest(b"".join(each.digest() for each in self._held_out_hashes)),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 
 import numpy as np
@@ -41,9 +42,12 @@ class HeldOut:
         """
         check_split(self.dataset, self.split)
         if not self.num_users:
+            assert self.after is not None, "else nobody is left out"
+            newest = datetime.fromtimestamp(self.after, UTC).isoformat()
             raise InputError(
                 f"{self.dataset.root}: of {self.num_left_out:,} events that the split {self.split!r} holds "
-                "out, none is later than the run's own data set; prepare a log that goes on after it"
+                f"out, none is later than the newest event of the run's own data set ({newest}); prepare a "
+                "log that goes on after it"
             )
 
     @property

@@ -106,9 +106,14 @@ class Recommender:
     def dataset(self) -> Dataset:
         return self._task.dataset
 
-    def newest_time_before(self, later: Dataset) -> int:
-        """See `NextItemTask.newest_time_before`."""
-        return self._task.newest_time_before(later, self.run)
+    @property
+    def trained_on(self) -> str:
+        """Fingerprint of the data set; `dataset` is another one where the catalog has grown since."""
+        return self._model.state.dataset_fingerprint
+
+    def check_can_be_judged_on(self, later: Dataset) -> None:
+        """See `NextItemTask.check_can_be_judged_on`."""
+        self._task.check_can_be_judged_on(later, self.run)
 
     @property
     def semantic_ids(self) -> SemanticIdRegistry | None:

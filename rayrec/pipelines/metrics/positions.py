@@ -69,6 +69,12 @@ class PositionsHeader(Config):
     split: Split
     after: int | None = None
     """UNIX seconds: users whose target is no later were left out; None: nobody was."""
+    num_left_out: int = 0
+    """How many these were."""
+    max_users: int | None = None
+    """The first so many users were asked for; None: all. Files of earlier versions do not say it."""
+    grown: str | None = None
+    """Fingerprint of the data set whose catalog was ranked, where it is not the one that was trained on."""
     split_rule: str
     """`leave_one_out`, `time` or `given`."""
     users: str

@@ -167,9 +167,9 @@ class NextItemTask(Task):
                 )
         check_rows_are_known(earlier._weight_rows, self._weight_rows)
 
-    def newest_time_before(self, later: Dataset, where: str) -> int:
-        """The time in UNIX seconds after which events of a later data set are none that the run can have
-        known.
+    def check_can_be_judged_on(self, later: Dataset, where: str) -> None:
+        """Refuse a later data set whose events do not go on after those of this one; warn where the run may
+        know some.
 
         Args:
             where: what was trained, for messages.
@@ -191,7 +191,6 @@ class NextItemTask(Task):
                     "later; prepare logs with times"
                 )
         warn_of_samples(self.config, where, later.root)
-        return self.dataset.newest_time()
 
     @cached_property
     def _weight_rows(self) -> WeightRows:

@@ -150,10 +150,8 @@ class Dataset(DatasetFolder[Manifest]):
 
     def newest_time(self) -> int:
         """UNIX seconds of the newest event of all; see `check_times`."""
-        newest = 0
-        for part in self.read_parts(HISTORY_FILE, [TIMES], 1 << 16):
-            newest = max(newest, int(list_values(part[TIMES])[0].max(initial=0)))
-        return newest
+        parts = self.read_parts(HISTORY_FILE, [TIMES], 1 << 16)
+        return max(int(list_values(part[TIMES])[0].max()) for part in parts)  # every user has an event
 
     def has_label(self, label: Label) -> bool:
         """Whether there are labels of histories; see `check_label`."""
