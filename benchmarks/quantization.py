@@ -43,8 +43,9 @@ from benchmarks.harness import Bar, BenchOptions, interleaved
 from benchmarks.untrained import untrained_run
 from rayrec.models.quantization.network import QuantizationPlan, quantize
 from rayrec.models.quantization.observers import observed
+from rayrec.pipelines.evaluation.held_out import HeldOut, model_batches
 from rayrec.pipelines.inference.recommender import Recommender
-from rayrec.pipelines.quantization.comparison import compare, divergence, user_batches
+from rayrec.pipelines.quantization.comparison import compare, divergence
 from rayrec.pipelines.quantization.quantize import QuantizationReport, QuantizationRequest, quantize_run
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
@@ -132,7 +133,7 @@ def _end_to_end(run: Path, folder: Path, options: BenchOptions) -> Bar:
     request = QuantizationRequest(PLANNED["w8a8"], calibrate=64, max_users=64)
     quantize_run(run, folder / "wide-w8a8", request, "last")
     before, after = Recommender.load(run, "last"), Recommender.load(folder / "wide-w8a8")
-    (samples,) = user_batches(before, "test", BATCH, BATCH)
+    (samples,) = model_batches(before, HeldOut(before.dataset, "test", BATCH), BATCH)
 
     def asked(recommender: Recommender) -> Callable[[], float]:
         return _rate(lambda: recommender.recommend_samples(samples, 10, exclude_seen=True), least_s=0.5)
@@ -163,7 +164,7 @@ def _divergence_with_outliers(run: Path, plan: QuantizationPlan) -> float:
             module.get_submodule(norm).weight[:NUM_OUTLIERS] *= OUTLIERS  # type: ignore[operator, index]
             for layer in layers:
                 module.get_submodule(layer).weight[:, :NUM_OUTLIERS] /= OUTLIERS  # type: ignore[operator, index]
-    (samples,) = user_batches(recommender, "valid", 256, 256)
+    (samples,) = model_batches(recommender, HeldOut(recommender.dataset, "valid", 256), 256)
     before = recommender.first_log_probs(samples)
     with observed(network) as observers:
         recommender.recommend_samples(samples, 10, exclude_seen=True)

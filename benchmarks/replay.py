@@ -40,9 +40,8 @@ from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.evaluate_recommender import (
     evaluate_neighbors,
     evaluate_rankers,
-    model_batches,
 )
-from rayrec.pipelines.evaluation.held_out import HeldOut
+from rayrec.pipelines.evaluation.held_out import HeldOut, model_batches
 from rayrec.pipelines.evaluation.lists import CO_VISITATION_IN_TIME, MODEL
 from rayrec.pipelines.evaluation.rankers import Ranker, model_rankers
 from rayrec.pipelines.inference.recommender import Recommender

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from rayrec.pipelines.evaluation.held_out import HeldOut, model_batches
 from rayrec.pipelines.inference.merged_candidates import MergedCandidates
 from rayrec.pipelines.inference.neighbors import NeighborRecommender
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.evaluation_report import OnBatch
 from rayrec.pipelines.metrics.slices import FEW_EVENTS
-from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.samples.dataset.manifest import Split
-from rayrec.samples.reading.reader import evaluation_batches
 
 _RESAMPLES = 1000
 
@@ -61,15 +60,12 @@ def evaluate_candidates(
         InputError: the split has no users.
     """
     dataset = recommender.dataset
-    check_split(dataset, split)
+    held_out = HeldOut(dataset, split)
+    held_out.check()
     both = MergedCandidates(recommender, NeighborRecommender(dataset))
     generated_hits, merged_hits, rare = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
-    num_users, done = dataset.num_evaluated(split), 0
-    batches = evaluation_batches(
-        dataset, split, batch_size, with_times=recommender.needs_times, labels=recommender.needs_labels
-    )
-    for uninstructed in batches:
-        samples = uninstructed.instructed(recommender.evaluation_instruction)
+    num_users, done = held_out.num_users, 0
+    for samples in model_batches(recommender, held_out, batch_size):
         assert samples.targets_B is not None
         targets_B = dataset.item_positions(samples.targets_B)
         for hits, source in (

@@ -7,14 +7,14 @@ Axes: U users, B rows of a batch, K items of a list, N events of histories.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import xxhash
 
-from rayrec.pipelines.evaluation.held_out import HeldOut
+from rayrec.pipelines.evaluation.held_out import HeldOut, model_batches
 from rayrec.pipelines.evaluation.rankers import (
     Ranker,
     baselines_of,
@@ -180,12 +180,6 @@ def _of_model(
         grown = {"grown": recommender.dataset.fingerprint}
         positions = replace(positions, header=positions.header.model_copy(update=grown))
     return positions, tally
-
-
-def model_batches(recommender: Recommender, held_out: HeldOut, batch_size: int) -> Iterator[SampleBatch]:
-    """Users with all that a model reads to be evaluated."""
-    batches = held_out.batches(batch_size, recommender.needs_times, recommender.needs_labels)
-    return (samples.instructed(recommender.evaluation_instruction) for samples in batches)
 
 
 class Tally:

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.errors import InputError
@@ -92,3 +93,9 @@ class HeldOut:
         if self.after is None:
             return np.ones(len(self._times_U), dtype=np.bool_)
         return self._times_U > self.after
+
+
+def model_batches(recommender: Recommender, held_out: HeldOut, batch_size: int) -> Iterator[SampleBatch]:
+    """All users, with what a model reads to be evaluated."""
+    batches = held_out.batches(batch_size, recommender.needs_times, recommender.needs_labels)
+    return (samples.instructed(recommender.evaluation_instruction) for samples in batches)

@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rayrec.pipelines.evaluation.held_out import HeldOut
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.evaluation_report import OnBatch
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, target_places, user_scores
-from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.platform.arrays import Float64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import Split
-from rayrec.samples.reading.reader import evaluation_batches
 
 LEAST_KNOWN = 0.1
 """Share of the items to be predicted that the catalogs know; below it they are of something else."""
@@ -49,14 +48,11 @@ def paired_scores(
     Raises:
         InputError: the split has no users, or the data set is of other items.
     """
-    check_split(dataset, split)
-    num_users = dataset.num_evaluated(split)
-    num_users = num_users if max_users is None else min(max_users, num_users)
+    held_out = HeldOut(dataset, split, max_users)
+    held_out.check()
     places: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     labels = tuple(dict.fromkeys([*before.needs_labels, *after.needs_labels]))
-    batches = evaluation_batches(
-        dataset, split, batch_size, max_users, before.needs_times or after.needs_times, labels
-    )
+    batches = held_out.batches(batch_size, before.needs_times or after.needs_times, labels)
     done, num_known = 0, 0
     for samples in batches:
         assert samples.targets_B is not None, "it is of an evaluation split"
@@ -68,7 +64,7 @@ def paired_scores(
             found.append(target_places(items_BK, targets_B))
         done += samples.num_rows
         if on_batch is not None:
-            on_batch(done, num_users)
+            on_batch(done, held_out.num_users)
     if num_known < LEAST_KNOWN * 2 * done:
         raise InputError(
             f"{dataset.root}: of {done:,} items to be predicted, the versions' catalogs know "

@@ -6,21 +6,20 @@ Axes: U users, B rows of a batch, K choices, or length of a list.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from rayrec.pipelines.evaluation.held_out import HeldOut, model_batches
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.evaluation_report import OnBatch
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, target_places, user_scores
 from rayrec.pipelines.metrics.text_metrics import mean, ratio
-from rayrec.pipelines.tasks.next_item import check_split
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.dataset.manifest import Split
-from rayrec.samples.reading.reader import evaluation_batches
 
 COMPARED = ("recall@10", "ndcg@10")
 OVERLAP_LENGTH = 10
@@ -122,12 +121,11 @@ def compare(
     Raises:
         InputError: the split has no users.
     """
-    dataset = before.dataset
-    check_split(dataset, split)
-    num_users = dataset.num_evaluated(split)
-    num_users = num_users if max_users is None else min(max_users, num_users)
+    dataset, held_out = before.dataset, HeldOut(before.dataset, split, max_users)
+    held_out.check()
+    num_users = held_out.num_users
     answers, divergences, done = (_Answers(), _Answers()), list[np.ndarray](), 0
-    for samples in user_batches(before, split, batch_size, max_users):
+    for samples in model_batches(before, held_out, batch_size):
         assert samples.targets_B is not None
         targets_B = dataset.item_positions(samples.targets_B)
         for answer, recommender in zip(answers, (before, after), strict=True):
@@ -150,22 +148,6 @@ def compare(
         ms_per_batch={"before": answers[0].median_ms, "after": answers[1].median_ms},
         batch_size=batch_size,
     )
-
-
-def user_batches(
-    recommender: Recommender, split: Split, batch_size: int, max_users: int | None
-) -> Iterator[SampleBatch]:
-    """Users of a split, as they are evaluated."""
-    batches = evaluation_batches(
-        recommender.dataset,
-        split,
-        batch_size,
-        max_users,
-        with_times=recommender.needs_times,
-        labels=recommender.needs_labels,
-    )
-    for samples in batches:
-        yield samples.instructed(recommender.evaluation_instruction)
 
 
 def divergence(first_BK: np.ndarray, second_BK: np.ndarray) -> np.ndarray:

@@ -21,11 +21,12 @@ from rayrec.models.quantization.linear import quantized_layers
 from rayrec.models.quantization.network import QuantizationPlan, quantize
 from rayrec.models.quantization.observers import InputObserver, observed
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.held_out import HeldOut, model_batches
 from rayrec.pipelines.inference.item_ranker import give_catalog, item_ranker_of
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH
-from rayrec.pipelines.quantization.comparison import Pair, compare, divergence, user_batches
+from rayrec.pipelines.quantization.comparison import Pair, compare, divergence
 from rayrec.pipelines.quantization.quantized_run import write_quantized_run
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
@@ -205,7 +206,9 @@ def _calibrated(
     total = min(request.calibrate, recommender.dataset.num_evaluated("valid"))
     done = 0
     with observed(recommender.network) as observers:
-        for samples in user_batches(recommender, "valid", request.batch_size, total):
+        for samples in model_batches(
+            recommender, HeldOut(recommender.dataset, "valid", total), request.batch_size
+        ):
             recommender.recommend_samples(samples, LIST_LENGTH, exclude_seen=True)
             done += samples.num_rows
             tell("calibrate", done, total)
@@ -219,7 +222,9 @@ def _divergence(
 
     They are of `valid`: what is reported later is of other events.
     """
-    batches = list(user_batches(before, "valid", request.batch_size, request.calibrate))
+    batches = list(
+        model_batches(before, HeldOut(before.dataset, "valid", request.calibrate), request.batch_size)
+    )
     expected = [before.first_log_probs(samples) for samples in batches]
 
     def measure() -> float:
