@@ -362,11 +362,10 @@ def evaluate_command(
     impressions. Of language models: judge and answer records."""
     if (run is None) == (neighbors is None):
         raise InputError("give the folder of a run, or --neighbors and a data set, and not both")
-    if on is not None and (run is None or candidates_with_neighbors is not None):
-        raise InputError(
-            "--on judges a run; judge what needs no training on that data set (--neighbors), and leave "
-            "--candidates-with-neighbors out"
-        )
+    if on is not None and run is None:
+        raise InputError(f"--on judges a run; judge what needs no training by --neighbors {on}")
+    if on is not None and candidates_with_neighbors is not None:
+        raise InputError("--candidates-with-neighbors compares on the run's own events; leave --on out")
     if candidates_with_neighbors is not None:
         if run is None:
             raise InputError("--candidates-with-neighbors compares those of a run; --neighbors has none")

@@ -128,7 +128,10 @@ def test_runs_of_two_days_are_compared_on_the_events_of_a_third(tmp_path):
     code, printed, _ = rayrec("compare", monday, tuesday, "--on", days[1], "--slices")
     assert (code, "49 users are left out" in printed) == (0, True)
     answer("evaluate", "--neighbors", days[0])
-    assert f"{days[0]}: is of events of" in refused("compare", monday, days[0], "--on", days[1])
+    answer("evaluate", tuesday)
+    assert f"name {days[1]}" in refused("compare", monday, days[0], "--on", days[1])
+    elsewhere = refused("compare", monday, tuesday / "evaluation-test.json", "--on", days[1])
+    assert "is of events of source, not of" in elsewhere
     neighbors = answer("evaluate", "--neighbors", days[1])
     found = answer("compare", tuesday, days[1], "--on", days[1])
     assert found["results"]["all users"]["num_users"] == 9 < neighbors["num_users"]
@@ -138,7 +141,7 @@ def test_runs_of_two_days_are_compared_on_the_events_of_a_third(tmp_path):
     assert f"test split of {days[1]}" in " ".join(rayrec("evaluate", monday, "--on", days[1])[1].split())
     for more in (["--candidates-with-neighbors", 10], ["--ranker", tuesday]):
         assert "--on" in refused("evaluate", monday, "--on", days[1], *more)
-    assert "--on judges a run" in refused("evaluate", "--neighbors", days[1], "--on", days[1])
+    assert f"--neighbors {days[1]}" in refused("evaluate", "--neighbors", days[0], "--on", days[1])
 
 
 def test_a_name_that_looks_like_a_pattern_is_a_name(runs, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -113,9 +114,10 @@ def columns(dataset):
     return dataset.items.ids_I.tolist(), dataset.items.keys.to_pylist()
 
 
-def test_a_data_set_of_its_own_is_judged_as_ever(run):
+def test_a_data_set_of_its_own_is_judged_as_ever(run, caplog):
     own = run.parent / "data"
     assert evaluate(run, on=own).results == evaluate(run).results
+    assert f"run: was trained on {own} itself; all users of the split are judged" in caplog.text
 
 
 def test_a_sample_of_users_is_the_same_one(run, tmp_path):
@@ -239,9 +241,14 @@ def test_a_grown_data_set_in_place_of_the_runs_own_does_not_say_what_it_knows(tm
     grown = log_of(tmp_path / "grown", next_day())
     extended = extend_registry_for(grown, tmp_path / "data")
 
-    with pytest.raises(InputError, match=r"^run: what it knows is told by .* --data and --on name the same"):
+    with pytest.raises(InputError, match=r"^run: --data and --on both name .*leave --data out"):
         evaluate(run, data=extended, on=extended)
+    before = evaluate(run)
     assert evaluate(run, data=extended).count == grown.num_evaluated("test")
+    assert json.loads((run / "evaluation-test.json").read_text()) == before.to_json()
+    with_new = json.loads((run / f"evaluation-test-grown-{grown.fingerprint[:8]}.json").read_text())
+    assert with_new["on"] == str(extended)
+    assert Positions.read(run / with_new["positions"]).header.num_items == NUM_ITEMS + NEW_ITEMS
     assert evaluate(run, on=extended).count == NUM_USERS + 1
 
     # What the grown catalog has answered is not taken for what the run's own answers.

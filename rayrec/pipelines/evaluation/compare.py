@@ -196,7 +196,8 @@ def _of_common_users(everything: Sequence[Evaluated]) -> list[Evaluated]:
         return list(everything)
     if None in known:
         logger.warning(
-            "a run was trained on %s itself, other events of which are as late as those that are predicted",
+            "a run was trained on %s itself, and so on events of others that are as late as those which are "
+            "predicted",
             everything[0].header.dataset,
         )
     ids_of = []
@@ -338,6 +339,11 @@ def evaluated(where: str, name: str | None, sources: Sources) -> Evaluated:
             "`rayrec runs FOLDER` lists the runs of a folder"
         )
     if kind_of(path) is HISTORIES:
+        if sources.on is not None and Dataset.open(path).fingerprint != sources.on.fingerprint:
+            raise InputError(
+                f"{where}: --on judges runs, and neighbors are judged on their own data set; name "
+                f"{sources.on.root}"
+            )
         positions = Positions.read(_of_neighbors(path, sources))
     elif path.is_dir():
         positions = _of_run(path, sources)

@@ -88,21 +88,26 @@ def evaluate(
         fingerprint = None if events is None else events.fingerprint
         if fingerprint == model.assembly.task.fingerprint != model.state.dataset_fingerprint:
             raise InputError(
-                f"{model.run}: what it knows is told by the data set that it was trained on, and --data and "
-                "--on name the same later one; leave one of them out"
+                f"{model.run}: --data and --on both name {on}; leave --data out, to judge what the run "
+                "answers without these events, or --on, to judge it with the new items, on all users"
             )
         recommender = Recommender(model)
         stage = None if ranking is None else RankingStage.load(recommender, ranking)
         report = evaluate_recommender(
             recommender, split, batch_size, on_batch, stage, baselines, max_users, depth, events
         )
-    if on is not None:
-        report = replace(report, on=str(on))
+    own, known = model.state.dataset_fingerprint, model.assembly.task.fingerprint
+    if fingerprint == own:
+        logger.warning("%s: was trained on %s itself; all users of the split are judged", model.run, on)
+    grown = None if known == own else known
+    if on is not None or grown is not None:
+        report = replace(report, on=str(data if on is None else on))
     if report.ranking is not None and model.snapshot is not None:
-        path = positions_path(run, split, model.snapshot.name, max_users, fingerprint)
+        path = positions_path(run, split, model.snapshot.name, max_users, fingerprint, grown)
         report.ranking.positions.write(path)
         report = replace(report, positions_file=path.name)
-    write_json(Path(run) / f"{evaluation_name(split, max_users, fingerprint)}.json", report.to_json())
+    name = evaluation_name(split, max_users, fingerprint, grown)
+    write_json(Path(run) / f"{name}.json", report.to_json())
     return report
 
 

@@ -21,15 +21,20 @@ service would know. The others know training events alone, as models do."""
 
 
 def positions_path(
-    run: str | Path, split: Split, snapshot: str, max_users: int | None = None, on: str | None = None
+    run: str | Path,
+    split: Split,
+    snapshot: str,
+    max_users: int | None = None,
+    on: str | None = None,
+    grown: str | None = None,
 ) -> Path:
     """Where the positions of a run's evaluation are: a file for each split and snapshot.
 
     Args:
         snapshot: its name.
-        max_users, on: as of `evaluation_name`.
+        max_users, on, grown: as of `evaluation_name`.
     """
-    return Path(run) / f"{evaluation_name(split, max_users, on)}-{snapshot}{SUFFIX}"
+    return Path(run) / f"{evaluation_name(split, max_users, on, grown)}-{snapshot}{SUFFIX}"
 
 
 def neighbor_positions_path(data: Path, split: Split, max_users: int | None = None) -> Path:
@@ -37,14 +42,19 @@ def neighbor_positions_path(data: Path, split: Split, max_users: int | None = No
     return data / f"neighbors-{split}{_of_sample(max_users)}{SUFFIX}"
 
 
-def evaluation_name(split: Split, max_users: int | None = None, on: str | None = None) -> str:
-    """How names of files of an evaluation begin: one of a sample, or on the events of another data set, does
-    not take the place of the whole.
+def evaluation_name(
+    split: Split, max_users: int | None = None, on: str | None = None, grown: str | None = None
+) -> str:
+    """How names of files of an evaluation begin: one of a sample, or of another data set, does not take the
+    place of the whole.
 
     Args:
-        on: fingerprint of that data set.
+        on: fingerprint of the data set on whose events the run is judged, where it is not its own.
+        grown: that of the data set whose catalog is ranked, likewise.
     """
-    return f"evaluation-{split}{_of_sample(max_users)}{'' if on is None else f'-on-{on[:8]}'}"
+    others = (("on", on), ("grown", grown))
+    names = (f"-{name}-{fingerprint[:8]}" for name, fingerprint in others if fingerprint is not None)
+    return f"evaluation-{split}{_of_sample(max_users)}{''.join(names)}"
 
 
 def _of_sample(max_users: int | None) -> str:
