@@ -107,7 +107,7 @@ class ImpressionTask(Task):
             raise InputError(
                 f"{where}: was trained and validated on rows until {until}, and the {split} rows of "
                 f"{later.root} begin at {since}, so it may know what it is judged on; prepare the later log "
-                f"with --split time --{split}-start {until} or later"
+                f"with --split time, and --valid-start and --test-start of {until} or later"
             )
         warn_of_samples(self.config, where, later.root)
         return replace(self, dataset=later, schema=schema)
