@@ -65,7 +65,8 @@ class ItemData:
     ids_I: Int64Array | None = None
     """Of the items, as `content` takes them; None where it is not given."""
     trained_I: BoolArray | None = None
-    """The items with a training event, which others are compared by. None: all, or the items are new."""
+    """The items with a training event; the others have no say in what is learned of all. None: all have one,
+    or the items are new."""
 
 
 class FittedVectors(NamedTuple):
@@ -183,7 +184,7 @@ class ContentVectors(ItemVectorSource):
     def of_others(
         self, items: ItemData, learned: Mapping[str, NDArray[Any]], progress: Progress | None = None
     ) -> Float32Array | None:
-        """As in the analysis: words weigh as in the items that it was fitted on."""
+        """Projected as in `fit`: words are counted in the items that were there then."""
         if not learned:  # an earlier version fitted it
             return None
         assert items.content is not None, "of the data set that has both"

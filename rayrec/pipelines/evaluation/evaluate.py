@@ -81,8 +81,8 @@ def evaluate(
     else:
         if ranking is not None and on is not None:
             raise InputError(
-                "a ranking stage is judged by the events of its own data set; leave it or --on out, or judge "
-                "the ranking model alone by impressions of the later log"
+                "a ranking stage is judged on the events of its own data set; leave it or --on out, or judge "
+                "the ranking model alone on impressions of the later log"
             )
         events = None if on is None else Dataset.open(on)
         fingerprint = None if events is None else events.fingerprint
