@@ -138,7 +138,8 @@ def test_runs_of_two_days_are_compared_on_the_events_of_a_third(tmp_path):
     path = positions_path(tuesday, "test", "step-000000004", on=dataset.fingerprint)
     assert report["positions"] == path.name
     assert read_header(path).num_items == NUM_ITEMS + 2
-    assert f"test split of {days[1]}" in " ".join(rayrec("evaluate", monday, "--on", days[1])[1].split())
+    shown = "".join(rayrec("evaluate", monday, "--on", days[1])[1].split())
+    assert f"testsplitof{days[1]}" in shown
     for more in (["--candidates-with-neighbors", 10], ["--ranker", tuesday]):
         assert "--on" in refused("evaluate", monday, "--on", days[1], *more)
     assert f"--neighbors {days[1]}" in refused("evaluate", "--neighbors", days[0], "--on", days[1])
