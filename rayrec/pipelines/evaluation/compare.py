@@ -38,7 +38,7 @@ from rayrec.platform.arrays import BoolArray, Float64Array
 from rayrec.platform.errors import InputError, looked_in
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.dataset_folder import HISTORIES, kind_of
-from rayrec.samples.dataset.manifest import Split
+from rayrec.samples.dataset.manifest import Manifest, Split
 
 ALL_USERS = "all users"
 logger = logging.getLogger(__name__)
@@ -339,7 +339,7 @@ def evaluated(where: str, name: str | None, sources: Sources) -> Evaluated:
             "`rayrec runs FOLDER` lists the runs of a folder"
         )
     if kind_of(path) is HISTORIES:
-        if sources.on is not None and Dataset.open(path).fingerprint != sources.on.fingerprint:
+        if sources.on is not None and Manifest.read(path).fingerprint != sources.on.fingerprint:
             raise InputError(
                 f"{where}: --on judges runs, and neighbors are judged on their own data set; name "
                 f"{sources.on.root}"

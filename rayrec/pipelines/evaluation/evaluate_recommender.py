@@ -8,7 +8,6 @@ Axes: U users, B rows of a batch, K items of a list, N events of histories.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -175,11 +174,9 @@ def _of_model(
         batch_size = max(min(batch_size, _MOST_SCORES // len(recommender.dataset.items)), 1)
     tally = Tally(recommender.dataset, held_out, rankers)
     tally.judge(model_batches(recommender, held_out, batch_size), on_batch)
-    positions = tally.positions(recommender.run, recommender.snapshot, recommender.method)
-    if recommender.trained_on != recommender.dataset.fingerprint:
-        grown = {"grown": recommender.dataset.fingerprint}
-        positions = replace(positions, header=positions.header.model_copy(update=grown))
-    return positions, tally
+    known = recommender.dataset.fingerprint
+    grown = None if known == recommender.trained_on else known
+    return tally.positions(recommender.run, recommender.snapshot, recommender.method, grown), tally
 
 
 class Tally:
@@ -235,11 +232,18 @@ class Tally:
             for name, parts in self._first.items()
         }
 
-    def positions(self, run: str, snapshot: SnapshotName | None, method: Method | None = None) -> Positions:
+    def positions(
+        self,
+        run: str,
+        snapshot: SnapshotName | None,
+        method: Method | None = None,
+        grown: str | None = None,
+    ) -> Positions:
         """All places, with what they are of.
 
         Args:
             run: name of the run, or of what is judged without one.
+            grown: as of `PositionsHeader`.
         """
         dataset, trained_I = self.held_out.dataset, self._known.items.train_counts_I
         manifest, items = dataset.manifest, dataset.items
@@ -265,6 +269,7 @@ class Tally:
             after=self.held_out.after,
             num_left_out=self.held_out.num_left_out,
             max_users=self.held_out.max_users,
+            grown=grown,
             split_rule=manifest.split.kind,
             users=self._user_hash.hexdigest(),
             held_out=xxhash.xxh3_64_hexdigest(b"".join(each.digest() for each in self._held_out_hashes)),

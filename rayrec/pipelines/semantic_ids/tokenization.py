@@ -397,14 +397,13 @@ def extend(
     tokenizer = _tokenizer_of(registry, Path(semantic_ids))
     ids_I = dataset.items.ids_I
     new_N = np.flatnonzero(~np.isin(ids_I, registry.item_ids_I))
-    blocks = {}
+    blocks, new_items = {}, _item_data(dataset, new_N)
     for name in tokenizer.preparation.blocks if len(new_N) else ():
         settings = tokenizer.vector_settings.get(name, {})
         if name in (vector_files or {}):
             settings = {"file": (vector_files or {})[name]}
-        found = vector_source(name, settings).of_others(
-            _item_data(dataset, new_N), tokenizer.learned.get(name, {}), progress
-        )
+        learned = tokenizer.learned.get(name, {})
+        found = vector_source(name, settings).of_others(new_items, learned, progress)
         if found is not None:
             blocks[name] = found
     try:
