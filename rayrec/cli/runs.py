@@ -36,7 +36,13 @@ WhichOption = Annotated[
         "--snapshot", help="Of the run: `best` in validation, `last`, `previous`, or the name of one."
     ),
 ]
-DataOption = Annotated[Path | None, typer.Option(help="Where the run's data set lies, if it was moved.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where the run's data set lies, if it was moved; or a later one with further items, where the "
+        "model can tell what they are."
+    ),
+]
 OnOption = Annotated[
     Path | None,
     typer.Option(

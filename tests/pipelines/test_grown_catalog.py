@@ -19,6 +19,9 @@ from rayrec.models.tokenizers.vector_sources import vector_source
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.export import export_run
+from rayrec.pipelines.inference.item_ranker import UnloadedRanker
+from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
@@ -184,6 +187,122 @@ def described_dataset(folder, name, keys, titles):
     source = write_source(folder / f"{name}-source", events, items={"item_id": keys, "title": titles})
     prepare(source, folder / name, PrepareConfig(num_partitions=3))
     return Dataset.open(folder / name)
+
+
+def run_of_words(folder, model="sasrec", **settings):
+    """(A run that knows items by words, too; a later data set: three more items with words that others have,
+    and one without a known word.)"""
+    keys = [f"i{item}" for item in range(NUM_ITEMS)]
+    titles = [f"w{item % 7} w{item % 3}" for item in range(NUM_ITEMS)]
+    described = described_dataset(folder, "data", keys, titles)
+    config = {
+        "data": {"path": str(described.root)},
+        "model": MODELS[model] | {"content": {"min_items": 2}} | settings,
+        "pipeline": {"trainer_threads": 1},
+        "training": {"batch_size": 16, "epochs": 1},
+    }
+    run = trained(RunConfig.parse(config), folder / "run")
+    fresh = [f"a{n}" for n in range(NUM_NEW + 1)]
+    grown = described_dataset(folder, "grown", fresh + keys, ["w1 w2", "w3 x", "w0 x", "unknown x", *titles])
+    return run, grown
+
+
+@pytest.mark.parametrize("model", ["sasrec", "bsarec", "hstu", "gnn"])
+def test_a_model_that_reads_words_serves_items_that_came_later_without_semantic_ids(model, tmp_path):
+    run, grown = run_of_words(tmp_path, model)
+    before, after = Recommender.load(run), Recommender.load(run, data=grown.root)
+
+    known = Query(before.dataset.items.ids_I[:4])
+    (old,), (new,) = (
+        recommender.recommend([known], k=NUM_ITEMS + NUM_NEW + 1, exclude_seen=False)
+        for recommender in (before, after)
+    )
+
+    words = {f"a{n}" for n in range(NUM_NEW)}
+    assert {item.item_key for item in new} == {item.item_key for item in old} | words
+    if model != "gnn":  # whose neighbors are those of the later data set
+        scores = {item.item_key: item.score for item in new}
+        assert {key: score for key, score in scores.items() if key not in words} == pytest.approx(
+            {item.item_key: item.score for item in old}, abs=1e-6
+        )
+    ids = grown.items.ids_I[np.isin(grown.items.keys.to_pylist(), sorted(words))]
+    assert len(after.recommend([Query(ids)], k=5)[0]) == 5  # a history of new items is as good as any
+    report = evaluate(run, data=grown.root)
+    assert report.count > evaluate(run).count  # further users have met the new items
+    exported = export_run(run, tmp_path / "vectors", data=grown.root)
+    assert exported.num_items == NUM_ITEMS + NUM_NEW
+
+
+def test_what_is_said_of_old_items_is_what_the_run_was_trained_on(tmp_path):
+    run, grown = run_of_words(tmp_path)
+    before, after = Recommender.load(run), Recommender.load(run, data=grown.root)
+
+    vectors = [recommender._ranker.item_vectors() for recommender in (before, after)]
+
+    is_old_I = np.isin(grown.items.ids_I, before.dataset.items.ids_I)
+    assert vectors[0].tobytes() == vectors[1][is_old_I].tobytes()
+    assert np.abs(vectors[1][~is_old_I]).sum(1).astype(bool).sum() == NUM_NEW  # the last has no known word
+
+
+def test_a_later_data_set_that_lacks_known_items_is_refused(tmp_path):
+    run, _ = run_of_words(tmp_path)
+    keys = [f"i{item}" for item in range(1, NUM_ITEMS)]
+    events = [(user, item, time) for user, item, time in random_events(NUM_USERS, NUM_ITEMS) if item != "i0"]
+    titles = [f"w{item % 7} w{item % 3}" for item in range(1, NUM_ITEMS)]
+    source = write_source(tmp_path / "less-source", events, items={"item_id": keys, "title": titles})
+    prepare(source, tmp_path / "less", PrepareConfig())
+
+    with pytest.raises(InputError, match=r"less lacks 1 of the items that it was trained on"):
+        Recommender.load(run, data=tmp_path / "less")
+
+
+def test_a_later_data_set_whose_columns_are_others_is_refused(tmp_path):
+    run = make_run(tmp_path, "sasrec", content={"min_items": 2})
+    keys = [f"i{item}" for item in range(NUM_ITEMS)]
+    items = {"item_id": keys, "title": [f"Title of {key}" for key in keys], "brand": ["b"] * NUM_ITEMS}
+    source = write_source(tmp_path / "later-source", random_events(NUM_USERS, NUM_ITEMS), items=items)
+    prepare(source, tmp_path / "later", PrepareConfig())
+
+    with pytest.raises(InputError, match=r"has read text of its items, and would read text, brand"):
+        Recommender.load(run, data=tmp_path / "later")
+
+
+def test_a_later_data_set_needs_the_one_that_a_run_of_words_was_trained_on(tmp_path):
+    run, grown = run_of_words(tmp_path)
+    shutil.rmtree(tmp_path / "data")
+
+    with pytest.raises(InputError, match=r"its own cannot be opened .*says which items it knows: leave it"):
+        Recommender.load(run, data=grown.root)
+
+
+def test_a_data_set_that_was_moved_needs_no_other(tmp_path):
+    run, _ = run_of_words(tmp_path)
+    shutil.move(tmp_path / "data", tmp_path / "moved")
+
+    assert Recommender.load(run, data=tmp_path / "moved").recommend([Query(np.array([1]))], k=3) is not None
+
+
+def test_a_model_of_ids_alone_does_not_serve_items_that_came_later(tmp_path):
+    run = make_run(tmp_path, "sasrec")
+
+    with pytest.raises(InputError, match=r"was trained on another data set than .*training\.init_from"):
+        Recommender.load(run, data=grown_dataset(tmp_path).root)
+
+
+def test_whether_a_service_can_be_loaded_is_known_before_it_starts(tmp_path):
+    """`rayrec serve` looks at shapes first: each item that came later would add a prefix to a new network."""
+    run = make_run(tmp_path, "prefix")
+    dataset = grown_dataset(tmp_path)
+    registry = SemanticIdRegistry.load(tmp_path / "data" / SEMANTIC_IDS_FOLDER)
+    extend(registry, dataset, np.zeros((NUM_NEW, 6), dtype=np.float32))
+
+    assert UnloadedRanker.of(TrainedModel.load(run, data=dataset.root, with_weights=False))
+
+
+def test_whether_a_service_of_words_can_be_loaded_is_known_before_it_starts(tmp_path):
+    run, grown = run_of_words(tmp_path)
+
+    assert UnloadedRanker.of(TrainedModel.load(run, data=grown.root, with_weights=False))
 
 
 @pytest.mark.parametrize("num_trained", [NUM_ITEMS, 20])

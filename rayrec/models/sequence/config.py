@@ -456,6 +456,7 @@ class ItemScoringConfig(AttentionSettings, SequenceModelConfig):
                 self.temperature,
                 pooling,
                 built_content(self.content, catalog, self.backbone.dim),
+                None if catalog.known_I is None else torch.from_numpy(catalog.known_I),
             )
             if competing_I is not None:
                 with torch.no_grad():

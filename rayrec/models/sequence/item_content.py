@@ -6,7 +6,7 @@ What is learned of an item with few events reaches those that are described alik
 a vector. Attributes beside ids are what S3-Rec (Zhou et al., CIKM 2020, arXiv:2008.07873) and FDSA (Zhang et
 al., IJCAI 2019) read.
 
-Axes: I items, V buckets, P pairs of an item and a bucket, M distinct items, D width.
+Axes: I items, V buckets, P pairs of an item and a bucket, M distinct and K known items, D width.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ class BagSums(nn.Module):
         for name, array in arrays.items():
             self.register_buffer(name, torch.from_numpy(array), persistent=False)
 
+    @property
+    def has_features_I(self) -> Tensor:
+        """[I] bool, whether a bag holds anything."""
+        return self.offsets_I1.diff() > 0
+
     def forward(self, rows_VD: Tensor) -> Tensor:
         """[I, D] of all bags."""
         vectors_ID: Tensor = _Sums.apply(
@@ -82,9 +87,18 @@ class ItemContent(nn.Module):
         self.sums = BagSums(bags, num_buckets)
         self._made_once = MadeOfWeights[Tensor]()
 
-    def added_to(self, rows_ID: Tensor) -> Tensor:
-        """[I, D] what is said of every item and a weight of each; without gradients it is kept."""
-        return self._made_once((rows_ID, self.rows_VD), lambda: rows_ID + self.catalog())
+    def added_to(self, rows_KD: Tensor, items_K: Tensor | None = None) -> Tensor:
+        """[I, D] what is said of every item, and a weight of some; without gradients it is kept.
+
+        Args:
+            items_K: catalog positions of these; None: all of them, in order.
+        """
+
+        def add() -> Tensor:
+            said_ID = self.catalog()
+            return rows_KD + said_ID if items_K is None else said_ID.index_add(0, items_K, rows_KD)
+
+        return self._made_once((rows_KD, self.rows_VD), add)
 
     def catalog(self) -> Tensor:
         """[I, D] of every item."""

@@ -110,6 +110,11 @@ class NextItemModel(ItemScorer):
 class DenseNextItemModel(NextItemModel):
     """Item matrix held as dense weights: small catalogs."""
 
+    known_K: Tensor | None
+    """Positions of the items that have rows; None: all have."""
+    is_nothing_I: Tensor | None
+    """[I] bool, items of which nothing is known; None: something is known of all."""
+
     def __init__(
         self,
         backbone: HistoryReader,
@@ -119,24 +124,34 @@ class DenseNextItemModel(NextItemModel):
         temperature: float | None = None,
         pooling: NeighborPooling | None = None,
         content: ItemContent | None = None,
+        known_I: Tensor | None = None,
     ) -> None:
         """
         Args:
             content: added to the rows of items; None: they stand alone.
+            known_I: [I] bool, the items it was trained on, which have rows; others are what is said of them,
+                and not recommended where that is nothing. None is all.
         """
         super().__init__(backbone, item_loss, temperature, pooling)
-        self.items_ID = nn.Parameter(torch.empty(num_items, dim).normal_(std=0.02))
         self.content = content
+        known_K = is_nothing_I = None
+        if known_I is not None:
+            assert content is not None, "what else would be known of items that came later"
+            known_K, is_nothing_I = known_I.nonzero().squeeze(1), ~known_I & ~content.sums.has_features_I
+            num_items = len(known_K)
+        self.register_buffer("known_K", known_K, persistent=False)
+        self.register_buffer("is_nothing_I", is_nothing_I, persistent=False)
+        self.items_ID = nn.Parameter(torch.empty(num_items, dim).normal_(std=0.02))
 
     def row_ids(self, item_ids_I: Int64Array) -> dict[str, Int64Array]:
-        return {"items_ID": item_ids_I}
+        return {"items_ID": item_ids_I if self.known_K is None else item_ids_I[self.known_K.cpu().numpy()]}
 
     def embed_history(self, batch: TensorBatch) -> Tensor:
         return self._rows_of(batch.items_N)
 
     def _rows_of(self, items: Tensor) -> Tensor:
         """[..., D] of catalog positions [...]."""
-        if self.content is None or not torch.is_grad_enabled():
+        if self.content is None or self.known_K is not None or not torch.is_grad_enabled():
             return functional.embedding(items, self._catalog_rows())
         return functional.embedding(items, self.items_ID) + self.content(items)
 
@@ -154,7 +169,13 @@ class DenseNextItemModel(NextItemModel):
         return self._rows_of(negatives)
 
     def _catalog_rows(self) -> Tensor:
-        return self.items_ID if self.content is None else self.content.added_to(self.items_ID)
+        return self.items_ID if self.content is None else self.content.added_to(self.items_ID, self.known_K)
+
+    def _scores(self, batch: TensorBatch) -> Tensor:
+        scores_BI = super()._scores(batch)
+        return (
+            scores_BI if self.is_nothing_I is None else scores_BI.masked_fill(self.is_nothing_I, -torch.inf)
+        )
 
 
 class SparseNextItemModel(NextItemModel):

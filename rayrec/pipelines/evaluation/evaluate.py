@@ -44,7 +44,7 @@ def evaluate(
     text; also written to the run's folder, beside the positions of each user's target.
 
     Args:
-        data: where the run's data set lies now, if it was moved.
+        data: where the run's data set lies now, if it was moved; or a later one, see `TrainedModel.load`.
         ranking: of recommenders, a ranking stage that is judged beside the model.
         baselines: of recommenders, judge neighbors as well.
         max_users: of recommenders, judge only so many users, a fixed sample; see `evaluate_recommender`.

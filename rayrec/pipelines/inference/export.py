@@ -97,10 +97,9 @@ def _export_item_vectors(trained: TrainedModel, folder: Path) -> Exported:
     items, catalog = task.dataset.items, task.catalog_known_to(trained.state)
     has_vector_I = np.ones(len(items), dtype=np.bool_) if catalog.known_I is None else catalog.known_I.copy()
     if trains_on_its_events(trained.assembly.config):
-        trained_I = items.train_counts_I > 0
-        if catalog.content is not None and task.model.learns_words_alone:
-            trained_I |= catalog.content.share_features_with(trained_I)
-        has_vector_I &= trained_I
+        has_vector_I &= items.train_counts_I > 0
+    if catalog.content is not None and task.model.learns_words_alone:
+        has_vector_I |= catalog.content.share_features_with(has_vector_I)
     keys = items.keys.filter(pa.array(has_vector_I)).to_pylist()
     made = {
         "run": trained.run,

@@ -83,7 +83,7 @@ class UnloadedRanker:
         config, task = model.assembly.config, model.assembly.task
         if not isinstance(task, NextItemTask):
             raise InputError(f"{model.run}: {config.model.name!r} scores what is shown, and names no items")
-        network = task.network()
+        network = task.network(task.catalog_known_to(model.state))
         shapes = {name: saved.shape for name, saved in model.weights.items() if name != BASE}
         try:
             check_shapes(shapes, FrozenBase(network).without(dict(network.named_parameters())))

@@ -18,7 +18,8 @@ from rayrec.embeddings.transport.client import LocalTransport, ShardClient
 from rayrec.pipelines.runs.method import Method
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import WEIGHTS, RunState, Snapshot, SnapshotName, read_snapshot
-from rayrec.pipelines.tasks.assembly import Assembly, assemble
+from rayrec.pipelines.tasks.assembly import Assembly, assemble, open_earlier_task
+from rayrec.pipelines.tasks.task import Task
 from rayrec.platform.arrays import Int64Array
 
 
@@ -63,7 +64,9 @@ class TrainedModel:
         Args:
             which: snapshot, as `RunFolder.chosen_snapshot` knows it.
             device: overrides the device that the run was trained on.
-            data: where the run's data set lies now, if it was moved.
+            data: where the run's data set lies now, if it was moved; or a later one with all of its items and
+                further ones, whose semantic IDs extend those of the run, or which the model knows by their
+                words. The run's own data set has to be there then, too, if the model has no semantic IDs.
             with_rows: False leaves the tables empty, for who reads none of them.
             with_weights: False takes their shapes alone, see `weights_in`.
 
@@ -79,6 +82,10 @@ class TrainedModel:
         snapshot = read_snapshot(folder.chosen_snapshot(which))
         # Neither columns nor rates are asked of the training rows: they may be gone.
         assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
+        if data is not None and assembly.task.reads_items_of(snapshot.state):
+            earlier = _task_of(folder, snapshot.state, data)
+            task = assembly.task.grown_from(earlier, str(snapshot.path))
+            assembly = replace(assembly, task=task)
         model = cls.of(folder.name, assembly, snapshot, with_rows, with_weights)
         return replace(model, method=Method.of(folder.config))
 
@@ -100,6 +107,18 @@ class TrainedModel:
         tables = local_tables(assembly, snapshot if with_rows else None)
         weights = weights_in(snapshot.path / WEIGHTS, with_weights)
         return cls(run, assembly, snapshot.state, weights, tables, snapshot=snapshot.name)
+
+
+def _task_of(folder: RunFolder, state: RunState, data: str | Path) -> Task:
+    """That of a run on the data set that it was trained on.
+
+    Raises:
+        InputError: that is not there any more.
+    """
+    theirs = folder.config.data.path
+    why = f"{folder.path}: was trained on another data set than {data} holds now"
+    way_out = f"{theirs} says which items it knows: leave it as it was, or train on {data}"
+    return open_earlier_task(folder.config.for_inference(), state, why, way_out)
 
 
 def weights_in(file: Path, with_weights: bool = True) -> dict[str, np.ndarray]:

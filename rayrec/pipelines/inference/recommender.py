@@ -95,7 +95,7 @@ class Recommender:
 
         Args:
             device: overrides the device that the run was trained on.
-            data: where the run's data set lies now, if it was moved.
+            data: where the run's data set lies now, if it was moved; or a later one, see `TrainedModel.load`.
 
         Raises:
             InputError: no such run, an incomplete or changed snapshot, or one of other data.

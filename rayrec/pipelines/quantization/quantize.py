@@ -110,7 +110,7 @@ def quantize_run(
         out: folder that is made.
         which: snapshot, as `RunFolder.chosen_snapshot` knows it.
         device: on which both models are compared; None: the run's.
-        data: where the run's data set lies now, if it was moved.
+        data: where the run's data set lies now, if it was moved; or a later one, see `TrainedModel.load`.
         on_stage: told how far it is.
 
     Raises:
@@ -171,7 +171,8 @@ def quantize_run(
         out,
         source,
         read_snapshot(source.chosen_snapshot(which)),
-        _config_of(source, settings, data),
+        # Served with a later data set, a run needs to know its own one.
+        _config_of(source, settings, None if model.assembly.task.reads_items_of(model.state) else data),
         model.assembly,
         weights,
         report.to_json(),

@@ -13,7 +13,7 @@ from rayrec.embeddings.config import TableConfig
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.accepted_files import AcceptedFiles
-from rayrec.pipelines.runs.snapshots import Snapshot
+from rayrec.pipelines.runs.snapshots import RunState, Snapshot
 from rayrec.pipelines.tasks.impressions import ImpressionTask
 from rayrec.pipelines.tasks.language import LanguageTask
 from rayrec.pipelines.tasks.next_item import NextItemTask
@@ -138,6 +138,35 @@ def open_task(config: RunConfig, checksums: bool = True) -> Task:
     if config.model.kind == "language":
         return LanguageTask.open(config, config.model, checksums)
     return NextItemTask.open(config, config.model, checksums)
+
+
+def is_of(state: RunState, task: Task) -> bool:
+    """Whether what was trained is of the task's data set and semantic IDs."""
+    return (state.dataset_fingerprint, state.semantic_ids_version) == (
+        task.fingerprint,
+        task.semantic_ids_version,
+    )
+
+
+def open_earlier_task(config: RunConfig, state: RunState, why: str, way_out: str) -> Task:
+    """Open what a run was trained on, for one that reads another data set.
+
+    Args:
+        config: of the run.
+        state: of the run, which says what its data set was.
+        why: it is needed, for messages.
+        way_out: where it is not there, likewise.
+
+    Raises:
+        InputError: it is not there any more, or has changed.
+    """
+    try:
+        task = open_task(config, checksums=False)
+    except InputError as error:
+        raise InputError(f"{why}, and its own cannot be opened ({error}); {way_out}") from error
+    if not is_of(state, task):
+        raise InputError(f"{why}; {config.data.path} or its semantic IDs have changed since: {way_out}")
+    return task
 
 
 def check_continues(snapshot: Snapshot, assembly: Assembly) -> None:

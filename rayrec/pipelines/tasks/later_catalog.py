@@ -1,6 +1,6 @@
 """What was learned of the items of one data set, for a later one that has others, too.
 
-Axes: I items of the earlier data set, V rows of a weight, D numbers of one.
+Axes: I items of a data set, V rows of a weight, D numbers of one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.platform.arrays import Int64Array
+from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import Entity
@@ -95,6 +95,15 @@ def warn_of_samples(config: RunConfig, where: str, later: Path) -> None:
             config.data.samples,
             later,
         )
+
+
+class EarlierItems(NamedTuple):
+    """The items of a later data set that an earlier one had."""
+
+    dataset_fingerprint: str
+    """Of the earlier one."""
+    known_I: BoolArray
+    """By position in the later one."""
 
 
 class WeightRows(NamedTuple):

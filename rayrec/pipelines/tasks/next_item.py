@@ -37,9 +37,11 @@ from rayrec.pipelines.tasks.features import (
 from rayrec.pipelines.tasks.instructions import check_labels, evaluation_instruction
 from rayrec.pipelines.tasks.item_prompts import item_vocabulary, places_of_items
 from rayrec.pipelines.tasks.later_catalog import (
+    EarlierItems,
     WeightRows,
     carried_over,
     check_rows_are_known,
+    check_same_items,
     check_same_log,
     warn_of_samples,
 )
@@ -76,6 +78,8 @@ class NextItemTask(Task):
     sequences: SequenceFeatures
     counted_I: BoolArray
     """[I] the items that what the catalog says of items was counted in."""
+    earlier: EarlierItems | None = None
+    """Of a run that was trained on an earlier data set, and has no semantic IDs that say so."""
 
     @classmethod
     def open(cls, config: RunConfig, model: SequenceModelConfig, checksums: bool = True) -> NextItemTask:
@@ -132,13 +136,15 @@ class NextItemTask(Task):
 
     def check_state(self, state: RunState, where: str) -> None:
         """Semantic IDs that extend the snapshot's are those of a catalog that has grown, with its data set:
-        what was learned holds for both.
+        what was learned holds for both. So it does where the task was `grown_from` that data set.
         """
         registry = self.registry
         _check_labels(state.labels, self.labels, self.dataset, where, "train from the start")
         if registry is not None and registry.extends(
             state.semantic_ids_version or "", state.dataset_fingerprint
         ):
+            return
+        if self.earlier is not None and self.earlier.dataset_fingerprint == state.dataset_fingerprint:
             return
         super().check_state(state, where)
         if registry is not None:
@@ -157,15 +163,41 @@ class NextItemTask(Task):
                 f"extend, so that its codes mean something else; extend them (rayrec tokenize "
                 f"{self.config.data.path} --extend {registry_folder(earlier.config)} --overwrite), {begin}"
             )
-        if (content := self.model.item_content) is not None:
-            theirs, ours = (content_columns(task.dataset, content.columns) for task in (earlier, self))
-            if theirs != ours:
-                raise InputError(
-                    f"{where}: model.content has read {', '.join(theirs)} of its items, and would read "
-                    f"{', '.join(ours)} of those of {self.config.data.path}; prepare the same columns, "
-                    f"{begin}"
-                )
+        self._check_reads_the_same_columns(earlier, where, begin)
         check_rows_are_known(earlier._weight_rows, self._weight_rows)
+
+    def reads_items_of(self, state: RunState) -> bool:
+        """Of a model that knows items by what is said of them: those that came later have vectors, too."""
+        if self.registry is not None or self.model.item_content is None:
+            return False
+        return state.dataset_fingerprint != self.fingerprint
+
+    def grown_from(self, earlier: Task, where: str) -> Self:
+        assert isinstance(earlier, NextItemTask), "its model is the same"
+        way_out = "serve the data set that it was trained on, or one that has further items"
+        check_same_items(earlier.dataset, self.dataset, where, way_out)
+        self._check_reads_the_same_columns(earlier, where, f"or {way_out}")
+        ours_I, theirs_I = self.dataset.items.ids_I, earlier.dataset.items.ids_I
+        known_I = np.isin(ours_I, theirs_I)
+        if num_gone := len(theirs_I) - int(known_I.sum()):
+            raise InputError(
+                f"{where}: {self.config.data.path} lacks {num_gone:,} of the items that it was trained on; "
+                "prepare it with all of them (--allow cold-items, where they have no events any more), or "
+                f"{way_out}"
+            )
+        assert np.array_equal(ours_I[known_I], theirs_I), "items are in the order of their ids"
+        return replace(self, earlier=EarlierItems(earlier.fingerprint, known_I))
+
+    def _check_reads_the_same_columns(self, earlier: NextItemTask, where: str, way_out: str) -> None:
+        if (content := self.model.item_content) is None:
+            return
+        theirs, ours = (content_columns(task.dataset, content.columns) for task in (earlier, self))
+        if theirs != ours:
+            raise InputError(
+                f"{where}: model.content has read {', '.join(theirs)} of its items, and would read "
+                f"{', '.join(ours)} of those of {self.config.data.path}; prepare the same columns, "
+                f"{way_out}"
+            )
 
     def check_can_be_judged_on(self, later: Dataset, where: str) -> None:
         """Refuse a later data set whose events do not go on after those of this one; warn where the run may
@@ -272,11 +304,16 @@ class NextItemTask(Task):
             num_ids += num_tokens + negatives.per_batch + num_tokens * negatives.per_event
         return num_ids
 
-    def network(self) -> SequenceModel:
+    def network(self, catalog: Catalog | None = None) -> SequenceModel:
+        """The network without values of its weights, as far as it can be built so.
+
+        Args:
+            catalog: None: that of the data set, as a new run learns it.
+        """
         # An item matrix, vectors of prefixes or a language model may be what does not fit into memory. The
         # items' codes, from which other sizes follow, are there, and the tree of them while it is built.
         with MetaWeights():
-            return build_model(self.model, self.catalog, self.config.seed)
+            return build_model(self.model, catalog or self.catalog, self.config.seed)
 
     def notes(self) -> list[str]:
         notes = self.model.notes()
@@ -352,6 +389,8 @@ class NextItemTask(Task):
 
     def _known_to(self, state: RunState) -> BoolArray:
         """[I] the items that were in the catalog of a run."""
+        if self.earlier is not None:
+            return self.earlier.known_I.copy()
         if self.registry is None:
             return np.ones(len(self.dataset.items), dtype=np.bool_)
         return self.registry.known_to(state.semantic_ids_version or "")

@@ -109,7 +109,7 @@ class Task(ABC):
         if state.dataset_fingerprint != self.fingerprint:
             raise InputError(
                 f"{where}: was trained on another data set than {self.config.data.path} holds now; "
-                "prepare the same data again, or train from the start"
+                "prepare the same data again, or train on that one (training.init_from)"
             )
 
     @abstractmethod
@@ -123,6 +123,23 @@ class Task(ABC):
         Raises:
             InputError: says what differs.
         """
+
+    def reads_items_of(self, state: RunState) -> bool:
+        """Whether a run is served with a later data set than its own, which it says the items of: then the
+        task has to be `grown_from` that one."""
+        return False
+
+    def grown_from(self, earlier: Task, where: str) -> Self:
+        """The same task, for what was learned on an earlier data set and goes on being served.
+
+        Args:
+            earlier: the task of the run, of the same kind and with the same model.
+            where: that is, for messages.
+
+        Raises:
+            InputError: its items are not among these, or what is read of them is not there.
+        """
+        raise AssertionError(f"{type(self).__name__} reads no items of runs")
 
     def row_ids(self) -> dict[str, Int64Array]:
         """Weights of the network that have a row for each part of a catalog: whose rows they are, by name."""

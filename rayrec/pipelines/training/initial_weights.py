@@ -11,7 +11,7 @@ import numpy as np
 from rayrec.models.language.config import LanguageModelConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot
-from rayrec.pipelines.tasks.assembly import Assembly, open_task
+from rayrec.pipelines.tasks.assembly import Assembly, is_of, open_earlier_task
 from rayrec.pipelines.tasks.language import LanguageTask
 from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.tasks.text_rows import tokenizer_of
@@ -103,7 +103,7 @@ def initial_snapshot(assembly: Assembly) -> Snapshot | None:
             )
         return snapshot
     where = str(snapshot.path)
-    if _is_of(snapshot, task):
+    if is_of(snapshot.state, task):
         task.check_state(snapshot.state, where)
         return snapshot
     earlier = _earlier_task(folder, snapshot, config.data.path)
@@ -130,15 +130,6 @@ class _OnEarlierData(Snapshot):
         return self.task.weights_from(super().weights, self.rows)
 
 
-def _is_of(snapshot: Snapshot, task: Task) -> bool:
-    """Whether it is of the task's data set and semantic IDs."""
-    state = snapshot.state
-    return (state.dataset_fingerprint, state.semantic_ids_version) == (
-        task.fingerprint,
-        task.semantic_ids_version,
-    )
-
-
 def _earlier_task(folder: RunFolder, snapshot: Snapshot, data: str) -> Task:
     """That of a run whose data set is another one than `data`, as it was trained.
 
@@ -153,10 +144,4 @@ def _earlier_task(folder: RunFolder, snapshot: Snapshot, data: str) -> Task:
             f"{theirs} says what its weights stand for: leave it, or {way_out}; each data set into a folder "
             "of its own"
         )
-    try:
-        task = open_task(folder.config, checksums=False)
-    except InputError as error:
-        raise InputError(f"{why}, and its own cannot be opened ({error}); {way_out}") from error
-    if not _is_of(snapshot, task):
-        raise InputError(f"{why}; {theirs} or its semantic IDs have changed since: {way_out}")
-    return task
+    return open_earlier_task(folder.config, snapshot.state, why, way_out)

@@ -56,7 +56,7 @@ class ModelSettings(Config):
     device: str | None = None
     """Device to compute on; None takes that of the run."""
     data: str | None = None
-    """Where the run's data set lies now, if it was moved."""
+    """Where the run's data set lies now, if it was moved; or a later one, see `TrainedModel.load`."""
     ranking: RankingConfig | None = None
     """A ranking stage after the model."""
     admission: AdmissionConfig = AdmissionConfig()

@@ -158,7 +158,7 @@ class TargetConfig(Config):
     snapshot: str = "best"
     """Of a run: `best`, `last`, `previous`, or the name of one."""
     data: str | None = None
-    """Where the run's data set lies now, if it was moved."""
+    """Where the run's data set lies now, if it was moved; or a later one, see `TrainedModel.load`."""
 
 
 class ShadowTargetConfig(ShadowConfig):
