@@ -256,15 +256,21 @@ def test_a_later_data_set_that_lacks_known_items_is_refused(tmp_path):
         Recommender.load(run, data=tmp_path / "less")
 
 
-def test_a_later_data_set_whose_columns_are_others_is_refused(tmp_path):
-    run = make_run(tmp_path, "sasrec", content={"min_items": 2})
+def dataset_with_brands(folder):
+    """That of `make_run`, which knows a brand of each item, too."""
     keys = [f"i{item}" for item in range(NUM_ITEMS)]
     items = {"item_id": keys, "title": [f"Title of {key}" for key in keys], "brand": ["b"] * NUM_ITEMS}
-    source = write_source(tmp_path / "later-source", random_events(NUM_USERS, NUM_ITEMS), items=items)
-    prepare(source, tmp_path / "later", PrepareConfig())
+    source = write_source(folder / "later-source", random_events(NUM_USERS, NUM_ITEMS), items=items)
+    prepare(source, folder / "later", PrepareConfig())
+    return Dataset.open(folder / "later")
+
+
+def test_a_later_data_set_whose_columns_are_others_is_refused(tmp_path):
+    run = make_run(tmp_path, "sasrec", content={"min_items": 2})
+    later = dataset_with_brands(tmp_path)
 
     with pytest.raises(InputError, match=r"has read text of its items, and would read text, brand"):
-        Recommender.load(run, data=tmp_path / "later")
+        Recommender.load(run, data=later.root)
 
 
 def test_a_later_data_set_needs_the_one_that_a_run_of_words_was_trained_on(tmp_path):
@@ -513,13 +519,10 @@ def test_what_is_said_of_items_is_counted_again_in_a_later_catalog(tmp_path):
 
 def test_other_columns_of_the_catalog_are_refused(tmp_path):
     run = make_run(tmp_path, "sasrec", content={"min_items": 2})
-    keys = [f"i{item}" for item in range(NUM_ITEMS)]
-    items = {"item_id": keys, "title": [f"Title of {key}" for key in keys], "brand": ["b"] * NUM_ITEMS}
-    source = write_source(tmp_path / "later-source", random_events(NUM_USERS, NUM_ITEMS), items=items)
-    prepare(source, tmp_path / "later", PrepareConfig())
+    later = dataset_with_brands(tmp_path)
 
     with pytest.raises(InputError, match=r"has read text of its items, and would read text, brand"):
-        initial_snapshot(assemble(going_on(run, Dataset.open(tmp_path / "later"))))
+        initial_snapshot(assemble(going_on(run, later)))
 
 
 def test_a_model_that_does_not_say_whose_its_weights_are_is_refused(tmp_path, monkeypatch):
