@@ -448,109 +448,108 @@ _TIES: dict[Ties, str] = {
 }
 _HEAD = """# Recommendation quality
 
-Two protocols, and each table says which is its own. *Leave-one-out*: a user's last event is the test, the
-one before it validates, the rest is trained on. *Split by time*, where times exist: nobody's events after a
-date are trained on, so no model but one that goes on learning knows what other users did
-later, which leave-one-out permits. A random
-event of each user in the period is predicted, with all that lies before it as history. The first event of a
-period comes after a longer gap than others do, and all events of a period at once are not what a model is
-asked for (Gusak et al., *Time to Split*, RecSys 2025, arXiv:2507.16289). Users with nothing before their
-events are not tested; `rayrec prepare` counts them. The catalog is that of the whole log: an item that comes
-later has no training event, and may be recommended by its text.
+What models of RayRec reach on logs that anybody can get, by one protocol, with the costs beside it. The
+[objections](objections.md) of a stern reader have answers of their own.
 
-The whole catalog is ranked. Items of the history are excluded, unless a table says that they are kept.
-Intervals: 95 %, bootstrap over users; brackets: range of the seeds. The snapshot is the best by NDCG@10 on
-validation users: on 6,000 of them where the recipe says so, and on all for SASRec, HSTU and BSARec. One
-recipe per method runs unchanged on all data sets. All methods are for Beauty and MovieLens; elsewhere
-neighbors, SASRec, and the best two of those that generate. A training may take two hours of one processor.
+## How it is measured
 
-Limits of the comparison:
-
-- The recipe of SASRec with full softmax was found with recalls of Beauty's *test* users ([what was
-  tried](recommendation.md#what-did-not-work)), and HSTU uses its sizes and rates, so their figures on
-  Beauty may be flattering. Sports and MovieLens were looked at once. The prefix decoder was tuned on
-  Beauty's validation users. The other recipes are first guesses.
-- **After equal tuning**: tables of that name have the trial that was best on validation users, of as many
-  trials for every method in one space (`configs/tuning`): learning rate, weight decay, dropout and layers.
-  The first trial is the recipe. Epochs are the recipe's, and so are rates of rows on servers.
-  `python -m benchmarks.equal_tuning SOURCES ROW` makes a line.
-- The prefix decoder is a softmax over items, factored along the tree of their codes, with a trained vector
-  for every prefix of an ID: its weights grow with the catalog. TIGER and the lazy decoder have vectors for
-  codes only.
-- All recipes but that of *SASRec, ties as stored* draw the order of ties again at every step
-  (`data.redraw_ties`), which in file order removes what the order leaks: the prefix decoder has 0.0514 on
-  Sports then, and 0.0552 with ties as stored. Other rows that say *ties as stored* were measured before their
-  recipe redrew them. Rows that say *all codes of a level* were measured before their recipe trained
-  [among those that lead to an item](recommendation.md#codes-alone).
-- **Words and attributes** are what the catalog says of items (`model.content`): words of titles and keywords,
-  categories and brands as numbers. Rows that read them know more than the others. *Prefix decoder without
-  vectors of its own* says codes, and no weight of it belongs to one item or one whole ID; but each leaf adds
-  the bag of words and attributes of its item, which hardly another item has, so its last code is scored by
-  the item's text. Without words and attributes (*codes alone*), which its IDs know all the same, the model
-  is about where TIGER is. How many trials each recipe had is
-  [written down](recommendation.md#words-and-attributes-of-items). In leave-one-out, SASRec of words was
-  measured when items without a training event were still negatives of its softmax, which
-  [they no longer are](recommendation.md#items-that-training-has-not-met-by-their-words); hardly any are.
-- Published figures are of files in the order of item codes within a day, and of other splits and texts.
-  Those of github.com/phonism/genrec are reproductions in its README; an earlier version of it calls them
-  validation metrics.
-- **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
-  tuned). By recall@10, co-visitation is above TIGER and the lazy decoder (with IDs of text and
-  interactions) on Beauty and Sports, within the
-  interval of SASRec (ties as stored) and the prefix decoder on Sports and MovieLens, and 9 to 14 % below
-  them on Beauty. At 50 items SASRec with full softmax, HSTU, TIGER and the prefix decoder are ahead of it on
-  Beauty and Sports.
-  *At the time* means that it knows what everybody did before each event and nothing after it; models know all
-  training events, later ones too.
-- **Learning goes on** (`python -m benchmarks.replay SOURCES beauty-time/shuffled/generative --days 7`): from
-  the row's best snapshot on, the rest of the log is replayed in periods. Targets of a period are ranked by
-  what was learned until the period before; then windows that end with the period's events are trained on, in
-  one pass (`data.follow`), with earlier events of these users. One rate and batch serve all rows; they were
-  chosen of four on validation users of the prefix decoder, so its validation recall is flattering.
-  Co-visitation at the time knows more of others: all until the event itself.
-- **The graph network** is SASRec whose events also read the items that others met beside them before,
-  weighted by co-visits; one setting, not tuned, one seed, neighbors of training events alone. On Beauty it
-  does not beat SASRec by more than chance: with ties as stored and full softmax it has 0.0937 where three
-  seeds of SASRec have 0.0916 to 0.0926, and with the earlier sampled softmax and rows on servers 0.0874,
-  where SASRec so trained [has 0.0841](recommendation.md#targets-on-amazon-beauty). In both cases the
-  intervals overlap. On MovieLens, with redrawn ties and today's sampled softmax, it has 0.1951, where
-  co-visitation has 0.1877 and SASRec so trained, with the same seed, 0.1983.
-- Semantic IDs have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a digit for
-  collisions. Those of one machine share them; another machine rounds otherwise and makes others by the same
-  settings, so seed 0 of several rows has other IDs than seeds 1 and 2. Where items have no text, they are
-  made of interactions alone.
-  *Published IDs* are those that came with the data: LETTER's of Beauty and Instruments (4 levels), and
-  MiniOneRec's of Industrial (3 levels).
-- **IDs from the item vectors of SASRec** are made of what a model that was trained before scores items by
-  ([how](recommendation.md#codes-of-what-a-trained-model-knows)). They carry what it knows, words too where it
-  reads them. Seeds of a row share the IDs of one teacher with seed 0; those of another machine have such a
-  teacher of their own. Training times are without the teacher's: add those of its row.
-- **The causal language model** writes codes. With titles (`item_language`) the same network also learns
-  which codes a title has, which title codes have, and the title of the next item; what it reads of a user
-  are codes alone. Both begin with random weights. Whether words find items that nobody has met is [another
-  question](language.md#words-beside-codes).
-- **Tokenizers** are compared with one model and one recipe. Residual k-means and an RQ-VAE
-  read words, attributes and interactions; LETTER's RQ-VAE reads words and attributes, and is drawn
-  towards interactions (`rayrec tokenize --tokenizer letter`). These have three levels of up to 256 codes, and
-  published IDs have their own.
-- **One softmax over items** has the weights of the prefix decoder, begins with the same bits, and scores an
-  item by the sum of its prefixes' vectors (`model.softmax: items`). What lies between the two rows is the
-  hierarchical loss and the beams. **The sparse-dense hybrid** (`model.softmax: hybrid`) has these weights as
-  well and both losses: beams find items, at least 100, and both softmaxes rank them.
-- Two x86-64 cores, no accelerator. Training times are those of the steps, the median of the seeds. Many
-  rows were trained beside other work, and some stood still for minutes meanwhile. CPU minutes, where they
-  were recorded, include driver, actors, Ray, start and validation. Machines and versions differ between
-  rows: seeds of the prefix decoder on Beauty took 6.4, 4.7 and 4.3 of them, so a third is no difference in
-  cost.
-
-Amazon's events have dates, and the files order the events of one day by item code: a model can learn that
-order, and published results on these files include it. Therefore there are two tables for these data sets.
+- **Leave-one-out**: a user's last event is the test, the one before it validates, the rest is trained
+  on.
+- **Split by time**, where times exist: nobody's events after a date are trained on, so no model but one
+  that goes on learning knows what other users did later, which leave-one-out permits. A random event of
+  each user in the period is predicted, with all that lies before it as history: the first event of a
+  period comes after a longer gap than others do, and all events of a period at once are not what a model
+  is asked for (Gusak et al., *Time to Split*, RecSys 2025, arXiv:2507.16289). Users with nothing before
+  their events are not tested; `rayrec prepare` counts them. The catalog is that of the whole log: an
+  item that comes later has no training event, and may be recommended by its text.
+- **Ranking**: the whole catalog, for every user. Items of the history are excluded, unless a table says
+  that they are kept.
+- **Intervals**: 95 %, by a bootstrap over users. Brackets are the range of the seeds.
+- **Snapshots**: the best by NDCG@10 on validation users; on 6,000 of them where the recipe says so, and
+  on all for SASRec, HSTU and BSARec.
+- **Recipes**: one per method, which runs unchanged on all data sets. All methods are for Beauty and
+  MovieLens; elsewhere neighbors, SASRec, and the best two of those that generate.
+- **Ties**: Amazon's events have dates, and the files order the events of one day by item code. A model
+  can learn that order, and published results on these files include it. Therefore these data sets have
+  two tables. All recipes but that of *SASRec, ties as stored* draw the order of ties again at every step
+  (`data.redraw_ties`).
+- **Equal tuning**: tables of that name have the trial that was best on validation users, of as many
+  trials for every method in one space (`configs/tuning`): learning rate, weight decay, dropout and
+  layers. The first trial is the recipe. Epochs are the recipe's, and so are rates of rows on servers.
+- **Costs**: two x86-64 cores, no accelerator. Training times are those of the steps, the median of the
+  seeds. Many rows were trained beside other work, and some stood still for minutes meanwhile. CPU
+  minutes, where they were recorded, include driver, actors, Ray, start and validation. A training may
+  take two hours of one processor.
 
 The tables show three metrics. [quality.csv](quality.csv) has all of them, with every seed and interval,
 recalls with seen items kept, and numbers of parameters.
 
 ```
-make quality SOURCES=... ROW=beauty/shuffled/generative      # measure one row again: DATASET/TIES/METHOD
-rayrec bench quality                                         # bars of README's rows, from what they left
+make quality SOURCES=... ROW=beauty/shuffled/generative                # a row: DATASET/TIES/METHOD
+python -m benchmarks.equal_tuning SOURCES movielens/shuffled/sasrec    # the same after equal tuning
+python -m benchmarks.replay SOURCES beauty-time/shuffled/generative --days 7    # learning that goes on
+rayrec bench quality                                                   # bars of README's rows
 ```
+
+## What the rows are
+
+- **Neighbors** need no training (`rayrec evaluate --neighbors DATA`; one setting for all data sets, not
+  tuned). *At the time* means that they know what everybody did before each event and nothing after it;
+  models know all training events, later ones too.
+- **The prefix decoder** is a softmax over items, factored along the tree of their codes, with a trained
+  vector for every prefix of an ID: its weights grow with the catalog. **One softmax over items** has its
+  weights, begins with the same bits, and scores an item by the sum of its prefixes' vectors
+  (`model.softmax: items`): between the two lie the hierarchical loss and the beams. **The sparse-dense
+  hybrid** (`model.softmax: hybrid`) has these weights and both losses: beams find items, at least 100,
+  and both softmaxes rank them.
+- **TIGER, the lazy decoder, the light decoder and the causal language model** have vectors for codes
+  only. With titles (`item_language`) the language model also learns which codes a title has, which title
+  codes have, and the title of the next item; what it reads of a user are codes alone. It begins with
+  random weights, with titles or without. Whether words find items that nobody has met is [another
+  question](language.md#words-beside-codes).
+- **Words and attributes** are what the catalog says of items (`model.content`): words of titles and
+  keywords, categories and brands as numbers. Rows that read them know more than the others. *Prefix
+  decoder without vectors of its own* says codes, and no weight of it belongs to one item or one whole
+  ID; but each leaf adds the bag of words and attributes of its item, which hardly another item has, so
+  its last code is scored by the item's text. Without them (*codes alone*), the model is about where
+  TIGER is.
+- **Semantic IDs** have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a
+  digit for collisions. Where items have no text, they are made of interactions alone. *Published IDs*
+  are those that came with the data: LETTER's of Beauty and Instruments (4 levels), MiniOneRec's of
+  Industrial (3 levels).
+- **IDs from the item vectors of SASRec** are made of what a model that was trained before scores items
+  by ([how](recommendation.md#codes-of-what-a-trained-model-knows)). They carry what it knows, words too
+  where it reads them. Training times are without the teacher's: add those of its row.
+- **Tokenizers** are compared with one model and one recipe. Residual k-means and an RQ-VAE read words,
+  attributes and interactions; LETTER's RQ-VAE reads words and attributes, and is drawn towards
+  interactions (`rayrec tokenize --tokenizer letter`). These have three levels of up to 256 codes.
+- **The graph network** is SASRec whose events also read the items that others met beside them before,
+  weighted by co-visits: training events alone, one setting, one seed.
+- **Learning goes on**: from the row's best snapshot on, the rest of the log is replayed in periods.
+  Targets of a period are ranked by what was learned until the period before; then windows that end with
+  the period's events are trained on, in one pass (`data.follow`), with earlier events of these users.
+  Co-visitation at the time knows more of others: all until the event itself.
+
+## Limits of the comparison
+
+- The recipe of SASRec with full softmax was found with recalls of Beauty's *test* users ([what was
+  tried](recommendation.md#what-did-not-work)), and HSTU uses its sizes and rates, so their figures on
+  Beauty may be flattering. Sports and MovieLens were looked at once. The prefix decoder was tuned on
+  Beauty's validation users. The other recipes are first guesses; those of words are [written
+  down](recommendation.md#words-and-attributes-of-items) with their trials.
+- One rate and batch serve all rows of learning that goes on. They were chosen of four on validation
+  users of the prefix decoder, so its validation recall is flattering.
+- Rows that say *ties as stored* were measured before their recipe redrew them, which in file order
+  removes what the order leaks: the prefix decoder has 0.0514 on Sports then, and 0.0552 with ties as
+  stored. Rows that say *all codes of a level* were measured before their recipe trained [among those
+  that lead to an item](recommendation.md#codes-alone). In leave-one-out, SASRec of words was measured
+  when items without a training event were still negatives of its softmax, which [they no longer
+  are](recommendation.md#items-that-training-has-not-met-by-their-words); hardly any are.
+- Published figures are of files in the order of item codes within a day, and of other splits and texts.
+  Those of github.com/phonism/genrec are reproductions in its README; an earlier version of it calls them
+  validation metrics.
+- Machines and versions differ between rows: seeds of the prefix decoder on Beauty took 6.4, 4.7 and 4.3
+  minutes of a processor, so a third is no difference in cost. IDs are shared by the seeds of one
+  machine; another machine rounds otherwise and makes others by the same settings, so seed 0 of several
+  rows has other IDs, or another teacher, than seeds 1 and 2.
 """

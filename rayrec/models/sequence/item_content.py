@@ -88,10 +88,11 @@ class ItemContent(nn.Module):
         self._made_once = MadeOfWeights[Tensor]()
 
     def added_to(self, rows_KD: Tensor, items_K: Tensor | None = None) -> Tensor:
-        """[I, D] what is said of every item, and a weight of some; without gradients it is kept.
+        """[I, D] what is said of every item, with the item's own row if it has one; without gradients it is
+        kept.
 
         Args:
-            items_K: catalog positions of these; None: all of them, in order.
+            items_K: catalog positions of those that have rows; None: all of them, in order.
         """
 
         def add() -> Tensor:

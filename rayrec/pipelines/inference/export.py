@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from rayrec.models.generative.item_language import ItemLanguageBackbone
@@ -22,7 +21,6 @@ from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.scorer import Scorer, check_can_be_exported
 from rayrec.pipelines.inference.writer import TextWriter, write_network
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.pipelines.tasks.features import trains_on_its_events
 from rayrec.pipelines.tasks.item_prompts import item_tokenizer, item_vocabulary
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.platform.errors import InputError
@@ -95,9 +93,9 @@ def _export_item_vectors(trained: TrainedModel, folder: Path) -> Exported:
     assert isinstance(task, NextItemTask), "what ranks items is of it"
     give_catalog(program, trained)
     items, catalog = task.dataset.items, task.catalog_known_to(trained.state)
-    has_vector_I = np.ones(len(items), dtype=np.bool_) if catalog.known_I is None else catalog.known_I.copy()
-    if trains_on_its_events(trained.assembly.config):
-        has_vector_I &= items.train_counts_I > 0
+    has_vector_I = task.learning_on(trained.state).counted_I.copy()
+    if catalog.known_I is not None:
+        has_vector_I &= catalog.known_I
     if catalog.content is not None and task.model.learns_words_alone:
         has_vector_I |= catalog.content.share_features_with(has_vector_I)
     keys = items.keys.filter(pa.array(has_vector_I)).to_pylist()

@@ -110,7 +110,7 @@ def quantize_run(
         out: folder that is made.
         which: snapshot, as `RunFolder.chosen_snapshot` knows it.
         device: on which both models are compared; None: the run's.
-        data: where the run's data set lies now, if it was moved; or a later one, see `TrainedModel.load`.
+        data: where the run's data set lies now, if it was moved.
         on_stage: told how far it is.
 
     Raises:
@@ -123,6 +123,11 @@ def quantize_run(
     check_can_be_quantized(source)
     tell = on_stage or (lambda stage, done, total: None)
     model = TrainedModel.load(run, which, device, data)
+    if model.assembly.task.reads_items_of(model.state):
+        raise InputError(
+            f"{source.path}: was trained on an earlier data set than {data}; quantize it with that one, "
+            "and serve the result with the later one"
+        )
     before = Recommender(model)
     observers, num_calibrated = _calibrated(model, before, request, tell)
     program = item_ranker_of(model)
@@ -171,8 +176,7 @@ def quantize_run(
         out,
         source,
         read_snapshot(source.chosen_snapshot(which)),
-        # Served with a later data set, a run needs to know its own one.
-        _config_of(source, settings, None if model.assembly.task.reads_items_of(model.state) else data),
+        _config_of(source, settings, data),
         model.assembly,
         weights,
         report.to_json(),

@@ -165,7 +165,8 @@ def open_earlier_task(config: RunConfig, state: RunState, why: str, way_out: str
     except InputError as error:
         raise InputError(f"{why}, and its own cannot be opened ({error}); {way_out}") from error
     if not is_of(state, task):
-        raise InputError(f"{why}; {config.data.path} or its semantic IDs have changed since: {way_out}")
+        has = "has" if state.semantic_ids_version is None else "or its semantic IDs have"
+        raise InputError(f"{why}; {config.data.path} {has} changed since: {way_out}")
     return task
 
 

@@ -109,7 +109,7 @@ class Task(ABC):
         if state.dataset_fingerprint != self.fingerprint:
             raise InputError(
                 f"{where}: was trained on another data set than {self.config.data.path} holds now; "
-                "prepare the same data again, or train on that one (training.init_from)"
+                "prepare the same data again, or train from the start"
             )
 
     @abstractmethod

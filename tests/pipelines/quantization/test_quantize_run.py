@@ -15,6 +15,7 @@ from rayrec.models.quantization.network import QuantizationPlan
 from rayrec.models.quantization.observers import InputObserver
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.quantization.comparison import Pair, divergence, shared
 from rayrec.pipelines.quantization.quantize import QuantizationRequest, quantize_run
@@ -28,7 +29,7 @@ from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
 from tests.helpers.data import small_dataset
 from tests.helpers.examples import cases
-from tests.helpers.runs import make_run
+from tests.helpers.runs import NUM_ITEMS, NUM_NEW, grown_dataset, make_run
 
 WIDE = {"backbone": {"dim": 32, "num_layers": 1, "num_heads": 2, "feedforward_dim": 64, "max_length": 8}}
 MODELS = {
@@ -189,6 +190,22 @@ def test_data_of_another_catalog_is_refused(tmp_path):
         quantize_run(run, tmp_path / "q", asked(), data=other.root)
 
     assert not (tmp_path / "q").exists()
+
+
+def test_a_model_of_words_is_quantized_on_its_own_data_and_serves_items_that_came_later(tmp_path):
+    run = make_run(tmp_path, "sasrec", content={"min_items": 2}, **WIDE)
+    grown = grown_dataset(tmp_path)
+    with pytest.raises(
+        InputError, match=r"trained on an earlier data set than .*grown; quantize it with that"
+    ):
+        quantize_run(run, tmp_path / "refused", asked(), data=grown.root)
+
+    quantize_run(run, tmp_path / "q", asked())
+
+    (answer,) = Recommender.load(tmp_path / "q", data=grown.root).recommend(
+        [Query(grown.items.ids_I[:4])], k=NUM_ITEMS + NUM_NEW, exclude_seen=False
+    )
+    assert len(answer) == NUM_ITEMS + NUM_NEW
 
 
 def test_groups_that_do_not_fit_are_refused(run, tmp_path):
