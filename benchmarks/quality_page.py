@@ -488,8 +488,10 @@ recalls with seen items kept, and numbers of parameters.
 make quality SOURCES=... ROW=beauty/shuffled/generative                # a row: DATASET/TIES/METHOD
 python -m benchmarks.equal_tuning SOURCES movielens/shuffled/sasrec    # the same after equal tuning
 python -m benchmarks.replay SOURCES beauty-time/shuffled/generative --days 7    # learning that goes on
-rayrec bench quality                                                   # bars of README's rows
+rayrec bench quality                                                   # README's rows against their targets
 ```
+
+`SOURCES` is a folder with a folder for each log.
 
 ## What the rows are
 

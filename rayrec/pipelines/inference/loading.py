@@ -84,7 +84,7 @@ class TrainedModel:
         assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
         if data is not None and assembly.task.reads_items_of(snapshot.state):
             earlier = _task_of(folder, snapshot.state, data)
-            task = assembly.task.grown_from(earlier, str(snapshot.path))
+            task = assembly.task.grown_from(earlier, snapshot.state, str(snapshot.path))
             assembly = replace(assembly, task=task)
         model = cls.of(folder.name, assembly, snapshot, with_rows, with_weights)
         return replace(model, method=Method.of(folder.config))

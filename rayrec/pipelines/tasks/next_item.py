@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,6 +65,8 @@ from rayrec.samples.reading.reader import evaluation_batches
 
 if TYPE_CHECKING:
     from rayrec.pipelines.runs.snapshots import RunState
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,17 @@ class NextItemTask(Task):
             return
         if self.earlier is not None and self.earlier.dataset_fingerprint == state.dataset_fingerprint:
             return
-        super().check_state(state, where)
+        if state.dataset_fingerprint != self.fingerprint:
+            if registry is not None:
+                way_out = "or extend its semantic IDs for a later one (rayrec tokenize --extend)"
+            elif self.model.item_content is not None:
+                way_out = "or keep that, and give a later one beside it (--data)"
+            else:
+                way_out = "or train on this one: the model knows items by their ids alone"
+            raise InputError(
+                f"{where}: was trained on another data set than {self.config.data.path} holds now; give the "
+                f"one that it was trained on, {way_out}"
+            )
         if registry is not None:
             registry.check_matches(state.semantic_ids_version or "none", where)
 
@@ -172,7 +185,7 @@ class NextItemTask(Task):
             return False
         return state.dataset_fingerprint != self.fingerprint
 
-    def grown_from(self, earlier: Task, where: str) -> Self:
+    def grown_from(self, earlier: Task, state: RunState, where: str) -> Self:
         assert isinstance(earlier, NextItemTask), "its model is the same"
         way_out = "serve the data set that it was trained on, or one that has further items"
         check_same_items(earlier.dataset, self.dataset, where, way_out)
@@ -180,13 +193,22 @@ class NextItemTask(Task):
         ours_I, theirs_I = self.dataset.items.ids_I, earlier.dataset.items.ids_I
         known_I = np.isin(ours_I, theirs_I)
         if num_gone := len(theirs_I) - int(known_I.sum()):
+            example = earlier.dataset.items.keys[int((~np.isin(theirs_I, ours_I)).argmax())].as_py()
             raise InputError(
-                f"{where}: {self.config.data.path} lacks {num_gone:,} of the items that it was trained on; "
-                "prepare it with all of them (--allow cold-items, where they have no events any more), or "
-                f"{way_out}"
+                f"{where}: {self.config.data.path} lacks {num_gone:,} of the items that it was trained on, "
+                f"such as {example!r}; prepare it with all of them (--allow cold-items, where they have no events "
+                f"any more), or {way_out}"
             )
         assert np.array_equal(ours_I[known_I], theirs_I), "items are in the order of their ids"
-        return replace(self, earlier=EarlierItems(earlier.fingerprint, known_I))
+        grown = replace(self, earlier=EarlierItems(earlier.fingerprint, known_I)).learning_on(state)
+        assert grown.catalog.content is not None, "the model reads it"
+        logger.info(
+            "%s: %s of the %s items that came since say nothing that it has learned, and are not recommended",
+            where,
+            f"{int((~known_I & (np.diff(grown.catalog.content.offsets_I1) == 0)).sum()):,}",
+            f"{int((~known_I).sum()):,}",
+        )
+        return grown
 
     def _check_reads_the_same_columns(self, earlier: NextItemTask, where: str, way_out: str) -> None:
         if (content := self.model.item_content) is None:

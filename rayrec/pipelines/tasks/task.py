@@ -129,11 +129,12 @@ class Task(ABC):
         task has to be `grown_from` that one."""
         return False
 
-    def grown_from(self, earlier: Task, where: str) -> Self:
+    def grown_from(self, earlier: Task, state: RunState, where: str) -> Self:
         """The same task, for what was learned on an earlier data set and goes on being served.
 
         Args:
             earlier: the task of the run, of the same kind and with the same model.
+            state: of the run.
             where: that is, for messages.
 
         Raises:
