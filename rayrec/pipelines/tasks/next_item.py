@@ -196,8 +196,8 @@ class NextItemTask(Task):
             example = earlier.dataset.items.keys[int((~np.isin(theirs_I, ours_I)).argmax())].as_py()
             raise InputError(
                 f"{where}: {self.config.data.path} lacks {num_gone:,} of the items that it was trained on, "
-                f"such as {example!r}; prepare it with all of them (--allow cold-items, where they have no events "
-                f"any more), or {way_out}"
+                f"such as {example!r}; prepare it with all of them (--allow cold-items, where they have no "
+                f"events any more), or {way_out}"
             )
         assert np.array_equal(ours_I[known_I], theirs_I), "items are in the order of their ids"
         grown = replace(self, earlier=EarlierItems(earlier.fingerprint, known_I)).learning_on(state)
