@@ -47,6 +47,8 @@ README_METHODS = {
     "codes": "prefix decoder without vectors of its own: codes, words and attributes",
     "light": "light decoder: codes alone, their rows on parameter servers",
     "light-sasrec": "the light decoder with IDs from the item vectors of SASRec of ids, words and attributes",
+    "generative-sasrec": "the prefix decoder with IDs from the item vectors of SASRec of ids, words and "
+    "attributes",
     "hybrid-sasrec": "the hybrid with IDs from the item vectors of SASRec of ids, words and attributes",
 }
 """Rows of its table, and what they are called there."""
