@@ -26,7 +26,10 @@ from rayrec.pipelines.evaluation.lists import CO_VISITATION
 from rayrec.pipelines.metrics.estimate import Estimate
 
 BEAUTY, SPORTS = ("beauty", "shuffled"), ("sports", "shuffled")
-CODES = ("light", "light-sasrec", "lazy-text", "lazy-sasrec", "tiger", "codes", "codes-alone", "causal-lm")
+CODES = (
+    *("light", "light-sasrec", "light-sasrec-ids", "lazy-text", "lazy-sasrec", "tiger"),
+    *("codes", "codes-alone", "causal-lm"),
+)
 """Methods without a vector of an item or of a whole ID."""
 ON_SERVERS = {"sasrec-servers": "sasrec", "generative-servers": "generative", "hybrid-servers": "hybrid"}
 WANTED = {"best": 0.105, "codes": 0.085, "sports": 0.065}
