@@ -31,7 +31,12 @@ CODES = (
     *("codes", "codes-alone", "causal-lm"),
 )
 """Methods without a vector of an item or of a whole ID."""
-ON_SERVERS = {"sasrec-servers": "sasrec", "generative-servers": "generative", "hybrid-servers": "hybrid"}
+ON_SERVERS = {
+    "sasrec-servers": "sasrec",
+    "generative-servers": "generative",
+    "hybrid-servers": "hybrid",
+    "hybrid-servers-sasrec": "hybrid-sasrec",
+}
 WANTED = {"best": 0.105, "codes": 0.085, "sports": 0.065}
 
 
@@ -43,7 +48,7 @@ def bench(options: BenchOptions) -> list[Bar]:
     bars += [_wanted("best", beauty, best), _wanted("codes", beauty, best_of_codes)]
     bars.append(_against("quality-best-over-sasrec", beauty, BASELINE, best))
     for method, dense in ON_SERVERS.items():
-        name = f"quality-servers-{method.removesuffix('-servers')}"
+        name = f"quality-servers-{method.replace('-servers', '')}"
         ratio = _ratio(beauty, dense, method)
         bars.append(Bar.of(name, [], dense, 1.0) if ratio is None else Bar.once(name, ratio.high, dense, 1.0))
     return [*bars, _wanted("sports", sports, _best(sports, tuple(sports)))]
