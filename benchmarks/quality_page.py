@@ -50,8 +50,8 @@ README_METHODS = {
     "generative-sasrec": "the prefix decoder with IDs from the item vectors of SASRec of ids, words and "
     "attributes",
     "hybrid-sasrec": "the hybrid with IDs from the item vectors of SASRec of ids, words and attributes",
-    "hybrid-servers-sasrec": "the hybrid with IDs from the item vectors of SASRec of ids, words and attributes, "
-    "prefix rows on parameter servers, sampled softmax over items",
+    "hybrid-servers-sasrec": "the hybrid with IDs from the item vectors of SASRec of ids, words and "
+    "attributes, prefix rows on parameter servers, sampled softmax over items",
 }
 """Rows of its table, and what they are called there."""
 _README_HEADING = "| | recall@10 | ndcg@10 | seeds | training |\n| --- | --- | --- | --- | --- |\n"
