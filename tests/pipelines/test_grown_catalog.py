@@ -302,9 +302,7 @@ def test_a_data_set_that_was_moved_needs_no_other(tmp_path):
 def test_a_model_of_ids_alone_does_not_serve_items_that_came_later(tmp_path):
     run = make_run(tmp_path, "sasrec")
 
-    with pytest.raises(
-        InputError, match=r"another data set than .*: the model knows items by their ids"
-    ):
+    with pytest.raises(InputError, match=r"another data set than .*: the model knows items by their ids"):
         Recommender.load(run, data=grown_dataset(tmp_path).root)
 
 
@@ -690,9 +688,7 @@ def test_weights_whose_data_are_gone_are_refused(tmp_path):
     ):
         initial_snapshot(assemble(config))
     shutil.copytree(dataset.root, tmp_path / "data")
-    with pytest.raises(
-        InputError, match=r"data has changed since: .*data says .*: leave it"
-    ):
+    with pytest.raises(InputError, match=r"data has changed since: .*data says .*: leave it"):
         initial_snapshot(assemble(config))
 
 
