@@ -34,9 +34,6 @@ from tests.helpers.data import random_events, write_source
 NUM_USERS, NUM_ITEMS = 40, 30
 """Users "u0", ..., "u39"; items "i0", ..., "i29" with the titles "Title of i0", ..."""
 
-NUM_NEW = 3
-"""Items that came later (`grown_dataset`)."""
-
 BACKBONE = {"dim": 8, "num_layers": 1, "num_heads": 2, "feedforward_dim": 16, "max_length": 8, "dropout": 0.1}
 SPARSE_SASREC: dict[str, Any] = {
     "name": "sasrec",
@@ -127,19 +124,6 @@ def dataset_of(folder: Path, integer_users: bool = False, labeled: bool = False)
     )
     prepare(source, folder / "data", PrepareConfig(rows_per_group=4, rows_per_file=16, num_partitions=3))
     return Dataset.open(folder / "data")
-
-
-def grown_dataset(folder: Path) -> Dataset:
-    """That of `make_run`, and three more items that two further users have met."""
-    keys = [f"i{item}" for item in range(NUM_ITEMS + NUM_NEW)]
-    events = random_events(NUM_USERS, NUM_ITEMS)
-    events += [
-        (user, key, 2000 + n) for user in ("x", "y") for n, key in enumerate(["i0", *keys[NUM_ITEMS:]])
-    ]
-    titles = [f"Title of {key}" for key in keys]
-    source = write_source(folder / "grown-source", events, items={"item_id": keys, "title": titles})
-    prepare(source, folder / "grown", PrepareConfig(num_partitions=3))
-    return Dataset.open(folder / "grown")
 
 
 def make_semantic_ids(

@@ -29,7 +29,8 @@ from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
 from tests.helpers.data import small_dataset
 from tests.helpers.examples import cases
-from tests.helpers.runs import NUM_ITEMS, NUM_NEW, grown_dataset, make_run
+from tests.helpers.later_data import NUM_NEW, grown_dataset
+from tests.helpers.runs import NUM_ITEMS, make_run
 
 WIDE = {"backbone": {"dim": 32, "num_layers": 1, "num_heads": 2, "feedforward_dim": 64, "max_length": 8}}
 MODELS = {
