@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.samples.base.config import PrepareConfig
