@@ -34,6 +34,13 @@ def publish_command(
     snapshot: Annotated[
         str, typer.Option(help="Of the run: best, last, previous, or the name of one.")
     ] = "best",
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Data set with the catalog: the run's, or a later one with further items "
+            "\\[as of the version before, if that is a later one; else the run's]."
+        ),
+    ] = None,
     keep: Annotated[int, typer.Option(min=1, help="Newest versions that stay in the store.")] = 10,
     min_overlap: Annotated[
         float,
@@ -69,7 +76,7 @@ def publish_command(
         settings = CanarySettings.parse({"share": canary}, source="--canary")
         canaries.check_start()
     publisher = Publisher(
-        folder, versions, min_overlap=min_overlap, other_catalog=other_catalog, rows=rows.value
+        folder, versions, min_overlap=min_overlap, other_catalog=other_catalog, rows=rows.value, data=data
     )
     chosen = read_snapshot(folder.chosen_snapshot(snapshot))
     if settings is None:

@@ -7,6 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from rayrec.cli import app
+from rayrec.pipelines.versions.store import VersionStore
+from tests.helpers.later_data import run_of_words
 from tests.helpers.runs import make_run
 
 
@@ -49,3 +51,16 @@ def test_a_store_is_filled_listed_and_gone_back_in(run, tmp_path):
     assert "has no version 7; it has 1 to 3" in refused("rollback", store, "--to", 7)
     assert "give one of them" in refused("rollback", store, "--to", 1, "--undo")
     assert "not a run folder" in refused("publish", store, tmp_path / "other")
+
+
+def test_a_later_catalog_is_published_for_a_run_and_stays_until_its_own_is_wanted(tmp_path):
+    run, later = run_of_words(tmp_path)
+    store = tmp_path / "store"
+    assert "nowhere" in refused("publish", run, store, "--data", tmp_path / "nowhere")
+    answer("publish", run, store)
+    for further in (("--data", later.root), (), ("--data", tmp_path / "data")):
+        answer("publish", run, store, *further)
+
+    versions = VersionStore(store)
+    is_later = [versions.version(number).earlier is not None for number in versions.numbers()]
+    assert is_later == [False, True, True, False]

@@ -1,5 +1,6 @@
 """Data sets that came after that of `runs.make_run`, and semantic IDs that go on with its own."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,13 @@ import torch
 from rayrec.models.tokenizers.extend import NewItems, extend_registry
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
 from rayrec.models.tokenizers.rq_kmeans import ResidualKMeans
+from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.prepare.prepare import prepare
 from tests.helpers.data import random_events, write_source
-from tests.helpers.runs import NUM_ITEMS, NUM_USERS
+from tests.helpers.runs import MODELS, NUM_ITEMS, NUM_USERS, trained
 
 NUM_NEW = 3
 """Items that `grown_dataset` has and that of `make_run` has not."""
@@ -66,3 +68,30 @@ def dataset_with_brands(folder: Path) -> Dataset:
     source = write_source(folder / "later-source", random_events(NUM_USERS, NUM_ITEMS), items=items)
     prepare(source, folder / "later", PrepareConfig())
     return Dataset.open(folder / "later")
+
+
+def trained_on_words(
+    data: Path, run: Path, model: str = "sasrec", snapshots_after: Sequence[int] = ()
+) -> Path:
+    """A run of a model that reads words of items."""
+    config = {
+        "data": {"path": str(data)},
+        "model": MODELS[model] | {"content": {"min_items": 2}},
+        "pipeline": {"trainer_threads": 1},
+        "training": {"batch_size": 16, "epochs": 1},
+    }
+    return trained(RunConfig.parse(config), run, snapshots_after)
+
+
+def run_of_words(
+    folder: Path, model: str = "sasrec", snapshots_after: Sequence[int] = ()
+) -> tuple[Path, Dataset]:
+    """(A run that knows items by words, too; a later data set: three more items with words that others have,
+    and one without a known word.)"""
+    keys = [f"i{item}" for item in range(NUM_ITEMS)]
+    titles = [f"w{item % 7} w{item % 3}" for item in range(NUM_ITEMS)]
+    described = described_dataset(folder, "data", keys, titles)
+    run = trained_on_words(described.root, folder / "run", model, snapshots_after)
+    fresh = [f"a{n}" for n in range(NUM_NEW + 1)]
+    grown = described_dataset(folder, "grown", fresh + keys, ["w1 w2", "w3 x", "w0 x", "unknown x", *titles])
+    return run, grown

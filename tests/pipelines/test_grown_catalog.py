@@ -33,6 +33,8 @@ from tests.helpers.later_data import (
     described_dataset,
     extend,
     grown_dataset,
+    run_of_words,
+    trained_on_words,
 )
 from tests.helpers.runs import (
     MODELS,
@@ -140,28 +142,6 @@ def test_a_grown_catalog_leaves_what_is_said_of_old_items_the_same_bits(model, t
             for depth in range(2):
                 first, second = (network.own_vectors(depth) for network in networks)
                 assert torch.equal(first, second)
-
-
-def trained_on_words(data, run, model="sasrec"):
-    config = {
-        "data": {"path": str(data)},
-        "model": MODELS[model] | {"content": {"min_items": 2}},
-        "pipeline": {"trainer_threads": 1},
-        "training": {"batch_size": 16, "epochs": 1},
-    }
-    return trained(RunConfig.parse(config), run)
-
-
-def run_of_words(folder, model="sasrec"):
-    """(A run that knows items by words, too; a later data set: three more items with words that others have,
-    and one without a known word.)"""
-    keys = [f"i{item}" for item in range(NUM_ITEMS)]
-    titles = [f"w{item % 7} w{item % 3}" for item in range(NUM_ITEMS)]
-    described = described_dataset(folder, "data", keys, titles)
-    run = trained_on_words(described.root, folder / "run", model)
-    fresh = [f"a{n}" for n in range(NUM_NEW + 1)]
-    grown = described_dataset(folder, "grown", fresh + keys, ["w1 w2", "w3 x", "w0 x", "unknown x", *titles])
-    return run, grown
 
 
 @pytest.mark.parametrize("model", ["sasrec", "bsarec", "hstu", "gnn"])

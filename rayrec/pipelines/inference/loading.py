@@ -19,7 +19,6 @@ from rayrec.pipelines.runs.method import Method
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import WEIGHTS, RunState, Snapshot, SnapshotName, read_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly, assemble, open_earlier_task
-from rayrec.pipelines.tasks.task import Task
 from rayrec.platform.arrays import Int64Array
 
 
@@ -82,10 +81,8 @@ class TrainedModel:
         snapshot = read_snapshot(folder.chosen_snapshot(which))
         # Neither columns nor rates are asked of the training rows: they may be gone.
         assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
-        if data is not None and assembly.task.reads_items_of(snapshot.state):
-            earlier = _task_of(folder, snapshot.state, data)
-            task = assembly.task.grown_from(earlier, snapshot.state, str(snapshot.path))
-            assembly = replace(assembly, task=task)
+        if data is not None:
+            assembly = knowing_items_of(folder, snapshot, assembly)
         model = cls.of(folder.name, assembly, snapshot, with_rows, with_weights)
         return replace(model, method=Method.of(folder.config))
 
@@ -109,16 +106,24 @@ class TrainedModel:
         return cls(run, assembly, snapshot.state, weights, tables, snapshot=snapshot.name)
 
 
-def _task_of(folder: RunFolder, state: RunState, data: str | Path) -> Task:
-    """That of a run on the data set that it was trained on.
+def knowing_items_of(run: RunFolder, snapshot: Snapshot, assembly: Assembly) -> Assembly:
+    """Inputs of a run on another data set than it says, whose items it knows by what is said of them.
+
+    Args:
+        snapshot: of the run.
+        assembly: of its settings, on that data set; returned as it is where the run's data set is not needed.
 
     Raises:
-        InputError: that is not there any more.
+        InputError: the run's own data set is not there any more, or has items that the other one lacks.
     """
-    theirs = folder.config.data.path
-    why = f"{folder.path}: was trained on another data set than {data} holds now"
+    task, state = assembly.task, snapshot.state
+    if not task.reads_items_of(state):
+        return assembly
+    data, theirs = assembly.config.data.path, run.config.data.path
+    why = f"{run.path}: was trained on another data set than {data} holds now"
     way_out = f"{theirs} says which items it knows: leave it as it was, or train on {data}"
-    return open_earlier_task(folder.config.for_inference(), state, why, way_out)
+    earlier = open_earlier_task(run.config.for_inference(), state, why, way_out)
+    return replace(assembly, task=task.grown_from(earlier, state, str(snapshot.path)))
 
 
 def weights_in(file: Path, with_weights: bool = True) -> dict[str, np.ndarray]:

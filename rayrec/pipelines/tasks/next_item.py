@@ -200,7 +200,16 @@ class NextItemTask(Task):
                 f"events any more), or {way_out}"
             )
         assert np.array_equal(ours_I[known_I], theirs_I), "items are in the order of their ids"
-        grown = replace(self, earlier=EarlierItems(earlier.fingerprint, known_I)).learning_on(state)
+        return self.reading_items_since(EarlierItems(earlier.fingerprint, known_I), state, where)
+
+    def reading_items_since(self, earlier: EarlierItems, state: RunState, where: str) -> Self:
+        """The same task, for a run that was trained on the earlier items and knows others by their words.
+
+        Args:
+            where: the run is, for the log.
+        """
+        known_I = earlier.known_I
+        grown = replace(self, earlier=earlier).learning_on(state)
         assert grown.catalog.content is not None, "the model reads it"
         logger.info(
             "%s: %s of the %s items that came since say nothing that it has learned, and are not recommended",

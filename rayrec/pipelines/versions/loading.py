@@ -10,7 +10,8 @@ from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.inference.loading import TrainedModel, weights_in
 from rayrec.pipelines.runs.run_folder import COLUMNS_FILE, read_columns
 from rayrec.pipelines.runs.snapshots import WEIGHTS
-from rayrec.pipelines.tasks.assembly import Assembly, assemble
+from rayrec.pipelines.tasks.assembly import Assembly
+from rayrec.pipelines.versions.catalog import CatalogBundles, with_catalog_of
 from rayrec.pipelines.versions.gate import check_weights
 from rayrec.pipelines.versions.manifest import ModelVersion
 from rayrec.pipelines.versions.publisher import SETTINGS
@@ -78,19 +79,15 @@ def assembly_of(
     Raises: as `load_version`.
     """
     if held is not None:
-        same = ("definition", "catalog", "semantic_ids")
-        if all(getattr(held.manifest, name) == getattr(manifest, name) for name in same):
+        same_settings = held.manifest.definition == manifest.definition
+        if same_settings and CatalogBundles.of(held.manifest) == CatalogBundles.of(manifest):
             return held.model.assembly
     definition = store.fetch(manifest.definition)
     config = RunConfig.load(definition / SETTINGS)
     _check_functions(config, f"{store.url}: version {manifest.number}")
-    changed = {"path": str(store.fetch(manifest.catalog))}
-    if manifest.semantic_ids is not None:
-        changed["semantic_ids"] = str(store.fetch(manifest.semantic_ids))
-    config = config.model_copy(update={"data": config.data.model_copy(update=changed)})
     if device is not None:
         config = config.model_copy(update={"device": device})
-    return assemble(config.for_inference(), checksums=False, columns=read_columns(definition / COLUMNS_FILE))
+    return with_catalog_of(store, manifest, config, read_columns(definition / COLUMNS_FILE))
 
 
 def _check_functions(config: RunConfig, where: str) -> None:

@@ -77,6 +77,14 @@ class Segment(Config):
         return values
 
 
+class EarlierCatalog(Config):
+    """What the run was trained on, of a version whose catalog is a later one that has further items."""
+
+    dataset_fingerprint: str
+    known_items: str
+    """Which items of the version were there, as `packed` writes them."""
+
+
 class Probe(Config):
     """What a version answers to a user of its data."""
 
@@ -115,10 +123,20 @@ class ModelVersion(Config):
     catalog: Bundle
     """What recommending needs of the data set."""
     semantic_ids: Bundle | None = None
+    earlier: EarlierCatalog | None = None
+    """None of a catalog that the run was trained on, or whose semantic IDs say which items are later ones."""
     probes: tuple[Probe, ...] = ()
     """Answers to a few users as they were at publication; none where they were not asked."""
     overlap: float | None = None
     """Mean share of these items that the version before gave to the same users."""
+
+    @model_serializer(mode="wrap")
+    def _without_earlier(self, values_of: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As of a segment: services of earlier versions are to read all that they can serve."""
+        values: dict[str, Any] = values_of(self)
+        if self.earlier is None:
+            del values["earlier"]
+        return values
 
     @property
     def step(self) -> int:

@@ -2,17 +2,19 @@
 
 snapshot ─► rows (all, or what has changed since the version before) ─┐
             dense weights, as often as is wanted ─────────────────────┼─► bundles ─► manifest ─► pointer
-run ──────► settings, columns, catalog, semantic IDs ───────────────┘
+run ──────► settings, columns ──────────────────────────────────────┤
+data set ─► catalog, semantic IDs ──────────────────────────────────┘
+
+The data set is that of the run or, once a later one with further items was published, that one.
 """
 
 from __future__ import annotations
 
 import logging
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,13 @@ from rayrec.embeddings.snapshot.layered_tables import (
 from rayrec.embeddings.snapshot.snapshot import load_changes, load_tables, write_table
 from rayrec.embeddings.table.table import EmbeddingTable
 from rayrec.embeddings.table.table_rows import TableRows
-from rayrec.pipelines.inference.loading import TrainedModel
+from rayrec.pipelines.inference.loading import TrainedModel, knowing_items_of
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import COLUMNS_FILE, RunFolder
 from rayrec.pipelines.runs.snapshots import WEIGHTS, Snapshot, SnapshotRows
-from rayrec.pipelines.tasks.assembly import assemble
-from rayrec.pipelines.tasks.features import registry_folder
+from rayrec.pipelines.tasks.assembly import Assembly, assemble, is_of
 from rayrec.pipelines.tasks.next_item import NextItemTask
+from rayrec.pipelines.versions.catalog import CatalogBundles, put_catalog, with_catalog_of
 from rayrec.pipelines.versions.gate import (
     GateError,
     check_answers,
@@ -47,8 +49,6 @@ from rayrec.pipelines.versions.manifest import Bundle, ModelVersion, Probe, Segm
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError, UnavailableError
-from rayrec.samples.dataset.dataset import Dataset
-from rayrec.samples.dataset.manifest import HISTORY_FILE, ITEMS_FILE, USERS_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +56,14 @@ SETTINGS = "config.yaml"
 MOST_PROBED_BYTES = 256 * 1024 * 1024
 """Of a model that is loaded to be asked at publication: a run's driver has no room for a larger one, and
 publishes every few seconds. A larger one is asked by the services, before they answer with it."""
-_HELD = (ITEMS_FILE, USERS_FILE, HISTORY_FILE)
+
+
+@dataclass(frozen=True)
+class _Served:
+    """A catalog, as it is published, and the run on it."""
+
+    assembly: Assembly
+    bundles: CatalogBundles
 
 
 class Publisher:
@@ -71,6 +78,7 @@ class Publisher:
         min_overlap: float = 0.0,
         other_catalog: bool = False,
         rows: Wire = "float32",
+        data: str | Path | None = None,
     ) -> None:
         """
         Args:
@@ -78,6 +86,8 @@ class Publisher:
             min_overlap: share of the items of probe users that the version before gave them, at least.
             other_catalog: whether the catalog may be of something else than the version's before.
             rows: what rows of tables are rounded to.
+            data: whose catalog versions have, see `TrainedModel.load`; None: as the version before, where
+                that is a later catalog of the same run, or else that of the run.
 
         Raises:
             InputError: the run's model is none that recommends, its data set is not there, or its rows cannot
@@ -88,8 +98,11 @@ class Publisher:
         config = run.config
         if (reason := config.why_rows_stay(rows)) is not None:
             raise InputError(f"{run.path}: its rows cannot be published as {rows}: {reason}")
+        self._is_told_catalog = data is not None
         # Asked of a few users, on whatever machine publishes.
         asked = config.for_inference().model_copy(update={"device": HOST.kind})
+        if data is not None:
+            asked = asked.with_data(data)
         assembly = assemble(asked, checksums=False, columns=run.columns)
         if not isinstance(assembly.task, NextItemTask):
             raise InputError(
@@ -101,11 +114,12 @@ class Publisher:
                 "set, which versions do not have; train it with data.graph, a folder that services can read "
                 "and `rayrec data graph` wrote"
             )
-        self._config, self._task = config, assembly.task
-        self._assembly, self._tables = assembly, assembly.tables
+        self._config, self._assembly, self._tables = config, assembly, assembly.tables
         self._found_whole: set[str] = set()
         """Names of bundles."""
-        self._of_run: tuple[Bundle, Bundle, Bundle | None] | None = None
+        self._definition: Bundle | None = None
+        self._own: _Served | None = None
+        self._later: _Served | None = None
 
     def publish(self, snapshot: Snapshot) -> ModelVersion:
         """Publish a snapshot of the run; it serves from now on, unless an older version is held.
@@ -118,16 +132,19 @@ class Publisher:
         before, number = self._before()
         where = f"{self._run.path}: {snapshot.path.name} is not published"
         check_weights(snapshot.weights, where)
-        probes = self._probes(snapshot, where)
+        served = self._served_after(before, snapshot)
+        probes = self._probes(served.assembly, snapshot, where)
         shared = None if before is None else overlap(probes, before.probes)
         if shared is not None and shared < self._min_overlap:
             raise GateError(
                 f"{where}: of the items of {len(probes)} users, {shared:.0%} are those of the version "
                 f"before, and min_overlap wants {self._min_overlap:.0%}"
             )
-        definition, catalog, semantic_ids = self._bundles_of_run()
-        if before is not None and before.catalog.name != catalog.name and not self._other_catalog:
-            self._check_catalog(catalog, before, where)
+        bundles = served.bundles
+        if before is not None and before.catalog.name != bundles.catalog.name and not self._other_catalog:
+            self._check_catalog(bundles.catalog, before, where)
+        if self._definition is None:
+            self._definition = self._put_definition()
         now = self._clock()
         version = ModelVersion(
             number=number,
@@ -135,11 +152,12 @@ class Publisher:
             run=self._run.name,
             device=self._config.device,
             state=state_values(snapshot.state),
-            definition=definition,
+            definition=self._definition,
             **self._weights(snapshot, before, now),
             segments=self._segments(snapshot, before),
-            catalog=catalog,
-            semantic_ids=semantic_ids,
+            catalog=bundles.catalog,
+            semantic_ids=bundles.semantic_ids,
+            earlier=bundles.earlier,
             probes=probes,
             overlap=shared,
         )
@@ -157,24 +175,58 @@ class Publisher:
             logger.warning("the version before is not compared, and all of this one is published: %s", error)
             return None, numbers[-1] + 1
 
-    def _probes(self, snapshot: Snapshot, where: str) -> tuple[Probe, ...]:
+    def _served_after(self, before: ModelVersion | None, snapshot: Snapshot) -> _Served:
+        """The catalog to publish, and the run on it."""
+        if self._own is None:
+            assembly = self._assembly
+            if self._is_told_catalog:
+                assembly = knowing_items_of(self._run, snapshot, assembly)
+            assembly.task.check_state(snapshot.state, str(snapshot.path))
+            self._own = _Served(assembly, put_catalog(self._store, _task_of(assembly)))
+            if not is_of(snapshot.state, assembly.task):
+                _say_what_is_later(self._own, snapshot)
+        own = self._own
+        if before is None or before.run != self._run.name or CatalogBundles.of(before) == own.bundles:
+            return own
+        if self._is_told_catalog or not is_of(snapshot.state, own.assembly.task):  # it is a later one, too
+            return own
+        if self._later is None or self._later.bundles != CatalogBundles.of(before):
+            self._later = self._later_of(before, snapshot)
+        return self._later or own
+
+    def _later_of(self, before: ModelVersion, snapshot: Snapshot) -> _Served | None:
+        """The catalog of a version, if it is a later one that the run knows the items of."""
+        try:
+            assembly = with_catalog_of(self._store, before, self._assembly.config, self._assembly.columns)
+            if is_of(snapshot.state, assembly.task):
+                return None
+            assembly.task.check_state(snapshot.state, str(snapshot.path))
+        except InputError as error:
+            logger.warning("the catalog of version %d is not gone on with: %s", before.number, error)
+            return None
+        later = _Served(assembly, CatalogBundles.of(before))
+        logger.info("the catalog of version %d is gone on with", before.number)
+        _say_what_is_later(later, snapshot)
+        return later
+
+    def _probes(self, assembly: Assembly, snapshot: Snapshot, where: str) -> tuple[Probe, ...]:
         """Answers to a few users, which are sane; none of a model that is too large to be asked here."""
         files = [snapshot.path / WEIGHTS, *(path for paths in snapshot.sparse_chain for path in paths)]
         if sum(path.stat().st_size for path in files) > MOST_PROBED_BYTES:
             return ()
         try:
-            probed = probe(Recommender(self._as_served(snapshot)))
+            probed = probe(Recommender(self._as_served(assembly, snapshot)))
         except UnavailableError as error:  # of an event store that an operation reads; serving asks again
             logger.warning("%s is published without a look at its answers: %s", snapshot.path.name, error)
             return ()
         check_answers(probed, where)
         return probed.kept
 
-    def _as_served(self, snapshot: Snapshot) -> TrainedModel:
+    def _as_served(self, assembly: Assembly, snapshot: Snapshot) -> TrainedModel:
         """The model with the rows that services will have."""
         wire = self._rows
         if wire == "float32":
-            return TrainedModel.of(self._run.name, self._assembly, snapshot)
+            return TrainedModel.of(self._run.name, assembly, snapshot)
         rows = self._everything(snapshot.sparse_chain)
         tables = {
             table.name: LayeredTable.of(
@@ -183,7 +235,7 @@ class Publisher:
             )
             for table in self._tables
         }
-        model = TrainedModel.of(self._run.name, self._assembly, snapshot, with_rows=False)
+        model = TrainedModel.of(self._run.name, assembly, snapshot, with_rows=False)
         return replace(model, tables=LayeredTables(tables, snapshot.committed_step))
 
     def _check_catalog(self, catalog: Bundle, before: ModelVersion, where: str) -> None:
@@ -277,29 +329,24 @@ class Publisher:
             bundle=bundle, step=source.step, since=since, snapshot=source.fingerprint, rows=self._rows
         )
 
-    def _bundles_of_run(self) -> tuple[Bundle, Bundle, Bundle | None]:
-        """What is the same for all versions of the run."""
-        if self._of_run is None:
-            registry = None
-            if self._task.registry is not None:
-                folder = registry_folder(self._config)
-                files = sorted(path for path in folder.iterdir() if path.is_file())
-                registry = self._store.put("ids", files)
-            self._of_run = self._definition(), self._catalog(self._task.dataset), registry
-        return self._of_run
-
-    def _definition(self) -> Bundle:
+    def _put_definition(self) -> Bundle:
         names = [SETTINGS, *([COLUMNS_FILE] if (self._run.path / COLUMNS_FILE).exists() else [])]
         return self._store.put("run", [self._run.path / name for name in names])
 
-    def _catalog(self, dataset: Dataset) -> Bundle:
-        with tempfile.TemporaryDirectory(prefix="rayrec-publish-") as folder:
-            copy = Path(folder)
-            held = [name for name in _HELD if name in dataset.manifest.files]
-            for name in held:
-                shutil.copyfile(dataset.root / name, copy / name)
-            dataset.manifest.model_copy(update={"held": tuple(held)}).write(copy)
-            return self._store.put("catalogue", sorted(copy.iterdir()))
+
+def _task_of(assembly: Assembly) -> NextItemTask:
+    assert isinstance(assembly.task, NextItemTask), "looked at when the publisher was made"
+    return assembly.task
+
+
+def _say_what_is_later(served: _Served, snapshot: Snapshot) -> None:
+    known_I = _task_of(served.assembly).catalog_known_to(snapshot.state).known_I
+    logger.info(
+        "the catalog of %s: %s items, of which %s came after the run was trained",
+        served.assembly.config.data.path,
+        f"{len(_task_of(served.assembly).dataset.items):,}",
+        "0" if known_I is None else f"{int((~known_I).sum()):,}",
+    )
 
 
 def rounded_rows(wire: NarrowWire, parts: Iterable[TableRows]) -> Iterator[TableRows]:

@@ -1,0 +1,186 @@
+"""Versions whose catalog is later than what their run was trained on."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayrec.models.tokenizers.registry import SemanticIdRegistry
+from rayrec.pipelines.config.run import PublishConfig
+from rayrec.pipelines.inference.answers import Query
+from rayrec.pipelines.inference.recommender import Recommender
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import read_snapshot
+from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
+from rayrec.pipelines.training.snapshot_writer import PublishedRun
+from rayrec.pipelines.versions.loading import load_version
+from rayrec.pipelines.versions.manifest import ModelVersion
+from rayrec.pipelines.versions.publisher import Publisher
+from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.errors import InputError
+from rayrec.samples.dataset.dataset import Dataset
+from tests.helpers.later_data import NUM_NEW, extend, grown_dataset, run_of_words
+from tests.helpers.runs import NUM_ITEMS, make_run
+
+SNAPSHOTS = (0, 1)
+EVERYTHING = NUM_ITEMS + NUM_NEW + 1
+
+
+def run_of_codes(folder: Path) -> tuple[Path, Dataset]:
+    """(A run with semantic IDs, a later data set whose IDs extend them.)"""
+    run = make_run(folder, "prefix", prefix_matrix="sparse", snapshots_after=SNAPSHOTS)
+    grown = grown_dataset(folder)
+    registry = SemanticIdRegistry.load(folder / "data" / SEMANTIC_IDS_FOLDER)
+    extend(registry, grown, np.zeros((NUM_NEW, 6), dtype=np.float32))
+    return run, grown
+
+
+KINDS = {
+    "words": lambda folder: run_of_words(folder, snapshots_after=SNAPSHOTS),
+    "codes": run_of_codes,
+}
+
+
+@pytest.fixture(params=KINDS)
+def grown(request, tmp_path) -> tuple[RunFolder, Dataset]:
+    run, later = KINDS[request.param](tmp_path)
+    return RunFolder.open(run), later
+
+
+@pytest.fixture
+def store(tmp_path) -> VersionStore:
+    return VersionStore(f"memory://{tmp_path.name}", cache=tmp_path / "cache")
+
+
+def publish(run: RunFolder, store: VersionStore, number: int = -1, **settings) -> ModelVersion:
+    return Publisher(run, store, **settings).publish(snapshot(run, number))
+
+
+def snapshot(run: RunFolder, number: int):
+    return read_snapshot(run.snapshots / run.snapshot_names()[number])
+
+
+def answers(recommender: Recommender) -> list[tuple[str, float]]:
+    history = Query(np.sort(recommender.dataset.items.ids_I)[:4])
+    (items,) = recommender.recommend([history], k=EVERYTHING, exclude_seen=False)
+    return [(item.item_key, item.score) for item in items]
+
+
+def served(store: VersionStore, version: ModelVersion) -> list[tuple[str, float]]:
+    return answers(Recommender(load_version(store, version).model))
+
+
+def keys_of(items: list[tuple[str, float]]) -> set[str]:
+    return {key for key, _ in items}
+
+
+def test_a_version_serves_items_that_came_after_its_run_was_trained(grown, store, caplog):
+    run, later = grown
+    before = publish(run, store)
+    expected = answers(Recommender.load(run.path, "last", data=later.root))
+    with caplog.at_level("INFO"):
+        version = publish(run, store, data=later.root)
+    num_later = len(later.items) - NUM_ITEMS
+    assert f"{NUM_ITEMS + num_later} items, of which {num_later} came after" in caplog.text
+    for folder in ("data", "grown", "run"):  # nothing of them is where services run
+        shutil.rmtree(run.path.parent / folder)
+
+    assert served(store, version) == expected
+    assert len(expected) == NUM_ITEMS + NUM_NEW
+    assert len(served(store, before)) == NUM_ITEMS
+    held = load_version(store, before)
+    assert answers(Recommender(load_version(store, version, held=held).model)) == expected
+    # Weights and rows are those of the version before, and not written again.
+    assert (version.weights, version.segments) == (before.weights, before.segments)
+
+
+def test_a_run_that_trains_on_goes_on_with_the_later_catalog(grown, store):
+    run, later = grown
+    publisher = Publisher(run, store)
+    publisher.publish(snapshot(run, 0))
+    told = publish(run, store, 0, data=later.root)
+
+    same_process = publisher.publish(snapshot(run, 1))
+    after_restart = publish(run, store, 2)
+
+    for version in (same_process, after_restart):
+        assert (version.catalog, version.semantic_ids) == (told.catalog, told.semantic_ids)
+    expected = answers(Recommender.load(run.path, "last", data=later.root))
+    assert served(store, after_restart) == expected
+
+
+def test_a_run_is_told_to_publish_its_own_catalog_again(grown, store):
+    run, later = grown
+    first = publish(run, store, 0)
+    publish(run, store, 0, data=later.root)
+
+    own = publish(run, store, 1, data=run.config.data.path)
+
+    assert (own.catalog, own.semantic_ids, own.earlier) == (first.catalog, first.semantic_ids, None)
+    assert publish(run, store, 2).catalog == first.catalog
+    assert keys_of(served(store, own)) == {f"i{item}" for item in range(NUM_ITEMS)}
+
+
+def test_another_run_of_the_same_name_does_not_get_a_catalog_that_it_does_not_know(tmp_path, store, caplog):
+    other = make_run(tmp_path / "other", "sasrec")
+    run, grown = run_of_words(tmp_path / "words")
+    publish(RunFolder.open(run), store, data=grown.root)
+
+    version = publish(RunFolder.open(other), store, other_catalog=True)
+
+    assert "the catalog of version 1 is not gone on with" in caplog.text
+    assert len(served(store, version)) == NUM_ITEMS
+
+
+def test_a_catalog_that_was_extended_in_its_place_is_published(tmp_path, store):
+    """What somebody has just prepared for a run is newer than what the store has."""
+    run, grown = run_of_codes(tmp_path)
+    folder = RunFolder.open(run)
+    publish(folder, store)
+    shutil.rmtree(tmp_path / "data")
+    grown.root.rename(tmp_path / "data")
+
+    assert len(served(store, publish(folder, store))) == NUM_ITEMS + NUM_NEW
+
+
+def test_a_data_set_without_what_the_model_needs_is_refused_before_anything_is_published(tmp_path, store):
+    run = RunFolder.open(make_run(tmp_path, "sasrec"))
+
+    with pytest.raises(InputError, match=r"another data set than .*: the model knows items by their ids"):
+        publish(run, store, data=grown_dataset(tmp_path).root)
+
+    assert store.numbers() == []
+
+
+def test_services_of_before_read_versions_that_have_the_catalog_of_their_run(tmp_path, store):
+    run, grown = run_of_words(tmp_path)
+    own = publish(RunFolder.open(run), store)
+    later = publish(RunFolder.open(run), store, data=grown.root)
+
+    assert b'"earlier"' not in own.to_bytes()
+    assert ModelVersion.from_bytes(later.to_bytes(), "later") == later
+
+
+def test_a_version_that_says_wrong_what_is_earlier_is_refused(tmp_path, store):
+    words, grown = run_of_words(tmp_path / "words")
+    later = publish(RunFolder.open(words), store, data=grown.root)
+    plain = publish(RunFolder.open(make_run(tmp_path / "plain", "sasrec")), store, other_catalog=True)
+
+    with pytest.raises(InputError, match="version 2: its catalog is later than its run, whose model reads"):
+        load_version(store, plain.model_copy(update={"earlier": later.earlier}))
+
+
+def test_a_run_that_publishes_itself_goes_on_with_the_later_catalog(grown, store, tmp_path):
+    run, later = grown
+    place = str(tmp_path / "store")
+    store = VersionStore(place)
+    publishing = PublishedRun(run, PublishConfig(to=place))
+    names = run.snapshot_names()
+    publishing.update(run.snapshots / names[0])
+    told = publish(run, store, 0, data=later.root)
+
+    publishing.update(run.snapshots / names[1])
+
+    assert run.state["published_version"] == 3
+    assert store.serving().catalog == told.catalog
