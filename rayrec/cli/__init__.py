@@ -1,7 +1,7 @@
 """The `rayrec` command: arguments in, one call into the package, a table or a JSON line out."""
 
 # Which register their commands, in this order.
-from rayrec.cli import cursors, data, impressions, text, semantic_ids  # isort: skip
+from rayrec.cli import cursors, data, impressions, runs, recommending, text, semantic_ids  # isort: skip
 from rayrec.cli import (
     ab,
     canaries,
@@ -13,7 +13,6 @@ from rayrec.cli import (
     planning,
     quantization,
     rl,
-    runs,
     serving,
     stores,
     tuning,
@@ -46,6 +45,7 @@ __all__ = [
     "planning",
     "quantization",
     "queues",
+    "recommending",
     "rl",
     "runs",
     "semantic_ids",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import check_served
+from rayrec.cli.run_options import check_served
 from rayrec.platform.console import Answer, command, new_table, out
 from rayrec.platform.errors import InputError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayrec.cli.app import canary_app
-from rayrec.cli.runs import EvaluationSplit
+from rayrec.cli.run_options import EvaluationSplit
 from rayrec.cli.versions import StoreArgument
 from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError

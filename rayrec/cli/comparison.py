@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import EvaluationSplit, OnOption, WhichOption
+from rayrec.cli.run_options import EvaluationSplit, OnOption, WhichOption
 from rayrec.platform.console import Answer, command, new_table, out, progress_bar
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import (
+from rayrec.cli.run_options import (
     CandidatesOption,
     CombineOption,
     DataOption,

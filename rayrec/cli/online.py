@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import ConfigArgument, OverridesOption
+from rayrec.cli.run_options import ConfigArgument, OverridesOption
 from rayrec.platform.console import Answer, command
 
 

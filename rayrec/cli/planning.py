@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import ConfigArgument, DataOption, OverridesOption, WhichOption, check_run
+from rayrec.cli.run_options import ConfigArgument, DataOption, OverridesOption, WhichOption, check_run
 from rayrec.platform.console import Answer, command, log, new_table, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size

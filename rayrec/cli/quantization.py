@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import DataOption, EvaluationSplit, RunArgument, WhichOption, check_run
+from rayrec.cli.run_options import DataOption, EvaluationSplit, RunArgument, WhichOption, check_run
 from rayrec.platform.console import Answer, command, new_table, out, progress_bar
 from rayrec.platform.memory import human_size
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import ConfigArgument, OverridesOption, check_run
+from rayrec.cli.run_options import ConfigArgument, OverridesOption, check_run
 from rayrec.platform.console import Answer, command, print_rows, progress_bar
 
 _SHOWN = ("reward", "recall@1", "recall@10", "recall@50", "ndcg@10")

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.data import preparing_cluster
-from rayrec.cli.runs import check_data
+from rayrec.cli.run_options import check_data
 from rayrec.platform.console import Answer, command, new_table, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import (
+from rayrec.cli.run_options import (
     CandidatesOption,
     CombineOption,
     DataOption,

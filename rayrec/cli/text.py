@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rayrec.cli.app import text_app
-from rayrec.cli.runs import OverridesOption, WhichOption, check_run
+from rayrec.cli.run_options import OverridesOption, WhichOption, check_run
 from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 
 

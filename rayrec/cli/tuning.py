@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import OverridesOption, check_data
+from rayrec.cli.run_options import OverridesOption, check_data
 from rayrec.platform.console import Answer, command, log, new_table, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import (
+from rayrec.cli.run_options import (
     CandidatesOption,
     CombineOption,
     DataOption,

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from rayrec.cli.app import app
-from rayrec.cli.runs import check_run
+from rayrec.cli.run_options import check_run
 from rayrec.platform.console import Answer, command, log, new_table, out
 from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size

@@ -13,7 +13,8 @@ from rayrec.cli import app
 from rayrec.platform.checkout import CHECKOUT
 from tests.cli.commands import answer, rayrec, refused
 from tests.helpers.data import random_events, write_source
-from tests.helpers.runs import make_run
+from tests.helpers.later_data import run_of_words
+from tests.helpers.runs import NUM_ITEMS, make_run
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +180,22 @@ def test_recommending_what_may_be_shown_says_how_much_is_left(run, capsys):
     assert "3 items at least are more than 1 at most" in refused(
         "recommend", run, "--user", "u3", "--quota", "title=x:3-1"
     )
+
+
+def test_a_list_that_is_short_says_where_the_other_items_are(tmp_path):
+    run, later = run_of_words(tmp_path)
+    met = later.items.keys.take(later.item_positions(later.history_of("u0"))).to_pylist()
+    others = sorted({f"i{item}" for item in range(NUM_ITEMS)} - set(met))
+    among = [option for key in ("a3", met[0], *others[:2]) for option in ("--among", key)]
+
+    found = CliRunner().invoke(
+        app, ["recommend", str(run), "--user", "u0", "--data", str(later.root), *among]
+    )
+
+    assert (
+        "2 of 10 items: --allow, --deny, --where and --among leave 4; in the user's history: 1; not found, "
+        "since the model knows nothing of them or beams are few: 1"
+    ) in " ".join(found.output.split())
 
 
 def test_recommending_with_beams_of_its_own(tmp_path, run):
