@@ -43,6 +43,16 @@ class ItemBags:
         )
         return ItemBags(offsets_J1, self.features_P[pairs_Q], self.weights_P[pairs_Q])
 
+    def differ_from(self, others: ItemBags) -> np.ndarray:
+        """[I] bool: which items have other features there, whatever their weights."""
+        counts_I = np.diff(self.offsets_I1)
+        is_other_I = counts_I != np.diff(others.offsets_I1)
+        same_J = np.flatnonzero(~is_other_I)
+        mine, theirs = self.some(same_J), others.some(same_J)
+        is_other_P = mine.features_P != theirs.features_P
+        is_other_I[np.repeat(same_J, counts_I[same_J])[is_other_P]] = True
+        return is_other_I
+
     def transposed(self, num_features: int) -> ItemBags:
         """The same pairs by feature: which items have each."""
         items_P = np.repeat(np.arange(len(self.offsets_I1) - 1), np.diff(self.offsets_I1))

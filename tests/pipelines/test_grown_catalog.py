@@ -200,6 +200,18 @@ def test_what_is_said_of_old_items_is_what_the_run_was_trained_on(tmp_path):
     assert np.abs(vectors[1][~is_old_I]).sum(1).astype(bool).sum() == NUM_NEW  # the last has no known word
 
 
+def test_items_whose_texts_were_changed_are_counted(tmp_path, caplog):
+    run, _ = run_of_words(tmp_path)
+    keys = [f"i{item}" for item in range(NUM_ITEMS)]
+    titles = [f"w{item % 7} w{item % 3}" for item in range(NUM_ITEMS)]
+    titles[:3] = ["w5 w2", "w4", titles[2] + " unheard"]  # of the third, nothing that the model reads
+    later = described_dataset(tmp_path, "later", ["a0", *keys], ["w1 w2", *titles])
+
+    assert Recommender.load(run, data=later.root)
+
+    assert f"2 of the {NUM_ITEMS} items that it knows have other words or values in" in caplog.text
+
+
 def test_a_later_data_set_that_lacks_known_items_is_refused(tmp_path):
     run, _ = run_of_words(tmp_path)
     keys = [f"i{item}" for item in range(1, NUM_ITEMS)]

@@ -200,7 +200,19 @@ class NextItemTask(Task):
                 f"events any more), or {way_out}"
             )
         assert np.array_equal(ours_I[known_I], theirs_I), "items are in the order of their ids"
-        return self.reading_items_since(EarlierItems(earlier.fingerprint, known_I), state, where)
+        grown = self.reading_items_since(EarlierItems(earlier.fingerprint, known_I), state, where)
+        before, now = earlier.learning_on(state).catalog.content, grown.catalog.content
+        assert before is not None, "the model reads it"
+        assert now is not None, "the model reads it"
+        if num_changed := int(before.differ_from(now.some(np.flatnonzero(known_I))).sum()):
+            logger.warning(
+                "%s: %s of the %s items that it knows have other words or values in %s, as they are read now",
+                where,
+                f"{num_changed:,}",
+                f"{len(theirs_I):,}",
+                self.config.data.path,
+            )
+        return grown
 
     def reading_items_since(self, earlier: EarlierItems, state: RunState, where: str) -> Self:
         """The same task, for a run that was trained on the earlier items and knows others by their words.
