@@ -227,7 +227,9 @@ def _what_is_left(dataset: Dataset, query: Query, allowed_I: BoolArray, answer: 
     if num_met:
         found.append(f"in the user's history: {num_met:,}")
     if num_other > 0:
-        found.append(f"not found, since the model knows nothing of them or beams are few: {num_other:,}")
+        found.append(
+            f"not found: {num_other:,} (nothing is known of them, or beams, candidates or quotas are few)"
+        )
     return "; ".join(found)
 
 

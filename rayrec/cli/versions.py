@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -15,6 +15,9 @@ from rayrec.cli.run_options import check_run
 from rayrec.platform.console import Answer, command, log, new_table, out
 from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size
+
+if TYPE_CHECKING:
+    from rayrec.pipelines.versions.manifest import ModelVersion
 
 StoreArgument = Annotated[
     str, typer.Argument(help="Folder, or URL such as s3://bucket/models/mine, with published versions.")
@@ -32,13 +35,14 @@ def publish_command(
     run: Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")],
     store: StoreArgument,
     snapshot: Annotated[
-        str, typer.Option(help="Of the run: best, last, previous, or the name of one.")
-    ] = "best",
+        str | None, typer.Option(help="Of the run: best, last, previous, or the name of one \\[best].")
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Data set with the catalog: the run's, or a later one with further items "
-            "\\[as of the version before, if that is a later one; else the run's]."
+            help="Data set with the catalog: the run's, or a later one with further items. Without "
+            "--snapshot and --rows, weights and rows stay those of the run's version that serves "
+            "\\[as of that version, if it is a later one; else the run's]."
         ),
     ] = None,
     keep: Annotated[int, typer.Option(min=1, help="Newest versions that stay in the store.")] = 10,
@@ -58,9 +62,9 @@ def publish_command(
         ),
     ] = None,
     rows: Annotated[
-        RowsOption,
-        typer.Option(help="What rows of tables are rounded to: half of the bytes, or a quarter."),
-    ] = RowsOption.float32,
+        RowsOption | None,
+        typer.Option(help="What rows of tables are rounded to: half of the bytes, or a quarter \\[float32]."),
+    ] = None,
 ) -> Answer:
     """Publish a run's model; services that follow the store answer with it at once, or as a canary."""
     check_run(run)
@@ -76,19 +80,33 @@ def publish_command(
         settings = CanarySettings.parse({"share": canary}, source="--canary")
         canaries.check_start()
     publisher = Publisher(
-        folder, versions, min_overlap=min_overlap, other_catalog=other_catalog, rows=rows.value, data=data
+        folder,
+        versions,
+        min_overlap=min_overlap,
+        other_catalog=other_catalog,
+        rows=(rows or RowsOption.float32).value,
+        data=data,
     )
-    chosen = read_snapshot(folder.chosen_snapshot(snapshot))
+
+    def published() -> ModelVersion:
+        if data is not None and snapshot is None and rows is None:
+            version = publisher.publish_catalog()
+            if version is not None:
+                return version
+        return publisher.publish(read_snapshot(folder.chosen_snapshot(snapshot or "best")))
+
     if settings is None:
-        version = publisher.publish(chosen)
+        version = published()
     else:
         # Held before it is published, or it would answer everybody meanwhile.
         with canaries.baseline_held() as was_held:
-            version = publisher.publish(chosen)
+            version = published()
             canaries.start(version.number, settings, was_held)
     versions.keep_newest(keep)
     size = human_size(sum(bundle.num_bytes for bundle in version.bundles))
-    of_rows = f", {human_size(version.row_bytes)} of it rows as {rows.value}" if version.segments else ""
+    of_rows = ""
+    if version.segments:
+        of_rows = f", {human_size(version.row_bytes)} of it rows as {version.segments[0].rows}"
     out.print(f"Version {version.number}: {version.run} after {version.step + 1:,} steps, {size}{of_rows}")
     if version.overlap is not None:
         out.print(

@@ -54,13 +54,18 @@ def test_a_store_is_filled_listed_and_gone_back_in(run, tmp_path):
 
 
 def test_a_later_catalog_is_published_for_a_run_and_stays_until_its_own_is_wanted(tmp_path):
-    run, later = run_of_words(tmp_path)
+    run, later = run_of_words(tmp_path, snapshots_after=(0,))
     store = tmp_path / "store"
     assert "nowhere" in refused("publish", run, store, "--data", tmp_path / "nowhere")
-    answer("publish", run, store)
-    for further in (("--data", later.root), (), ("--data", tmp_path / "data")):
+    for further in (
+        ("--snapshot", "previous"),
+        ("--data", later.root),
+        (),
+        ("--snapshot", "previous", "--data", tmp_path / "data"),
+    ):
         answer("publish", run, store, *further)
 
-    versions = VersionStore(store)
-    is_later = [versions.version(number).earlier is not None for number in versions.numbers()]
-    assert is_later == [False, True, True, False]
+    versions = [VersionStore(store).version(number) for number in (1, 2, 3, 4)]
+    assert [version.earlier is not None for version in versions] == [False, True, True, False]
+    # A catalog leaves the weights that serve.
+    assert [version.step for version in versions] == [0, 0, 2, 0]

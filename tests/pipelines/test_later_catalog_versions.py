@@ -14,6 +14,7 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.tasks.features import SEMANTIC_IDS_FOLDER
 from rayrec.pipelines.training.snapshot_writer import PublishedRun
+from rayrec.pipelines.versions.canary import Canaries, CanarySettings
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.manifest import ModelVersion
 from rayrec.pipelines.versions.publisher import Publisher
@@ -184,3 +185,91 @@ def test_a_run_that_publishes_itself_goes_on_with_the_later_catalog(grown, store
 
     assert run.state["published_version"] == 3
     assert store.serving().catalog == told.catalog
+
+
+def test_a_catalog_is_published_beside_the_weights_and_rows_that_serve(grown, store):
+    run, later = grown
+    of_run = {"rows": "int8_row"} if run.config.model.tables else {}
+    publisher = Publisher(run, store, data=later.root)
+    assert publisher.publish_catalog() is None  # nothing serves
+    before = publish(run, store, 1, **of_run)
+
+    version = publisher.publish_catalog()
+
+    assert version is not None
+    for name in ("weights", "segments", "state", "definition"):
+        assert getattr(version, name) == getattr(before, name)
+    assert len(served(store, version)) == NUM_ITEMS + NUM_NEW
+    assert version.overlap is not None
+    assert [probe.user for probe in version.probes] == [probe.user for probe in before.probes]
+
+
+def test_a_catalog_that_is_published_while_the_run_publishes_gets_the_next_number(grown, store, monkeypatch):
+    run, later = grown
+    publish(run, store, 0)
+    add = store.add
+
+    def after_the_run(version: ModelVersion) -> None:
+        monkeypatch.setattr(store, "add", add)
+        publish(run, store, 1)
+        add(version)
+
+    monkeypatch.setattr(store, "add", after_the_run)
+    version = Publisher(run, store, data=later.root).publish_catalog()
+
+    assert version is not None
+    assert version.number == store.numbers()[-1] == 3
+    assert (version.state, version.weights) == (store.version(2).state, store.version(2).weights)
+    assert len(served(store, version)) == NUM_ITEMS + NUM_NEW
+
+
+def test_the_catalog_of_a_canary_that_was_returned_is_not_gone_on_with(grown, store):
+    run, later = grown
+    own = publish(run, store, 0)
+    canaries = Canaries(store)
+    with canaries.baseline_held() as was_held:
+        canary = publish(run, store, 1, data=later.root)
+        started = canaries.start(canary.number, CanarySettings(share=0.1), was_held)
+    assert publish(run, store, 1).catalog == own.catalog
+    canaries.finish(started, "returned", "it is worse")
+
+    assert publish(run, store, 2).catalog == own.catalog
+
+
+def test_bundles_of_a_run_that_were_deleted_with_old_versions_are_published_again(tmp_path, store):
+    words, _ = run_of_words(tmp_path / "words", snapshots_after=SNAPSHOTS)
+    run, other = RunFolder.open(words), RunFolder.open(make_run(tmp_path / "other", "sasrec"))
+    publisher = Publisher(run, store, other_catalog=True)
+    publisher.publish(snapshot(run, 0))
+    for _ in range(2):  # what served before is kept
+        publish(other, store, other_catalog=True)
+        store.keep_newest(1)
+
+    version = publisher.publish(snapshot(run, 1))
+
+    assert len(served(store, version)) == NUM_ITEMS
+
+
+def test_a_version_of_another_run_in_between_takes_no_items_back(grown, store, tmp_path):
+    run, later = grown
+    publish(run, store, 0)
+    told = publish(run, store, 0, data=later.root)
+    other = RunFolder.open(make_run(tmp_path / "other", "sasrec"))
+    other.path.rename(tmp_path / "another-name")
+    publish(RunFolder.open(tmp_path / "another-name"), store, other_catalog=True)
+
+    assert publish(run, store, 1, other_catalog=True).catalog == told.catalog
+
+
+def test_a_damaged_catalog_is_not_silently_replaced_by_an_earlier_one(grown, store, tmp_path):
+    run, later = grown
+    store = VersionStore(str(tmp_path / "store"))
+    publish(run, store, 0)
+    told = publish(run, store, 0, data=later.root)
+    items = tmp_path / "store" / "bundles" / told.catalog.name / "items.parquet"
+    items.write_bytes(items.read_bytes()[:-1])
+
+    with pytest.raises(InputError, match=r"go on with the catalog of version 2, which is damaged .*name one"):
+        publish(run, store, 1)
+
+    assert len(served(store, publish(run, store, 1, data=later.root))) == NUM_ITEMS + NUM_NEW

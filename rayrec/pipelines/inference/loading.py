@@ -82,7 +82,7 @@ class TrainedModel:
         # Neither columns nor rates are asked of the training rows: they may be gone.
         assembly = assemble(config.for_inference(), checksums=False, columns=folder.columns)
         if data is not None:
-            assembly = knowing_items_of(folder, snapshot, assembly)
+            assembly = knowing_items_of(folder, snapshot.state, str(snapshot.path), assembly)
         model = cls.of(folder.name, assembly, snapshot, with_rows, with_weights)
         return replace(model, method=Method.of(folder.config))
 
@@ -106,24 +106,25 @@ class TrainedModel:
         return cls(run, assembly, snapshot.state, weights, tables, snapshot=snapshot.name)
 
 
-def knowing_items_of(run: RunFolder, snapshot: Snapshot, assembly: Assembly) -> Assembly:
+def knowing_items_of(run: RunFolder, state: RunState, where: str, assembly: Assembly) -> Assembly:
     """Inputs of a run on another data set than it says, whose items it knows by what is said of them.
 
     Args:
-        snapshot: of the run.
+        state: of the run, at a snapshot or version of it.
+        where: that is, for messages.
         assembly: of its settings, on that data set; returned as it is where the run's data set is not needed.
 
     Raises:
         InputError: the run's own data set is not there any more, or has items that the other one lacks.
     """
-    task, state = assembly.task, snapshot.state
+    task = assembly.task
     if not task.reads_items_of(state):
         return assembly
     data, theirs = assembly.config.data.path, run.config.data.path
     why = f"{run.path}: was trained on another data set than {data} holds now"
     way_out = f"{theirs} says which items it knows: leave it as it was, or train on {data}"
     earlier = open_earlier_task(run.config.for_inference(), state, why, way_out)
-    return replace(assembly, task=task.grown_from(earlier, state, str(snapshot.path)))
+    return replace(assembly, task=task.grown_from(earlier, state, where))
 
 
 def weights_in(file: Path, with_weights: bool = True) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.snapshots import RunState
 from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.content_items import packed, unpacked
 from rayrec.pipelines.tasks.features import registry_folder
@@ -25,7 +26,7 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import HISTORY_FILE, ITEMS_FILE, USERS_FILE
 
-_HELD = (ITEMS_FILE, USERS_FILE, HISTORY_FILE)
+_KEPT_FILES = (ITEMS_FILE, USERS_FILE, HISTORY_FILE)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def put_catalog(store: VersionStore, task: NextItemTask) -> CatalogBundles:
 def _put_dataset(store: VersionStore, dataset: Dataset) -> Bundle:
     with tempfile.TemporaryDirectory(prefix="rayrec-publish-") as folder:
         copy = Path(folder)
-        held = [name for name in _HELD if name in dataset.manifest.files]
+        held = [name for name in _KEPT_FILES if name in dataset.manifest.files]
         for name in held:
             shutil.copyfile(dataset.root / name, copy / name)
         dataset.manifest.model_copy(update={"held": tuple(held)}).write(copy)
@@ -66,12 +67,17 @@ def _put_dataset(store: VersionStore, dataset: Dataset) -> Bundle:
 
 
 def with_catalog_of(
-    store: VersionStore, version: ModelVersion, config: RunConfig, columns: pa.Schema | None
+    store: VersionStore,
+    version: ModelVersion,
+    config: RunConfig,
+    columns: pa.Schema | None,
+    state: RunState | None = None,
 ) -> Assembly:
     """Settings of a run, and the catalog of a version of it.
 
     Args:
         columns: of the training rows, where they are known.
+        state: of the run that reads it; None: as the version has it.
 
     Raises:
         InputError: a file of the version is missing or damaged, or the catalog is none that the run's model
@@ -91,4 +97,4 @@ def with_catalog_of(
         raise InputError(f"{where}: its catalog is later than its run, whose model reads no words of items")
     known_I = unpacked(version.earlier.known_items, len(task.dataset.items))
     earlier = EarlierItems(version.earlier.dataset_fingerprint, known_I)
-    return replace(assembly, task=task.reading_items_since(earlier, version.run_state, where))
+    return replace(assembly, task=task.reading_items_since(earlier, state or version.run_state, where))

@@ -13,8 +13,7 @@ from rayrec.pipelines.runs.snapshots import WEIGHTS
 from rayrec.pipelines.tasks.assembly import Assembly
 from rayrec.pipelines.versions.catalog import CatalogBundles, with_catalog_of
 from rayrec.pipelines.versions.gate import check_weights
-from rayrec.pipelines.versions.manifest import ModelVersion
-from rayrec.pipelines.versions.publisher import SETTINGS
+from rayrec.pipelines.versions.manifest import SETTINGS, ModelVersion
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError
 from rayrec.samples.operations.python_function import PythonConfig
@@ -55,8 +54,27 @@ def load_version(
             weights are not finite.
         OSError: the store does not answer.
     """
-    where = f"{store.url}: version {manifest.number}"
     assembly = assembly_of(store, manifest, device, held)
+    return load_on(store, manifest, assembly, held, with_rows, with_weights)
+
+
+def load_on(
+    store: VersionStore,
+    manifest: ModelVersion,
+    assembly: Assembly,
+    held: LoadedVersion | None = None,
+    with_rows: bool = True,
+    with_weights: bool = True,
+) -> LoadedVersion:
+    """Load weights and rows of a published version.
+
+    Args:
+        assembly: settings and catalog that they are read with.
+        others: as of `load_version`.
+
+    Raises: as `load_version`.
+    """
+    where = f"{store.url}: version {manifest.number}"
     assembly.task.check_state(manifest.run_state, where)
     tables = _tables(store, manifest, assembly, held) if with_rows else LayeredTables({}, None)
     weights = weights_in(store.fetch(manifest.weights) / WEIGHTS, with_weights)

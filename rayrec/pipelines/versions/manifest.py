@@ -18,6 +18,8 @@ from rayrec.platform.errors import InputError
 from rayrec.samples.reading.read_plan import ReadPosition
 
 FORMAT_VERSION = 1
+SETTINGS = "config.yaml"
+"""Of the run, in the bundle of its definition."""
 
 
 def _is_plain(name: str) -> str:

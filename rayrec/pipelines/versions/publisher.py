@@ -3,9 +3,7 @@
 snapshot ─► rows (all, or what has changed since the version before) ─┐
             dense weights, as often as is wanted ─────────────────────┼─► bundles ─► manifest ─► pointer
 run ──────► settings, columns ──────────────────────────────────────┤
-data set ─► catalog, semantic IDs ──────────────────────────────────┘
-
-The data set is that of the run or, once a later one with further items was published, that one.
+            catalog, semantic IDs, or those of a later data set ────────┘
 """
 
 from __future__ import annotations
@@ -14,7 +12,8 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,12 @@ from rayrec.embeddings.snapshot.layered_tables import (
 from rayrec.embeddings.snapshot.snapshot import load_changes, load_tables, write_table
 from rayrec.embeddings.table.table import EmbeddingTable
 from rayrec.embeddings.table.table_rows import TableRows
-from rayrec.pipelines.inference.loading import TrainedModel, knowing_items_of
+from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import COLUMNS_FILE, RunFolder
 from rayrec.pipelines.runs.snapshots import WEIGHTS, Snapshot, SnapshotRows
-from rayrec.pipelines.tasks.assembly import Assembly, assemble, is_of
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.next_item import NextItemTask
-from rayrec.pipelines.versions.catalog import CatalogBundles, put_catalog, with_catalog_of
 from rayrec.pipelines.versions.gate import (
     GateError,
     check_answers,
@@ -45,25 +43,20 @@ from rayrec.pipelines.versions.gate import (
     overlap,
     probe,
 )
-from rayrec.pipelines.versions.manifest import Bundle, ModelVersion, Probe, Segment, state_values
-from rayrec.pipelines.versions.store import VersionStore
+from rayrec.pipelines.versions.loading import load_on
+from rayrec.pipelines.versions.manifest import SETTINGS, Bundle, ModelVersion, Segment, state_values
+from rayrec.pipelines.versions.run_catalogs import CatalogsOfRun
+from rayrec.pipelines.versions.store import VersionStore, VersionTakenError
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError, UnavailableError
 
 logger = logging.getLogger(__name__)
 
-SETTINGS = "config.yaml"
+ATTEMPTS = 5
+"""To publish beside a run that publishes, too."""
 MOST_PROBED_BYTES = 256 * 1024 * 1024
 """Of a model that is loaded to be asked at publication: a run's driver has no room for a larger one, and
 publishes every few seconds. A larger one is asked by the services, before they answer with it."""
-
-
-@dataclass(frozen=True)
-class _Served:
-    """A catalog, as it is published, and the run on it."""
-
-    assembly: Assembly
-    bundles: CatalogBundles
 
 
 class Publisher:
@@ -86,8 +79,7 @@ class Publisher:
             min_overlap: share of the items of probe users that the version before gave them, at least.
             other_catalog: whether the catalog may be of something else than the version's before.
             rows: what rows of tables are rounded to.
-            data: whose catalog versions have, see `TrainedModel.load`; None: as the version before, where
-                that is a later catalog of the same run, or else that of the run.
+            data: whose catalog versions get, see `TrainedModel.load`; None: as `CatalogsOfRun` says.
 
         Raises:
             InputError: the run's model is none that recommends, its data set is not there, or its rows cannot
@@ -98,7 +90,6 @@ class Publisher:
         config = run.config
         if (reason := config.why_rows_stay(rows)) is not None:
             raise InputError(f"{run.path}: its rows cannot be published as {rows}: {reason}")
-        self._is_told_catalog = data is not None
         # Asked of a few users, on whatever machine publishes.
         asked = config.for_inference().model_copy(update={"device": HOST.kind})
         if data is not None:
@@ -114,36 +105,30 @@ class Publisher:
                 "set, which versions do not have; train it with data.graph, a folder that services can read "
                 "and `rayrec data graph` wrote"
             )
-        self._config, self._assembly, self._tables = config, assembly, assembly.tables
+        self._config, self._tables = config, assembly.tables
+        self._catalogs = CatalogsOfRun(store, run, assembly, is_told=data is not None)
         self._found_whole: set[str] = set()
         """Names of bundles."""
         self._definition: Bundle | None = None
-        self._own: _Served | None = None
-        self._later: _Served | None = None
 
     def publish(self, snapshot: Snapshot) -> ModelVersion:
         """Publish a snapshot of the run; it serves from now on, unless an older version is held.
 
         Raises:
             GateError: it is not fit to serve; the version before serves on.
-            InputError: somebody else publishes to the store.
+            InputError: the run does not know the items of the catalog, or somebody else publishes here.
             OSError: the place does not answer; what was published before is whole.
         """
         before, number = self._before()
         where = f"{self._run.path}: {snapshot.path.name} is not published"
         check_weights(snapshot.weights, where)
-        served = self._served_after(before, snapshot)
-        probes = self._probes(served.assembly, snapshot, where)
-        shared = None if before is None else overlap(probes, before.probes)
-        if shared is not None and shared < self._min_overlap:
-            raise GateError(
-                f"{where}: of the items of {len(probes)} users, {shared:.0%} are those of the version "
-                f"before, and min_overlap wants {self._min_overlap:.0%}"
-            )
-        bundles = served.bundles
-        if before is not None and before.catalog.name != bundles.catalog.name and not self._other_catalog:
-            self._check_catalog(bundles.catalog, before, where)
-        if self._definition is None:
+        catalog = self._catalogs.next(snapshot.state, str(snapshot.path), before)
+        files = [snapshot.path / WEIGHTS, *(path for paths in snapshot.sparse_chain for path in paths)]
+        num_bytes = sum(path.stat().st_size for path in files)
+        model = partial(self._as_served, catalog.assembly, snapshot)
+        answers = self._answers(model, num_bytes, before, where)
+        self._check_catalog(catalog.bundles.catalog, before, where)
+        if self._definition is None or before is None or before.definition != self._definition:
             self._definition = self._put_definition()
         now = self._clock()
         version = ModelVersion(
@@ -155,14 +140,44 @@ class Publisher:
             definition=self._definition,
             **self._weights(snapshot, before, now),
             segments=self._segments(snapshot, before),
-            catalog=bundles.catalog,
-            semantic_ids=bundles.semantic_ids,
-            earlier=bundles.earlier,
-            probes=probes,
-            overlap=shared,
+            **vars(catalog.bundles),
+            **answers,
         )
         self._store.add(version)
         return version
+
+    def publish_catalog(self) -> ModelVersion | None:
+        """Publish a catalog beside weights and rows that are published already; they are not sent again.
+
+        Returns:
+            The version; None where none of the run's has served.
+
+        Raises:
+            As `publish`.
+        """
+        for attempts_left in reversed(range(ATTEMPTS)):
+            before, number = self._before()
+            serves = self._catalogs.version_that_serves(before)
+            if serves is None:
+                return None
+            where = f"{self._run.path}: the catalog is not published"
+            of_version = f"{self._store.url}: version {serves.number}"
+            catalog = self._catalogs.next(serves.run_state, of_version, before)
+            values = {"number": number, "published_at": self._clock(), **vars(catalog.bundles)}
+            version = serves.model_copy(update=values)
+            num_bytes = version.weights.num_bytes + version.row_bytes
+            model = partial(self._as_published, version, catalog.assembly)
+            answers = self._answers(model, num_bytes, before, where)
+            self._check_catalog(version.catalog, before, where)
+            version = version.model_copy(update=answers)
+            try:
+                self._store.add(version)
+            except VersionTakenError:  # the run publishes, too
+                if not attempts_left:
+                    raise
+            else:
+                return version
+        raise AssertionError("the last attempt returns or raises")
 
     def _before(self) -> tuple[ModelVersion | None, int]:
         """The newest version, if it can be read, and the number of the next."""
@@ -175,52 +190,37 @@ class Publisher:
             logger.warning("the version before is not compared, and all of this one is published: %s", error)
             return None, numbers[-1] + 1
 
-    def _served_after(self, before: ModelVersion | None, snapshot: Snapshot) -> _Served:
-        """The catalog to publish, and the run on it."""
-        if self._own is None:
-            assembly = self._assembly
-            if self._is_told_catalog:
-                assembly = knowing_items_of(self._run, snapshot, assembly)
-            assembly.task.check_state(snapshot.state, str(snapshot.path))
-            self._own = _Served(assembly, put_catalog(self._store, _task_of(assembly)))
-            if not is_of(snapshot.state, assembly.task):
-                _say_what_is_later(self._own, snapshot)
-        own = self._own
-        if before is None or before.run != self._run.name or CatalogBundles.of(before) == own.bundles:
-            return own
-        if self._is_told_catalog or not is_of(snapshot.state, own.assembly.task):  # it is a later one, too
-            return own
-        if self._later is None or self._later.bundles != CatalogBundles.of(before):
-            self._later = self._later_of(before, snapshot)
-        return self._later or own
+    def _answers(
+        self, model: Callable[[], TrainedModel], num_bytes: int, before: ModelVersion | None, where: str
+    ) -> dict[str, Any]:
+        """Fields of the version that say what a few users get: those that the version before was asked for,
+        if they are known; nobody's of a model that is too large to be asked here.
 
-    def _later_of(self, before: ModelVersion, snapshot: Snapshot) -> _Served | None:
-        """The catalog of a version, if it is a later one that the run knows the items of."""
+        Raises:
+            GateError: they get nothing sane, or other items than the version before gave them.
+        """
+        if num_bytes > MOST_PROBED_BYTES:
+            return {"probes": (), "overlap": None}
+        users = [] if before is None else [each.user for each in before.probes]
         try:
-            assembly = with_catalog_of(self._store, before, self._assembly.config, self._assembly.columns)
-            if is_of(snapshot.state, assembly.task):
-                return None
-            assembly.task.check_state(snapshot.state, str(snapshot.path))
-        except InputError as error:
-            logger.warning("the catalog of version %d is not gone on with: %s", before.number, error)
-            return None
-        later = _Served(assembly, CatalogBundles.of(before))
-        logger.info("the catalog of version %d is gone on with", before.number)
-        _say_what_is_later(later, snapshot)
-        return later
-
-    def _probes(self, assembly: Assembly, snapshot: Snapshot, where: str) -> tuple[Probe, ...]:
-        """Answers to a few users, which are sane; none of a model that is too large to be asked here."""
-        files = [snapshot.path / WEIGHTS, *(path for paths in snapshot.sparse_chain for path in paths)]
-        if sum(path.stat().st_size for path in files) > MOST_PROBED_BYTES:
-            return ()
-        try:
-            probed = probe(Recommender(self._as_served(assembly, snapshot)))
+            recommender = Recommender(model())
+            probed = probe(recommender, users) if users else None
+            if probed is None or 2 * len(probed.users) < len(users):
+                probed = probe(recommender)
         except UnavailableError as error:  # of an event store that an operation reads; serving asks again
-            logger.warning("%s is published without a look at its answers: %s", snapshot.path.name, error)
-            return ()
+            logger.warning("%s is published without a look at its answers: %s", self._run.path, error)
+            return {"probes": (), "overlap": None}
         check_answers(probed, where)
-        return probed.kept
+        shared = None if before is None else overlap(probed.kept, before.probes)
+        if shared is not None and shared < self._min_overlap:
+            raise GateError(
+                f"{where}: of the items of {len(probed.users)} users, {shared:.0%} are those of the version "
+                f"before, and min_overlap wants {self._min_overlap:.0%}"
+            )
+        return {"probes": probed.kept, "overlap": shared}
+
+    def _as_published(self, version: ModelVersion, assembly: Assembly) -> TrainedModel:
+        return load_on(self._store, version, assembly).model
 
     def _as_served(self, assembly: Assembly, snapshot: Snapshot) -> TrainedModel:
         """The model with the rows that services will have."""
@@ -238,7 +238,9 @@ class Publisher:
         model = TrainedModel.of(self._run.name, assembly, snapshot, with_rows=False)
         return replace(model, tables=LayeredTables(tables, snapshot.committed_step))
 
-    def _check_catalog(self, catalog: Bundle, before: ModelVersion, where: str) -> None:
+    def _check_catalog(self, catalog: Bundle, before: ModelVersion | None, where: str) -> None:
+        if before is None or before.catalog.name == catalog.name or self._other_catalog:
+            return
         try:
             folders = self._store.fetch(catalog), self._store.fetch(before.catalog)
         except InputError as error:  # publishing again is how a damaged version is mended
@@ -332,21 +334,6 @@ class Publisher:
     def _put_definition(self) -> Bundle:
         names = [SETTINGS, *([COLUMNS_FILE] if (self._run.path / COLUMNS_FILE).exists() else [])]
         return self._store.put("run", [self._run.path / name for name in names])
-
-
-def _task_of(assembly: Assembly) -> NextItemTask:
-    assert isinstance(assembly.task, NextItemTask), "looked at when the publisher was made"
-    return assembly.task
-
-
-def _say_what_is_later(served: _Served, snapshot: Snapshot) -> None:
-    known_I = _task_of(served.assembly).catalog_known_to(snapshot.state).known_I
-    logger.info(
-        "the catalog of %s: %s items, of which %s came after the run was trained",
-        served.assembly.config.data.path,
-        f"{len(_task_of(served.assembly).dataset.items):,}",
-        "0" if known_I is None else f"{int((~known_I).sum()):,}",
-    )
 
 
 def rounded_rows(wire: NarrowWire, parts: Iterable[TableRows]) -> Iterator[TableRows]:

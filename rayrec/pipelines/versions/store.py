@@ -42,6 +42,10 @@ CURRENT, HELD, VERSIONS, BUNDLES = "current.json", "held.json", "versions", "bun
 CANARY = "canary.json"
 
 
+class VersionTakenError(InputError):
+    """There is a version of this number."""
+
+
 class Pointer(Config):
     """Which version serves."""
 
@@ -154,11 +158,11 @@ class VersionStore:
         """Let a version appear whose bundles are there, and serve unless an older one is held.
 
         Raises:
-            InputError: there is one of this number: somebody else publishes to the store.
+            VersionTakenError: there is one of this number: somebody else publishes to the store.
         """
         name, content = _manifest_name(version.number), version.to_bytes()
         if self._there.exists(name) or not self._write_new(name, content):
-            raise InputError(
+            raise VersionTakenError(
                 f"{self.url}: version {version.number} was published by somebody else; "
                 "let one run publish to a store"
             )

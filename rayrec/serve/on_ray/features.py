@@ -13,9 +13,11 @@ from fastapi import FastAPI
 
 from rayrec import __version__
 from rayrec.pipelines.runs.run_folder import RunFolder
-from rayrec.pipelines.tasks.assembly import assemble
+from rayrec.pipelines.tasks.assembly import Assembly, assemble
 from rayrec.pipelines.tasks.next_item import NextItemTask
+from rayrec.pipelines.versions.catalog import CatalogBundles
 from rayrec.pipelines.versions.loading import assembly_of
+from rayrec.pipelines.versions.manifest import ModelVersion
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.circuit import Circuit
@@ -23,6 +25,7 @@ from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.stores.recent import UserEvents
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.pointer import PointerFollower
 from rayrec.serve.events.intake import EventIntake
 from rayrec.serve.web.error_handlers import add_error_handlers
 from rayrec.serve.web.events import events_router
@@ -32,20 +35,30 @@ from rayrec.serve.web.metrics import Meter
 class FeaturesPart:
     """Takes events and knows users' newest ones. Safe to call from several threads."""
 
-    def __init__(self, intake: EventIntake) -> None:
-        self._intake = intake
+    def __init__(self, intake: EventIntake, follower: PointerFollower | None = None) -> None:
+        """
+        Args:
+            follower: keeps the catalog that of the version that serves; stopped with this.
+        """
+        self._intake, self._follower = intake, follower
 
     @staticmethod
     def open(run: str | Path, config: ServeConfig) -> FeaturesPart:
-        """Open the state and the log of a run or of published versions.
+        """Open the state and the log of a run or of published versions, whose catalogs are followed.
 
         Raises:
             InputError: the run, the store or the log cannot be used.
             StoreUnavailableError: the store does not answer.
         """
         assert config.events is not None, "nobody would ask it"
-        dataset = catalog_of(run, config)
-        return FeaturesPart(EventIntake.open(config.events, lambda: dataset))
+        if not VersionStore.is_there(run):
+            dataset = _dataset_of_run(run, config)
+            return FeaturesPart(EventIntake.open(config.events, lambda: dataset))
+        catalog = _ServedCatalog(VersionStore(run))
+        intake = EventIntake.open(config.events, lambda: catalog.dataset)
+        follower = PointerFollower(catalog.store, catalog.go_to)
+        follower.start(config.follow_every_s)
+        return FeaturesPart(intake, follower)
 
     def api(self, meters: Sequence[Meter] = ()) -> FastAPI:
         """What answers `/v1/events`."""
@@ -67,25 +80,49 @@ class FeaturesPart:
 
     def close(self) -> None:
         """Write what is left."""
+        if self._follower is not None:
+            self._follower.stop()
         self._intake.close()
 
 
-def catalog_of(run: str | Path, config: ServeConfig) -> Dataset:
-    """Users and items that events are of: those of a run, or of the version that is served at this moment.
-    Which items are new to later versions does not matter to events.
+class _ServedCatalog:
+    """Users and items of the version that serves."""
 
-    Raises:
-        InputError: there is neither a run nor a version, or it recommends nothing.
+    def __init__(self, store: VersionStore) -> None:
+        """
+        Raises:
+            InputError: the version cannot be read, or recommends nothing.
+        """
+        self.store, self._version = store, store.serving()
+        self.dataset = self._opened(self._version)
+
+    def go_to(self, number: int) -> None:
+        """Have the catalog of another version; one that is the same stays."""
+        if number == self._version.number:
+            return
+        version = self.store.version(number)
+        if CatalogBundles.of(version) != CatalogBundles.of(self._version):
+            self.dataset = self._opened(version)
+        self._version = version
+
+    def _opened(self, version: ModelVersion) -> Dataset:
+        return _dataset_of(assembly_of(self.store, version), self.store.url)
+
+
+def _dataset_of_run(run: str | Path, config: ServeConfig) -> Dataset:
+    folder = RunFolder.open(Path(run))
+    settings = folder.config if config.data is None else folder.config.with_data(config.data)
+    assembly = assemble(settings.for_inference(), checksums=False, columns=folder.columns)
+    return _dataset_of(assembly, str(run))
+
+
+def _dataset_of(assembly: Assembly, where: str) -> Dataset:
     """
-    if VersionStore.is_there(run):
-        store = VersionStore(run)
-        assembly = assembly_of(store, store.serving())
-    else:
-        folder = RunFolder.open(Path(run))
-        settings = folder.config if config.data is None else folder.config.with_data(config.data)
-        assembly = assemble(settings.for_inference(), checksums=False, columns=folder.columns)
+    Raises:
+        InputError: its model names no items.
+    """
     if not isinstance(assembly.task, NextItemTask):
-        raise InputError(f"{run}: scores what is shown, and names no items")
+        raise InputError(f"{where}: scores what is shown, and names no items")
     return assembly.task.dataset
 
 
