@@ -63,13 +63,15 @@ class CatalogsOfRun:
         Raises:
             InputError: the run does not know the items, or the catalog to go on with is damaged.
         """
+        was_put = self._given is None
         chosen = given = self._opened(state, where)
         if not self._is_told and is_of(state, given.task):
             before = self.version_that_serves(newest)
             if before is not None and CatalogBundles.of(before) != given.bundles:
                 chosen = self._later_of(before, state, where) or given
-        if chosen is given and (newest is None or CatalogBundles.of(newest) != given.bundles):
-            put_catalog(self._store, given.task)  # older versions may have been deleted with it
+        is_there = was_put or (newest is not None and CatalogBundles.of(newest) == given.bundles)
+        if chosen is given and not is_there:
+            put_catalog(self._store, given.task)  # it may have been deleted with older versions
         return chosen
 
     def version_that_serves(self, newest: ModelVersion | None) -> ModelVersion | None:
