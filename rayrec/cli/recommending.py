@@ -104,7 +104,7 @@ def recommend_command(
         "trigger_item": trigger_item,
     }
     ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
-    stage, wanted = None, {}
+    stage, wanted, has_beams = None, {}, False
     if run is None:
         assert neighbors is not None
         if ranking is not None or any(parts.values()):
@@ -131,6 +131,7 @@ def recommend_command(
         dataset = recommender.dataset
         stage = None if ranking is None else RankingStage.load(recommender, ranking)
         wanted = recommender.instruction_of(parts)
+        has_beams = bool((stage or recommender).num_beams(1))
     from rayrec.pipelines.inference.answers import Wanted
     from rayrec.pipelines.inference.item_filter import FilterMasks
 
@@ -146,14 +147,17 @@ def recommend_command(
     else:
         source = cast("Recommender | RankingStage", stage or recommender)
         registry = recommender.semantic_ids if isinstance(recommender, Recommender) else None
-        num_codes = 0 if registry is None or not source.num_beams(1) else registry.codes_IL.shape[1]
+        num_codes = registry.codes_IL.shape[1] if registry is not None and has_beams else 0
         widths, margin = beams_of(beams, beam_margin, k, num_codes, bool(among))
         as_told = Wanted(k, control=control, beams=widths, beam_margin=margin)
         (answer,) = source.answer_each([asked], [as_told])
     _print_history(dataset, query, user)
     _print_items(answer.items, stage)
     if allowed_I is not None and len(answer.items) < k:
-        log.print(f"{len(answer.items)} of {k} items: {_what_is_left(dataset, query, allowed_I, answer)}")
+        why = ["they are near to nothing of the history" if run is None else "nothing is known of them"]
+        limits = {"beams": has_beams, "candidates": stage is not None, "quotas": bool(quota)}
+        why += [f"{name} are few" for name, is_one in limits.items() if is_one]
+        log.print(_what_is_left(dataset, query, allowed_I, answer, k, " or ".join(why)))
     if answer.control is not None:
         for place in answer.control.unmet_quotas:
             log.print(f"--quota {(quota or [])[place]}: there are too few such items for the list")
@@ -218,18 +222,22 @@ def _print_items(items: Sequence[Recommendation], stage: RankingStage | None) ->
     out.print(table)
 
 
-def _what_is_left(dataset: Dataset, query: Query, allowed_I: BoolArray, answer: ModelAnswer) -> str:
-    """Where the items are that may be recommended and were not."""
-    met = {place for place in dataset.item_positions(query.history_ids).tolist() if place >= 0}
-    num_met = sum(bool(allowed_I[place]) for place in met)
-    num_other = int(allowed_I.sum()) - num_met - len(answer.items)
-    found = [f"--allow, --deny, --where and --among leave {int(allowed_I.sum()):,}"]
-    if num_met:
-        found.append(f"in the user's history: {num_met:,}")
-    if num_other > 0:
-        found.append(
-            f"not found: {num_other:,} (nothing is known of them, or beams, candidates or quotas are few)"
-        )
+def _what_is_left(
+    dataset: Dataset, query: Query, allowed_I: BoolArray, answer: ModelAnswer, k: int, why: str
+) -> str:
+    """Where the items are that may be recommended and were not.
+
+    Args:
+        why: they were not found, perhaps.
+    """
+    left = {int(place) for place in allowed_I.nonzero()[0]}
+    found = [f"{len(answer.items)} of {k} items: --allow, --deny, --where and --among leave {len(left):,}"]
+    met = left & set(dataset.item_positions(query.history_ids).tolist())
+    if met:
+        found.append(f"in the user's history: {len(met):,}")
+    if others := left - met - {item.position for item in answer.items}:
+        example = dataset.items.keys[min(others)].as_py()
+        found.append(f"not found: {len(others):,}, such as {example!r} ({why})")
     return "; ".join(found)
 
 

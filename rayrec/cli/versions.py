@@ -129,22 +129,25 @@ def publish_command(
 @command(app, "versions")
 def versions_command(store: StoreArgument) -> Answer:
     """List what was published, and which version serves."""
+    from rayrec.pipelines.versions.catalog import num_items
     from rayrec.pipelines.versions.store import VersionStore
 
     versions = VersionStore(store)
     serving = versions.serving().number
     pointer = versions.current()
     assert pointer is not None
-    headings = ("", "version", "published", "run", "steps", "weights of", "rows", "changes")
+    headings = ("", "version", "published", "run", "steps", "weights of", "rows", "changes", "items")
     table = new_table("", headings, figures=[name for name in headings if name not in ("", "run")])
     found = [versions.version(number) for number in versions.numbers()]
-    for version in found:
+    items = [num_items(versions, version) for version in found]
+    for version, count in zip(found, items, strict=True):
         published = datetime.fromtimestamp(version.published_at, UTC).strftime("%Y-%m-%d %H:%M:%S")
         mark = ("held" if pointer.is_held else "serves") if version.number == serving else ""
         weights = f"{version.weights_step + 1:,}"
         changes = str(max(len(version.segments) - 1, 0))
         cells = [mark, str(version.number), published, escape(version.run), f"{version.step + 1:,}", weights]
-        table.add_row(*cells, human_size(version.row_bytes), changes)
+        shown = "unknown" if count is None else f"{count:,}"
+        table.add_row(*cells, human_size(version.row_bytes), changes, shown)
     out.print(table)
     return {
         "serving": serving,
@@ -155,8 +158,9 @@ def versions_command(store: StoreArgument) -> Answer:
                 "published_at": each.published_at,
                 "step": each.step + 1,
                 "row_bytes": each.row_bytes,
+                "items": count,
             }
-            for each in found
+            for each, count in zip(found, items, strict=True)
         ],
     }
 

@@ -194,7 +194,7 @@ def test_a_list_that_is_short_says_where_the_other_items_are(tmp_path):
 
     assert (
         "2 of 10 items: --allow, --deny, --where and --among leave 4; in the user's history: 1; not found: "
-        "1 (nothing is known of them, or beams, candidates or quotas are few)"
+        "1, such as 'a3' (nothing is known of them)"
     ) in " ".join(found.output.split())
 
 

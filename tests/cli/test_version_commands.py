@@ -53,6 +53,15 @@ def test_a_store_is_filled_listed_and_gone_back_in(run, tmp_path):
     assert "not a run folder" in refused("publish", store, tmp_path / "other")
 
 
+def test_a_folder_of_something_else_is_no_store(run):
+    data = run.parent / "data"
+    before = sorted(data.iterdir())
+
+    assert "and no versions; give the store a place of its own" in refused("publish", run, data)
+
+    assert sorted(data.iterdir()) == before
+
+
 def test_a_later_catalog_is_published_for_a_run_and_stays_until_its_own_is_wanted(tmp_path):
     run, later = run_of_words(tmp_path, snapshots_after=(0,))
     store = tmp_path / "store"
@@ -67,5 +76,6 @@ def test_a_later_catalog_is_published_for_a_run_and_stays_until_its_own_is_wante
 
     versions = [VersionStore(store).version(number) for number in (1, 2, 3, 4)]
     assert [version.earlier is not None for version in versions] == [False, True, True, False]
+    assert [each["items"] for each in answer("versions", store)["versions"]] == [30, 34, 34, 30]
     # A catalog leaves the weights that serve.
     assert [version.step for version in versions] == [0, 0, 2, 0]

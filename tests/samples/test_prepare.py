@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -162,6 +163,21 @@ def test_items_without_a_description_are_there_and_counted(tmp_path):
     dataset, report = prepared(tmp_path, EVENTS, source={"items": {"item_id": [10], "title": ["Ten"]}})
     assert len(dataset.items) == 4
     assert report.manifest.counts["undescribed_items"] == 3
+
+
+def test_the_index_that_pandas_writes_is_no_column(tmp_path):
+    source = write_source(tmp_path / "source", random_events(20, 12))
+    events = pd.read_parquet(source / "interactions.parquet").sort_values("item_id")
+    events.to_parquet(source / "interactions.parquet")
+    items = events[["item_id"]].drop_duplicates().assign(title="a title")
+    items.to_parquet(source / "items.parquet")
+    assert "__index_level_0__" in pq.read_schema(source / "items.parquet").names
+
+    prepare(source, tmp_path / "data", PrepareConfig())
+
+    columns = {name for file in (tmp_path / "data").rglob("*.parquet") for name in pq.read_schema(file).names}
+    assert "title" in columns
+    assert not [name for name in columns if "index" in name]
 
 
 def test_users_keep_their_columns(tmp_path):

@@ -206,7 +206,8 @@ class NextItemTask(Task):
         assert now is not None, "the model reads it"
         if num_changed := int(before.differ_from(now.some(np.flatnonzero(known_I))).sum()):
             logger.warning(
-                "%s: %s of the %s items that it knows have other words or values in %s, as they are read now",
+                "%s: %s of the %s items that it knows have other words or values in %s, which are read; "
+                "if these are other items with the same ids, do not use it",
                 where,
                 f"{num_changed:,}",
                 f"{len(theirs_I):,}",

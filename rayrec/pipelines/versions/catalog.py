@@ -6,6 +6,7 @@ learned, or by their words. Of words, the version says which items were there wh
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from dataclasses import dataclass, replace
@@ -21,9 +22,10 @@ from rayrec.pipelines.tasks.features import registry_folder
 from rayrec.pipelines.tasks.later_catalog import EarlierItems
 from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.pipelines.versions.manifest import Bundle, EarlierCatalog, ModelVersion
-from rayrec.pipelines.versions.store import VersionStore
+from rayrec.pipelines.versions.store import BUNDLES, VersionStore
 from rayrec.platform.errors import InputError
 from rayrec.samples.dataset.dataset import Dataset
+from rayrec.samples.dataset.dataset_folder import HISTORIES
 from rayrec.samples.dataset.manifest import HISTORY_FILE, ITEMS_FILE, USERS_FILE
 
 _KEPT_FILES = (ITEMS_FILE, USERS_FILE, HISTORY_FILE)
@@ -64,6 +66,15 @@ def _put_dataset(store: VersionStore, dataset: Dataset) -> Bundle:
             shutil.copyfile(dataset.root / name, copy / name)
         dataset.manifest.model_copy(update={"held": tuple(held)}).write(copy)
         return store.put("catalogue", sorted(copy.iterdir()))
+
+
+def num_items(store: VersionStore, version: ModelVersion) -> int | None:
+    """Items of a version's catalog, by one small file; None where it cannot be read."""
+    content = store.read(f"{BUNDLES}/{version.catalog.name}/{HISTORIES.manifest_file}")
+    try:
+        return None if content is None else int(json.loads(content)["counts"]["items"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def with_catalog_of(

@@ -82,11 +82,13 @@ class Publisher:
             data: whose catalog versions get, see `TrainedModel.load`; None: as `CatalogsOfRun` says.
 
         Raises:
-            InputError: the run's model is none that recommends, its data set is not there, or its rows cannot
-                be rounded so.
+            InputError: the run's model is none that recommends, its data set is not there, its rows cannot be
+                rounded so, or the store holds something else.
+            OSError: the place does not answer.
         """
         self._run, self._store, self._dense_every_s, self._clock = run, store, dense_every_s, clock
         self._min_overlap, self._other_catalog, self._rows = min_overlap, other_catalog, rows
+        store.check_place()
         config = run.config
         if (reason := config.why_rows_stay(rows)) is not None:
             raise InputError(f"{run.path}: its rows cannot be published as {rows}: {reason}")

@@ -69,10 +69,21 @@ class CatalogsOfRun:
             before = self.version_that_serves(newest)
             if before is not None and CatalogBundles.of(before) != given.bundles:
                 chosen = self._later_of(before, state, where) or given
+            if before is not None and newest is not None:
+                self._say_if_left(before, newest, chosen)
         is_there = was_put or (newest is not None and CatalogBundles.of(newest) == given.bundles)
         if chosen is given and not is_there:
             put_catalog(self._store, given.task)  # it may have been deleted with older versions
         return chosen
+
+    def _say_if_left(self, serves: ModelVersion, newest: ModelVersion, chosen: ServedCatalog) -> None:
+        is_one = newest.run == serves.run and newest.number > serves.number
+        if is_one and CatalogBundles.of(newest) != chosen.bundles:
+            logger.warning(
+                "the catalog is that of version %d, which serves; version %d has another one, which is left",
+                serves.number,
+                newest.number,
+            )
 
     def version_that_serves(self, newest: ModelVersion | None) -> ModelVersion | None:
         """Of this run: the version that serves or, where that is another run's, the last one before it."""

@@ -83,6 +83,21 @@ class VersionStore:
         except (InputError, OSError):
             return False
 
+    def check_place(self) -> None:
+        """Refuse a place that holds other things than versions, such as the data set of a forgotten option.
+
+        Raises:
+            InputError: names one of them.
+            OSError: the place does not answer.
+        """
+        selector = fs.FileSelector(self._there.path, allow_not_found=True)
+        names = {info.base_name for info in self._there.filesystem.get_file_info(selector)}
+        others = sorted(name for name in names if not name.startswith("."))
+        if others and not names & {CURRENT, HELD, VERSIONS, BUNDLES}:
+            raise InputError(
+                f"{self.url}: holds {others[0]!r} and no versions; give the store a place of its own"
+            )
+
     def current(self) -> Pointer | None:
         """The version that serves; None where nothing was published yet.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -112,6 +113,10 @@ def find_table(folder: Path, *stems: str, suffixes: Sequence[str] = ("", *SUFFIX
     return found[0] if found else None
 
 
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+"""Numbers of rows that `DataFrame.to_parquet` adds after some have been filtered or sorted."""
+
+
 @dataclass(frozen=True)
 class TableFile:
     """One file of a table, read in batches of the forms that `plain` knows; text files have texts."""
@@ -148,6 +153,8 @@ class TableFile:
                 raise InputError(f"{path}: {option('names')} has no effect on Parquet; leave it out")
             with open_parquet(path) as file:
                 schema = plain(file.schema_arrow.empty_table()).schema
+            fields = [field for field in schema if not _PANDAS_INDEX.fullmatch(field.name)]
+            schema = pa.schema(fields)
         elif path.name.endswith(SUFFIXES):
             text = DelimitedFile.detect(path, names, quoted=quoted)
             schema = pa.schema([(name, pa.string()) for name in text.columns])
