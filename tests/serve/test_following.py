@@ -29,6 +29,7 @@ from rayrec.serve.engine.pointer import AGAIN_AFTER_S
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.web.metrics import PrometheusMeter
 from rayrec.serve.wire.schemas import RecommendRequest
+from tests.helpers.later_data import run_of_words
 from tests.helpers.runs import make_run
 
 SETTINGS = {"item_matrix": "sparse", "user_embedding": True}
@@ -93,6 +94,21 @@ def test_a_published_version_answers_after_a_look_and_going_back_builds_nothing(
     assert current.held(1) is None
     metrics = follower.metrics()
     assert (metrics["serving_version"], metrics["serving_version_not_loaded"]) == (3, False)
+
+
+def test_items_of_a_later_catalog_are_answered_without_another_training(store, tmp_path):
+    path, later = run_of_words(tmp_path)
+    publish(RunFolder.open(path), store, -1)
+    current, follower, _ = followed(store)
+    old = RecommendRequest(history=["i0", "i1"], k=50)
+    before = {item.item_id for item in current.pinned.recommend(old).items}
+
+    Publisher(RunFolder.open(path), store, data=later.root).publish_catalog()
+
+    assert follower.look()
+    after = {item.item_id for item in current.pinned.recommend(old).items}
+    assert after == before | {"a0", "a1", "a2"} > before
+    assert current.pinned.recommend(RecommendRequest(history=["a0"], k=5)).source == "model"
 
 
 def test_a_version_waits_for_its_products_and_no_longer_than_it_may(run, store):
