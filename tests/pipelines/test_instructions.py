@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rayrec.models.program.program import RankedItems
-from rayrec.pipelines.config.run import EvaluationConfig, RunConfig, WantedConfig
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.config.sections import EvaluationConfig, WantedConfig
 from rayrec.pipelines.evaluation.evaluate_recommender import evaluate_recommender
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.loading import TrainedModel

@@ -14,7 +14,8 @@ import torch
 
 from rayrec.models.language.config import LoraConfig
 from rayrec.models.program.program import ProgramPlacement
-from rayrec.pipelines.config.run import RunConfig, ScheduleConfig
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.config.sections import ScheduleConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.inference.export import export_run
 from rayrec.pipelines.inference.writer import TextWriter

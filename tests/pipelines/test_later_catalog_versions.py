@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rayrec.models.tokenizers.registry import SemanticIdRegistry
-from rayrec.pipelines.config.run import PublishConfig
+from rayrec.pipelines.config.sections import PublishConfig
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder

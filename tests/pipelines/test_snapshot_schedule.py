@@ -1,6 +1,6 @@
 """After which steps there is a cut."""
 
-from rayrec.pipelines.config.run import SnapshotConfig
+from rayrec.pipelines.config.sections import SnapshotConfig
 from rayrec.pipelines.runs.snapshot_schedule import ASK_EVERY_S, SnapshotSchedule
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from rayrec.embeddings.snapshot.saved_files import SavedFile, checksum_file
 from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
-from rayrec.pipelines.config.run import RunConfig, SnapshotConfig
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.config.sections import SnapshotConfig
 from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import RunState, base_of, read_snapshot

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rayrec.pipelines.config.run import RunConfig, TrackingConfig
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.config.sections import TrackingConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.training import trackers
 from rayrec.pipelines.training.trackers import Trackers, check_trackers

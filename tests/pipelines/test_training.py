@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.embeddings.transport.shared_blocks import why_unavailable
-from rayrec.pipelines.config.run import TrackingConfig
+from rayrec.pipelines.config.sections import TrackingConfig
 from rayrec.pipelines.metrics.ranking_metrics import LIST_LENGTH, metric_names
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import MANIFEST, Snapshot, read_snapshot

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rayrec.embeddings.table.table_rows import TableRows
-from rayrec.pipelines.config.run import PublishConfig
+from rayrec.pipelines.config.sections import PublishConfig
 from rayrec.pipelines.inference.answers import Answer, Recommendation
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import WEIGHTS, Snapshot, read_snapshot

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from pyarrow import fs
 
-from rayrec.pipelines.config.run import PublishConfig, RunConfig
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.config.sections import PublishConfig
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.loading import TrainedModel
 from rayrec.pipelines.inference.recommender import Recommender

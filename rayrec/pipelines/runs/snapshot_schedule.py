@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rayrec.pipelines.config.run import SnapshotConfig
+from rayrec.pipelines.config.sections import SnapshotConfig
 
 ASK_EVERY_S = 0.2
 """Least time between two looks at whether somebody asks for a snapshot: steps may be much shorter."""

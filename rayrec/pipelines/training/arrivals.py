@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rayrec.pipelines.config.run import DataConfig
+from rayrec.pipelines.config.sections import DataConfig
 from rayrec.pipelines.tasks.training_rows import TrainingRows
 from rayrec.samples.reading.followed_plan import FollowedPlan
 

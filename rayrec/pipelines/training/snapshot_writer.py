@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.storage.consistent_snapshot import SnapshotEndedError
-from rayrec.pipelines.config.run import PublishConfig, SnapshotConfig
+from rayrec.pipelines.config.sections import PublishConfig, SnapshotConfig
 from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshot_requests import SnapshotAnswer, SnapshotRequests

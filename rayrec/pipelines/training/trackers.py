@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-from rayrec.pipelines.config.run import RunConfig, TrackerName, TrackingConfig
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.config.sections import TrackerName, TrackingConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.platform.errors import InputError
 

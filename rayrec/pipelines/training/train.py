@@ -19,7 +19,8 @@ from typing import Literal
 from rayrec.models.program.program import DivergedError
 from rayrec.pipelines.cluster.leaving import NodeLeftError
 from rayrec.pipelines.cluster.rollbacks import Rollbacks
-from rayrec.pipelines.config.run import RunConfig, SparseConfig
+from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.config.sections import SparseConfig
 from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import Snapshot, read_snapshot
