@@ -77,6 +77,7 @@ def measure(row: Row, sources: Path, commit: str, searches: Path) -> dict[str, A
             "of_recipe": result.trials[0]["value"],
             "of_best": result.best_value,
             "best": result.best,
+            "judged": result.judged,
             "settings": result.best_settings,
             "processor_minutes": sum(trial["cpu_minutes"] or 0 for trial in result.trials),
         },

@@ -85,6 +85,10 @@ def tune_command(
         f"Tuned: {to / 'best.yaml'} (next: rayrec train {to / 'best.yaml'})",
         [
             (f"best {metric} (validation)", f"{result.best_value:.4f}, trial {result.best}"),
+            *(
+                (f"trial {number}, all validation users", f"{value:.4f}")
+                for number, value in result.judged.items()
+            ),
             (
                 "trials",
                 f"{states.count('complete')} complete, {states.count('pruned')} ended early, "

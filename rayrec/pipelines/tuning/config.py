@@ -133,9 +133,13 @@ class TuningConfig(Config):
     """Whether the first trial has the values of the config itself."""
     prune: PruneConfig | None = None
     """None: every trial trains to its end."""
+    finalists: int = Field(1, ge=1)
+    """Leading trials that are judged once more at the end, on all validation users, if `evaluation.max_users`
+    left some out; the best of them is the best of the search. The trial of the config is judged with them.
+    1: none is."""
     trial: TrialConfig = TrialConfig()
     keep: Literal["best", "all"] = "best"
-    """Whose snapshots stay. Logs and settings of all trials do."""
+    """Whose snapshots stay; until the end, those of finalists do, too. Logs and settings of all trials do."""
     folder: str | None = None
     """Where trials and results lie; None: `runs/` and the name of this file."""
 

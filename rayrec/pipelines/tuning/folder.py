@@ -6,6 +6,7 @@ FOLDER/journal.jsonl       one line for how it began, then one per trial, in ord
 FOLDER/trials/NUMBER/      the run of each trial, which `rayrec runs` and `rayrec evaluate` read
 FOLDER/trials.csv          the trials as a table, written again after each
 FOLDER/best.yaml           the run of the best one so far, for `rayrec train`
+FOLDER/finalists.json      what leading trials are worth on all validation users, by number
 FOLDER/.lock               held by the process that searches
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +30,13 @@ from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.space import SearchSpace, Settings
 from rayrec.platform.config import differing_keys, read_values
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import append_line, write_atomically
+from rayrec.platform.files import append_line, write_atomically, write_json
 
 logger = logging.getLogger(__name__)
 
 SETTINGS_FILE, BASE_FILE, JOURNAL_FILE = "tuning.yaml", "base.yaml", "journal.jsonl"
 LOCK_FILE, TRIALS, BEST_FILE, TABLE_FILE = ".lock", "trials", "best.yaml", "trials.csv"
+FINALISTS_FILE = "finalists.json"
 FREE_OF_SEARCH = ("config", "folder", "trials", "keep", "trial.")
 """Settings of a search that may change when it goes on: no trial that was tried depends on them. The config
 is compared by what is in it."""
@@ -197,6 +199,24 @@ class TuningFolder:
             head: a line of comment.
         """
         write_atomically(self.path / BEST_FILE, f"# {head}\n".encode() + _yaml(values))
+
+    def read_judged(self) -> dict[int, float]:
+        """What `write_judged` wrote; nothing before.
+
+        Raises:
+            InputError: the file was changed.
+        """
+        path = self.path / FINALISTS_FILE
+        if not path.is_file():
+            return {}
+        try:
+            return {int(number): float(value) for number, value in json.loads(path.read_bytes()).items()}
+        except (ValueError, AttributeError, TypeError) as error:
+            raise InputError(f"{path}: is not as it was written; delete it") from error
+
+    def write_judged(self, values: Mapping[int, float]) -> None:
+        """Write a metric of some trials on all validation users, by number."""
+        write_json(self.path / FINALISTS_FILE, {str(number): value for number, value in values.items()})
 
     def _append(self, record: dict[str, Any]) -> None:
         append_line(self.path / JOURNAL_FILE, json.dumps(record, default=str).encode())

@@ -24,31 +24,44 @@ class Results:
         self._space = space
         self._metric = metric
         self._tried: list[Tried] = []
-        self._best: Tried | None = None
+        self._leading: Sequence[Tried] = ()
 
-    def told(self, tried: Tried, best: Tried | None) -> None:
+    def told(self, tried: Tried, leading: Sequence[Tried]) -> None:
         """Note a trial; one of the journal changes what a search that was killed has left undone.
 
         Args:
-            best: so far, with this one.
+            leading: so far, with this one, best first.
         """
         self._tried.append(tried)
         if tried.is_new:
             seed = self._space.base.seed
             self._folder.add(tried.number, tried.settings, tried.outcome, {"seed": seed})
-        if best is not None and best is not self._best:
-            self._write_best(best)
-        if self._tuning.keep == "best":
-            beaten = self._best if best is tried else tried
-            if beaten is not None:
-                self._folder.delete_snapshots(beaten.number)
-        self._best = best
+        if leading and (not self._leading or leading[0] is not self._leading[0]):
+            self._write_best(leading[0], leading[0].outcome.value, "in validation")
+        self._keep(leading, (*self._leading, tried))
+        self._leading = leading
         write_atomically(self._folder.path / TABLE_FILE, table(self._tried, self._metric).encode())
 
-    def _write_best(self, best: Tried) -> None:
+    def won(self, winner: Tried, value: float) -> None:
+        """Note which of the leading trials is the best.
+
+        Args:
+            value: of the metric, on all validation users.
+        """
+        self._write_best(winner, value, "on all validation users")
+        self._keep((winner,), self._leading)
+
+    def _keep(self, kept: Sequence[Tried], of: Sequence[Tried]) -> None:
+        if self._tuning.keep == "best":
+            numbers = {tried.number for tried in kept}
+            for tried in of:
+                if tried.number not in numbers:
+                    self._folder.delete_snapshots(tried.number)
+
+    def _write_best(self, best: Tried, value: float | None, where: str) -> None:
         self._folder.write_best(
             self._space.values_of(best.settings),
-            f"Trial {best.number} of `rayrec tune`: {self._metric} {best.outcome.value:.4f} in validation.",
+            f"Trial {best.number} of `rayrec tune`: {self._metric} {value:.4f} {where}.",
         )
 
 

@@ -6,15 +6,16 @@ Both give the same outcomes. A search says when a trial may begin, and waits for
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tuning.config import TrialConfig
 from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.starts import Starts
-from rayrec.pipelines.tuning.trial import TrialSpec, run_trial
+from rayrec.pipelines.tuning.trial import TrialSpec, judge, run_trial
 from rayrec.platform.cluster import check_accelerators, ray_cluster, starts_cluster
 from rayrec.platform.devices import ray_claim
 from rayrec.platform.ray_errors import root_cause
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 RunTrial = Callable[[TrialSpec], Outcome]
 """`run_trial`, or what stands for it: a function of a module."""
+JudgeTrial = Callable[[Path, str], float]
+"""`judge`, likewise."""
 
 
 class Trials(Protocol):
@@ -34,12 +37,15 @@ class Trials(Protocol):
     def outcome(self, number: int) -> Outcome:
         """How a trial ended that was begun; waits for that."""
 
+    def judged(self, trials: Sequence[Path], metric: str) -> list[float]:
+        """A metric of trials that are over, on all validation users; waits for that."""
+
 
 class TrialsHere:
     """Trials of this process: each is run when its outcome is asked for."""
 
-    def __init__(self, run: RunTrial = run_trial) -> None:
-        self._run = run
+    def __init__(self, run: RunTrial = run_trial, judge: JudgeTrial = judge) -> None:
+        self._run, self._judge = run, judge
         self._waiting: dict[int, TrialSpec] = {}
 
     def begin(self, spec: TrialSpec) -> None:
@@ -48,11 +54,20 @@ class TrialsHere:
     def outcome(self, number: int) -> Outcome:
         return self._run(self._waiting.pop(number))
 
+    def judged(self, trials: Sequence[Path], metric: str) -> list[float]:
+        return [self._judge(trial, metric) for trial in trials]
+
 
 class TrialsOnRay:
     """Trials that are tasks of the connected cluster, each in a process of its own."""
 
-    def __init__(self, trial: TrialConfig, device: str, run: RunTrial = run_trial) -> None:
+    def __init__(
+        self,
+        trial: TrialConfig,
+        device: str,
+        run: RunTrial = run_trial,
+        judge: JudgeTrial = judge,
+    ) -> None:
         import ray
 
         from rayrec.platform.ray_tasks import interruptible
@@ -62,6 +77,9 @@ class TrialsOnRay:
         if not trial.actors:
             options |= {"num_cpus": trial.cpus, **ray_claim(device)}
         self._remote = ray.remote(**options)(interruptible(run))
+        # It has no actors of its own, also where trials have.
+        alone = {"num_cpus": trial.cpus, **ray_claim(device), "max_calls": 1}
+        self._remote_judge = ray.remote(**alone)(interruptible(judge))
         self._tries = trial.tries
         self._running: dict[int, tuple[TrialSpec, Any]] = {}
 
@@ -89,6 +107,12 @@ class TrialsOnRay:
             del self._running[number]
             return outcome
         raise AssertionError("there is at least one try")
+
+    def judged(self, trials: Sequence[Path], metric: str) -> list[float]:
+        import ray
+
+        values: list[float] = ray.get([self._remote_judge.remote(trial, metric) for trial in trials])
+        return values
 
     def close(self) -> None:
         """End the trials that run."""

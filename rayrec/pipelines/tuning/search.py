@@ -45,14 +45,14 @@ class Search:
         sampler: Sampler,
         trials: Trials,
         spec_of: Callable[[int, Settings, Bounds], TrialSpec],
-        on_told: Callable[[Tried, Tried | None], None],
+        on_told: Callable[[Tried, Sequence[Tried]], None],
         before: Sequence[Entry] = (),
     ) -> None:
         """
         Args:
             spec_of: what a trial of this number and these settings has to know. An `InputError` is how the
                 trial ends.
-            on_told: called with every trial, in order, also those of the journal, and the best so far.
+            on_told: called with every trial, in order, also those of the journal, and those that lead then.
             before: the journal of the search that goes on.
         """
         self._tuning = tuning
@@ -82,11 +82,20 @@ class Search:
             self._tell_next()
 
     @property
-    def best(self) -> Tried | None:
-        """The first of the best complete trials."""
-        sign = 1.0 if self._is_larger_better else -1.0
-        complete = [tried for tried in self.tried if tried.outcome.state == "complete"]
-        return max(complete, key=lambda tried: sign * (tried.outcome.value or 0.0), default=None)
+    def leading(self) -> list[Tried]:
+        """The finalists, best first: of complete trials the best, of equal ones the first, and that of the
+        config itself."""
+        sign = -1.0 if self._is_larger_better else 1.0
+        complete = [
+            tried
+            for tried in self.tried
+            if tried.outcome.state == "complete" and tried.outcome.same_as is None
+        ]
+        ordered = sorted(complete, key=lambda tried: sign * (tried.outcome.value or 0.0))
+        count = self._tuning.finalists
+        of_config = complete[:1] if self._tuning.begin_with_config and count > 1 else []
+        further = [tried for tried in of_config if tried.number == 0 and tried not in ordered[:count]]
+        return [*ordered[:count], *further]
 
     def _begin(self, number: int) -> None:
         settings = self._sampler.ask()
@@ -126,7 +135,7 @@ class Search:
             outcome = self._trials.outcome(number)
         self._sampler.tell(number, outcome)
         self.tried.append(Tried(number, settings, outcome, is_new))
-        self._on_told(self.tried[-1], self.best)
+        self._on_told(self.tried[-1], self.leading)
 
     def _same_as(self, number: int) -> int | None:
         """Number of the first trial before this one that has its settings: trainings repeat to the bit."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.runs.run_folder import RunFolder, StoppedError
 from rayrec.pipelines.training.placements import in_process, on_ray
 from rayrec.pipelines.training.train import train
@@ -79,6 +80,15 @@ def run_trial(spec: TrialSpec, train: Train = train, sleep: Callable[[float], No
     write_json(file, outcome.to_json())
     starts.forget()
     return outcome
+
+
+def judge(trial: Path, metric: str) -> float:
+    """A metric of a trial's best snapshot on all validation users.
+
+    Raises:
+        InputError: the snapshot is not there any more.
+    """
+    return float(evaluate(trial, split="valid", baselines=False).results["model"][metric].value)
 
 
 def _outcome(spec: TrialSpec, train: Train, starts: Starts) -> Outcome:

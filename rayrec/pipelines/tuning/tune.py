@@ -22,6 +22,7 @@ from rayrec.pipelines.tasks.assembly import open_task
 from rayrec.pipelines.tasks.sizes import with_sizes
 from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.tuning.config import TrialConfig, TuningConfig
+from rayrec.pipelines.tuning.finalists import judged, winner
 from rayrec.pipelines.tuning.folder import Entry, TuningFolder
 from rayrec.pipelines.tuning.pruning import Bounds
 from rayrec.pipelines.tuning.results import Results
@@ -52,6 +53,8 @@ class TuningResult:
     best_settings: Settings
     trials: list[dict[str, Any]]
     """In order: number, settings and outcome."""
+    judged: dict[int, float]
+    """The metric of finalists on all validation users, by number; empty where none were judged again."""
     importances: dict[str, float]
     """How much each setting decides whether a trial is among the best; empty where too few are complete."""
 
@@ -91,10 +94,10 @@ def tune(
         before = _begun(there, tuning, space, _begins_with(task, metric), bool(resume))
         results = Results(there, tuning, space, metric)
 
-        def told(tried: Tried, best: Tried | None) -> None:
-            results.told(tried, best)
+        def told(tried: Tried, leading: Sequence[Tried]) -> None:
+            results.told(tried, leading)
             if on_trial is not None:
-                on_trial(tried, best)
+                on_trial(tried, leading[0] if leading else None)
 
         def spec_of(number: int, settings: Settings, bounds: Bounds) -> TrialSpec:
             return TrialSpec(
@@ -112,10 +115,18 @@ def tune(
         with open_trials(space.base, tuning.trial, tuning.at_once) as trials:
             search = Search(tuning, is_larger_better, sampler, trials, spec_of, told, before)
             search.run()
-    best = search.best
-    if best is None or best.outcome.value is None:
-        reasons = [tried.outcome.reason for tried in search.tried]
-        raise InputError(f"{folder}: all {len(reasons)} trials failed, the first one because: {reasons[0]}")
+            leading, values = search.leading, dict[int, float]()
+            if not leading:
+                reasons = [tried.outcome.reason for tried in search.tried]
+                raise InputError(
+                    f"{folder}: all {len(reasons)} trials failed, the first one because: {reasons[0]}"
+                )
+            best = leading[0]
+            if len(leading) > 1 and space.base.evaluation.max_users is not None:
+                values = judged(leading, there, trials, metric)
+                best = winner(leading, values, is_larger_better)
+                results.won(best, values[best.number])
+    assert best.outcome.value is not None, "it is complete"
     return TuningResult(
         str(folder),
         metric,
@@ -126,6 +137,7 @@ def tune(
             {"trial": tried.number, "settings": tried.settings, **tried.outcome.to_json()}
             for tried in search.tried
         ],
+        values,
         sampler.importances(),
     )
 

@@ -69,7 +69,7 @@ def searched(
     def spec_of(number: int, settings: dict[str, Any], bounds: Any) -> Any:
         return SimpleNamespace(number=number, settings=settings, bounds=bounds)
 
-    search = Search(tuning, is_larger_better, sampler, trials, spec_of, lambda tried, best: None, before)
+    search = Search(tuning, is_larger_better, sampler, trials, spec_of, lambda tried, leading: None, before)
     search.run()
     return search, trials
 
@@ -82,11 +82,11 @@ def test_results_say_where_to_look():
     search, _ = searched(trials=40)
     random, _ = searched(trials=40, random_trials=40)
 
-    assert search.best is not None
-    assert search.best.settings["layers"] == 4
-    assert isinstance(search.best.settings["loss"], dict)
+    (best,) = search.leading
+    assert best.settings["layers"] == 4
+    assert isinstance(best.settings["loss"], dict)
     values = [tried.outcome.value for tried in search.tried]
-    assert search.best.outcome.value == max(values)
+    assert best.outcome.value == max(values)
     late = [sum(value_of(tried.settings) for tried in each.tried[20:]) for each in (search, random)]
     assert late[0] > late[1] + 2
 
@@ -97,8 +97,8 @@ def test_of_losses_the_smallest_is_the_best():
 
     search, _ = searched(loss, is_larger_better=False, trials=12)
 
-    assert search.best is not None
-    assert search.best.outcome.value == min(tried.outcome.value for tried in search.tried)
+    (best,) = search.leading
+    assert best.outcome.value == min(tried.outcome.value for tried in search.tried)
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -166,8 +166,8 @@ def test_settings_that_were_tried_are_not_trained_again():
         earlier = tried.outcome.same_as
         assert (tried.outcome.minutes, earlier is None) in ((5.0, True), (0.0, False))
         assert earlier is None or search.tried[earlier].settings == tried.settings
-    assert search.best is not None
-    assert search.best.outcome.same_as is None
+    (best,) = search.leading
+    assert best.outcome.same_as is None
 
 
 def test_values_that_python_takes_for_equal_are_trials_of_their_own():
@@ -216,7 +216,7 @@ def test_values_that_do_not_go_together_are_a_trial_that_failed():
 def test_no_best_without_a_trial_that_is_complete():
     search, _ = searched(lambda number, settings: Outcome("failed", reason="no"), trials=4)
 
-    assert search.best is None
+    assert search.leading == []
 
 
 def test_importances_are_of_what_decides(tmp_path: Path):
@@ -232,3 +232,23 @@ def test_importances_are_of_what_decides(tmp_path: Path):
 
     assert sum(shares.values()) == pytest.approx(1.0)
     assert shares["x"] > 0.9
+
+
+def test_leading_trials_are_the_best_complete_ones_that_differ():
+    space = {"layers": {"kind": "int", "low": 1, "high": 4}}
+
+    def by_layers(number: int, settings: dict[str, Any]) -> Outcome:
+        return Outcome("complete", settings["layers"])
+
+    search, _ = searched(by_layers, space=space, finalists=2, begin_with_config=False)
+    assert [tried.settings["layers"] for tried in search.leading] == [4, 3]
+
+
+def test_the_trial_of_the_config_is_a_finalist():
+    def by_number(number: int, settings: dict[str, Any]) -> Outcome:
+        return Outcome("complete", float(number))
+
+    search, _ = searched(by_number, trials=8, finalists=2)
+    assert [tried.number for tried in search.leading] == [7, 6, 0]
+    alone, _ = searched(by_number, trials=8)
+    assert [tried.number for tried in alone.leading] == [7]

@@ -115,6 +115,53 @@ def test_only_the_best_run_keeps_its_snapshots(searched):
                 run.chosen_snapshot("best")
 
 
+def few_users(run_file: Path, **more: Any) -> TuningConfig:
+    """Trials are compared by four of the users."""
+    return tuning(run_file, settings={"evaluation.max_users": 4}, finalists=2, **more)
+
+
+def test_leading_trials_are_judged_on_all_validation_users(run_file, tmp_path):
+    folder = tmp_path / "search"
+    result = tune(few_users(run_file), folder, open_trials=trials_here)
+
+    by_value = sorted(result.trials, key=lambda trial: -trial["value"])
+    assert set(result.judged) == {0, *(trial["trial"] for trial in by_value[:2])}
+    assert result.judged[result.best] == max(result.judged.values())
+    report = evaluate(folder / "trials" / f"{result.best:03d}", "valid", baselines=False)
+    assert report.count > 4
+    assert report.results["model"]["ndcg@10"].value == result.judged[result.best]
+
+
+def test_the_finalist_that_wins_is_the_best_and_is_not_judged_twice(run_file, tmp_path):
+    folder, asked = tmp_path / "search", list[str]()
+
+    def judge(trial: Path, metric: str) -> float:
+        assert RunFolder.open(trial).snapshot_names()
+        asked.append(trial.name)
+        return float(len(asked) == 2)  # the second one is better
+
+    def open_trials(*_: Any) -> Any:
+        return nullcontext(TrialsHere(judge=judge))
+
+    result = tune(few_users(run_file), folder, open_trials=open_trials)
+
+    assert asked == [f"{number:03d}" for number in result.judged]
+    assert result.best == int(asked[1])
+    assert result.best_value == result.trials[result.best]["value"]
+    head = (folder / "best.yaml").read_text().splitlines()[0]
+    assert head == f"# Trial {result.best} of `rayrec tune`: ndcg@10 1.0000 on all validation users."
+    kept = [number for number in range(3) if list(folder.glob(f"trials/{number:03d}/snapshots/*"))]
+    assert kept == [result.best]
+    again = tune(few_users(run_file), folder, resume=True, open_trials=open_trials)
+    assert (again.best, again.judged, len(asked)) == (result.best, result.judged, len(result.judged))
+
+
+def test_nobody_is_judged_twice_where_all_users_were_read(run_file, tmp_path):
+    result = tune(tuning(run_file, trials=2, finalists=2), tmp_path / "search", open_trials=trials_here)
+
+    assert result.judged == {}
+
+
 @pytest.mark.slow
 def test_all_snapshots_stay_where_that_is_asked_for(run_file, tmp_path):
     tune(tuning(run_file, trials=2, keep="all"), tmp_path / "search", open_trials=trials_here)

@@ -41,10 +41,13 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_tasks_have_the_outcomes_of_trials_here(ray_cluster, run_file, tmp_path):
-    result = tune(tuning(run_file), tmp_path / "ray", open_trials=trials_on_ray)
-    tune(tuning(run_file), tmp_path / "here", open_trials=trials_here)
+    search = tuning(run_file, finalists=2, settings={"evaluation.max_users": 4})
+    result = tune(search, tmp_path / "ray", open_trials=trials_on_ray)
+    here = tune(search, tmp_path / "here", open_trials=trials_here)
 
     assert journal(tmp_path / "ray") == journal(tmp_path / "here")
+    assert (result.best, result.judged) == (here.best, here.judged)
+    assert len(result.judged) >= 2
     assert all(trial["cpu_minutes"] > 0 for trial in result.trials)
 
 
