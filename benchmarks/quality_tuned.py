@@ -58,7 +58,9 @@ def _cells(title: str, record: Mapping[str, Any], shown: str) -> Iterator[str]:
     yield f"{estimate['value']:.4f} ± {(estimate['high'] - estimate['low']) / 2:.4f}"
     before = "failed" if search["of_recipe"] is None else f"{search['of_recipe']:.4f}"
     judged = search.get("judged")  # on all validation users, by number of the trial
-    on_all = f"; on all users {judged['0']:.4f} → {judged[str(search['best'])]:.4f}" if judged else ""
+    on_all = ""
+    if judged and {"0", str(search["best"])} <= judged.keys():
+        on_all = f"; on all users {judged['0']:.4f} → {judged[str(search['best'])]:.4f}"
     yield f"{before} → {search['of_best']:.4f}{on_all}"
     trials = search["trials"]
     failed = f", {trials['failed']} failed" if trials["failed"] else ""

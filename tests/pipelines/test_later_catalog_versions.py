@@ -273,3 +273,28 @@ def test_a_damaged_catalog_is_not_silently_replaced_by_an_earlier_one(grown, sto
         publish(run, store, 1)
 
     assert len(served(store, publish(run, store, 1, data=later.root))) == NUM_ITEMS + NUM_NEW
+
+
+def test_a_catalog_is_not_published_beside_weights_that_do_not_serve(tmp_path, store):
+    words, later = run_of_words(tmp_path / "words")
+    run = RunFolder.open(words)
+    publish(run, store)
+    other = make_run(tmp_path / "other", "sasrec").rename(tmp_path / "another-name")
+    publish(RunFolder.open(other), store, other_catalog=True)
+
+    assert Publisher(run, store, data=later.root).publish_catalog() is None
+
+
+@pytest.mark.parametrize("what", ["definition", "weights"])
+def test_a_catalog_is_not_published_beside_files_that_are_damaged(what, grown, tmp_path):
+    run, later = grown
+    store = VersionStore(str(tmp_path / "store"))
+    serves = publish(run, store, 0)
+    for path in (tmp_path / "store" / "bundles" / getattr(serves, what).name).iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+
+    with pytest.raises(InputError, match=r"catalog is not published: .*publish a snapshot with it"):
+        Publisher(run, store, data=later.root).publish_catalog()
+
+    assert store.numbers() == [1]
+    assert len(served(store, publish(run, store, 1, data=later.root))) == NUM_ITEMS + NUM_NEW

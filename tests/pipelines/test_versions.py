@@ -267,8 +267,8 @@ def test_what_goes_wrong_with_publishing_is_said_and_the_next_snapshot_brings_it
     run_with_rows, tmp_path, caplog
 ):
     store = tmp_path / "store"
-    store.write_text("a file where the folder should be")
     published = PublishedRun(run_with_rows, PublishConfig(to=str(store), keep=2))
+    store.write_text("a file where the folder should be")
     names = run_with_rows.snapshot_names()
     published.update(run_with_rows.snapshots / names[0])
     assert "was not published to" in caplog.text
@@ -472,3 +472,23 @@ def test_functions_that_a_version_calls_are_allowed_by_the_host(tmp_path, monkey
     for allowed in ("functions_of_mine", "other, functions_of_mine:same"):
         monkeypatch.setenv("RAYREC_ALLOWED_FUNCTIONS", allowed)
         assert load_version(store, version).model.run == "run"
+
+
+def test_a_store_lies_in_a_place_of_its_own(tmp_path):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "data" / "versions").mkdir(parents=True)
+    (tmp_path / "disk" / "lost+found").mkdir(parents=True)
+
+    with pytest.raises(InputError, match="is a file; give the folder of a store"):
+        VersionStore(tmp_path / "file").check_place()
+    with pytest.raises(InputError, match="holds 'versions' and no versions"):
+        VersionStore(tmp_path / "data").check_place()
+    for free in ("disk", "nowhere"):
+        VersionStore(tmp_path / free).check_place()
+
+
+def test_a_run_that_publishes_to_a_place_of_something_else_is_refused_before_it_trains(run_with_rows):
+    data = run_with_rows.config.data.path
+
+    with pytest.raises(InputError, match="give the store a place of its own"):
+        PublishedRun(run_with_rows, PublishConfig(to=data))

@@ -245,9 +245,15 @@ class PublishedRun:
     """What is published of a run. Not thread-safe."""
 
     def __init__(self, folder: RunFolder, config: PublishConfig) -> None:
+        """
+        Raises:
+            InputError: the place holds something else than versions.
+        """
         self._folder, self._config = folder, config
         self._publisher: Publisher | None = None
         self._store = VersionStore(config.to)
+        with contextlib.suppress(OSError):  # it does not answer now; publications say so
+            self._store.check_place()
 
     def update(self, snapshot: Path) -> None:
         """Publish a snapshot that has just been written; an error is logged and counted in run.json.

@@ -134,9 +134,9 @@ class TuningConfig(Config):
     prune: PruneConfig | None = None
     """None: every trial trains to its end."""
     finalists: int = Field(1, ge=1)
-    """Leading trials that are judged once more at the end, on all validation users, if `evaluation.max_users`
-    left some out; the best of them is the best of the search. The trial of the config is judged with them.
-    1: none is."""
+    """Leading trials of recommenders that are judged once more at the end, on all validation users, if
+    `evaluation.max_users` left some out; the best of them is the best of the search. The trial of the config
+    is judged with them. 1: none is."""
     trial: TrialConfig = TrialConfig()
     keep: Literal["best", "all"] = "best"
     """Whose snapshots stay; until the end, those of finalists do, too. Logs and settings of all trials do."""

@@ -6,29 +6,38 @@ users favor: judged on all of them, another one may be better.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 from rayrec.pipelines.tuning.folder import TuningFolder
 from rayrec.pipelines.tuning.running import Trials
 from rayrec.pipelines.tuning.search import Tried
 
+logger = logging.getLogger(__name__)
+
 
 def judged(leading: Sequence[Tried], folder: TuningFolder, trials: Trials, metric: str) -> dict[int, float]:
     """The metric on all validation users, by number of the trial; what the folder knows is not judged again.
 
     Args:
-        leading: trials of the search.
+        leading: trials of the search; those whose snapshots were deleted are left out.
     """
     known = folder.read_judged()
     unknown = [tried.number for tried in leading if tried.number not in known]
+    gone = [number for number in unknown if not folder.has_snapshots(number)]
+    if gone:
+        logger.warning("not judged on all users, since snapshots were deleted: trials %s", gone)
+    unknown = [number for number in unknown if number not in gone]
     values = trials.judged([folder.trial_path(number) for number in unknown], metric)
-    known |= dict(zip(unknown, values, strict=True))
-    found = {tried.number: known[tried.number] for tried in leading}
-    folder.write_judged(found)
-    return found
+    for number, value in zip(unknown, values, strict=True):
+        known[number] = value
+        folder.write_judged(known)  # one by one: each takes its time
+        logger.info("trial %d: %s %.4f on all validation users", number, metric, value)
+    return {tried.number: known[tried.number] for tried in leading if tried.number in known}
 
 
 def winner(leading: Sequence[Tried], values: Mapping[int, float], is_larger_better: bool) -> Tried:
-    """The best of the leading trials by these values; of equal ones the first."""
+    """The best of the leading trials by these values; of equal ones the first. Without values, the first."""
     sign = 1.0 if is_larger_better else -1.0
-    return max(leading, key=lambda tried: sign * values[tried.number])
+    found = [tried for tried in leading if tried.number in values]
+    return max(found, key=lambda tried: sign * values[tried.number], default=leading[0])

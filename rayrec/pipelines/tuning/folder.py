@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 SETTINGS_FILE, BASE_FILE, JOURNAL_FILE = "tuning.yaml", "base.yaml", "journal.jsonl"
 LOCK_FILE, TRIALS, BEST_FILE, TABLE_FILE = ".lock", "trials", "best.yaml", "trials.csv"
 FINALISTS_FILE = "finalists.json"
-FREE_OF_SEARCH = ("config", "folder", "trials", "keep", "trial.")
+FREE_OF_SEARCH = ("config", "folder", "trials", "keep", "trial.", "finalists")
 """Settings of a search that may change when it goes on: no trial that was tried depends on them. The config
 is compared by what is in it."""
 FREE_OF_RUN = (
@@ -180,6 +180,11 @@ class TuningFolder:
     def trial_path(self, number: int) -> Path:
         return self.path / TRIALS / f"{number:03d}"
 
+    def has_snapshots(self, number: int) -> bool:
+        """Whether a trial can be judged."""
+        path = self.trial_path(number)
+        return (path / "run.json").is_file() and RunFolder(path).state.get("last") is not None
+
     def delete_snapshots(self, number: int) -> None:
         """Leave of a trial's run its logs and settings."""
         path = self.trial_path(number)
@@ -212,7 +217,7 @@ class TuningFolder:
         try:
             return {int(number): float(value) for number, value in json.loads(path.read_bytes()).items()}
         except (ValueError, AttributeError, TypeError) as error:
-            raise InputError(f"{path}: is not as it was written; delete it") from error
+            raise InputError(f"{path}: is not as it was written; the file was changed") from error
 
     def write_judged(self, values: Mapping[int, float]) -> None:
         """Write a metric of some trials on all validation users, by number."""

@@ -42,13 +42,14 @@ class Results:
         self._leading = leading
         write_atomically(self._folder.path / TABLE_FILE, table(self._tried, self._metric).encode())
 
-    def won(self, winner: Tried, value: float) -> None:
+    def won(self, winner: Tried, value: float | None) -> None:
         """Note which of the leading trials is the best.
 
         Args:
-            value: of the metric, on all validation users.
+            value: of the metric, on all validation users; None: there was nothing to compare it with.
         """
-        self._write_best(winner, value, "on all validation users")
+        if value is not None:
+            self._write_best(winner, value, "on all validation users")
         self._keep((winner,), self._leading)
 
     def _keep(self, kept: Sequence[Tried], of: Sequence[Tried]) -> None:

@@ -37,8 +37,8 @@ class Trials(Protocol):
     def outcome(self, number: int) -> Outcome:
         """How a trial ended that was begun; waits for that."""
 
-    def judged(self, trials: Sequence[Path], metric: str) -> list[float]:
-        """A metric of trials that are over, on all validation users; waits for that."""
+    def judged(self, trials: Sequence[Path], metric: str) -> Iterator[float]:
+        """A metric of trials that are over, on all validation users, one after the other."""
 
 
 class TrialsHere:
@@ -54,8 +54,8 @@ class TrialsHere:
     def outcome(self, number: int) -> Outcome:
         return self._run(self._waiting.pop(number))
 
-    def judged(self, trials: Sequence[Path], metric: str) -> list[float]:
-        return [self._judge(trial, metric) for trial in trials]
+    def judged(self, trials: Sequence[Path], metric: str) -> Iterator[float]:
+        return (self._judge(trial, metric) for trial in trials)
 
 
 class TrialsOnRay:
@@ -77,11 +77,11 @@ class TrialsOnRay:
         if not trial.actors:
             options |= {"num_cpus": trial.cpus, **ray_claim(device)}
         self._remote = ray.remote(**options)(interruptible(run))
-        # It has no actors of its own, also where trials have.
-        alone = {"num_cpus": trial.cpus, **ray_claim(device), "max_calls": 1}
-        self._remote_judge = ray.remote(**alone)(interruptible(judge))
+        alone = {"num_cpus": 1 if trial.actors else trial.cpus, **ray_claim(device)}  # it has no actors
+        self._remote_judge = ray.remote(**options | alone)(interruptible(judge))
         self._tries = trial.tries
         self._running: dict[int, tuple[TrialSpec, Any]] = {}
+        self._judging: list[Any] = []
 
     def begin(self, spec: TrialSpec) -> None:
         self._running[spec.number] = spec, self._remote.options(name=f"trial {spec.number}").remote(spec)
@@ -108,17 +108,23 @@ class TrialsOnRay:
             return outcome
         raise AssertionError("there is at least one try")
 
-    def judged(self, trials: Sequence[Path], metric: str) -> list[float]:
+    def judged(self, trials: Sequence[Path], metric: str) -> Iterator[float]:
         import ray
 
-        values: list[float] = ray.get([self._remote_judge.remote(trial, metric) for trial in trials])
-        return values
+        self._judging = [
+            self._remote_judge.options(name=f"judge {trial.name}").remote(trial, metric) for trial in trials
+        ]
+        for promise in self._judging:
+            try:
+                yield ray.get(promise)
+            except ray.exceptions.RayTaskError as error:
+                raise root_cause(error) from error
 
     def close(self) -> None:
         """End the trials that run."""
         import ray
 
-        promises = [promise for _, promise in self._running.values()]
+        promises = [*(promise for _, promise in self._running.values()), *self._judging]
         for promise in promises:
             ray.cancel(promise)
         if promises:

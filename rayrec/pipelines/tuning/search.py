@@ -47,6 +47,7 @@ class Search:
         spec_of: Callable[[int, Settings, Bounds], TrialSpec],
         on_told: Callable[[Tried, Sequence[Tried]], None],
         before: Sequence[Entry] = (),
+        num_finalists: int = 1,
     ) -> None:
         """
         Args:
@@ -54,6 +55,7 @@ class Search:
                 trial ends.
             on_told: called with every trial, in order, also those of the journal, and those that lead then.
             before: the journal of the search that goes on.
+            num_finalists: trials that lead.
         """
         self._tuning = tuning
         self._is_larger_better = is_larger_better
@@ -62,6 +64,7 @@ class Search:
         self._spec_of = spec_of
         self._on_told = on_told
         self._before = before
+        self._num_finalists = num_finalists
         self._asked: list[Settings] = []
         self._refused: dict[int, Outcome] = {}
         """Of trials that no run can be made of."""
@@ -91,11 +94,11 @@ class Search:
             for tried in self.tried
             if tried.outcome.state == "complete" and tried.outcome.same_as is None
         ]
-        ordered = sorted(complete, key=lambda tried: sign * (tried.outcome.value or 0.0))
-        count = self._tuning.finalists
-        of_config = complete[:1] if self._tuning.begin_with_config and count > 1 else []
-        further = [tried for tried in of_config if tried.number == 0 and tried not in ordered[:count]]
-        return [*ordered[:count], *further]
+        complete.sort(key=lambda tried: sign * (tried.outcome.value or 0.0))
+        leading, others = complete[: self._num_finalists], complete[self._num_finalists :]
+        if self._tuning.begin_with_config and self._num_finalists > 1:
+            leading += [tried for tried in others if tried.number == 0]
+        return leading
 
     def _begin(self, number: int) -> None:
         settings = self._sampler.ask()

@@ -18,6 +18,7 @@ from typing import Any
 
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.evaluation.lists import MODEL, MODEL_UNMASKED
 from rayrec.pipelines.runs.run_folder import RunFolder, StoppedError
 from rayrec.pipelines.training.placements import in_process, on_ray
 from rayrec.pipelines.training.train import train
@@ -83,12 +84,14 @@ def run_trial(spec: TrialSpec, train: Train = train, sleep: Callable[[float], No
 
 
 def judge(trial: Path, metric: str) -> float:
-    """A metric of a trial's best snapshot on all validation users.
+    """A metric of a recommender's best snapshot on all validation users, who are ranked for as in training.
 
     Raises:
         InputError: the snapshot is not there any more.
     """
-    return float(evaluate(trial, split="valid", baselines=False).results["model"][metric].value)
+    report = evaluate(trial, split="valid", baselines=False)
+    ranked = MODEL if RunFolder.open(trial).config.evaluation.exclude_seen else MODEL_UNMASKED
+    return float(report.results[ranked][metric].value)
 
 
 def _outcome(spec: TrialSpec, train: Train, starts: Starts) -> Outcome:

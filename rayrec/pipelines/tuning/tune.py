@@ -3,6 +3,7 @@
 tune ─► Search.run ─► Sampler.ask ─► Trials.begin ─► run_trial ─► train
              ▲                                           │
              └── journal, best.yaml, trials.csv ◄────────┘ outcome
+Trials.judged ─► winner of the leading trials ─► best.yaml
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Literal
 from rayrec import __version__
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.tasks.assembly import open_task
+from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.pipelines.tasks.sizes import with_sizes
 from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.tuning.config import TrialConfig, TuningConfig
@@ -50,6 +52,7 @@ class TuningResult:
     best: int
     """Number of the best trial."""
     best_value: float
+    """As trials are compared, perhaps on a part of the users."""
     best_settings: Settings
     trials: list[dict[str, Any]]
     """In order: number, settings and outcome."""
@@ -93,6 +96,8 @@ def tune(
     with there.locked():
         before = _begun(there, tuning, space, _begins_with(task, metric), bool(resume))
         results = Results(there, tuning, space, metric)
+        there.read_judged()  # it is looked at before trials are trained
+        num_finalists = tuning.finalists if _leaves_users_out(task, space.base) else 1
 
         def told(tried: Tried, leading: Sequence[Tried]) -> None:
             results.told(tried, leading)
@@ -113,7 +118,7 @@ def tune(
 
         sampler = Sampler(tuning.space, tuning.seed, tuning.random_trials, is_larger_better, first)
         with open_trials(space.base, tuning.trial, tuning.at_once) as trials:
-            search = Search(tuning, is_larger_better, sampler, trials, spec_of, told, before)
+            search = Search(tuning, is_larger_better, sampler, trials, spec_of, told, before, num_finalists)
             search.run()
             leading, values = search.leading, dict[int, float]()
             if not leading:
@@ -121,11 +126,11 @@ def tune(
                 raise InputError(
                     f"{folder}: all {len(reasons)} trials failed, the first one because: {reasons[0]}"
                 )
-            best = leading[0]
-            if len(leading) > 1 and space.base.evaluation.max_users is not None:
+            if len(leading) > 1:
                 values = judged(leading, there, trials, metric)
-                best = winner(leading, values, is_larger_better)
-                results.won(best, values[best.number])
+            best = winner(leading, values, is_larger_better)
+            if num_finalists > 1:
+                results.won(best, values.get(best.number))
     assert best.outcome.value is not None, "it is complete"
     return TuningResult(
         str(folder),
@@ -140,6 +145,13 @@ def tune(
         values,
         sampler.importances(),
     )
+
+
+def _leaves_users_out(task: Task, base: RunConfig) -> bool:
+    most = base.evaluation.max_users
+    if most is None or not isinstance(task, NextItemTask):
+        return False
+    return most < task.dataset.manifest.counts["valid_rows"]
 
 
 def _opened(base: RunConfig) -> Task:

@@ -149,26 +149,30 @@ class Publisher:
         return version
 
     def publish_catalog(self) -> ModelVersion | None:
-        """Publish a catalog beside weights and rows that are published already; they are not sent again.
+        """Publish a catalog beside the weights and rows that serve; they are not sent again.
 
         Returns:
-            The version; None where none of the run's has served.
+            The version; None where no version of this run serves.
 
         Raises:
-            As `publish`.
+            As `publish`; or what serves is damaged.
         """
         for attempts_left in reversed(range(ATTEMPTS)):
             before, number = self._before()
-            serves = self._catalogs.version_that_serves(before)
-            if serves is None:
+            if self._store.current() is None:
+                return None
+            serves = self._store.serving()
+            if serves.run != self._run.name:
                 return None
             where = f"{self._run.path}: the catalog is not published"
+            if not self._store.is_whole(serves.definition):
+                raise InputError(f"{where}: {_damaged(serves)}")
             of_version = f"{self._store.url}: version {serves.number}"
             catalog = self._catalogs.next(serves.run_state, of_version, before)
             values = {"number": number, "published_at": self._clock(), **vars(catalog.bundles)}
             version = serves.model_copy(update=values)
             num_bytes = version.weights.num_bytes + version.row_bytes
-            model = partial(self._as_published, version, catalog.assembly)
+            model = partial(self._as_published, version, catalog.assembly, where)
             answers = self._answers(model, num_bytes, before, where)
             self._check_catalog(version.catalog, before, where)
             version = version.model_copy(update=answers)
@@ -221,8 +225,13 @@ class Publisher:
             )
         return {"probes": probed.kept, "overlap": shared}
 
-    def _as_published(self, version: ModelVersion, assembly: Assembly) -> TrainedModel:
-        return load_on(self._store, version, assembly).model
+    def _as_published(self, version: ModelVersion, assembly: Assembly, where: str) -> TrainedModel:
+        try:
+            return load_on(self._store, version, assembly).model
+        except GateError:
+            raise
+        except InputError as error:
+            raise InputError(f"{where}: {_damaged(version)}: {error}") from error
 
     def _as_served(self, assembly: Assembly, snapshot: Snapshot) -> TrainedModel:
         """The model with the rows that services will have."""
@@ -336,6 +345,13 @@ class Publisher:
     def _put_definition(self) -> Bundle:
         names = [SETTINGS, *([COLUMNS_FILE] if (self._run.path / COLUMNS_FILE).exists() else [])]
         return self._store.put("run", [self._run.path / name for name in names])
+
+
+def _damaged(version: ModelVersion) -> str:
+    return (
+        f"the version after {version.step + 1:,} steps, which serves, is damaged; publish a snapshot with it "
+        "(--snapshot best)"
+    )
 
 
 def rounded_rows(wire: NarrowWire, parts: Iterable[TableRows]) -> Iterator[TableRows]:

@@ -90,10 +90,13 @@ class VersionStore:
             InputError: names one of them.
             OSError: the place does not answer.
         """
-        selector = fs.FileSelector(self._there.path, allow_not_found=True)
-        names = {info.base_name for info in self._there.filesystem.get_file_info(selector)}
+        filesystem, path = self._there.filesystem, self._there.path
+        if filesystem.get_file_info([path])[0].is_file:
+            raise InputError(f"{self.url}: is a file; give the folder of a store, or of a new one")
+        entries = filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True))
+        names = {info.base_name for info in entries} - {"lost+found"}
         others = sorted(name for name in names if not name.startswith("."))
-        if others and not names & {CURRENT, HELD, VERSIONS, BUNDLES}:
+        if others and not names & {CURRENT, HELD, BUNDLES}:
             raise InputError(
                 f"{self.url}: holds {others[0]!r} and no versions; give the store a place of its own"
             )

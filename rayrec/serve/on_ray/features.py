@@ -102,7 +102,14 @@ class _ServedCatalog:
             return
         version = self.store.version(number)
         if CatalogBundles.of(version) != CatalogBundles.of(self._version):
-            self.dataset = self._opened(version)
+            dataset = self._opened(version)
+            kept, now = self.dataset.manifest, dataset.manifest
+            if (kept.id_kinds, kept.behaviors) != (now.id_kinds, now.behaviors):
+                raise InputError(
+                    f"{self.store.url}: version {number} has other kinds of ids or other behaviors than "
+                    "events are taken in here; start the service again for it"
+                )
+            self.dataset = dataset
         self._version = version
 
     def _opened(self, version: ModelVersion) -> Dataset:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from rayrec.pipelines.tuning.config import TuningConfig
+from rayrec.pipelines.tuning.finalists import winner
 from rayrec.pipelines.tuning.folder import Entry
 from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.sampling import Sampler
-from rayrec.pipelines.tuning.search import Search
+from rayrec.pipelines.tuning.search import Search, Tried
 from rayrec.platform.errors import InputError
 
 SPACE = {
@@ -58,6 +59,7 @@ def searched(
     before: Sequence[Entry] = (),
     space: dict[str, Any] = SPACE,
     is_larger_better: bool = True,
+    num_finalists: int = 1,
     **settings: Any,
 ) -> tuple[Search, Recorded]:
     tuning = TuningConfig.parse(
@@ -69,7 +71,10 @@ def searched(
     def spec_of(number: int, settings: dict[str, Any], bounds: Any) -> Any:
         return SimpleNamespace(number=number, settings=settings, bounds=bounds)
 
-    search = Search(tuning, is_larger_better, sampler, trials, spec_of, lambda tried, leading: None, before)
+    def on_told(tried: Any, leading: Any) -> None:
+        pass
+
+    search = Search(tuning, is_larger_better, sampler, trials, spec_of, on_told, before, num_finalists)
     search.run()
     return search, trials
 
@@ -240,7 +245,7 @@ def test_leading_trials_are_the_best_complete_ones_that_differ():
     def by_layers(number: int, settings: dict[str, Any]) -> Outcome:
         return Outcome("complete", settings["layers"])
 
-    search, _ = searched(by_layers, space=space, finalists=2, begin_with_config=False)
+    search, _ = searched(by_layers, space=space, num_finalists=2, begin_with_config=False)
     assert [tried.settings["layers"] for tried in search.leading] == [4, 3]
 
 
@@ -248,7 +253,15 @@ def test_the_trial_of_the_config_is_a_finalist():
     def by_number(number: int, settings: dict[str, Any]) -> Outcome:
         return Outcome("complete", float(number))
 
-    search, _ = searched(by_number, trials=8, finalists=2)
+    search, _ = searched(by_number, trials=8, num_finalists=2)
     assert [tried.number for tried in search.leading] == [7, 6, 0]
     alone, _ = searched(by_number, trials=8)
     assert [tried.number for tried in alone.leading] == [7]
+
+
+@pytest.mark.parametrize(("is_larger_better", "expected"), [(True, 1), (False, 2)])
+def test_the_winner_is_the_best_of_those_that_were_judged(is_larger_better, expected):
+    leading = [Tried(number, {}, Outcome("complete", 0.5), True) for number in range(4)]
+
+    assert winner(leading, {1: 0.3, 2: 0.1, 3: 0.3}, is_larger_better).number == expected
+    assert winner(leading, {}, is_larger_better).number == 0

@@ -15,6 +15,7 @@ import yaml
 
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.evaluation.lists import MODEL, MODEL_UNMASKED
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.run_list import list_runs
 from rayrec.pipelines.training.train import train
@@ -156,10 +157,38 @@ def test_the_finalist_that_wins_is_the_best_and_is_not_judged_twice(run_file, tm
     assert (again.best, again.judged, len(asked)) == (result.best, result.judged, len(result.judged))
 
 
-def test_nobody_is_judged_twice_where_all_users_were_read(run_file, tmp_path):
-    result = tune(tuning(run_file, trials=2, finalists=2), tmp_path / "search", open_trials=trials_here)
+@pytest.mark.parametrize("settings", [{}, {"evaluation.max_users": 1000}])
+def test_nobody_is_judged_twice_where_all_users_were_read(settings, run_file, tmp_path):
+    folder = tmp_path / "search"
+    result = tune(tuning(run_file, trials=2, finalists=2, settings=settings), folder, open_trials=trials_here)
 
     assert result.judged == {}
+    assert not (folder / "finalists.json").exists()
+    for number in range(2):
+        assert bool(list(folder.glob(f"trials/{number:03d}/snapshots/*"))) == (number == result.best)
+
+
+def test_finalists_are_judged_with_or_without_items_of_the_history_as_in_training(run_file, tmp_path):
+    settings = {"evaluation.max_users": 4, "evaluation.exclude_seen": False}
+    search = tuning(run_file, trials=2, finalists=2, settings=settings)
+
+    result = tune(search, tmp_path / "search", open_trials=trials_here)
+
+    report = evaluate(tmp_path / "search" / "trials" / f"{result.best:03d}", "valid", baselines=False)
+    unmasked, masked = (report.results[name]["ndcg@10"].value for name in (MODEL_UNMASKED, MODEL))
+    assert result.judged[result.best] == unmasked != masked
+
+
+def test_a_trial_whose_snapshots_were_deleted_is_no_finalist_any_more(run_file, tmp_path, caplog):
+    settings = {"settings": {"evaluation.max_users": 4}}
+    before = tune(tuning(run_file, **settings), tmp_path / "search", open_trials=trials_here)
+
+    after = tune(
+        tuning(run_file, finalists=3, **settings), tmp_path / "search", resume=True, open_trials=trials_here
+    )
+
+    assert list(after.judged) == [after.best] == [before.best]
+    assert "not judged on all users, since snapshots were deleted" in caplog.text
 
 
 @pytest.mark.slow
