@@ -13,6 +13,7 @@ from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import RequestLogConfig
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine import allocation
 from rayrec.serve.engine.allocation import Price
 from rayrec.serve.engine.value_curves import ActionKey, ValueCurves, version_of
 from rayrec.serve.web.metrics import PrometheusMeter
@@ -43,8 +44,9 @@ def config_of(curves, folder, **allocate):
 
 
 def test_requests_get_what_they_are_worth_and_the_log_says_so(run, curves, tmp_path, monkeypatch):
-    # Short of power, whatever the machine does meanwhile.
+    # Short of power, whatever the machine does meanwhile, be it that it stands still for a minute.
     monkeypatch.setattr(Price, "update", lambda self, *_: setattr(self, "value", 1000.0))
+    monkeypatch.setattr(allocation, "LONGEST_GAP_S", 1e9)
     config = config_of(curves, tmp_path)
     with TestClient(load_api(run, config, PrometheusMeter())) as client:
 
