@@ -395,8 +395,8 @@ class RecoveryConfig(Config):
     """Whether a server that dies alone is replaced alone: all other actors stay, and go back to the last
     snapshot by the rows that have changed since. Off: all actors end and start again."""
     hang_timeout_s: float = Field(300.0, gt=0)
-    """Time in which nothing comes of the actors, after which one of them hangs; up to four times as long
-    after a run went back because one did, until there is a new snapshot."""
+    """Seconds without an answer of any actor until the one that is at fault counts as hung; up to four times
+    as many after a rollback for that reason, until there is a new snapshot."""
 
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
