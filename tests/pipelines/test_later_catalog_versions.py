@@ -223,6 +223,28 @@ def test_a_catalog_that_is_published_while_the_run_publishes_gets_the_next_numbe
     assert len(served(store, version)) == NUM_ITEMS + NUM_NEW
 
 
+def test_a_catalog_that_is_deleted_with_old_versions_meanwhile_is_sent_again(tmp_path, store, monkeypatch):
+    words, grown = run_of_words(tmp_path / "words", snapshots_after=SNAPSHOTS)
+    run = RunFolder.open(words)
+    publisher = Publisher(run, store, data=grown.root)
+    publisher.publish(snapshot(run, 0))
+    for number in (0, 1):  # what served before is kept
+        publish(run, store, number, data=run.config.data.path)
+    add = store.add
+
+    def after_the_run_has_deleted(version: ModelVersion) -> None:
+        store.keep_newest(1)
+        add(version)
+
+    monkeypatch.setattr(store, "add", after_the_run_has_deleted)
+    version = publisher.publish_catalog()
+
+    assert version is not None
+    assert store.numbers() == [2, 3, 4]
+    elsewhere = VersionStore(store.url, cache=tmp_path / "another cache")
+    assert len(served(elsewhere, version)) == NUM_ITEMS + NUM_NEW
+
+
 def test_the_catalog_of_a_canary_that_was_returned_is_not_gone_on_with(grown, store):
     run, later = grown
     own = publish(run, store, 0)

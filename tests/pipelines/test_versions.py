@@ -222,6 +222,37 @@ def test_old_versions_go_with_what_only_they_need(run_with_rows, tmp_path):
     load_version(store, third)
 
 
+def test_a_bundle_of_a_version_that_appears_while_old_ones_go_stays(run_with_rows, tmp_path, monkeypatch):
+    store = VersionStore(tmp_path)
+    names = run_with_rows.snapshot_names()
+    first, _, third = publish(run_with_rows, store, names)
+    store.point_to(3, is_held=True)
+    numbers, fourth = store.numbers, third.model_copy(update={"number": 4, "weights": first.weights})
+
+    def after_looking() -> list[int]:
+        found = numbers()
+        if found == [1, 2, 3]:
+            store.add(fourth)
+        return found
+
+    monkeypatch.setattr(store, "numbers", after_looking)
+    store.keep_newest(1)
+    assert numbers() == [2, 3, 4]
+    load_version(store, fourth)
+
+
+def test_a_version_whose_bundle_has_just_been_deleted_does_not_appear(run_with_rows, tmp_path):
+    store = VersionStore(tmp_path)
+    names = run_with_rows.snapshot_names()
+    first, _, third = publish(run_with_rows, store, names)
+    store.keep_newest(1)
+    fourth = third.model_copy(update={"number": 4, "weights": first.weights})
+    with pytest.raises(InputError, match=f"{first.weights.name}/.*: deleted with old versions while"):
+        store.add(fourth)
+    assert store.numbers() == [2, 3]
+    assert store.serving().number == 3
+
+
 def test_damaged_and_half_versions_are_refused_by_name(run_with_rows, tmp_path):
     store = VersionStore(tmp_path)
     with pytest.raises(InputError, match="nothing was published here"):

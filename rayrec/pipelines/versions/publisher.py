@@ -46,7 +46,7 @@ from rayrec.pipelines.versions.gate import (
 from rayrec.pipelines.versions.loading import load_on
 from rayrec.pipelines.versions.manifest import SETTINGS, Bundle, ModelVersion, Segment, state_values
 from rayrec.pipelines.versions.run_catalogs import CatalogsOfRun
-from rayrec.pipelines.versions.store import VersionStore, VersionTakenError
+from rayrec.pipelines.versions.store import PublishedMeanwhileError, VersionStore
 from rayrec.platform.devices import HOST
 from rayrec.platform.errors import InputError, UnavailableError
 
@@ -178,7 +178,7 @@ class Publisher:
             version = version.model_copy(update=answers)
             try:
                 self._store.add(version)
-            except VersionTakenError:  # the run publishes, too
+            except PublishedMeanwhileError:  # the run itself publishes, too
                 if not attempts_left:
                     raise
             else:

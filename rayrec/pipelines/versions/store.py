@@ -42,8 +42,8 @@ CURRENT, HELD, VERSIONS, BUNDLES = "current.json", "held.json", "versions", "bun
 CANARY = "canary.json"
 
 
-class VersionTakenError(InputError):
-    """There is a version of this number."""
+class PublishedMeanwhileError(InputError):
+    """Somebody else has published to the store, or deleted old versions, while this one was made."""
 
 
 class Pointer(Config):
@@ -176,13 +176,21 @@ class VersionStore:
         """Let a version appear whose bundles are there, and serve unless an older one is held.
 
         Raises:
-            VersionTakenError: there is one of this number: somebody else publishes to the store.
+            PublishedMeanwhileError: there is one of this number, or a bundle has just been deleted with old
+                versions.
         """
         name, content = _manifest_name(version.number), version.to_bytes()
         if self._there.exists(name) or not self._write_new(name, content):
-            raise VersionTakenError(
+            raise PublishedMeanwhileError(
                 f"{self.url}: version {version.number} was published by somebody else; "
                 "let one run publish to a store"
+            )
+        # Whoever deletes old versions looks at the manifests after that, so one of the two sees the other.
+        if gone := self._missing_file(version):
+            self._there.filesystem.delete_file(self._there.path_of(name))
+            raise PublishedMeanwhileError(
+                f"{self._there.shown(gone)}: deleted with old versions while version {version.number} was "
+                "published; publish it again"
             )
         pointer = self._pointer(CURRENT)
         if pointer is None or not pointer.is_held:  # as stores without a file for it have it
@@ -207,6 +215,15 @@ class VersionStore:
                 else:
                     fs.copy_files(str(path), target, self._here, there.filesystem)
         return bundle
+
+    def _missing_file(self, version: ModelVersion) -> str | None:
+        """Name of a file that the version needs, and that is not there."""
+        names = [
+            f"{BUNDLES}/{bundle.name}/{file.name}" for bundle in version.bundles for file in bundle.files
+        ]
+        found = self._there.filesystem.get_file_info([self._there.path_of(name) for name in names])
+        missing = [name for name, info in zip(names, found, strict=True) if not info.is_file]
+        return missing[0] if missing else None
 
     def is_whole(self, bundle: Bundle) -> bool:
         """Whether all files of a bundle are as they were published; reads them."""
@@ -283,13 +300,13 @@ class VersionStore:
         gone = [number for number in numbers if number not in kept]
         if not gone:
             return
-        needed = {bundle.name for number in kept for bundle in self.version(number).bundles}
         held = {bundle.name for number in gone for bundle in self.version(number).bundles}
-        filesystem = self._there.filesystem
         for number in gone:  # first, so that no manifest names what is not there
-            filesystem.delete_file(self._there.path_of(_manifest_name(number)))
+            self._there.filesystem.delete_file(self._there.path_of(_manifest_name(number)))
+        # Of all that are there now: one that was published meanwhile may have bundles of one that goes.
+        needed = {bundle.name for number in self.numbers() for bundle in self.version(number).bundles}
         for name in held - needed:
-            filesystem.delete_dir(self._there.path_of(f"{BUNDLES}/{name}"))
+            self.delete_folder(f"{BUNDLES}/{name}")
 
     def read(self, name: str) -> bytes | None:
         """A file of the store; None where there is none."""
