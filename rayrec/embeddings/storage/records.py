@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 
 import numpy as np
@@ -76,7 +77,7 @@ class Records(RecordAccess):
 
     def __init__(self, words: int) -> None:
         self._blocks: list[mmap.mmap] = []
-        shift = max(0, (block_bytes(machine_bytes()) // (4 * words)).bit_length() - 1)
+        shift = max(0, (_block_bytes_here() // (4 * words)).bit_length() - 1)
         self._block_bytes = (4 * words) << shift
         self.addresses = RowAddresses(np.empty(0, dtype=np.uint64), shift, words)
 
@@ -102,6 +103,11 @@ class Records(RecordAccess):
 def block_bytes(memory: int) -> int:
     """Most bytes of a block of records, on a machine of so much memory."""
     return max(_LEAST_BLOCK_BYTES, 1 << (memory // _MOST_BLOCKS).bit_length())
+
+
+@functools.cache  # limits of a container are read from a dozen files, for every table
+def _block_bytes_here() -> int:
+    return block_bytes(machine_bytes())
 
 
 def _new_block(num_bytes: int) -> mmap.mmap:

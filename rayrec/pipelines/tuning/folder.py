@@ -181,9 +181,12 @@ class TuningFolder:
         return self.path / TRIALS / f"{number:03d}"
 
     def has_snapshots(self, number: int) -> bool:
-        """Whether a trial can be judged."""
+        """Whether a trial can be judged: its snapshots were deleted neither by the search nor by hand."""
         path = self.trial_path(number)
-        return (path / "run.json").is_file() and RunFolder(path).state.get("last") is not None
+        try:
+            return (path / "run.json").is_file() and RunFolder(path).chosen_snapshot("best").is_dir()
+        except InputError:
+            return False
 
     def delete_snapshots(self, number: int) -> None:
         """Leave of a trial's run its logs and settings."""

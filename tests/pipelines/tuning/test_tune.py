@@ -20,7 +20,7 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.run_list import list_runs
 from rayrec.pipelines.training.train import train
 from rayrec.pipelines.tuning.config import TuningConfig
-from rayrec.pipelines.tuning.folder import TuningFolder
+from rayrec.pipelines.tuning.folder import FINALISTS_FILE, TuningFolder
 from rayrec.pipelines.tuning.running import TrialsHere, trials_here
 from rayrec.pipelines.tuning.space import SearchSpace
 from rayrec.pipelines.tuning.starts import Starts
@@ -121,10 +121,23 @@ def few_users(run_file: Path, **more: Any) -> TuningConfig:
     return tuning(run_file, settings={"evaluation.max_users": 4}, finalists=2, **more)
 
 
-def test_leading_trials_are_judged_on_all_validation_users(run_file, tmp_path):
-    folder = tmp_path / "search"
-    result = tune(few_users(run_file), folder, open_trials=trials_here)
+@pytest.fixture(scope="module")
+def searched_by_few(run_file, tmp_path_factory) -> tuple[Path, TuningResult]:
+    folder = tmp_path_factory.mktemp("few") / "search"
+    return folder, tune(few_users(run_file, keep="all"), folder, open_trials=trials_here)
 
+
+@pytest.fixture
+def not_judged(searched_by_few, tmp_path) -> Path:
+    """The same search, where no finalist was judged yet."""
+    folder = tmp_path / "search"
+    shutil.copytree(searched_by_few[0], folder)
+    (folder / FINALISTS_FILE).unlink()
+    return folder
+
+
+def test_leading_trials_are_judged_on_all_validation_users(searched_by_few):
+    folder, result = searched_by_few
     by_value = sorted(result.trials, key=lambda trial: -trial["value"])
     assert set(result.judged) == {0, *(trial["trial"] for trial in by_value[:2])}
     assert result.judged[result.best] == max(result.judged.values())
@@ -133,8 +146,8 @@ def test_leading_trials_are_judged_on_all_validation_users(run_file, tmp_path):
     assert report.results["model"]["ndcg@10"].value == result.judged[result.best]
 
 
-def test_the_finalist_that_wins_is_the_best_and_is_not_judged_twice(run_file, tmp_path):
-    folder, asked = tmp_path / "search", list[str]()
+def test_the_finalist_that_wins_is_the_best_and_is_not_judged_twice(run_file, not_judged):
+    asked = list[str]()
 
     def judge(trial: Path, metric: str) -> float:
         assert RunFolder.open(trial).snapshot_names()
@@ -144,30 +157,34 @@ def test_the_finalist_that_wins_is_the_best_and_is_not_judged_twice(run_file, tm
     def open_trials(*_: Any) -> Any:
         return nullcontext(TrialsHere(judge=judge))
 
-    result = tune(few_users(run_file), folder, open_trials=open_trials)
+    result = tune(few_users(run_file), not_judged, resume=True, open_trials=open_trials)
 
     assert asked == [f"{number:03d}" for number in result.judged]
     assert result.best == int(asked[1])
     assert result.best_value == result.trials[result.best]["value"]
-    head = (folder / "best.yaml").read_text().splitlines()[0]
+    head = (not_judged / "best.yaml").read_text().splitlines()[0]
     assert head == f"# Trial {result.best} of `rayrec tune`: ndcg@10 1.0000 on all validation users."
-    kept = [number for number in range(3) if list(folder.glob(f"trials/{number:03d}/snapshots/*"))]
-    assert kept == [result.best]
-    again = tune(few_users(run_file), folder, resume=True, open_trials=open_trials)
+    assert with_snapshots(not_judged) == [result.best]
+    again = tune(few_users(run_file), not_judged, resume=True, open_trials=open_trials)
     assert (again.best, again.judged, len(asked)) == (result.best, result.judged, len(result.judged))
 
 
-@pytest.mark.parametrize("settings", [{}, {"evaluation.max_users": 1000}])
+def with_snapshots(folder: Path) -> list[int]:
+    """Numbers of trials."""
+    return sorted({int(path.parent.parent.name) for path in folder.glob("trials/*/snapshots/*")})
+
+
+@pytest.mark.parametrize("settings", cases([{}, {"evaluation.max_users": 1000}], [{}]))
 def test_nobody_is_judged_twice_where_all_users_were_read(settings, run_file, tmp_path):
     folder = tmp_path / "search"
     result = tune(tuning(run_file, trials=2, finalists=2, settings=settings), folder, open_trials=trials_here)
 
     assert result.judged == {}
-    assert not (folder / "finalists.json").exists()
-    for number in range(2):
-        assert bool(list(folder.glob(f"trials/{number:03d}/snapshots/*"))) == (number == result.best)
+    assert not (folder / FINALISTS_FILE).exists()
+    assert with_snapshots(folder) == [result.best]
 
 
+@pytest.mark.slow
 def test_finalists_are_judged_with_or_without_items_of_the_history_as_in_training(run_file, tmp_path):
     settings = {"evaluation.max_users": 4, "evaluation.exclude_seen": False}
     search = tuning(run_file, trials=2, finalists=2, settings=settings)
@@ -179,15 +196,15 @@ def test_finalists_are_judged_with_or_without_items_of_the_history_as_in_trainin
     assert result.judged[result.best] == unmasked != masked
 
 
-def test_a_trial_whose_snapshots_were_deleted_is_no_finalist_any_more(run_file, tmp_path, caplog):
-    settings = {"settings": {"evaluation.max_users": 4}}
-    before = tune(tuning(run_file, **settings), tmp_path / "search", open_trials=trials_here)
+def test_a_trial_whose_snapshots_were_deleted_is_no_finalist_any_more(run_file, not_judged, caplog):
+    shutil.rmtree(not_judged / "trials" / "000" / "snapshots")
+    shutil.rmtree(not_judged / "trials" / "001" / "snapshots")
 
-    after = tune(
-        tuning(run_file, finalists=3, **settings), tmp_path / "search", resume=True, open_trials=trials_here
-    )
+    search = few_users(run_file).model_copy(update={"finalists": 3})
 
-    assert list(after.judged) == [after.best] == [before.best]
+    after = tune(search, not_judged, resume=True, open_trials=trials_here)
+
+    assert list(after.judged) == [after.best] == [2]
     assert "not judged on all users, since snapshots were deleted" in caplog.text
 
 
