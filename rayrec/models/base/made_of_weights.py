@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -23,6 +24,7 @@ class MadeOfWeights(nn.Module, Generic[Made]):
     def __init__(self) -> None:
         super().__init__()
         self._kept: tuple[_Key, Made] | None = None
+        self._given: Made | None = None
 
     def forward(self, weights: Iterable[Tensor], make: Callable[[], Made]) -> Made:
         """What `make` returns; where gradients are wanted, it is made each time.
@@ -31,6 +33,8 @@ class MadeOfWeights(nn.Module, Generic[Made]):
             weights: all that it is made of, at least one. Other tensors in their place
                 (`torch.func.functional_call`) and those that were written in place have another value.
         """
+        if self._given is not None:
+            return self._given
         if torch.is_grad_enabled():
             return make()
         made_of = [(each, each._version) for each in weights]
@@ -51,6 +55,15 @@ class MadeOfWeights(nn.Module, Generic[Made]):
     def kept(self) -> Made | None:
         """The value, if there is one; a recording of kernels that read it has to hold it."""
         return None if self._kept is None else self._kept[1]
+
+    @contextmanager
+    def given(self, value: Made) -> Iterator[None]:
+        """Have this value instead, of whatever weights; for one thread."""
+        before, self._given = self._given, value
+        try:
+            yield
+        finally:
+            self._given = before
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> MadeOfWeights[Made]:
         super()._apply(fn, recurse)

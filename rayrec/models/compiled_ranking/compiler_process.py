@@ -26,13 +26,12 @@ import torch
 from torch import Tensor
 
 from rayrec.models.attention.jagged import JaggedLayout
-from rayrec.models.base.made_of_weights import made_of_weights
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.models.compiled_ranking.inputs import Signature
 from rayrec.models.compiled_ranking.job import Job, environment
 from rayrec.models.compiled_ranking.packages import PackageFolders, load, publish
-from rayrec.models.compiled_ranking.program import PaddedRanking, first_difference, weights_of
-from rayrec.models.sequence.sequence_model import ItemScorer, SequenceModel
+from rayrec.models.compiled_ranking.program import MadeVectors, PaddedRanking, first_difference, weights_of
+from rayrec.models.sequence.sequence_model import SequenceModel, TopItems
 from rayrec.models.sequence.sequence_program import build_model
 from rayrec.models.sequence.tensor_batch import TensorBatch
 
@@ -95,19 +94,14 @@ def compile_package(job: Job, package: Path) -> None:
         raise NeverCompiledError(
             "rows of long prefixes are read while items are generated; hold all of them (model.held_prefixes)"
         )
-    if isinstance(model, ItemScorer) and made_of_weights(model):
-        raise NeverCompiledError(
-            "vectors of items are made of weights, eagerly once for a version; a program would make them for "
-            "each batch"
-        )
-    program = PaddedRanking(model, job.signature, job.bucket)
-    weights = list(weights_of(model).values())
     name = f".{package.stem}.{secrets.token_hex(6)}"
     unfinished = package.with_name(f"{name}.pt2")
     with torch.no_grad(), config.patch({"cpp.threads": job.threads}):
         examples = [example(job, seed) for seed in range(3)]
         inputs = [each.to(device) for each in examples[0]]
-        # Makes all that is made once, too, which must not become a part of the program.
+        rank_eagerly(job, model, inputs)  # makes what is made once, which is not to be a part of the program
+        program = PaddedRanking(model, job.signature, job.bucket)
+        weights = [*weights_of(model).values(), *MadeVectors(model).tensors]
         padded = program(weights, inputs)
         if (what := difference(job, model, padded, inputs)) is not None:
             raise NeverCompiledError(f"padding changes what the model ranks: {what}")
@@ -185,12 +179,17 @@ def difference(
     job: Job, model: SequenceModel, ranked: tuple[Tensor, Tensor], inputs: list[Tensor]
 ) -> str | None:
     """What eager ranking of the same rows without their padding says otherwise; None if nothing."""
-    batch, excluded_BE = unpadded(job.signature, job.bucket, inputs)
-    width = job.bucket.width
-    eager = model.recommend(batch, width, excluded_BE, [width] * batch.layout.num_rows)
-    there_B = torch.from_numpy(batch.lengths_B > 0)  # of other rows nothing is said
+    eager, lengths_B = rank_eagerly(job, model, inputs)
+    there_B = torch.from_numpy(lengths_B > 0)  # of other rows nothing is said
     compared = [each.cpu()[there_B] for each in (*ranked, *eager)]
     return first_difference(compared[0], compared[1], compared[2], compared[3], TOLERANCE)
+
+
+def rank_eagerly(job: Job, model: SequenceModel, inputs: list[Tensor]) -> tuple[TopItems, np.ndarray]:
+    """(What the model recommends for the rows without their padding, [B] their lengths)."""
+    batch, excluded_BE = unpadded(job.signature, job.bucket, inputs)
+    width = job.bucket.width
+    return model.recommend(batch, width, excluded_BE, [width] * batch.layout.num_rows), batch.lengths_B
 
 
 def unpadded(signature: Signature, bucket: Bucket, inputs: list[Tensor]) -> tuple[TensorBatch, Tensor]:

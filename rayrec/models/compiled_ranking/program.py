@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
 
+from rayrec.models.base.made_of_weights import made_of_weights
 from rayrec.models.compiled_ranking.buckets import Bucket
 from rayrec.models.compiled_ranking.inputs import Signature
 from rayrec.models.sequence.sequence_model import SequenceModel, TopItems
@@ -29,24 +31,63 @@ def weights_of(model: SequenceModel) -> dict[str, Tensor]:
     return weights
 
 
+class MadeVectors:
+    """Vectors that a model makes once of its weights, and programs take beside them: a program that made them
+    would do so for every batch."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        self._keepers = made_of_weights(model)
+
+    def __bool__(self) -> bool:
+        """Whether there may be any."""
+        return bool(self._keepers)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What the model keeps, in an order that is the same for all versions, once it has ranked a batch."""
+        return [each.contiguous() for keeper in self._keepers for each in _tensors(keeper.kept)]
+
+    def given(self, tensors: Sequence[Tensor]) -> ExitStack:
+        """Within it, the model has these as what it keeps; for one thread."""
+        left, stack = list(tensors), ExitStack()
+        for keeper in self._keepers:
+            count = len(_tensors(keeper.kept))
+            mine, left = left[:count], left[count:]
+            if count:
+                stack.enter_context(keeper.given(mine if isinstance(keeper.kept, list) else mine[0]))
+        return stack
+
+
+def _tensors(kept: Tensor | list[Tensor] | None) -> list[Tensor]:
+    if kept is None:
+        return []
+    return kept if isinstance(kept, list) else [kept]
+
+
 class PaddedRanking(nn.Module):
     """Computes nothing of its own: whatever the model does with a padded batch."""
 
     def __init__(self, model: SequenceModel, signature: Signature, bucket: Bucket) -> None:
         """
         Args:
-            model: in evaluation; its weights are not read.
+            model: in evaluation, and has ranked a batch; its weights are not read.
         """
         super().__init__()
         # In a list, so that its weights are none of this module: they would be kept with the program.
         self._asked = [_Asked(model)]
         self._names = list(weights_of(model))
+        self._made = MadeVectors(model)
         self._signature = signature
         self._bucket = bucket
 
     def forward(self, weights: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """([B, width] items, [B, width] scores)."""
-        by_name = dict(zip(self._names, weights, strict=True))
+        """([B, width] items, [B, width] scores).
+
+        Args:
+            weights: `weights_of` the model and after them the tensors of its `MadeVectors`.
+        """
+        num_weights = len(self._names)
+        by_name = dict(zip(self._names, weights[:num_weights], strict=True))
         catalog_ID = by_name.pop("catalog", None)
         batch, excluded_BE = self._signature.batch(self._bucket, inputs)
         (asked,) = self._asked
@@ -54,11 +95,12 @@ class PaddedRanking(nn.Module):
         if catalog_ID is not None:
             asked.model.set_catalog(catalog_ID)
         try:
-            ranking: TopItems = torch.func.functional_call(
-                asked,
-                {f"model.{name}": each for name, each in by_name.items()},
-                (batch, self._bucket.width, excluded_BE),
-            )
+            with self._made.given(weights[num_weights:]):
+                ranking: TopItems = torch.func.functional_call(
+                    asked,
+                    {f"model.{name}": each for name, each in by_name.items()},
+                    (batch, self._bucket.width, excluded_BE),
+                )
         finally:
             asked.model.catalog_ID = before
         return ranking.items_BK, ranking.scores_BK

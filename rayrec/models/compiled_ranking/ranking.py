@@ -25,7 +25,7 @@ from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
 from rayrec.models.compiled_ranking.inputs import Signature
 from rayrec.models.compiled_ranking.job import Job, RankingModel
 from rayrec.models.compiled_ranking.packages import Run
-from rayrec.models.compiled_ranking.program import weights_of
+from rayrec.models.compiled_ranking.program import MadeVectors, weights_of
 from rayrec.models.decoding.beam_policy import Beams
 from rayrec.models.program.program import RankedItems, Rows
 from rayrec.models.sequence.sequence_model import SequenceModel
@@ -64,8 +64,8 @@ class CompiledPrograms:
         self.weight_shapes: tuple[tuple[str, torch.Size, torch.dtype], ...] | None = None
         self.declared: set[int] = set()
         """Widths that there are programs of although they are above the model's beams."""
-        self.newest_weights: list[Tensor] = []
-        """Of the version that was made last."""
+        self.newest: CompiledRanking | None = None
+        """The version that was asked last."""
         self._order = order
         self._programs: dict[Bucket, Run] = {}
         self.asked_at: dict[Bucket, float] = {}
@@ -109,9 +109,10 @@ class CompiledPrograms:
             Exception: the program fails; it is not taken.
         """
         assert self.signature is not None
+        assert self.newest is not None, "a batch of it has ordered the program"
         with torch.inference_mode():
             program(
-                self.newest_weights,
+                self.newest.weights,
                 [
                     torch.full(each.shape, each.fill, dtype=each.dtype, device=self.device)
                     for each in self.signature.inputs(bucket)
@@ -146,11 +147,17 @@ class CompiledRanking:
         if shapes != programs.weight_shapes:
             raise ValueError("a version whose weights have other shapes needs programs of its own")
         self.programs = programs
-        self.weights = list(weights.values())
-        programs.newest_weights = self.weights
+        self._weights = list(weights.values())
+        self._made = MadeVectors(model)
+        self._has_made = not self._made
         self.answered = Counter[str]()
         """Batches by who ranked them: `compiled`, `eager`."""
         self.model = model
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """What programs take: the model's weights, and what it has made of them."""
+        return self._weights + self._made.tensors
 
     def recommend(
         self,
@@ -177,6 +184,10 @@ class CompiledRanking:
         if programs.signature is None:
             parts = programs.model.instruction_parts
             programs.signature = Signature.of(features, rows, programs.model.max_length, parts)
+        if not self._has_made:  # eager ranking of this first batch does
+            self._has_made = True
+            return None
+        programs.newest = self
         width = self.width(k, beams_B)
         lengths_B = np.diff(features.offsets_B1)
         num_excluded = 0 if excluded_BE is None else excluded_BE.shape[1]

@@ -229,7 +229,7 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
             nn.ParameterList() if composer else nn.ParameterList(_vectors(size, self.dim) for size in sizes)
         )
         self.composer = composer
-        self._made_once = MadeOfWeights[list[Tensor]]()
+        self._made_once = MadeOfWeights[list[Tensor]]() if composer or content is not None else None
         codes_IL = codes_IL.long()
         nodes_IL = torch.stack([self._nodes(codes_IL[:, : d + 1]) for d in range(len(level_sizes))], dim=1)
         self._knows_all = known_I is None or bool((nodes_IL >= 0).all())
@@ -303,7 +303,7 @@ class PrefixDecoder(PrefixBackbone[PrefixContext]):
 
     def all_own_vectors(self) -> list[Tensor]:
         """`own_vectors` of every depth."""
-        if self.composer is None and self.content is None:
+        if self._made_once is None:
             return list(self.own_VD)
         return self._made_once(self.vector_weights(), self.make_own_vectors)
 

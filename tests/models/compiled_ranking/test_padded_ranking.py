@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -12,18 +14,23 @@ import torch
 from rayrec.models.base.dense_optimizer import DenseOptimizerSettings
 from rayrec.models.compiled_ranking.buckets import Bucket, Buckets
 from rayrec.models.compiled_ranking.compiler_process import (
-    NeverCompiledError,
     compile_package,
     difference,
     example,
     network,
+    rank_eagerly,
 )
 from rayrec.models.compiled_ranking.inputs import Signature, TableInput
 from rayrec.models.compiled_ranking.job import Job, RankingModel
-from rayrec.models.compiled_ranking.program import PaddedRanking, first_difference, weights_of
+from rayrec.models.compiled_ranking.packages import load
+from rayrec.models.compiled_ranking.program import MadeVectors, PaddedRanking, first_difference, weights_of
 from rayrec.models.compiled_ranking.ranking import CompiledPrograms, CompiledRanking
+from rayrec.models.generative.prefix_composer import PrefixComposer
 from rayrec.models.sequence.catalog import Catalog
+from rayrec.models.sequence.item_content import BagSums
+from rayrec.models.sequence.sequence_model import SequenceModel
 from rayrec.models.sequence.sequence_program import SequenceProgram
+from rayrec.platform.item_bags import ItemBags
 from rayrec.platform.schedule import RateSchedule
 from rayrec.samples.base.batches import SampleBatch
 from rayrec.samples.features.features import SequenceFeatures
@@ -35,6 +42,8 @@ CODES_IL = np.stack([np.arange(NUM_ITEMS) // 8, np.arange(NUM_ITEMS) % 8], axis=
 LABELS: Any = {"behavior": ("view", "buy"), "scenario": ("home", "search", "cart")}
 ITEMS = Catalog(NUM_ITEMS, negative_log_q_I=np.zeros(NUM_ITEMS), labels=LABELS)
 IDS = replace(ITEMS, codes_IL=CODES_IL, level_sizes=(5, 8))
+SAID = ItemBags(np.arange(NUM_ITEMS + 1), np.arange(NUM_ITEMS) % 8, np.ones(NUM_ITEMS, dtype=np.float32))
+CONTENT: dict[str, Any] = {"content": {"buckets": 8}}
 GENERATES: dict[str, Any] = {"backbone": READER, "beam_width": BEAMS}
 
 KINDS: dict[str, tuple[dict[str, Any], Catalog, Signature]] = {
@@ -47,6 +56,22 @@ KINDS: dict[str, tuple[dict[str, Any], Catalog, Signature]] = {
     ),
     "hstu": ({"name": "hstu", "backbone": READER}, ITEMS, Signature(LENGTH, has_times=True)),
     "prefix": ({"name": "prefix_decoder", **GENERATES}, IDS, Signature(LENGTH)),
+    "sasrec that reads content": (
+        {"name": "sasrec", "backbone": READER, **CONTENT},
+        replace(ITEMS, content=SAID),
+        Signature(LENGTH),
+    ),
+    "prefixes that read content": (
+        {"name": "prefix_decoder", **GENERATES, **CONTENT},
+        replace(IDS, content=SAID),
+        Signature(LENGTH),
+    ),
+    "composed prefixes": ({"name": "prefix_decoder", "composed": 4, **GENERATES}, IDS, Signature(LENGTH)),
+    "one softmax": (
+        {"name": "prefix_decoder", "softmax": "items", "backbone": READER},
+        IDS,
+        Signature(LENGTH),
+    ),
     "hybrid": ({"name": "prefix_decoder", "softmax": "hybrid", **GENERATES}, IDS, Signature(LENGTH)),
     "light": (
         {"name": "light_decoder", **GENERATES},
@@ -86,6 +111,19 @@ KINDS: dict[str, tuple[dict[str, Any], Catalog, Signature]] = {
 }
 
 
+MAKE_VECTORS = ("sasrec that reads content", "prefixes that read content", "composed prefixes", "one softmax")
+"""Once, of weights, for all batches."""
+
+
+def width_of(kind: str) -> int:
+    return 16 if KINDS[kind][1].codes_IL is None or kind == "one softmax" else BEAMS
+
+
+def taken(model: SequenceModel) -> list[torch.Tensor]:
+    """What programs of a model take, which has ranked a batch."""
+    return [*weights_of(model).values(), *MadeVectors(model).tensors]
+
+
 def padded_against_eager(kind: str, bucket: Bucket) -> str | None:
     """What the padded batch is ranked otherwise in."""
     settings, catalog, signature = KINDS[kind]
@@ -93,8 +131,9 @@ def padded_against_eager(kind: str, bucket: Bucket) -> str | None:
     model = network(job).eval()
     if model.table_of_catalog is not None:
         model.set_catalog(torch.randn(NUM_ITEMS, DIM))
-    program, weights = PaddedRanking(model, signature, bucket), list(weights_of(model).values())
     with torch.inference_mode():
+        rank_eagerly(job, model, example(job, seed=9))
+        program, weights = PaddedRanking(model, signature, bucket), taken(model)
         for seed in range(3):
             inputs = example(job, seed)
             found = difference(job, model, program(weights, inputs), inputs)
@@ -106,10 +145,8 @@ def padded_against_eager(kind: str, bucket: Bucket) -> str | None:
 @pytest.mark.parametrize("num_rows", [1, 4])
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "encoder"])
 def test_padding_changes_no_answer(kind, num_rows):
-    width = BEAMS if KINDS[kind][1] is IDS else 16
-
     # Longer than what is read: what is left out of an answer may be more than what made it.
-    assert padded_against_eager(kind, Bucket(num_rows, LENGTH + 2, width)) is None
+    assert padded_against_eager(kind, Bucket(num_rows, LENGTH + 2, width_of(kind))) is None
 
 
 def test_a_model_that_reads_lengths_on_the_host_is_found_out():
@@ -118,9 +155,10 @@ def test_a_model_that_reads_lengths_on_the_host_is_found_out():
     assert found is not None
 
 
-def test_weights_come_with_the_call():
-    settings, catalog, signature = KINDS["prefix"]
-    bucket = Bucket(2, LENGTH, BEAMS)
+@pytest.mark.parametrize("kind", ["prefix", *MAKE_VECTORS])
+def test_weights_come_with_the_call_and_what_was_made_of_them_is_not_made_again(kind, monkeypatch):
+    settings, catalog, signature = KINDS[kind]
+    bucket = Bucket(2, LENGTH, width_of(kind))
     job = Job(RankingModel(settings, catalog), signature, bucket)
     one, other = network(job).eval(), network(job).eval()
     with torch.no_grad():
@@ -129,7 +167,14 @@ def test_weights_come_with_the_call():
     inputs = example(job, seed=0)
 
     with torch.inference_mode():
-        ranked = PaddedRanking(one, signature, bucket)(list(weights_of(other).values()), inputs)
+        for model in (one, other):
+            rank_eagerly(job, model, inputs)
+        assert bool(MadeVectors(other).tensors) == (kind in MAKE_VECTORS)
+        program = PaddedRanking(one, signature, bucket)
+        with monkeypatch.context() as patch:
+            for part in (BagSums, PrefixComposer):
+                patch.setattr(part, "forward", lambda *_: pytest.fail("made again"))
+            ranked = program(taken(other), inputs)
 
         assert difference(job, other, ranked, inputs) is None
         assert difference(job, one, ranked, inputs) is not None
@@ -309,9 +354,41 @@ def test_a_version_of_other_shapes_is_refused():
         CompiledRanking(programs.of, other)
 
 
-def test_vectors_of_items_that_weights_make_are_no_part_of_a_program(tmp_path):
-    settings = {"name": "prefix_decoder", "softmax": "items", "backbone": READER}
-    job = Job(RankingModel(settings, IDS), Signature(LENGTH), Bucket(2, LENGTH, BEAMS))
+@pytest.mark.parametrize("kind", MAKE_VECTORS)
+def test_a_model_that_makes_vectors_orders_programs_when_it_has_made_them(kind):
+    settings, catalog, signature = KINDS[kind]
+    model = network(Job(RankingModel(settings, catalog), signature, Bucket(1, LENGTH, BEAMS))).eval()
+    programs = Programs(model, settings, catalog)
+    optimizer = DenseOptimizerSettings(0.01, 0.0, RateSchedule(), max_grad_norm=None, fused=True)
+    program = SequenceProgram(model, optimizer, torch.device("cpu"), seed=0)
+    program.compiled = CompiledRanking(programs.of, model)
+    _, features = asked([[1, 2, 3], [4]])
 
-    with pytest.raises(NeverCompiledError, match="vectors of items are made of weights, eagerly once"):
-        compile_package(job, tmp_path / "package.pt2")
+    eager = program.recommend(features, {}, 3, None)
+    assert programs.ordered == []
+    program.recommend(features, {}, 3, None)
+    (bucket,) = programs.ordered
+    programs.deliver(bucket)
+    compiled = program.recommend(features, {}, 3, None)
+
+    assert program.compiled.answered == {"eager": 2, "compiled": 1}
+    assert compiled.items_BK.tolist() == eager.items_BK.tolist()
+    np.testing.assert_allclose(compiled.scores_BK, eager.scores_BK, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("kind", MAKE_VECTORS)
+def test_models_that_make_vectors_are_compiled(kind, tmp_path):
+    settings, catalog, signature = KINDS[kind]
+    job = Job(RankingModel(settings, catalog), signature, Bucket(2, LENGTH, width_of(kind)))
+    other = network(job).eval()
+    inputs = example(job, seed=7)
+
+    compile_package(job, tmp_path / "package.pt2")  # and compares it with eager ranking
+
+    with torch.inference_mode():
+        for parameter in other.parameters():
+            parameter.mul_(-1.5)
+        rank_eagerly(job, other, inputs)
+        assert difference(job, other, load(tmp_path / "package.pt2")(taken(other), inputs), inputs) is None
