@@ -71,7 +71,7 @@ class DataSet:
 
     def measures(self, name: str, ties: str) -> bool:
         """Whether a method is to be measured on it."""
-        if ties == "file order" and name not in IN_FILE_ORDER:
+        if ties not in METHODS[name].ties or (ties == "file order" and name not in IN_FILE_ORDER):
             return False
         if METHODS[name].vectors == "published":
             return self.published_ids is not None and self._has(name.removesuffix("-published"))
@@ -105,6 +105,8 @@ class Method:
     """Tokens of a tokenizer that is learned from the titles of the data set; None: no word is read."""
     settings: tuple[str, ...] = ()
     """What differs from the config."""
+    ties: tuple[Ties, ...] = TIES
+    """Orders of ties that it is measured with."""
     published: tuple[Published, ...] = ()
 
 
@@ -251,6 +253,7 @@ METHODS = {
         "beauty-tiger",
         "both",
         settings=("data.redraw_ties=false",),
+        ties=("file order",),
     ),
     "lazy": Method("lazy decoder, IDs from interactions", "beauty-lazy", "interactions"),
     "lazy-text": Method("lazy decoder, IDs from text and interactions", "beauty-lazy", "both"),
