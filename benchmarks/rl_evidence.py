@@ -345,8 +345,7 @@ def check_work(setting: Setting, work: Path) -> None:
 
 
 def record_of(setting: Setting, seeds: Sequence[int], work: Path) -> dict[str, Any]:
-    """Measure what is not measured yet, and summarize all seeds."""
-    check_work(setting, work)
+    """Measure what is not measured yet, and summarize all seeds; `check_work` comes first."""
     by_seed = [SeedMeasurement(setting, work, seed) for seed in seeds]
     measured = {method: [of_seed.measured(method) for of_seed in by_seed] for method in by_seed[0].methods}
     scores = {
@@ -414,6 +413,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         setting = movielens(prepared_movielens(options.source, work))
     else:
         setting = world(*prepared_world(work))
+    check_work(setting, work)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     if options.runs_only:
         for seed in seeds:

@@ -102,6 +102,8 @@ def _print(found: Comparison, a: str, b: str) -> None:
         out.print(
             f"{found.num_left_out:,} users are left out: their target is no later than what a run knows."
         )
+    if found.sliced_by:
+        out.print(f"Cold, head and tail items: by the training data of {found.sliced_by}.", markup=False)
     if found.empty_slices:
         out.print(f"No user: {escape(', '.join(found.empty_slices))}")
 

@@ -40,11 +40,13 @@ def prompts_of(
     max_users: int | None = None,
     with_times: bool = False,
     held_out_share: float | None = None,
+    are_held_out: bool = True,
 ) -> list[Prompts]:
     """Read users of a split, batch by batch.
 
     Args:
         held_out_share: only users held out from training; None: all users.
+        are_held_out: False for only the others.
     """
     labels = labels_of(dataset)
     rows = dataset.evaluation_rows(split, labels=labels)
@@ -54,7 +56,7 @@ def prompts_of(
     for prompts in evaluation_prompts(dataset, batches, rows.target_labels):
         is_meant_U = np.full(len(prompts), True)
         if held_out_share is not None:
-            is_meant_U = is_held_out(prompts.samples.user_ids_B, held_out_share)
+            is_meant_U = is_held_out(prompts.samples.user_ids_B, held_out_share) == are_held_out
         if len(part := prompts.some(np.flatnonzero(is_meant_U)[:left])):
             found.append(part)
             left -= len(part)
@@ -64,20 +66,30 @@ def prompts_of(
 
 
 def validation_prompts(dataset: Dataset, config: RlConfig, with_times: bool) -> list[Prompts]:
-    """Read the users on whom the best snapshot is chosen: none that the policy learns from.
+    """Read the users on whom the best snapshot is chosen, by events that the policy does not learn from.
+
+    Where it learns from training events, these are not the users that are held out: rewards of theirs have
+    no part in the policy, so the report on them is of users whom nobody asked.
 
     Raises:
         InputError: there are none.
     """
-    share = config.prompts.held_out_share if config.prompts.split == "valid" else None
+    share, asks_valid = config.prompts.held_out_share, config.prompts.split == "valid"
     evaluation = config.evaluation
-    found = prompts_of(dataset, "valid", evaluation.batch_size, evaluation.max_users, with_times, share)
+    found = prompts_of(
+        dataset,
+        "valid",
+        evaluation.batch_size,
+        evaluation.max_users,
+        with_times,
+        share,
+        are_held_out=asks_valid,
+    )
     if not found:
         raise InputError(
             f"{dataset.root}: no users are left to choose the best snapshot on: of the validation users, "
-            "none is held out; raise prompts.held_out_share"
-            if share is not None
-            else f"{dataset.root}: there are no validation users to choose the best snapshot on"
+            f"{'none is' if asks_valid else 'all are'} held out; {'raise' if asks_valid else 'lower'} "
+            "prompts.held_out_share"
         )
     return found
 

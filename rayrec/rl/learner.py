@@ -112,11 +112,14 @@ class StepLoss:
         objective = self.policy_loss.objective(inputs)
         weights_UG = inputs.weights_UG
         value_U = (weights_UG * objective.values_UG).sum(dim=1)
+        clipped_U = (weights_UG * objective.is_clipped_UG).sum(dim=1)
         if not self.policy_loss.learns_from_equal_rewards:
             # Their advantages are rounding errors, which a division by the standard deviation would blow up.
-            value_U = value_U.masked_fill(~has_spread(inputs.rewards_UG, weights_UG), 0.0)
+            teaches_nothing_U = ~has_spread(inputs.rewards_UG, weights_UG)
+            value_U = value_U.masked_fill(teaches_nothing_U, 0.0)
+            clipped_U = clipped_U.masked_fill(teaches_nothing_U, 0.0)
         loss_U = -self.reward_weight * value_U
-        metrics = {"clip_share": (weights_UG * objective.is_clipped_UG).sum()}
+        metrics = {"clip_share": clipped_U.sum()}
         if inputs.reference_log_probs_UGL is not None:
             kl_UGL = kl_to_reference(inputs.log_probs_UGL, inputs.reference_log_probs_UGL)
             kl_U = (weights_UG * kl_UGL.sum(dim=2)).sum(dim=1)

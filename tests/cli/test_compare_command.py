@@ -127,6 +127,7 @@ def test_runs_of_two_days_are_compared_on_the_events_of_a_third(tmp_path):
     assert whole["a"]["value"] == pytest.approx(sum(hits) / 9)
     code, printed, _ = rayrec("compare", monday, tuesday, "--on", days[1], "--slices")
     assert (code, "49 users are left out" in printed) == (0, True)
+    assert "bythetrainingdataof" + "".join(str(tuesday).split()) in "".join(printed.split())
     answer("evaluate", "--neighbors", days[0])
     answer("evaluate", tuesday)
     assert f"name {days[1]}" in refused("compare", monday, days[0], "--on", days[1])

@@ -186,6 +186,18 @@ def test_two_methods_by_hand():
     assert found.difference.low < 0 < found.difference.high
 
 
+def test_slices_of_runs_of_other_training_data_are_by_those_of_the_run_that_knows_most():
+    earlier = [Evaluated("earlier", MODEL, made({MODEL: [0, 0, 99, 99]}, users_of([0, 1, 2, 9], [4] * 4)))]
+    later = [Evaluated("later", MODEL, made({MODEL: [0, 99, 0, 0]}, users_of([0, 9, 9, 9], [4] * 4)))]
+
+    one, other = compare(earlier, later, "recall@10", True), compare(later, earlier, "recall@10", True)
+
+    assert one.sliced_by == other.sliced_by == "later"
+    for found in (one, other):
+        assert found.estimates["cold items"].num_users == 1
+        assert found.estimates["warm items"].num_users == 3
+
+
 def test_slices_are_compared_with_the_users_of_either_side():
     users = users_of([4, 4, 20, 20], [1, 1, 1, 1])
     a = [Evaluated("a", MODEL, made({MODEL: [0, 0, 99, 99]}).only(MODEL))]

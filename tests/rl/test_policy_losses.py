@@ -281,6 +281,17 @@ def test_of_a_zero_variance_group_only_kl_and_nll_count():
     assert loss.item() == pytest.approx(0.5)  # the target's log-probability is -1
 
 
+@pytest.mark.parametrize("name", [each for each in LOSSES if each not in PREFERENCES])
+def test_of_a_zero_variance_group_nothing_is_clipped(name):
+    """Advantages of 16 equal rewards are rounding errors, of which a standard deviation makes ones."""
+    moved_UGL = torch.linspace(-2.0, 2.0, 16, dtype=torch.float64).reshape(1, 16, 1) - 3.0
+    given = sampled(moved_UGL, torch.full((1, 16, 1), -3.0).double(), [[-0.137] * 16], [1.0])
+
+    _, metrics = StepLoss(settings(name))(given)
+
+    assert metrics["clip_share"].item() == 0
+
+
 CODES_IL = [[0, 0], [0, 1], [1, 0], [1, 1], [1, 2], [2, 0], [2, 1], [2, 2]]
 BEST = 4
 WORTH_I = torch.tensor([0.1, 0.3, 0.2, 0.0, 1.0, 0.4, 0.2, 0.6])

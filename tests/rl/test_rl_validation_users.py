@@ -36,10 +36,12 @@ def test_validation_users_are_in_no_prompt(dataset):
     assert sorted([*evaluated, *np.unique(asked)]) == sorted(everybody)
 
 
-def test_with_prompts_of_training_rows_all_users_validate(dataset):
+def test_with_prompts_of_training_rows_nobody_asks_for_rewards_of_users_that_are_held_out(dataset):
     config = config_of(prompts={"split": "train", "held_out_share": 0.3})
     evaluated = users(validation_prompts(dataset, config, with_times=False))
-    assert evaluated.tolist() == users(prompts_of(dataset, "valid", batch_size=100)).tolist()
+    everybody = users(prompts_of(dataset, "valid", batch_size=100))
+    assert evaluated.tolist() == everybody[~is_held_out(everybody, 0.3)].tolist()
+    assert len(evaluated) < len(everybody)
 
 
 def test_a_limit_counts_held_out_users(dataset):

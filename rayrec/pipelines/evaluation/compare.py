@@ -99,6 +99,9 @@ class Comparison:
     estimates: dict[str, PairedEstimate]
     """Of all users, and of each slice that has some."""
     empty_slices: tuple[str, ...] = ()
+    sliced_by: str | None = None
+    """Whose training data say which items are cold, and which are head items; None: there are no slices, or
+    all were trained on the same data."""
     num_left_out: int = 0
     """Users of a later data set whose target is not later than what every run knows."""
 
@@ -134,6 +137,7 @@ class Comparison:
             },
             "results": {name: estimate.to_json() for name, estimate in self.estimates.items()},
             "empty_slices": list(self.empty_slices),
+            **({"sliced_by": self.sliced_by} if self.sliced_by else {}),
             **({"num_left_out": self.num_left_out} if self.num_left_out else {}),
         }
 
@@ -162,13 +166,15 @@ def compare(a: Sequence[Evaluated], b: Sequence[Evaluated], metric: str, slices:
     a_SU, b_SU = (np.stack([one.scores(metric) for one in side]) for side in (a, b))
     estimates = {ALL_USERS: compare_scores(a_SU, b_SU)}
     empty: list[str] = []
-    for name, chosen_U in _slices(everything) if slices else ():
+    sliced_by, found = _slices(everything) if slices else (None, [])
+    for name, chosen_U in found:
         if chosen_U.any():
             estimates[name] = compare_scores(a_SU[:, chosen_U], b_SU[:, chosen_U])
         else:
             empty.append(name)
     dataset, split = first.header.dataset, first.header.split
-    return Comparison(metric, split, dataset, a, b, estimates, tuple(empty), first.header.num_left_out)
+    num_left_out = first.header.num_left_out
+    return Comparison(metric, split, dataset, a, b, estimates, tuple(empty), sliced_by, num_left_out)
 
 
 def check_metric(metric: str) -> None:
@@ -311,16 +317,25 @@ def _check_depth(where: str, name: str, info: ListInfo, metric: str) -> None:
         )
 
 
-def _slices(everything: Sequence[Evaluated]) -> list[tuple[str, BoolArray]]:
-    for one in everything:
-        header, users = one.header, one.positions.users
-        if users is not None:
-            found = slices_of(users, header.head_from, header.behaviors)
-            return [(each.name, each.chosen_U) for each in found]
-    raise InputError(
-        f"--slices: {everything[0].where} and the others have no history lengths and training events of "
-        "targets, which files of records leave out; compare with a run instead"
+def _slices(everything: Sequence[Evaluated]) -> tuple[str | None, list[tuple[str, BoolArray]]]:
+    """(Whose training data they are by, where these differ; users of each slice).
+
+    They are by the data of the run that knows most, whichever side it is on.
+    """
+    sliced = [(one, users) for one in everything if (users := one.positions.users) is not None]
+    if not sliced:
+        raise InputError(
+            f"--slices: {everything[0].where} and the others have no history lengths and training events of "
+            "targets, which files of records leave out; compare with a run instead"
+        )
+    one, users = max(sliced, key=lambda each: int(each[1].train_counts_U.sum()))
+    are_same = all(
+        np.array_equal(others.train_counts_U, users.train_counts_U)
+        and other.header.head_from == one.header.head_from
+        for other, others in sliced
     )
+    found = slices_of(users, one.header.head_from, one.header.behaviors)
+    return None if are_same else one.where, [(each.name, each.chosen_U) for each in found]
 
 
 def evaluated(where: str, name: str | None, sources: Sources) -> Evaluated:
