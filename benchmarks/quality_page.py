@@ -539,10 +539,13 @@ rayrec bench quality                                                   # README'
 ## Limits of the comparison
 
 - The recipe of SASRec with full softmax was found with recalls of Beauty's *test* users ([what was
-  tried](recommendation.md#what-did-not-work)), and HSTU uses its sizes and rates, so their figures on
-  Beauty may be flattering. Sports and MovieLens were looked at once. The prefix decoder was tuned on
-  Beauty's validation users. The other recipes are first guesses; those of words are [written
-  down](recommendation.md#words-and-attributes-of-items) with their trials.
+  tried](recommendation.md#what-did-not-work)). HSTU, BSARec, SASRec on servers and SASRec that reads words
+  use its sizes and rates, so their figures on Beauty may be flattering. Sports and MovieLens were looked
+  at once. The prefix decoder was tuned on Beauty's validation users. Other recipes had few trials there,
+  as many as each needed until it worked: the light decoder
+  [nine](recommendation.md#codes-alone), TIGER two, those of words [as written
+  down](recommendation.md#words-and-attributes-of-items). [Equal
+  tuning](objections.md#tuning-is-asymmetric) says what that is worth.
 - One rate and batch serve all rows of learning that goes on. They were chosen of four on validation
   users of the prefix decoder, so its validation recall is flattering.
 - Rows that say *ties as stored* were measured before their recipe redrew them, which in file order

@@ -15,6 +15,7 @@ Axes: U users of a split, N events of the log, K of a list.
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -46,7 +47,7 @@ from rayrec.pipelines.evaluation.lists import CO_VISITATION_IN_TIME, MODEL
 from rayrec.pipelines.evaluation.rankers import Ranker, model_rankers
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.metrics.evaluation_report import EvaluationReport
-from rayrec.pipelines.metrics.positions import Positions
+from rayrec.pipelines.metrics.positions import Positions, read_header
 from rayrec.pipelines.runs.method import Method
 from rayrec.pipelines.training.placements import in_process
 from rayrec.pipelines.training.train import train
@@ -208,15 +209,18 @@ def bench(options: BenchOptions) -> list[Bar]:
     return found
 
 
-def measure(row: Row, sources: Path, days: int, commit: str, record: Path, runs: Path) -> dict[str, Any]:
+def measure(
+    row: Row, sources: Path, days: int, commit: str, record: Path, runs: Path, stands_beside: bool = False
+) -> dict[str, Any]:
     """Replay what comes after a row's training, and judge what was ranked meanwhile; the record of it.
 
     Args:
         record: where it will be, for the positions beside it.
         runs: where runs of rows are kept; the row is trained where it is not there.
+        stands_beside: the record will stand beside the row's, whose training it has to go on from.
 
     Raises:
-        InputError: the row's data set is not split by time.
+        InputError: the row's data set is not split by time, or the row's record is of another training.
     """
     config, shown = config_of(row, sources), DATASETS[row.dataset].shown_list
     dataset = Dataset.open(config.data.path)
@@ -236,6 +240,8 @@ def measure(row: Row, sources: Path, days: int, commit: str, record: Path, runs:
     registry = recommender.semantic_ids
     semantic_ids = None if registry is None else registry.version
     began = {"step": recommender.committed_step + 1, "snapshot": recommender.snapshot.fingerprint}
+    if stands_beside:
+        _check_same_training(row, recommender.snapshot.fingerprint, base)
     coming = ReplayedLog(dataset, periods, config.model.history_length)
     answers = {split: Answers(recommender, split, periods, shown) for split in ("valid", "test")}
     with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as name, progress_bar("replay") as progress:
@@ -270,6 +276,18 @@ def measure(row: Row, sources: Path, days: int, commit: str, record: Path, runs:
         "num_users": report.count,
         **provenance(row, commit, dataset, semantic_ids, began=began),
     }
+
+
+def _check_same_training(row: Row, snapshot: str, base: Path) -> None:
+    """Refuse to show as what was learned on what is the difference of two trainings."""
+    if not row.record.is_file():
+        return
+    positions = row.record.parent / json.loads(row.record.read_text())["positions"]
+    if read_header(positions).snapshot_fingerprint != snapshot:
+        raise InputError(
+            f"{base}: is another training than the one that {row.record.name} is of; measure the row again "
+            f"with --runs {base.parent}, where it is kept, and then what is learned on"
+        )
 
 
 def _going_on(config: RunConfig, base: Path, samples: Path) -> RunConfig:
@@ -307,7 +325,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for row in rows:
         log.print(f"{row.name}, periods of {options.days} days")
         path = record_of(row, options.days)
-        write_record(path, measure(row, options.sources, options.days, commit, path, options.runs))
+        record = measure(row, options.sources, options.days, commit, path, options.runs, stands_beside=True)
+        write_record(path, record)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import replay
+from benchmarks import replay, reproduction
 from benchmarks.quality_data import Row, config_of
 from benchmarks.quality_rows import DATASETS
 from benchmarks.replay import DAY_S, Answers, Periods, ReplayedLog, main, record_of
@@ -102,6 +102,20 @@ def test_a_model_that_goes_on_learning_finds_what_became_usual_meanwhile(by_time
     assert len(replayed) == len(frozen) == record["num_users"]
     assert np.mean(replayed < 3) > 1.5 * np.mean(frozen < 3)
     assert "learning every day" in (tmp_path / "quality.md").read_text()
+
+
+def test_what_is_learned_on_stands_beside_the_same_training_alone(by_time, tmp_path, monkeypatch):
+    reproduction.main([str(by_time), ROW.name, "--local", "--runs", str(tmp_path / "runs")])
+    begin = [str(by_time), ROW.name, "--days", "1", "--runs"]
+
+    main([*begin, str(tmp_path / "runs")])
+    before = record_of(ROW, 1).read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(replay, "config_of", lambda *known: config_of(*known).model_copy(update={"seed": 1}))
+        with pytest.raises(InputError, match=r"another training than the one that tiny-.* is of; measure"):
+            main([*begin, str(tmp_path / "others")])
+
+    assert record_of(ROW, 1).read_text() == before
 
 
 def test_a_period_is_ranked_before_anything_of_it_is_learned(by_time, tmp_path, monkeypatch):
