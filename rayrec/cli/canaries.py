@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +18,12 @@ from rayrec.platform.errors import InputError
 
 if TYPE_CHECKING:
     from rayrec.pipelines.versions.canary import Canaries, Canary, OfflineEvaluation
+    from rayrec.pipelines.versions.manifest import ModelVersion
     from rayrec.pipelines.versions.store import VersionStore
+    from rayrec.samples.dataset.dataset import Dataset
     from rayrec.samples.dataset.manifest import Split
+
+logger = logging.getLogger(__name__)
 
 DataOption = Annotated[
     Path, typer.Option(help="Data set with held-out events of the users, as `rayrec prepare` wrote it.")
@@ -203,10 +209,10 @@ def _evaluated(
     from rayrec.pipelines.versions.loading import load_version
     from rayrec.samples.dataset.dataset import Dataset
 
-    before, after = (
-        Recommender(load_version(store, store.version(number)).model) for number in (baseline, canary)
-    )
+    versions = [store.version(number) for number in (baseline, canary)]
+    before, after = (Recommender(load_version(store, version).model) for version in versions)
     dataset = Dataset.open(data, checksums=False)
+    _warn_of_longer_logs(versions, dataset)
     with progress_bar("users") as update:
         scores = paired_scores(
             before, after, dataset, split, OFFLINE_METRIC, max_users=max_users, on_batch=update
@@ -225,3 +231,18 @@ def _evaluated(
         canary=float(scores.after_U.mean()),
         ratio=(found.value, found.low, found.high),
     )
+
+
+def _warn_of_longer_logs(versions: Sequence[ModelVersion], dataset: Dataset) -> None:
+    """Of two versions, one that was trained on a longer log has learned what this data set holds out."""
+    trained_on = [version.run_state.dataset_fingerprint for version in versions]
+    if len(set(trained_on)) == 1:
+        return
+    for version, fingerprint in zip(versions, trained_on, strict=True):
+        if fingerprint != dataset.fingerprint:
+            logger.warning(
+                "version %d was trained on another data set than %s: if that is a longer log, it has learned "
+                "what is predicted here; name data whose held-out events are later than what either knows",
+                version.number,
+                dataset.root,
+            )

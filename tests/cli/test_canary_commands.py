@@ -7,7 +7,8 @@ import pytest
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.samples.dataset.dataset import Dataset
 from tests.cli.test_version_commands import answer, refused
-from tests.helpers.runs import make_run
+from tests.helpers.later_data import grown_dataset
+from tests.helpers.runs import make_run, trained
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,16 @@ def test_validation_events_are_held_out_as_well(run, store):
 
     assert found["evaluation"]["split"] == "valid"
     assert found["evaluation"]["num_users"] == Dataset.open(data).num_evaluated("valid")
+
+
+def test_a_version_that_may_have_learned_what_is_predicted_is_named(run, store, tmp_path, caplog):
+    longer = trained(RunFolder.open(run).config.with_data(grown_dataset(tmp_path).root), tmp_path / "run")
+    answer("publish", longer, store, "--canary", 0.1, "--other-catalog")
+
+    answer("canary", "evaluate", store, "--data", RunFolder.open(run).config.data.path)
+
+    assert "version 2 was trained on another data set than" in caplog.text
+    assert "version 1 was" not in caplog.text
 
 
 def test_data_of_something_else_is_refused(run, store, tmp_path):
