@@ -64,7 +64,7 @@ def off_policy_command(
         assert action is not None, "checked above"
         target_NA = always(log, action)
     else:
-        target_NA = uniform(log) if policy is TargetPolicy.uniform else softmax_of(model_NA, temperature)
+        target_NA = uniform(log) if policy is TargetPolicy.uniform else softmax_of(log, model_NA, temperature)
     found = estimates(log, target_NA, model_NA, resamples, seed, max_weight)
     trust = diagnostics(log, target_NA)
     print_rows(

@@ -1,12 +1,12 @@
 """Logs of a policy with the probability of each logged action (its propensity).
 
-Axes: N rows, A actions, F features of a context.
+Axes: N rows, A actions, F features of a context, R requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rayrec.platform.arrays import Float64Array, Int64Array
+from rayrec.platform.arrays import BoolArray, Float64Array, Int64Array
 from rayrec.platform.errors import InputError
 from rayrec.samples.importers.tables import (
     SUFFIXES,
@@ -33,6 +33,8 @@ _REWARDS = ("click", "reward")
 _PROPENSITIES = ("propensity_score", "propensity", "pscore")
 _OF_REQUESTS = {"request_id", "recommended"}
 """Columns of what `rayrec serve --request-log` writes: a row for each answer, with what was shown."""
+_KEYS = ("request_id", "row")
+"""Columns that say which request a row is of; messages with several requests number them."""
 _OF_DECISIONS = {"request_id", "action", "propensity"}
 """Of the same with `allocate`: how much was computed of each answer, and with which chance."""
 _EARNED = "earned"
@@ -58,6 +60,12 @@ class BanditLog:
     name: str = "log"
     action_names: tuple[str | int, ...] = ()
     """As the log has them, by number."""
+    requests_N: Int64Array | None = None
+    """Request of each row, from 0: chance decides about the rows of one together. None: about each row."""
+    could_show_RA: BoolArray | None = None
+    """Actions that each request could get, where requests have lists of their own; None: all of them."""
+    num_positions: int = 0
+    """Of the whole log; found in `positions_N`, and kept by `some`, whose rows may lack the deepest ones."""
 
     def __post_init__(self) -> None:
         is_wrong_N = ~((self.propensities_N > 0) & (self.propensities_N <= 1))
@@ -74,22 +82,49 @@ class BanditLog:
                 f"{self.name}: row {row + 1} has the action {self.actions_N[row]}; there are "
                 f"{self.num_actions}, from 0"
             )
+        assert self.could_show_RA is None or self.requests_N is not None, "the lists are of requests"
+        if self.positions_N is not None:
+            deepest = int(self.positions_N.max(initial=-1)) + 1
+            object.__setattr__(self, "num_positions", max(self.num_positions, deepest))
 
     def __len__(self) -> int:
         return len(self.actions_N)
 
     def some(self, rows_M: NDArray[np.integer]) -> BanditLog:
         """Select rows."""
-        return BanditLog(
-            self.contexts_NF[rows_M],
-            self.actions_N[rows_M],
-            self.rewards_N[rows_M],
-            self.propensities_N[rows_M],
-            self.num_actions,
-            None if self.positions_N is None else self.positions_N[rows_M],
-            self.name,
-            self.action_names,
+        return replace(
+            self,
+            contexts_NF=self.contexts_NF[rows_M],
+            actions_N=self.actions_N[rows_M],
+            rewards_N=self.rewards_N[rows_M],
+            propensities_N=self.propensities_N[rows_M],
+            positions_N=None if self.positions_N is None else self.positions_N[rows_M],
+            requests_N=None if self.requests_N is None else self.requests_N[rows_M],
         )
+
+    @property
+    def could_show_NA(self) -> BoolArray | None:
+        """Actions that each row could have got; None: all of them."""
+        if self.could_show_RA is None:
+            return None
+        found_NA: BoolArray = self.could_show_RA[self.requests_N]
+        return found_NA
+
+    def folds_N(self, num_folds: int, seed: int) -> Int64Array:
+        """[N] a random fold for each row; rows of one request are in the same one, since they are alike.
+
+        Raises:
+            InputError: all rows are of one request, so no fold has others to learn from.
+        """
+        requests_N = np.arange(len(self)) if self.requests_N is None else self.requests_N
+        known, numbers_N = np.unique(requests_N, return_inverse=True)
+        if len(known) < 2:
+            raise InputError(
+                f"{self.name}: {len(self)} rows of {len(known)} requests; at least two are needed, since the "
+                "rewards of each are predicted from those of others"
+            )
+        folds_R = np.random.default_rng(seed).permutation(len(known)) % num_folds
+        return np.asarray(folds_R[numbers_N], np.int64)
 
 
 def read_log(source: str | Path) -> BanditLog:
@@ -98,10 +133,12 @@ def read_log(source: str | Path) -> BanditLog:
 
     A table with `item_id`, the reward (`click` or `reward`, 0 or 1), the propensity (`propensity_score`,
     `propensity` or `pscore`), perhaps `position` (from 1) and `user_feature_*`, whose values are the context.
-    `item_context` beside it lists all items; without it, they are those of the log.
+    `item_context` beside it lists all items; without it, they are those of the log. `request_id`, perhaps
+    with `row`, says which items were shown together.
 
     A request log of `rayrec serve` has a row for each answer. It can be used where lists `propensities` and
     `rewards` were added beside `recommended`: the service itself shows what it holds best, at every request.
+    A request could show the items of its list, or those of a list `candidates` where there is one.
 
     With `allocate`, it has another kind of actions, of which the service itself takes some at random: how
     much is computed of an answer (`action`, `propensity`). A column `reward`, any number from 0, makes it a
@@ -114,7 +151,8 @@ def read_log(source: str | Path) -> BanditLog:
         InputError: naming the file, the row and the value that cannot be used; a request log without
             propensities, from which nothing can be told of another policy.
     """
-    path, raw = _find_log(Path(source))
+    path, shown = _find_log(Path(source))
+    raw = shown.raw
     names = raw.table.schema.names
     if not len(raw.table):
         raise InputError(f"{path}: no rows in it; expected one for each item that was shown")
@@ -122,11 +160,8 @@ def read_log(source: str | Path) -> BanditLog:
     contexts = raw.table.select(users).to_pandas().astype(str)
     items, item_N = _ids_of_items(path), raw.table["item_id"]
     refuse_nulls(raw, "item_id", item_N)
-    keys_A = sorted(set(item_N.to_pylist())) if items is None else items
-    try:
-        actions_N = pd.Index(keys_A).get_indexer(item_N.to_pandas())
-    except TypeError:  # texts among numbers
-        actions_N = np.full(len(item_N), -1)
+    keys_A = sorted({*item_N.to_pylist(), *shown.all_candidates()}) if items is None else items
+    actions_N = _numbers_of(item_N, keys_A)
     if (actions_N < 0).any():
         row = int(np.argmax(actions_N < 0))
         raise InputError(
@@ -153,17 +188,72 @@ def read_log(source: str | Path) -> BanditLog:
         pd.get_dummies(contexts, dtype=float).to_numpy(dtype=np.float64)
         if users
         else np.empty((len(raw.table), 0)),
-        actions_N.astype(np.int64),
+        actions_N,
         rewards_N,
         propensities_N,
         num_actions=len(keys_A),
         positions_N=positions_N,
         name=str(path),
         action_names=tuple(keys_A),
+        requests_N=shown.requests_N,
+        could_show_RA=shown.could_show_RA(actions_N, keys_A),
     )
 
 
-def _find_log(source: Path) -> tuple[Path, RawTable]:
+@dataclass(frozen=True)
+class _Rows:
+    """A table with one row for each action, and what is known of their requests."""
+
+    raw: RawTable
+    requests_N: Int64Array | None = None
+    candidates: pa.ListArray | None = None
+    """[R] items that each request could show."""
+
+    def all_candidates(self) -> list[str] | list[int]:
+        items: list[str] | list[int] = []
+        if self.candidates is not None:
+            items = self.candidates.flatten().unique().drop_null().to_pylist()
+        return items
+
+    def could_show_RA(self, actions_N: Int64Array, keys_A: Sequence[str | int]) -> BoolArray | None:
+        """Which of the items each request could show.
+
+        Raises:
+            InputError: a candidate is not among the items, or an item that was shown is no candidate.
+        """
+        if self.candidates is None:
+            return None
+        assert self.requests_N is not None, "the lists are of requests"
+        lengths_R = pc.fill_null(pc.list_value_length(self.candidates), 0).to_numpy(zero_copy_only=False)
+        could_RA = np.zeros((len(lengths_R), len(keys_A)), np.bool_)
+        items, owners = self.candidates.flatten(), np.repeat(np.arange(len(lengths_R)), lengths_R)
+        numbers = _numbers_of(items, keys_A)
+        if (numbers < 0).any():
+            strange = int(np.argmax(numbers < 0))
+            raise InputError(
+                f"{self.raw.file}: the candidate {items[strange].as_py()!r} is not in {ITEMS_FILE}, "
+                f"whose ids are like {keys_A[0]!r}"
+            )
+        could_RA[owners, numbers] = True
+        is_none_N = ~could_RA[self.requests_N, actions_N]
+        if is_none_N.any():
+            row = int(np.argmax(is_none_N))
+            raise InputError(
+                f"{self.raw.where(row)}: item {keys_A[actions_N[row]]!r} was shown, but is not among the "
+                f"candidates of its request ({int(is_none_N.sum())} such items)"
+            )
+        return could_RA
+
+
+def _numbers_of(items: pa.Array | pa.ChunkedArray, keys_A: Sequence[str | int]) -> Int64Array:
+    """Places of items among the keys; -1 of others."""
+    try:
+        return np.asarray(pd.Index(keys_A).get_indexer(items.to_pandas()), np.int64)
+    except TypeError:  # texts among numbers
+        return np.full(len(items), -1, np.int64)
+
+
+def _find_log(source: Path) -> tuple[Path, _Rows]:
     """The table of a log.
 
     Raises:
@@ -186,7 +276,7 @@ def _find_log(source: Path) -> tuple[Path, RawTable]:
     return source, _with_columns(read_table(source, as_text=()))
 
 
-def _with_columns(raw: RawTable) -> RawTable:
+def _with_columns(raw: RawTable) -> _Rows:
     """A log with all columns that are needed, one row for each shown item.
 
     Raises:
@@ -194,16 +284,30 @@ def _with_columns(raw: RawTable) -> RawTable:
     """
     names = raw.table.schema.names
     if set(names) >= _OF_DECISIONS and set(names) & set(_REWARDS):
-        return _decisions(raw)
+        # Of the requests of one message, too, chance decides about each by itself.
+        return _Rows(_decisions(raw))
     if set(names) >= _OF_REQUESTS:
         return _shown_items(raw)
     for wanted in (("item_id",), _REWARDS, _PROPENSITIES):
         if not set(wanted) & set(names):
             raise InputError(f"{raw.file}: has no column {' or '.join(wanted)}; found {', '.join(names)}")
-    return raw
+    return _Rows(raw, _requests_of(raw))
 
 
-def _shown_items(raw: RawTable) -> RawTable:
+def _requests_of(raw: RawTable) -> Int64Array | None:
+    """The request of each row, from 0; a row without an id is a request of its own."""
+    names = raw.table.schema.names
+    if "request_id" not in names:
+        return None
+    keys = raw.table.select([name for name in _KEYS if name in names]).to_pandas()
+    groups = keys.groupby(list(keys), dropna=False, sort=False)
+    requests_N = groups.ngroup().to_numpy(dtype=np.int64, copy=True)
+    has_none_N = keys["request_id"].isna().to_numpy()
+    requests_N[has_none_N] = len(keys) + np.arange(int(has_none_N.sum()))
+    return np.asarray(np.unique(requests_N, return_inverse=True)[1], np.int64)
+
+
+def _shown_items(raw: RawTable) -> _Rows:
     """The items of a request log, one in a row.
 
     Raises:
@@ -241,7 +345,15 @@ def _shown_items(raw: RawTable) -> RawTable:
     for name in raw.table.schema.names:
         if name.startswith("user_feature_"):
             columns[name] = raw.table[name].combine_chunks().take(pa.array(rows_N))
-    return RawTable(pa.table(columns), raw.file, lambda row: raw.where(int(rows_N[row])))
+    candidates = shown
+    if "candidates" in raw.table.schema.names:
+        candidates = raw.table["candidates"].combine_chunks()
+        if not pa.types.is_list(candidates.type):
+            raise InputError(
+                f"{raw.file}: column candidates has the type {candidates.type}; expected lists of items"
+            )
+    table = RawTable(pa.table(columns), raw.file, lambda row: raw.where(int(rows_N[row])))
+    return _Rows(table, rows_N, candidates)
 
 
 def _decisions(raw: RawTable) -> RawTable:
@@ -276,7 +388,7 @@ def _refuse_repeated(raw: RawTable) -> None:
         InputError: naming the first row whose request was there before.
     """
     # A request of the Open Inference Protocol has several rows, with a number each.
-    by = [name for name in ("request_id", "row") if name in raw.table.schema.names]
+    by = [name for name in _KEYS if name in raw.table.schema.names]
     keys = raw.table.select(by).to_pandas()
     again_R = (keys.duplicated() & keys["request_id"].notna()).to_numpy()
     if again_R.any():

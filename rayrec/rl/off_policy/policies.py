@@ -14,8 +14,12 @@ from rayrec.rl.off_policy.logs import BanditLog
 
 
 def uniform(log: BanditLog) -> Float64Array:
-    """[N, A] the same probability for every action."""
-    return np.full((len(log), log.num_actions), 1.0 / log.num_actions)
+    """[N, A] the same probability for every action that the request of the row could get."""
+    could_NA = log.could_show_NA
+    if could_NA is None:
+        return np.full((len(log), log.num_actions), 1.0 / log.num_actions)
+    probs_NA: Float64Array = could_NA / could_NA.sum(axis=1, keepdims=True)
+    return probs_NA
 
 
 def always(log: BanditLog, action: str) -> Float64Array:
@@ -25,7 +29,7 @@ def always(log: BanditLog, action: str) -> Float64Array:
         action: as the log has it.
 
     Raises:
-        InputError: the log has no such action.
+        InputError: the log has no such action, or never shows it, or some of its requests could not.
     """
     names = [str(name) for name in log.action_names]
     if action not in names:
@@ -33,20 +37,37 @@ def always(log: BanditLog, action: str) -> Float64Array:
             f"{log.name}: there is no action {action!r}, so nothing can be told of it; there are "
             f"{', '.join(names)}"
         )
+    number = names.index(action)
+    if not (log.actions_N == number).any():
+        raise InputError(
+            f"{log.name}: the action {action!r} is known, but in no row, so nothing can be told of it; "
+            "take a longer log, or one of a policy that takes it more often"
+        )
+    if log.could_show_RA is not None:
+        could_R = log.could_show_RA[np.unique(log.requests_N), number]
+        if not could_R.all():
+            raise InputError(
+                f"{log.name}: only {int(could_R.sum()):,} of {len(could_R):,} requests could show "
+                f"{action!r}, so no policy shows it to all; keep these requests alone, or ask of a "
+                "policy that orders what each request could show"
+            )
     probs_NA = np.zeros((len(log), log.num_actions))
-    probs_NA[:, names.index(action)] = 1.0
+    probs_NA[:, number] = 1.0
     return probs_NA
 
 
-def softmax_of(model_NA: Float64Array, temperature: float) -> Float64Array:
-    """[N, A] softmax over a reward model: softmax(q / temperature).
+def softmax_of(log: BanditLog, model_NA: Float64Array, temperature: float) -> Float64Array:
+    """[N, A] softmax over a reward model: softmax(q / temperature), of the actions that a row could get.
 
     Raises:
         ValueError: a temperature that is not positive.
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    probs_NA: Float64Array = softmax(model_NA / temperature, axis=1)
+    logits_NA, could_NA = model_NA / temperature, log.could_show_NA
+    if could_NA is not None:
+        logits_NA = np.where(could_NA, logits_NA, -np.inf)
+    probs_NA: Float64Array = softmax(logits_NA, axis=1)
     return probs_NA
 
 

@@ -1,8 +1,8 @@
-"""A reward model: logistic regression that predicts each row from other rows only.
+"""A reward model: logistic regression that predicts each row from rows of other requests only.
 
-Rows are divided into folds, and each fold is predicted by a model of the others (cross-fitting, Chernozhukov
-et al., The Econometrics Journal 2018): the residuals that the doubly robust estimate corrects are then not
-those of its own fit.
+Requests are divided into folds, and each fold is predicted by a model of the others (cross-fitting,
+Chernozhukov et al., The Econometrics Journal 2018): the residuals that the doubly robust estimate corrects
+are then not those of its own fit. Rows of one request are alike, so they are never apart.
 
 Axes: N rows, A actions, F features of a context, D of the model, K folds.
 """
@@ -33,7 +33,7 @@ def cross_fitted(
         raise ValueError(f"num_folds must be at least 2, got {num_folds}")
     if not np.isin(log.rewards_N, (0.0, 1.0)).all():
         raise ValueError("rewards must be 0 or 1: the model is one of probabilities")
-    folds_N = np.random.default_rng(seed).permutation(len(log)) % num_folds
+    folds_N = log.folds_N(num_folds, seed)
     model_NA = np.empty((len(log), log.num_actions))
     for fold in range(num_folds):
         fitted = _Logistic.fit(log.some(np.flatnonzero(folds_N != fold)), strength, interactions)
@@ -47,7 +47,7 @@ def mean_rewards(log: BanditLog, num_folds: int = 3, seed: int = 0) -> Float64Ar
 
     For rewards that are no probabilities, such as what was earned.
     """
-    folds_N = np.random.default_rng(seed).permutation(len(log)) % num_folds
+    folds_N = log.folds_N(num_folds, seed)
     model_NA = np.empty((len(log), log.num_actions))
     for fold in range(num_folds):
         (others_M,) = np.nonzero(folds_N != fold)
@@ -105,12 +105,12 @@ class _Parts:
     @staticmethod
     def size(log: BanditLog, interactions: bool) -> int:
         num_features = log.contexts_NF.shape[1] * (log.num_actions if interactions else 1)
-        return 1 + log.num_actions + _num_positions(log) + num_features
+        return 1 + log.num_actions + log.num_positions + num_features
 
     @classmethod
     def of(cls, weights_D: Float64Array, log: BanditLog, interactions: bool) -> _Parts:
         positions = 1 + log.num_actions
-        contexts = positions + _num_positions(log)
+        contexts = positions + log.num_positions
         of_contexts = weights_D[contexts:]
         if interactions:
             of_contexts = of_contexts.reshape(log.num_actions, -1)
@@ -136,7 +136,7 @@ class _Parts:
         of_actions_A = np.bincount(log.actions_N, slopes_N, minlength=log.num_actions)
         positions_N = np.zeros(0, dtype=np.int64) if log.positions_N is None else log.positions_N
         of_positions_P = np.bincount(
-            positions_N, slopes_N[: len(positions_N)], minlength=_num_positions(log)
+            positions_N, slopes_N[: len(positions_N)], minlength=log.num_positions
         ).astype(np.float64)
         if self._contexts.ndim == 2:
             of_contexts = np.zeros_like(self._contexts)
@@ -152,11 +152,3 @@ class _Parts:
         if self._contexts.ndim == 1:
             shared_N += log.contexts_NF @ self._contexts
         return shared_N
-
-
-_POSITIONS = 3
-"""Of a page of the Open Bandit Dataset."""
-
-
-def _num_positions(log: BanditLog) -> int:
-    return 0 if log.positions_N is None else max(_POSITIONS, int(log.positions_N.max(initial=0)) + 1)

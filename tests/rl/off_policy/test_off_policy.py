@@ -173,9 +173,9 @@ def test_intervals_cover_the_truth_as_often_as_they_say():
 def test_policies_are_distributions():
     log = log_of([0, 1, 1], [0, 1, 0], [0.5, 0.2, 0.4], positions=[0, 1, 1])
     assert uniform(log).tolist() == [[0.5, 0.5]] * 3
-    np.testing.assert_allclose(softmax_of(np.array([[0.0, np.log(3.0)]]), 1.0), [[0.25, 0.75]])
+    np.testing.assert_allclose(softmax_of(BY_HAND, np.array([[0.0, np.log(3.0)]]), 1.0), [[0.25, 0.75]])
     with pytest.raises(ValueError, match="positive"):
-        softmax_of(MODEL_NA, 0.0)
+        softmax_of(BY_HAND, MODEL_NA, 0.0)
     # At position 0 only action 0 was done, at position 1 only action 1.
     assert logged_frequencies(log, log).tolist() == [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
 
