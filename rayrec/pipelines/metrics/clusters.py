@@ -4,7 +4,7 @@ Users are in groups by a hash of theirs, and shares of the groups differ by what
 more than by chance alone is the design effect, by which the requests count less. Few groups that hold most of
 the requests measure it badly, so the interval is that of Student's t.
 
-Source: Kish, "Survey sampling" (1965), chapters 5 and 8; Cornish and Fisher (1937) for the quantiles of t.
+Source: Kish, "Survey sampling" (1965), chapters 5 and 8.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 
 from rayrec.pipelines.metrics.estimate import Estimate
 from rayrec.pipelines.metrics.proportions import Z_95, newcombe
+
+_FAR = 1e6
+"""Standard deviations: an interval of a share is all of it, and squares of more would overflow."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,12 @@ def difference(after: GroupedShare, before: GroupedShare, z: float = Z_95) -> Es
 
 
 def student(z: float, freedom: float) -> float:
-    """The quantile of Student's t where the normal distribution has `z`, by the first terms of its series."""
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    return z + (z**3 + z) / (4 * freedom) + second / freedom**2
+    """The quantile of Student's t with the probability that the normal distribution has up to `z`.
+
+    Args:
+        freedom: degrees of it, above 0; need not be a whole number.
+    """
+    from scipy.special import ndtr, stdtrit  # not at import: services that have no canary need none of it
+
+    # By the lower tail, whose small probabilities are exact; with less freedom it is farther still.
+    return min(-float(stdtrit(max(freedom, 0.01), ndtr(-z))), _FAR)
