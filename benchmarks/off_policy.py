@@ -27,7 +27,6 @@ from benchmarks.synthetic_bandit import World
 from rayrec.platform.arrays import Float64Array
 from rayrec.platform.console import log as out
 from rayrec.rl.off_policy.estimators import (
-    Terms,
     diagnostics,
     direct_method,
     doubly_robust,
@@ -35,6 +34,7 @@ from rayrec.rl.off_policy.estimators import (
     inverse_propensity,
     self_normalized,
 )
+from rayrec.rl.off_policy.intervals import PolicyEstimate, Terms
 from rayrec.rl.off_policy.logs import BanditLog, read_log
 from rayrec.rl.off_policy.policies import logged_frequencies, uniform
 from rayrec.rl.off_policy.reward_model import cross_fitted
@@ -44,7 +44,7 @@ NOMINAL, TARGET = 0.95, 0.96
 
 Estimator = Callable[[BanditLog, Float64Array, Float64Array], Terms]
 ESTIMATORS: dict[str, Estimator] = {
-    "direct-method": lambda log, target_NA, model_NA: direct_method(target_NA, model_NA),
+    "direct-method": lambda log, target_NA, model_NA: direct_method(log, target_NA, model_NA),
     "inverse-propensity": lambda log, target_NA, model_NA: inverse_propensity(log, target_NA),
     "self-normalized": lambda log, target_NA, model_NA: self_normalized(log, target_NA),
     "doubly-robust": doubly_robust,
@@ -98,7 +98,7 @@ def _coverage(
             log = BanditLog(log.contexts_NF, log.actions_N, log.rewards_N, wrong_N, log.num_actions)
         for name, estimator in ESTIMATORS.items():
             found = estimator(log, target_NA, model_NA).estimate(RESAMPLES, number)
-            hits[name].append(found.low <= truth <= found.high)
+            hits[name].append(found.covers(truth))
             values[name].append(found.value)
     return {name: (float(np.mean(hits[name])), float(np.mean(values[name])) - truth) for name in ESTIMATORS}
 
@@ -109,17 +109,17 @@ def _open_bandit(folder: Path) -> None:
         own, log = logs[name], logs[log_of]
         earned = Terms(own.rewards_N).estimate()
         target_NA = uniform(log) if name == "random" else logged_frequencies(log, own)
-        out.print(
-            f"{name}: earned {earned.value:.5f} ({earned.low:.5f} to {earned.high:.5f})", highlight=False
-        )
+        out.print(f"{name}: earned {_shown(earned)}", highlight=False)
         for estimator, found in estimates(log, target_NA, cross_fitted(log)).items():
-            out.print(
-                f"  by the log of {log_of}, {estimator}: {found.value:.5f} "
-                f"({found.low:.5f} to {found.high:.5f})",
-                highlight=False,
-            )
+            out.print(f"  by the log of {log_of}, {estimator}: {_shown(found)}", highlight=False)
         trust = diagnostics(log, target_NA)
         out.print(
             f"  weights leave {trust.effective_rows:,.0f} rows, the largest is {trust.largest_weight:.2f}",
             highlight=False,
         )
+
+
+def _shown(found: PolicyEstimate) -> str:
+    if found.low is None or found.high is None:
+        return f"{found.value:.5f} (no interval: {found.note})"
+    return f"{found.value:.5f} ({found.low:.5f} to {found.high:.5f})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from rayrec.cli.app import app
 from rayrec.platform.console import Answer, command, print_rows
 from rayrec.platform.console import log as console
 from rayrec.platform.errors import InputError
+
+if TYPE_CHECKING:
+    from rayrec.rl.off_policy.intervals import PolicyEstimate
 
 
 class TargetPolicy(StrEnum):
@@ -78,7 +81,7 @@ def off_policy_command(
                     # Its interval is that of the model's mean, and says nothing of the model's bias.
                     f"{estimate.value:.5f} (no interval: it would not cover the bias of the model)"
                     if name == DIRECT_METHOD
-                    else f"{estimate.value:.5f} ({estimate.low:.5f} to {estimate.high:.5f})",
+                    else _shown(estimate),
                 )
                 for name, estimate in found.items()
             ),
@@ -87,9 +90,15 @@ def off_policy_command(
         ],
     )
     if trust.is_implausible:
+        if trust.mean_weight > 1:
+            why = f"the propensities of {log_folder} are not the chances with which its items were shown"
+        else:
+            why = (
+                f"{log_folder} hardly has what the policy does, since it had no chance there or the log is "
+                "too short, or its propensities are too large"
+            )
         console.print(
-            f"the mean weight is {trust.mean_weight:.3f}, but by true propensities it is at most 1: those of "
-            f"{log_folder} are not the chances with which its items were shown; the estimates mean nothing"
+            f"the mean weight is {trust.mean_weight:.3f}, too far from 1: {why}; the estimates mean nothing"
         )
     return {
         "policy": policy.value,
@@ -97,3 +106,11 @@ def off_policy_command(
         "estimates": {name: estimate._asdict() for name, estimate in found.items()},
         "diagnostics": asdict(trust),
     }
+
+
+def _shown(estimate: PolicyEstimate) -> str:
+    """With its interval, or why there is none."""
+    if estimate.low is None or estimate.high is None:
+        return f"{estimate.value:.5f} (no interval: {estimate.note})"
+    note = f"; {estimate.note}" if estimate.note else ""
+    return f"{estimate.value:.5f} ({estimate.low:.5f} to {estimate.high:.5f}{note})"

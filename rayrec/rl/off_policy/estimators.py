@@ -3,11 +3,10 @@
     log: action a, reward r, propensity p        target policy: π(a | x)        reward model: q(x, a)
     weight w = π(a | x) / p
 
-Every estimate is a mean of one term per row, or a ratio of two such means. Intervals are bias-corrected and
-accelerated bootstrap intervals (BCa, Efron, JASA 1987; scipy's): with dozens of clicks in ten thousand rows,
-terms are so skewed that an interval symmetric around the estimate would be too low on both sides.
+Every estimate is a mean of one term per row, or a ratio of two such means; intervals are by request
+(`intervals`).
 
-Axes: N rows, A actions.
+Axes: N rows, A actions, R requests.
 """
 
 from __future__ import annotations
@@ -17,52 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayrec.pipelines.metrics.estimate import Estimate
+from rayrec.pipelines.metrics.clusters import student
 from rayrec.platform.arrays import Float64Array
+from rayrec.platform.errors import InputError
+from rayrec.rl.off_policy.intervals import PolicyEstimate, Terms, effective_number, sums_by_request
 from rayrec.rl.off_policy.logs import BanditLog
 
-CONFIDENCE = 0.95
-_NUMBERS_AT_ONCE = 1 << 23
-"""Of a resample or of the jackknife, in memory."""
-
-
-@dataclass(frozen=True)
-class Terms:
-    """An estimate by its terms: mean(numerators), divided by mean(denominators) where there are any."""
-
-    numerators_N: Float64Array
-    denominators_N: Float64Array | None = None
-
-    @property
-    def value(self) -> float:
-        top = float(self.numerators_N.mean())
-        return top if self.denominators_N is None else top / float(self.denominators_N.mean())
-
-    def estimate(self, num_resamples: int = 999, seed: int = 0) -> Estimate:
-        """Return the value and its bootstrap interval over rows."""
-        from scipy import stats  # takes a second to import
-
-        top_N, bottom_N = self.numerators_N, self.denominators_N
-        if np.ptp(top_N) == 0 and (bottom_N is None or np.ptp(bottom_N) == 0):
-            return Estimate(self.value, self.value, self.value)  # all rows are equal
-        samples = (top_N,) if bottom_N is None else (top_N, bottom_N)
-        found = stats.bootstrap(
-            samples,
-            np.mean if bottom_N is None else _ratio,
-            paired=True,
-            vectorized=True,
-            n_resamples=num_resamples,
-            batch=max(1, _NUMBERS_AT_ONCE // len(top_N)),
-            confidence_level=CONFIDENCE,
-            method="BCa",
-            rng=np.random.default_rng(seed),
-        ).confidence_interval
-        return Estimate(self.value, float(found.low), float(found.high))
-
-
-def _ratio(top: Float64Array, bottom: Float64Array, axis: int = -1) -> Float64Array:
-    found: Float64Array = top.mean(axis=axis) / bottom.mean(axis=axis)
-    return found
+_ALARM = 5.0
+"""Standard errors, were there very many requests: chance is that far off once in two million logs."""
 
 
 def importance_weights(
@@ -77,9 +38,9 @@ def importance_weights(
     return weights_N if max_weight is None else np.minimum(weights_N, max_weight)
 
 
-def direct_method(target_probs_NA: Float64Array, model_NA: Float64Array) -> Terms:
+def direct_method(log: BanditLog, target_probs_NA: Float64Array, model_NA: Float64Array) -> Terms:
     """Σ_a π(a | x) q(x, a): as accurate as the model."""
-    return Terms((target_probs_NA * model_NA).sum(axis=1))
+    return Terms((target_probs_NA * model_NA).sum(axis=1), requests_N=log.requests_N)
 
 
 def inverse_propensity(
@@ -89,16 +50,40 @@ def inverse_propensity(
 
     Source: Horvitz and Thompson, JASA 1952.
     """
-    return Terms(importance_weights(log, target_probs_NA, max_weight) * log.rewards_N)
+    weights_N = importance_weights(log, target_probs_NA, max_weight)
+    return Terms(
+        weights_N * log.rewards_N,
+        None,
+        log.requests_N,
+        weights_N,
+        log.rewards_N,
+        (0.0,) if log.rewards_are_binary else (),
+    )
 
 
 def self_normalized(log: BanditLog, target_probs_NA: Float64Array, max_weight: float | None = None) -> Terms:
     """Σ w r / Σ w: slightly biased, with a much smaller variance.
 
+    Raises:
+        InputError: the policy takes none of the logged actions.
+
     Source: Swaminathan and Joachims, NeurIPS 2015.
     """
     weights_N = importance_weights(log, target_probs_NA, max_weight)
-    return Terms(weights_N * log.rewards_N, weights_N)
+    if not weights_N.any():
+        raise InputError(
+            f"{log.name}: in none of its {len(log):,} rows has the policy a chance to take the action "
+            "that was logged, so nothing can be told of it; take a longer log, or one of a "
+            "policy more like it"
+        )
+    return Terms(
+        weights_N * log.rewards_N,
+        weights_N,
+        log.requests_N,
+        weights_N,
+        log.rewards_N,
+        (0.0, 1.0) if log.rewards_are_binary else (),
+    )
 
 
 def doubly_robust(
@@ -111,7 +96,13 @@ def doubly_robust(
     """
     weights_N = importance_weights(log, target_probs_NA, max_weight)
     of_logged_N = model_NA[np.arange(len(log)), log.actions_N]
-    return Terms((target_probs_NA * model_NA).sum(axis=1) + weights_N * (log.rewards_N - of_logged_N))
+    return Terms(
+        (target_probs_NA * model_NA).sum(axis=1) + weights_N * (log.rewards_N - of_logged_N),
+        None,
+        log.requests_N,
+        weights_N,
+        log.rewards_N,
+    )
 
 
 @dataclass(frozen=True)
@@ -125,19 +116,32 @@ class Diagnostics:
     """1 in expectation; otherwise propensities are wrong, or the policy takes actions that are never
     logged."""
     is_implausible: bool
-    """Whether the mean is above 1 by more than five of its standard errors: true propensities give none."""
+    """Whether the mean is so far from 1 that the estimates mean nothing. Above 1, propensities are wrong.
+    Below it, they are, or the log hardly has what the policy does, for want of chances or of rows."""
 
 
 def diagnostics(log: BanditLog, target_probs_NA: Float64Array) -> Diagnostics:
     weights_N = importance_weights(log, target_probs_NA)
-    total = float(weights_N.sum())
-    error = float(weights_N.std()) / len(log) ** 0.5
+    mean = float(weights_N.mean())
     return Diagnostics(
-        is_implausible=total / len(log) > 1.0 + 5.0 * error + 1e-6,
-        effective_rows=total**2 / max(float(np.square(weights_N).sum()), 1e-300),
+        is_implausible=abs(mean - 1.0) > _margin_of_mean(log, weights_N) + 1e-6,
+        effective_rows=effective_number(weights_N),
         largest_weight=float(weights_N.max()),
-        mean_weight=total / len(log),
+        mean_weight=mean,
     )
+
+
+def _margin_of_mean(log: BanditLog, weights_N: Float64Array) -> float:
+    """How far from 1 the mean weight of a right log may be: so many standard errors of it, by request."""
+    mean = float(weights_N.mean())
+    residuals_R = sums_by_request(weights_N - mean, log.requests_N)
+    freedom = len(residuals_R) - 1
+    if freedom < 1:  # one request tells nothing of others
+        return float("inf")
+    error = (float(np.square(residuals_R).sum()) * (1.0 + 1.0 / freedom)) ** 0.5 / len(log)
+    # Large weights that are missing from the mean are missing from its error, too: where the mean is
+    # low, there would be 1 / mean times as many.
+    return student(_ALARM, freedom) * error / max(min(mean, 1.0), 1e-300) ** 0.5
 
 
 DIRECT_METHOD = "direct method"
@@ -152,10 +156,14 @@ def estimates(
     num_resamples: int = 999,
     seed: int = 0,
     max_weight: float | None = None,
-) -> Mapping[str, Estimate]:
-    """Compute every estimate; returns them by name."""
+) -> Mapping[str, PolicyEstimate]:
+    """Compute every estimate; returns them by name.
+
+    Raises:
+        InputError: the policy takes none of the logged actions.
+    """
     made: dict[str, Callable[[], Terms]] = {
-        DIRECT_METHOD: lambda: direct_method(target_probs_NA, model_NA),
+        DIRECT_METHOD: lambda: direct_method(log, target_probs_NA, model_NA),
         "inverse propensity": lambda: inverse_propensity(log, target_probs_NA, max_weight),
         "self-normalized": lambda: self_normalized(log, target_probs_NA, max_weight),
         "doubly robust": lambda: doubly_robust(log, target_probs_NA, model_NA, max_weight),

@@ -64,6 +64,8 @@ class BanditLog:
     """Request of each row, from 0: chance decides about the rows of one together. None: about each row."""
     could_show_RA: BoolArray | None = None
     """Actions that each request could get, where requests have lists of their own; None: all of them."""
+    rewards_are_binary: bool = False
+    """Whether a reward can be only 0 or 1: those of a log may happen to be, and bounds need to know."""
     num_positions: int = 0
     """Of the whole log; found in `positions_N`, and kept by `some`, whose rows may lack the deepest ones."""
 
@@ -197,6 +199,7 @@ def read_log(source: str | Path) -> BanditLog:
         action_names=tuple(keys_A),
         requests_N=shown.requests_N,
         could_show_RA=shown.could_show_RA(actions_N, keys_A),
+        rewards_are_binary=_EARNED not in names,
     )
 
 

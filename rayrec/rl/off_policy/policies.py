@@ -44,7 +44,8 @@ def always(log: BanditLog, action: str) -> Float64Array:
             "take a longer log, or one of a policy that takes it more often"
         )
     if log.could_show_RA is not None:
-        could_R = log.could_show_RA[np.unique(log.requests_N), number]
+        assert log.requests_N is not None, "the lists are of requests"
+        could_R = log.could_show_RA[:, number][np.unique(log.requests_N)]
         if not could_R.all():
             raise InputError(
                 f"{log.name}: only {int(could_R.sum()):,} of {len(could_R):,} requests could show "
