@@ -32,6 +32,10 @@ def there() -> list[str]:
     return sorted(memory.find("/bucket")) if memory.exists("/bucket") else []
 
 
+def folders_there() -> set[str]:
+    return {path.split("/")[5] for path in there() if "/snapshots/" in path}
+
+
 def run_with(folder: Path, *snapshots: str, run: str = ID, start: str = "first") -> Path:
     (folder / "run.json").parent.mkdir(parents=True, exist_ok=True)
     last = snapshots[-1] if snapshots else None
@@ -65,8 +69,7 @@ def test_snapshots_that_are_not_kept_go_and_those_that_are_there_are_not_sent_ag
 
     copy.update(run_with(run, "step-12"), {"step-9", "step-12"})
 
-    found = {path.split("/")[5] for path in there() if "/snapshots/" in path}
-    assert found == {"step-9", "step-12"}
+    assert folders_there() == {"step-9.first", "step-12.first"}
     copy.restore(tmp_path / "elsewhere")
     assert (tmp_path / "elsewhere/snapshots/step-9/item-00000.parquet").read_bytes() == b"rows of step-9"
     assert '"step-12"' in (tmp_path / "elsewhere" / "run.json").read_text()
@@ -77,7 +80,7 @@ def test_half_a_snapshot_is_none(tmp_path):
     run = run_with(tmp_path / "run", "step-5", "step-9")
     copy = RunCopy(URL)
     copy.update(run, {"step-5", "step-9"})
-    fsspec.filesystem("memory").rm("/bucket/runs/mine/snapshots/step-9/manifest.json")
+    fsspec.filesystem("memory").rm("/bucket/runs/mine/snapshots/step-9.first/manifest.json")
 
     copy.restore(tmp_path / "elsewhere")
     assert [path.name for path in (tmp_path / "elsewhere" / "snapshots").iterdir()] == ["step-5"]
@@ -136,7 +139,7 @@ def test_a_file_that_is_on_its_way_to_a_disk_does_not_show(tmp_path, monkeypatch
     run = run_with(tmp_path / "run", "step-5")
     url = (tmp_path / "other disk").as_uri()
     RunCopy(url).update(run, {"step-5"})
-    before = contents(tmp_path / "other disk")
+    before, of_run = contents(tmp_path / "other disk"), contents(run)
     run_with(run, "step-5", "step-9")
 
     def disk_full(source: str, target: str, *args: object) -> None:
@@ -150,9 +153,8 @@ def test_a_file_that_is_on_its_way_to_a_disk_does_not_show(tmp_path, monkeypatch
 
     shown = {name: content for name, content in contents(tmp_path / "other disk").items() if "/." not in name}
     assert shown == before
-    del before["copy.json"]  # is of the copy, not of the run
     RunCopy(url).restore(tmp_path / "elsewhere")
-    assert contents(tmp_path / "elsewhere") == before
+    assert contents(tmp_path / "elsewhere") == of_run
     RunCopy(url).update(run, {"step-5", "step-9"})
     RunCopy(url).restore(tmp_path / "again")
     assert contents(tmp_path / "again") == contents(run)
@@ -221,6 +223,78 @@ def test_a_process_that_was_given_up_does_not_overwrite_what_the_next_one_copies
 
     RunCopy(URL).restore(tmp_path / "third")
     assert contents(tmp_path / "third") == contents(new)
+
+
+FILES = ["item-00000.parquet", "manifest.json", "config.yaml", "run.json"]
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("url", [URL, "a disk"])
+def test_a_process_that_is_given_up_while_it_copies_takes_nothing_back(tmp_path, monkeypatch, url, file):
+    """An upload takes minutes: the next process had copied its snapshots, and the old one deleted them."""
+    url = (tmp_path / "disk").as_uri() if url == "a disk" else url
+    old = run_with(tmp_path / "a machine" / "mine", "step-5")
+    RunCopy(url).update(old, {"step-5"})
+    run_with(old, "step-5", "step-9")
+    elsewhere, next_one, send = tmp_path / "another machine" / "mine", RunCopy(url), RunCopy._send
+
+    def taken_over(self: RunCopy, run: Path, name: str, to: str | None = None) -> None:
+        if self is not next_one and name.endswith(file) and not elsewhere.exists():
+            next_one.restore(elsewhere)
+            run_with(elsewhere, "step-5", start="second")
+            next_one.claim(elsewhere)
+            write_again(run_with(elsewhere, "step-7", "step-9", start="second"), "step-9")
+            next_one.update(elsewhere, {"step-7", "step-9"})
+        send(self, run, name, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunCopy, "_send", taken_over)
+        with pytest.raises(InputError, match="was started again elsewhere"):
+            RunCopy(url).update(old, {"step-5", "step-9"})
+
+    next_one.restore(tmp_path / "third")
+    kept = {name: content for name, content in contents(elsewhere).items() if "step-5" not in name}
+    if file == "run.json":  # what the old one was writing at that moment; the next copy brings it again
+        kept["run.json"] = contents(old)["run.json"]
+    assert contents(tmp_path / "third") == kept
+    next_one.update(elsewhere, {"step-7", "step-9"})
+    next_one.restore(tmp_path / "fourth")
+    kept["run.json"] = contents(elsewhere)["run.json"]
+    assert contents(tmp_path / "fourth") == kept
+
+
+def test_a_process_that_is_given_up_before_it_deletes_deletes_nothing(tmp_path, monkeypatch):
+    old = run_with(tmp_path / "a machine" / "mine", "step-5", "step-9")
+    RunCopy(URL).update(old, {"step-5"})
+    elsewhere, write_index = tmp_path / "another machine" / "mine", RunCopy._write_index
+    indices = []
+
+    def taken_over(self: RunCopy, copy: dict[str, Any]) -> None:
+        write_index(self, copy)
+        indices.append(copy)
+        if len(indices) == 2:  # it has just let go of step-5
+            RunCopy(URL).claim(run_with(elsewhere, "step-11", start="second"))
+            on_its_way = "/bucket/runs/mine/snapshots/step-11.second/rows"
+            fsspec.filesystem("memory").pipe(on_its_way, b"rows")
+
+    monkeypatch.setattr(RunCopy, "_write_index", taken_over)
+    with pytest.raises(InputError, match="was started again elsewhere"):
+        RunCopy(URL).update(old, {"step-9"})
+
+    assert folders_there() == {"step-5.first", "step-9.first", "step-11.second"}
+    RunCopy(URL).update(elsewhere, {"step-11"})
+    assert folders_there() == {"step-11.second"}
+
+
+def test_a_process_that_ends_leaves_the_empty_copy_of_the_next_one(tmp_path):
+    old = run_with(tmp_path / "a machine" / "mine")
+    RunCopy(URL).claim(old)
+    RunCopy(URL).claim(run_with(tmp_path / "another machine" / "mine", start="second"))
+
+    RunCopy(URL).release(old)
+
+    with pytest.raises(InputError, match="copy of the run 'mine'"):
+        RunCopy(URL).check_free(tmp_path / "somebody else's")
 
 
 def test_a_job_does_not_bring_back_the_run_of_another_name(tmp_path):

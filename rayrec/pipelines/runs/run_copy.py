@@ -1,11 +1,14 @@
 """A second home of a run: its folder, copied to another file system as it goes, and back.
 
 COPY/copy.json             the run that the copy is of, and the folder below that each snapshot lies in
-COPY/snapshots/step-N/     a snapshot; `step-N.K` where the run went back and wrote the step again
+COPY/snapshots/step-N.S/   a snapshot that start S of the run copied; `step-N.S.K`: the step written again
 COPY/run.json, ...         what the run's folder says of the run
 
 A snapshot's manifest is copied last, copy.json after it, and then run.json: what run.json names is whole.
 What is replaced is deleted after that. So at every moment there is a whole snapshot, once there was one.
+
+An upload takes minutes, and the run may be started elsewhere meanwhile. So a process writes to folders of
+its own, and looks again at whom the copy belongs to before it writes what others read and before it deletes.
 """
 
 from __future__ import annotations
@@ -115,7 +118,7 @@ class RunCopy:
         copy, mine = self._index(), _read_json(run / "run.json") or {}
         if (
             copy is not None
-            and copy["run"] == mine.get("id")
+            and (copy["run"], copy["start"]) == (mine.get("id"), mine.get("start"))
             and not copy["folders"]
             and not self.holds_run()
         ):
@@ -128,21 +131,25 @@ class RunCopy:
             InputError: the copy belongs to another run, or to this one as it was started elsewhere since.
             OSError: the other file system fails; what it had before is still whole.
         """
-        copy = self._own_index(run)
-        before: dict[str, str] = copy["folders"]
+        before: dict[str, str] = self._own_index(run)["folders"]
         folders = dict(before)
         for name in sorted(snapshots):
             folders[name] = self._send_snapshot(run, name, before.get(name))
+        # Here and below, a process that takes the copy between the look and the write of one small file
+        # is overwritten: file systems know no locks. If that file is the index, the other process is
+        # refused at its next update, and the copy loses what it sent within that moment, which its own
+        # folder still has.
         if folders != before:
-            self._write_index(copy | {"folders": folders})
+            self._write_index(self._own_index(run) | {"folders": folders})
         measured = sorted(path.name for path in run.glob(ATTENTION_FILES))
         for name in (*measured, *_DESCRIPTIONS):
             if (run / name).exists():
+                self._own_index(run)
                 self._send(run, name)
         kept = {name: folders[name] for name in sorted(snapshots)}
         if kept != folders:
-            self._write_index(copy | {"folders": kept})
-        self._delete_all_but(set(kept.values()))
+            self._write_index(self._own_index(run) | {"folders": kept})
+        self._delete_unnamed(run)
 
     def restore(self, run: Path) -> None:
         """Make the run's folder out of the copy; run.json comes last: what it names is whole here, too.
@@ -180,11 +187,14 @@ class RunCopy:
             if theirs == mine:
                 return before
             if theirs is not None and _files_in(theirs) == _files_in(mine):
+                self._own_index(run)
                 self._send(run, f"{SNAPSHOTS}/{name}/{MANIFEST}", f"{SNAPSHOTS}/{before}/{MANIFEST}")
                 return before  # weights and rows are the same: it only says something else of its run
-        # Never over what is there: that stays whole until run.json is the new one.
-        taken = self._whole()
-        free = (f"{name}.{number}" if number else name for number in itertools.count())
+        # Never over what is there: that stays whole until run.json is the new one. And never where another
+        # start of the run writes.
+        taken, start = self._whole(), (_read_json(run / "run.json") or {}).get("start")
+        own = name if start is None else f"{name}.{start[:8]}"
+        free = (f"{own}.{number}" if number else own for number in itertools.count())
         folder = next(each for each in free if each not in taken)
         self._delete_folder(folder)  # what is left of it arrived in part
         files = [entry.name for entry in (run / SNAPSHOTS / name).iterdir()]
@@ -192,11 +202,16 @@ class RunCopy:
             self._send(run, f"{SNAPSHOTS}/{name}/{file}", f"{SNAPSHOTS}/{folder}/{file}")
         return folder
 
-    def _delete_all_but(self, kept: set[str]) -> None:
-        selector = fs.FileSelector(self._there.path_of(SNAPSHOTS), allow_not_found=True)
-        for info in self._there.filesystem.get_file_info(selector):
-            if info.base_name not in kept:
-                self._delete_folder(info.base_name)
+    def _delete_unnamed(self, run: Path) -> None:
+        """Delete the folders that the copy does not name.
+
+        Those that were there before the look: what another process brings, it brings after it has taken the
+        copy, so that either the look finds it the owner or its folders are not among these.
+        """
+        there = self._folders()
+        named = set(self._own_index(run)["folders"].values())
+        for folder in sorted(there - named):
+            self._delete_folder(folder)
 
     def _delete_folder(self, name: str) -> None:
         there, manifest = self._there, f"{SNAPSHOTS}/{name}/{MANIFEST}"
@@ -207,6 +222,7 @@ class RunCopy:
             there.filesystem.delete_dir(info.path)
 
     def _own_index(self, run: Path) -> dict[str, Any]:
+        """What copy.json says now; an InputError where it says that another process has the copy."""
         copy, mine = self._index(), _read_json(run / "run.json") or {}
         if copy is None or copy["run"] != mine.get("id"):
             self.claim(run)
@@ -253,9 +269,12 @@ class RunCopy:
 
     def _whole(self) -> set[str]:
         """Folders of snapshots that have their manifest."""
+        return {name for name in self._folders() if self._there.exists(f"{SNAPSHOTS}/{name}/{MANIFEST}")}
+
+    def _folders(self) -> set[str]:
+        """Folders of snapshots, also of those that arrived in part."""
         selector = fs.FileSelector(self._there.path_of(SNAPSHOTS), allow_not_found=True)
-        names = {info.base_name for info in self._there.filesystem.get_file_info(selector)}
-        return {name for name in names if self._there.exists(f"{SNAPSHOTS}/{name}/{MANIFEST}")}
+        return {info.base_name for info in self._there.filesystem.get_file_info(selector)}
 
     def _send(self, run: Path, name: str, to: str | None = None) -> None:
         with self._there.written_whole(to or name) as target:
