@@ -5,6 +5,7 @@
     STORE/canary.json                  the version that gets a share, see `canary.py`
     STORE/versions/000017.json         a version's manifest
     STORE/bundles/NAME/...             files, each bundle written once
+    STORE/deleting-NAME.json           a mark: bundles that somebody deletes with old versions now
 
 What a store holds is data and settings; nothing in it is run. The one setting that names code, `op: python`,
 is followed where the host allows it (`loading.py`), and names of files stay in their folders.
@@ -13,13 +14,22 @@ A manifest appears when everything that it names is there, and the pointer moves
 that is replaced as a whole. So readers that follow the pointer always find a whole version. One process at a
 time publishes to a store, and writes one of the two; going back writes the other, so neither undoes what the
 other has just done.
+
+    who deletes       mark ──► look at the manifests ──► delete bundles that none needs ──► take the mark off
+    who publishes     write the manifest ──► look at the marks, then at the files ──► move the pointer
+
+So one of the two sees the other, whatever comes between. A version that needs a marked bundle is taken back,
+and can be published again. Who dies while deleting leaves a mark, which counts for nothing after an hour; the
+next one goes on with it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -35,11 +45,16 @@ from rayrec.embeddings.snapshot.saved_files import checksum_file
 from rayrec.pipelines.versions.manifest import Bundle, BundleFile, ModelVersion
 from rayrec.platform.config import Config
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import sync, unfinished_suffix, write_atomically
+from rayrec.platform.files import is_plain_name, sync, unfinished_suffix, write_atomically
 from rayrec.platform.remote_files import remote_folder
 
+logger = logging.getLogger(__name__)
+
 CURRENT, HELD, VERSIONS, BUNDLES = "current.json", "held.json", "versions", "bundles"
-CANARY = "canary.json"
+CANARY, DELETING = "canary.json", "deleting-"
+MARK_LASTS_S = 3600.0
+"""A mark that is older counts for nothing. Who made it deletes in the first half of that, so clocks of
+machines may differ by as much."""
 
 
 class PublishedMeanwhileError(InputError):
@@ -54,6 +69,18 @@ class Pointer(Config):
     """UNIX seconds."""
     is_held: bool = False
     """Versions that come later do not serve: somebody went back to this one."""
+
+
+class _Mark(Config):
+    """Bundles that somebody is deleting, as they were needed by old versions alone."""
+
+    bundles: tuple[str, ...] = ()
+    marked_at: float = 0.0
+    """UNIX seconds."""
+
+    @property
+    def age_s(self) -> float:
+        return time.time() - self.marked_at
 
 
 class VersionStore:
@@ -185,8 +212,13 @@ class VersionStore:
                 f"{self.url}: version {version.number} was published by somebody else; "
                 "let one run publish to a store"
             )
-        # Whoever deletes old versions looks at the manifests after that, so one of the two sees the other.
-        if gone := self._missing_file(version):
+        try:  # in this order: a mark is taken off when the files are gone
+            gone = self._marked_bundle(version) or self._missing_file(version)
+        except BaseException:  # nobody knows whether all of it is there
+            with suppress(Exception):
+                self._there.filesystem.delete_file(self._there.path_of(name))
+            raise
+        if gone:
             self._there.filesystem.delete_file(self._there.path_of(name))
             raise PublishedMeanwhileError(
                 f"{self._there.shown(gone)}: deleted with old versions while version {version.number} was "
@@ -216,6 +248,12 @@ class VersionStore:
                     fs.copy_files(str(path), target, self._here, there.filesystem)
         return bundle
 
+    def _marked_bundle(self, version: ModelVersion) -> str | None:
+        """Name of a bundle that the version needs, and that somebody is deleting."""
+        live = [mark for mark in self._marks().values() if mark.age_s < MARK_LASTS_S]
+        marked = {name for mark in live for name in mark.bundles}
+        return next((f"{BUNDLES}/{each.name}" for each in version.bundles if each.name in marked), None)
+
     def _missing_file(self, version: ModelVersion) -> str | None:
         """Name of a file that the version needs, and that is not there."""
         names = [
@@ -233,11 +271,14 @@ class VersionStore:
         path = self._there.path_of(f"{BUNDLES}/{bundle.name}/{file.name}")
         if self._there.filesystem.get_file_info([path])[0].size != file.bytes:
             return False
-        if self._is_local:
-            return checksum_file(Path(path)) == file.checksum
-        with tempfile.TemporaryDirectory(prefix="rayrec-compare-") as folder:
-            fs.copy_files(path, f"{folder}/{file.name}", self._there.filesystem, self._here)
-            return checksum_file(Path(folder) / file.name) == file.checksum
+        try:
+            if self._is_local:
+                return checksum_file(Path(path)) == file.checksum
+            with tempfile.TemporaryDirectory(prefix="rayrec-compare-") as folder:
+                fs.copy_files(path, f"{folder}/{file.name}", self._there.filesystem, self._here)
+                return checksum_file(Path(folder) / file.name) == file.checksum
+        except FileNotFoundError:  # deleted with old versions just now
+            return False
 
     def fetch(self, bundle: Bundle) -> Path:
         """A folder of this machine with the files of a bundle, whose checksums were verified.
@@ -298,15 +339,52 @@ class VersionStore:
         if pointer is not None:
             kept |= {pointer.version, *[number for number in numbers if number < pointer.version][-1:]}
         gone = [number for number in numbers if number not in kept]
-        if not gone:
+        left = {name: mark for name, mark in self._marks().items() if mark.age_s >= MARK_LASTS_S}
+        if not gone and not left:
             return
-        held = {bundle.name for number in gone for bundle in self.version(number).bundles}
+        old = self._bundles_of(gone) | {name for mark in left.values() for name in mark.bundles}
+        old -= self._bundles_of(number for number in numbers if number in kept)
+        mark = _Mark(bundles=tuple(sorted(old)), marked_at=time.time())
+        own = f"{DELETING}{secrets.token_hex(6)}.json"
+        # Before anything goes, so that what is left of this when it dies can be found.
+        self._write(own, json.dumps(mark.model_dump(mode="json")).encode())
         for number in gone:  # first, so that no manifest names what is not there
             self._there.filesystem.delete_file(self._there.path_of(_manifest_name(number)))
         # Of all that are there now: one that was published meanwhile may have bundles of one that goes.
-        needed = {bundle.name for number in self.numbers() for bundle in self.version(number).bundles}
-        for name in held - needed:
+        for name in sorted(old - self._bundles_of(self.numbers())):
+            if mark.age_s >= MARK_LASTS_S / 2:  # held up for long: the next one goes on with it
+                logger.warning("%s: deleting old versions takes too long, and goes on later", self.url)
+                return
             self.delete_folder(f"{BUNDLES}/{name}")
+        for name in (own, *left):
+            with suppress(FileNotFoundError):  # somebody else has gone on with it, too
+                self._there.filesystem.delete_file(self._there.path_of(name))
+
+    def _bundles_of(self, numbers: Iterable[int]) -> set[str]:
+        """Names of what these versions need, if they have not been taken back meanwhile."""
+        names: set[str] = set()
+        for manifest in map(_manifest_name, numbers):
+            content = self._there.read(manifest)
+            if content is not None:
+                version = ModelVersion.from_bytes(content, self._there.shown(manifest))
+                names |= {bundle.name for bundle in version.bundles}
+        return names
+
+    def _marks(self) -> dict[str, _Mark]:
+        """By their names; one that is damaged says nothing, and is as old as can be."""
+        marks = {}
+        # Beside the pointers: of a folder for marks, which comes and goes, no listing could be relied on.
+        found = self._there.filesystem.get_file_info(fs.FileSelector(self._there.path, allow_not_found=True))
+        for name in [info.base_name for info in found if info.base_name.startswith(DELETING)]:
+            content = self._there.read(name)
+            if content is None:
+                continue
+            try:
+                mark = _Mark.parse(json.loads(content), source=self._there.shown(name))
+            except ValueError:
+                mark = _Mark()
+            marks[name] = mark if all(is_plain_name(each) for each in mark.bundles) else _Mark()
+        return marks
 
     def read(self, name: str) -> bytes | None:
         """A file of the store; None where there is none."""
