@@ -470,6 +470,44 @@ def test_copies_that_no_version_needs_are_deleted_when_nobody_asked_for_them_of_
     assert load_version(store, second).tables.num_rows
 
 
+@pytest.mark.parametrize("damage", ["a file is gone", "a file is empty", "all files are gone"])
+def test_a_copy_that_was_damaged_is_fetched_again(tmp_path, caplog, damage):
+    """By a cleaner of old files, or a power cut: publishing the same files again did not help."""
+    (tmp_path / "weights").write_bytes(b"weights")
+    (tmp_path / "more").write_bytes(b"more")
+    store = VersionStore(f"memory://{tmp_path.name}", cache=tmp_path / "cache")
+    bundle = store.put("weights", [tmp_path / "weights", tmp_path / "more"])
+    folder = store.fetch(bundle)
+    if damage == "a file is empty":
+        (folder / "weights").write_bytes(b"")
+    else:
+        (folder / "weights").unlink()
+    if damage == "all files are gone":
+        (folder / "more").unlink()
+
+    assert store.fetch(bundle) == folder
+
+    assert (folder / "weights").read_bytes() == b"weights"
+    assert {path.name for path in folder.parent.iterdir()} == {bundle.name}
+    assert f"{folder / 'weights'}: " in caplog.text
+    assert "fetched again" in caplog.text
+    caplog.clear()
+    store.fetch(bundle)
+    assert not caplog.records
+
+
+def test_a_damaged_copy_of_what_is_damaged_in_the_store_is_refused(tmp_path):
+    (tmp_path / "weights").write_bytes(b"weights")
+    store = VersionStore(f"memory://{tmp_path.name}", cache=tmp_path / "cache")
+    bundle = store.put("weights", [tmp_path / "weights"])
+    (store.fetch(bundle) / "weights").unlink()
+    store.write(f"bundles/{bundle.name}/weights", b"weight?")
+    with pytest.raises(InputError, match="not as it was published"):
+        store.fetch(bundle)
+    store.put("weights", [tmp_path / "weights"])
+    assert (store.fetch(bundle) / "weights").read_bytes() == b"weights"
+
+
 def test_a_cache_that_somebody_else_may_have_filled_is_refused(run_with_rows, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     store = VersionStore(f"memory://{tmp_path.name}")

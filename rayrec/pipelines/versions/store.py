@@ -283,6 +283,8 @@ class VersionStore:
     def fetch(self, bundle: Bundle) -> Path:
         """A folder of this machine with the files of a bundle, whose checksums were verified.
 
+        A copy of before that was damaged since is mended.
+
         Raises:
             InputError: a file is missing, or not as it was published; names it.
             OSError: the place does not answer.
@@ -294,19 +296,26 @@ class VersionStore:
         folder = self._cache / bundle.name
         with suppress(OSError):  # what was used of late is not cleaned away
             os.utime(folder)
-        if not folder.is_dir():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self._cache, prefix=f".{bundle.name}-") as unfinished:
-                for file in bundle.files:
-                    self._fetch(f"{BUNDLES}/{bundle.name}/{file.name}", Path(unfinished) / file.name)
-                _check(Path(unfinished), bundle)
-                try:
-                    os.rename(unfinished, folder)
-                except OSError:  # another replica was first; what it has is checked below
-                    if not folder.is_dir():
-                        raise
-                else:
-                    os.mkdir(unfinished)  # which is deleted now
+        if folder.is_dir():
+            damage = _damage(folder, bundle)
+            if damage is None:
+                return folder
+            # By a cleaner of old files, or by a power cut before it was on disk.
+            logger.warning("%s; it is fetched again from %s", damage, self.url)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self._cache, prefix=f".{bundle.name}-") as unfinished:
+            for file in bundle.files:
+                self._fetch(f"{BUNDLES}/{bundle.name}/{file.name}", Path(unfinished) / file.name)
+            _check(Path(unfinished), bundle)
+            try:
+                os.rename(unfinished, folder)
+            except OSError:  # it is there, damaged; or another replica was first
+                if not folder.is_dir():
+                    raise
+                for file in bundle.files:  # one by one: a replica that reads them finds each whole
+                    os.replace(Path(unfinished) / file.name, folder / file.name)
+            else:
+                os.mkdir(unfinished)  # which is deleted now
         _check(folder, bundle)
         return folder
 
@@ -478,12 +487,18 @@ _GO_BACK = "publish again, or let an earlier version serve: rayrec rollback STOR
 
 
 def _check(folder: Path, bundle: Bundle) -> None:
+    if damage := _damage(folder, bundle):
+        raise InputError(f"{damage}; {_GO_BACK}")
+
+
+def _damage(folder: Path, bundle: Bundle) -> str | None:
     for file in bundle.files:
         path = folder / file.name
         if not path.is_file():
-            raise InputError(f"{path}: missing from the published version; {_GO_BACK}")
+            return f"{path}: missing from the published version"
         if path.stat().st_size != file.bytes or checksum_file(path) != file.checksum:
-            raise InputError(f"{path}: not as it was published: its checksum differs; {_GO_BACK}")
+            return f"{path}: not as it was published: its checksum differs"
+    return None
 
 
 def _manifest_name(number: int) -> str:
