@@ -2,6 +2,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -240,6 +241,45 @@ def test_only_the_named_snapshots_are_kept(tmp_path):
 
     kept = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
     assert kept == ["step-000000001", "step-000000003"]
+
+
+def test_what_is_no_snapshot_stays_among_them_and_is_none(tmp_path):
+    folder = RunFolder.create(tmp_path, config())
+    folder.snapshot_path(1).mkdir(parents=True)
+    others = {"a copy by hand", ".DS_Store", "notes.txt", "step-000000002"}
+    for name in others - {"a copy by hand"}:
+        (tmp_path / "snapshots" / name).write_bytes(b"")
+    (tmp_path / "snapshots" / "a copy by hand").mkdir()
+
+    assert folder.snapshot_names() == ["step-000000001"]
+    folder.keep_only(set())
+
+    assert {path.name for path in (tmp_path / "snapshots").iterdir()} == others
+
+
+@pytest.mark.parametrize("error", [OSError("it is busy"), FileNotFoundError("somebody else was first")])
+def test_a_snapshot_that_cannot_be_deleted_is_no_reason_to_end(tmp_path, monkeypatch, caplog, error):
+    folder = RunFolder.create(tmp_path, config())
+    for step in (1, 2):
+        folder.snapshot_path(step).mkdir(parents=True)
+    rmtree, errors = shutil.rmtree, [error]
+
+    def fails_once(path: Path) -> None:
+        if errors:
+            raise errors.pop()
+        rmtree(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fails_once)
+        folder.keep_only(set())
+    assert folder.snapshot_names() == []
+    is_warned = f"{tmp_path}/snapshots/.step-000000001.deleted: cannot be deleted: it is busy" in caplog.text
+    assert is_warned == ("busy" in str(error))
+
+    folder.keep_only(set())
+    assert list((tmp_path / "snapshots").iterdir()) == []
+    folder.snapshots.rmdir()
+    folder.keep_only(set())
 
 
 def test_the_log_has_one_line_of_json_per_record(tmp_path):

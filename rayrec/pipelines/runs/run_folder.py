@@ -93,6 +93,7 @@ RESERVE_FILE, RESERVED_BYTES = ".reserve", 64 * 1024
 """Room on the disk that is given up to write how a run ended, if there is no other."""
 COLUMNS_FILE, ACCEPTED_FILE = "columns.arrow", "accepted.jsonl"
 ATTENTION_FILES = "attention-*.json"
+_SNAPSHOT_PREFIX = "step-"
 
 
 class StoppedError(Exception):
@@ -349,7 +350,7 @@ class RunFolder:
         return self.path / "snapshots"
 
     def snapshot_path(self, step: int) -> Path:
-        return self.snapshots / f"step-{step:09d}"
+        return self.snapshots / f"{_SNAPSHOT_PREFIX}{step:09d}"
 
     def chosen_snapshot(self, which: str) -> Path:
         """Folder of the `best` or the `last` snapshot, of the one before the last (`previous`), or by name.
@@ -386,7 +387,11 @@ class RunFolder:
         """Of all snapshots, oldest first."""
         if not self.snapshots.is_dir():
             return []
-        return sorted(entry.name for entry in self.snapshots.iterdir() if not entry.name.startswith("."))
+        return sorted(
+            entry.name
+            for entry in self.snapshots.iterdir()
+            if entry.name.startswith(_SNAPSHOT_PREFIX) and entry.is_dir()
+        )
 
     def _put_back_replaced(self) -> None:
         """Bring back a snapshot that made room for another of its step, where that one did not arrive."""
@@ -396,13 +401,25 @@ class RunFolder:
                 replaced.rename(path)
 
     def keep_only(self, names: set[str]) -> None:
-        """Delete every snapshot that is not named."""
+        """Delete every snapshot that is not named, and leftovers of them; other things that lie there stay.
+
+        What cannot be deleted is logged, and tried again the next time.
+        """
+        if not self.snapshots.is_dir():
+            return
         for folder in sorted(self.snapshots.iterdir()):  # leftovers, which are hidden, first
-            if folder.name in names:
+            is_leftover = folder.name.startswith(f".{_SNAPSHOT_PREFIX}")
+            is_snapshot = is_leftover or folder.name.startswith(_SNAPSHOT_PREFIX)
+            if folder.name in names or not is_snapshot or not folder.is_dir():
                 continue
-            if not folder.name.startswith("."):  # half of one must not look like one
-                folder = folder.rename(folder.with_name(f".{folder.name}.deleted"))
-            shutil.rmtree(folder)
+            try:
+                if not is_leftover:  # half of one must not look like one
+                    folder = folder.rename(folder.with_name(f".{folder.name}.deleted"))
+                shutil.rmtree(folder)
+            except FileNotFoundError:  # somebody else deletes it, too
+                continue
+            except OSError as error:
+                logger.warning("%s: cannot be deleted: %s", folder, error)
 
     def log(self, record: dict[str, Any]) -> None:
         self._append("metrics.jsonl", record)
