@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from rayrec.embeddings.snapshot.saved_files import SavedFile, checksum_file
@@ -20,6 +22,7 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import RunState, base_of, read_snapshot
 from rayrec.pipelines.training.pipeline import PendingSnapshot
 from rayrec.pipelines.training.snapshot_writer import Shown, SnapshotWriter
+from rayrec.platform.errors import InputError
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.read_plan import ReadPosition
 
@@ -73,11 +76,15 @@ def writer_of(folder: RunFolder, *servers: Server, loaded: str | None = None, **
 
 
 def write(writer: SnapshotWriter, *steps: int) -> None:
-    weights = {"w": np.zeros(2, dtype=np.float32)}
     for step in steps:
-        pending = PendingSnapshot(step, [], lambda: weights, lambda: weights)
-        writer.begin(pending, replace(STATE, committed_step=step), Cursor("data").to_table(), NOT_BEST)
+        writer.begin(*pending(step), NOT_BEST)
         writer.wait()
+
+
+def pending(step: int) -> tuple[PendingSnapshot, RunState, pa.Table]:
+    weights = {"w": np.zeros(2, dtype=np.float32)}
+    promised: Any = PendingSnapshot(step, [], lambda: weights, lambda: weights)
+    return promised, replace(STATE, committed_step=step), Cursor("data").to_table()
 
 
 def test_what_is_said_of_the_last_snapshot_can_change_and_its_rows_do_not(folder):
@@ -166,9 +173,62 @@ def test_a_cut_that_one_server_gives_up_is_given_up_by_all_before_there_is_anoth
     assert base_of(folder.snapshot_path(10)) == "step-000000004"
 
 
-def test_a_copy_that_fails_is_counted_and_the_run_goes_on(folder, monkeypatch):
+def test_a_best_snapshot_that_somebody_has_deleted_is_no_reason_to_end(folder, caplog):
+    writer = writer_of(folder, keep=1, copy_to=(folder.path.parent / "copy").as_uri())
+    writer.begin(*pending(3), replace(NOT_BEST, is_best=True))
+    write(writer, 5)
+    assert folder.snapshot_names() == ["step-000000004", "step-000000006"]
+    shutil.rmtree(folder.snapshots / "step-000000004")
+
+    write(writer, 7)
+
+    assert folder.snapshot_names() == ["step-000000008"]
+    assert f"{folder.snapshots}/step-000000004: somebody has deleted this snapshot" in caplog.text
+    assert "failed_copies" not in folder.state
+
+
+def test_a_kept_snapshot_that_cannot_be_read_stays(folder, caplog):
+    """The disk may have failed just then."""
+    writer = writer_of(folder, keep=2, copy_to=(folder.path.parent / "copy").as_uri())
+    write(writer, 3)
+    (folder.snapshots / "step-000000004" / "manifest.json").unlink()
+
+    write(writer, 5)
+
+    assert folder.snapshot_names() == ["step-000000004", "step-000000006"]
+    assert "step-000000004" in caplog.text
+    assert "failed_copies" not in folder.state
+
+
+@pytest.mark.parametrize("deleted", ["step-000000004", "step-000000006"])
+def test_no_increment_builds_on_what_somebody_has_deleted(folder, deleted):
+    server = Server()
+    writer = writer_of(folder, server, keep=1, increments=5)
+    write(writer, 3, 5)
+    shutil.rmtree(folder.snapshots / deleted)
+
+    write(writer, 7, 9)
+
+    assert server.asked == [(3, None), (5, 3), (7, None), (9, 7)]
+    assert folder.snapshot_names() == ["step-000000008", "step-000000010"]
+
+
+class ServiceError(Exception):
+    """As SDKs of clouds have them: not an OSError."""
+
+
+@pytest.mark.parametrize(
+    ("error", "has_traceback"),
+    [
+        (OSError("the bucket does not answer"), False),
+        (InputError("the copy of another run"), False),
+        (ServiceError("503"), True),
+        (AttributeError("a mistake of ours"), True),
+    ],
+)
+def test_a_copy_that_fails_is_counted_and_the_run_goes_on(folder, monkeypatch, caplog, error, has_traceback):
     def down(self: RunCopy, run: Path, snapshots: set[str]) -> None:
-        raise OSError("the bucket does not answer")
+        raise error
 
     monkeypatch.setattr(RunCopy, "update", down)
     request = folder.path / "requests" / "wish"
@@ -179,4 +239,16 @@ def test_a_copy_that_fails_is_counted_and_the_run_goes_on(folder, monkeypatch):
 
     assert folder.state["last"] == "step-000000004"
     assert folder.state["failed_copies"] == 1
+    assert f"was not copied to memory://bucket/runs/mine: {type(error).__name__}: {error}" in caplog.text
+    assert ("Traceback" in caplog.text) == has_traceback
     assert '"snapshot": "step-000000004"' in request.with_name("wish.answer").read_text()
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_an_interrupted_copy_is_no_copy_that_failed(folder, monkeypatch, interrupt):
+    def interrupted(self: RunCopy, run: Path, snapshots: set[str]) -> None:
+        raise interrupt
+
+    monkeypatch.setattr(RunCopy, "update", interrupted)
+    with pytest.raises(interrupt):
+        write(writer_of(folder, copy_to="memory://bucket/runs/mine"), 3)

@@ -295,7 +295,7 @@ def test_what_is_sent_of_a_data_set_cannot_be_trained_on(run_with_rows, tmp_path
 
 
 def test_what_goes_wrong_with_publishing_is_said_and_the_next_snapshot_brings_it(
-    run_with_rows, tmp_path, caplog
+    run_with_rows, tmp_path, caplog, monkeypatch
 ):
     store = tmp_path / "store"
     published = PublishedRun(run_with_rows, PublishConfig(to=str(store), keep=2))
@@ -304,6 +304,20 @@ def test_what_goes_wrong_with_publishing_is_said_and_the_next_snapshot_brings_it
     published.update(run_with_rows.snapshots / names[0])
     assert "was not published to" in caplog.text
     assert run_with_rows.state["failed_publications"] == 1
+
+    class ServiceError(Exception):
+        """As SDKs of clouds have them: not an OSError."""
+
+    def down(*_: object) -> None:
+        raise ServiceError("503")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VersionStore, "check_place", down)
+        published.update(run_with_rows.snapshots / names[0])
+        PublishedRun(run_with_rows, PublishConfig(to=str(store), keep=2))
+    assert "was not published to" in caplog.text
+    assert "ServiceError: 503" in caplog.text
+    assert run_with_rows.state["failed_publications"] == 2
     store.unlink()
     for name in names[1:]:
         published.update(run_with_rows.snapshots / name)

@@ -23,6 +23,7 @@ from rayrec.pipelines.runs.run_copy import RunCopy
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshot_requests import SnapshotAnswer, SnapshotRequests
 from rayrec.pipelines.runs.snapshots import (
+    MANIFEST,
     RunState,
     Snapshot,
     base_of,
@@ -57,6 +58,13 @@ class _Last:
     step: int
     num_increments: int
     """That it builds on itself, and is."""
+
+
+@dataclass(frozen=True)
+class _Chain:
+    names: list[str]
+    """From a snapshot to the full one that it builds on."""
+    is_whole: bool
 
 
 class SnapshotWriter:
@@ -177,11 +185,12 @@ class SnapshotWriter:
         if self._published is not None and is_new:
             self._published.update(path)
         if self._copy is not None:
+            whole = {name for name in kept if (self._folder.snapshots / name / MANIFEST).exists()}
             try:
-                self._copy.update(self._folder.path, kept)
-            except (OSError, InputError) as error:
+                self._copy.update(self._folder.path, whole)
+            except Exception as error:
                 # Its own folder is whole, and the next copy brings what this one lacks.
-                logger.warning("%s was not copied to %s: %s", path.name, self._config.copy_to, error)
+                _warn(error, f"{path.name} was not copied to {self._config.copy_to}")
                 self._folder.update(failed_copies=self._folder.state.get("failed_copies", 0) + 1)
         self._folder.keep_only(kept)
 
@@ -192,6 +201,8 @@ class SnapshotWriter:
         base = self._last
         if base is not None and base.num_increments >= self._config.increments:
             base = None
+        if base is not None and not self._chain(base.name).is_whole:
+            base = None  # an increment would be worth nothing
         assert base is None or base.step < pending.step, "it would take the place of what it builds on"
         self._folder.check_own()
         write_snapshot(
@@ -229,16 +240,35 @@ class SnapshotWriter:
         """Names of the snapshots that stay: the newest, the best, and what they build on."""
         before = [name for name in self._folder.snapshot_names() if name < newest and name in self._own]
         wanted = [newest, *before[max(0, len(before) - (self._config.keep - 1)) :]]
-        kept: set[str] = set()
-        for name in [*wanted, *([] if best is None else [best])]:
-            following: str | None = name
-            while following is not None and following not in kept:
-                kept.add(following)
-                following = base_of(self._folder.snapshots / following)
-        return kept
+        if best is not None:
+            wanted.append(best)
+        return {name for each in wanted for name in self._chain(each).names}
+
+    def _chain(self, newest: str) -> _Chain:
+        """A snapshot and what it builds on, as far as somebody has not deleted it or it cannot be read."""
+        names: list[str] = []
+        following: str | None = newest
+        while following is not None:
+            path = self._folder.snapshots / following
+            if not path.is_dir():
+                logger.warning("%s: somebody has deleted this snapshot, which is kept otherwise", path)
+                return _Chain(names, is_whole=False)
+            names.append(following)
+            try:
+                following = base_of(path)
+            except (OSError, InputError) as error:
+                logger.warning("%s: is kept, but what it builds on is unknown: %s", path, error)
+                return _Chain(names, is_whole=False)
+        return _Chain(names, is_whole=True)
 
 
-logger = logging.getLogger(__name__)
+def _warn(error: Exception, what: str) -> None:
+    """Log what a place elsewhere has answered; with a traceback where it may be a mistake of ours.
+
+    Implementations of fsspec and SDKs of clouds raise errors of all kinds.
+    """
+    is_known = isinstance(error, (OSError, InputError))
+    logger.warning("%s: %s: %s", what, type(error).__name__, error, exc_info=None if is_known else error)
 
 
 class PublishedRun:
@@ -252,8 +282,12 @@ class PublishedRun:
         self._folder, self._config = folder, config
         self._publisher: Publisher | None = None
         self._store = VersionStore(config.to)
-        with contextlib.suppress(OSError):  # it does not answer now; publications say so
+        try:
             self._store.check_place()
+        except InputError:
+            raise
+        except Exception as error:
+            _warn(error, f"{config.to} does not answer now; publications try again")
 
     def update(self, snapshot: Path) -> None:
         """Publish a snapshot that has just been written; an error is logged and counted in run.json.
@@ -272,9 +306,9 @@ class PublishedRun:
                 )
             version = self._publisher.publish(read_snapshot(snapshot, checksums=False))
             self._store.keep_newest(self._config.keep)
-        except (OSError, InputError) as error:
+        except Exception as error:
             failed = self._folder.state.get("failed_publications", 0) + 1
-            logger.warning("%s was not published to %s: %s", snapshot.name, self._config.to, error)
+            _warn(error, f"{snapshot.name} was not published to {self._config.to}")
             self._folder.update(failed_publications=failed)
             return
         self._folder.update(published_version=version.number)

@@ -136,7 +136,7 @@ def train(
             return supervise(folder, assembly, begins_with, initial, cluster, on_step, on_validation)
         finally:
             if copy_to is not None:
-                with contextlib.suppress(OSError, InputError):
+                with contextlib.suppress(Exception):  # of whatever kind the other place's are
                     copy_to.release(path)
 
 
@@ -144,7 +144,11 @@ def train(
 def _copy_at_hand(config: RunConfig) -> Iterator[None]:
     try:
         yield
-    except OSError as error:
+    except InputError:
+        raise
+    except Exception as error:
+        if not isinstance(error, OSError):  # of an SDK of a cloud, or a mistake of ours
+            logger.warning("%s: does not answer", config.snapshots.copy_to, exc_info=error)
         raise InputError(
             f"{config.snapshots.copy_to}: cannot be used ({error}); mend it, or choose another "
             "snapshots.copy_to"
