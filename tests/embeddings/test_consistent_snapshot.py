@@ -6,6 +6,7 @@ Where the writer is when something changes is for the test to say: it takes the 
 import copy
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
@@ -613,10 +614,59 @@ def test_a_cut_that_nobody_reads_is_given_up_before_it_stops_the_training(monkey
     next(parts)
     commit(shard, 1, *range(50))
     assert shard.committed_step == 1
-    with pytest.raises(SnapshotEndedError, match=r"fills the memory that it may take.* in 0\.01 s"):
+    with pytest.raises(SnapshotEndedError, match=r"fills the memory that it may take.* 0\.0025 s"):
         list(parts)
     shard.begin_snapshot(1)
     assert len(steps_by_id(shard.export_snapshot("items", 1))) == 50
+
+
+def test_a_lookup_outlasts_a_snapshot_that_holds_up_its_step(monkeypatch):
+    """It began to wait before the last trainer's part came, which is what the step was held up with."""
+    monkeypatch.setattr(cut_module, "MIN_BUFFER_BYTES", 10 * 4 * 6)
+    monkeypatch.setattr(cut_module, "BUFFER_SHARE", 10**9)
+    shard = EmbeddingShard([PLAIN], 0, 2, wait_timeout_s=4.0)
+    update = {"items": (np.arange(50), np.ones((50, 3), np.float32))}
+    for step, rank in [(0, 0), (0, 1), (1, 0)]:
+        shard.apply(UpdateTag(0, step, rank), update if rank == 0 else {})
+    shard.begin_snapshot(0)
+    waits, wait_for = threading.Event(), shard._wait_for
+
+    def telling(*arguments):
+        waits.set()
+        wait_for(*arguments)
+
+    monkeypatch.setattr(shard, "_wait_for", telling)
+    with ThreadPoolExecutor(1) as pool:
+        looked_up = pool.submit(shard.lookup, {"items": ids(1)}, 1)
+        assert waits.wait(20)
+        time.sleep(0.2)
+        assert shard.apply(UpdateTag(0, 1, 1), {}) == 1
+        assert looked_up.result(20)["items"].shape == (1, 3)
+    assert shard._snapshot is None, "it was given up"
+
+
+def test_a_step_is_held_up_for_less_than_others_wait_for_it_however_often(monkeypatch):
+    monkeypatch.setattr(cut_module, "MIN_BUFFER_BYTES", 10 * 4 * 6)
+    monkeypatch.setattr(cut_module, "BUFFER_SHARE", 10**9)
+    monkeypatch.setattr(cut_module, "_KEPT_IDS", 5)
+    now, timeouts = [0.0], []
+    shard = shard_of(wait_timeout_s=8.0, clock=lambda: now[0])
+    shard.begin_snapshot(0)
+
+    def slow(until, timeout_s):
+        timeouts.append(timeout_s)
+        now[0] += min(timeout_s, 0.75)
+        if timeout_s > 0.75:
+            shard._snapshot.tables["items"].rows._buffer.take(0, cut_module.NUM_BUCKETS)
+        return until()
+
+    monkeypatch.setattr(shard._lock, "hold_up", slow)
+    commit(shard, 1, *range(50))
+    assert timeouts == [2.0, 1.25, 0.5]
+    assert shard._snapshot is None
+    shard.begin_snapshot(1)
+    commit(shard, 2, *range(50))
+    assert timeouts[3:] == [2.0, 1.25, 0.5]
 
 
 def test_no_memory_for_what_changes_gives_up_the_cut_and_not_the_step(monkeypatch):

@@ -62,6 +62,9 @@ FetchReply = dict[str, tuple[Int32Array, BoolArray]]
 
 _LENT_EVERY = 2**19
 """Gradient numbers that are applied before reads are let in: half a millisecond's work."""
+HELD_UP_SHARE = 0.25
+"""Of `wait_timeout_s`, the most that a snapshot may hold up one step. Lookups here and on other shards, and
+groups of trainers, wait for that step, and began before: they have to outlast it, or the run goes back."""
 
 
 def _key(tag: UpdateTag) -> PartKey:
@@ -164,6 +167,8 @@ class EmbeddingShard:
         self._update_s = 0.0
         self._held_up_s = 0.0
         """Time that steps spent waiting for the writer of a snapshot."""
+        self._held_up_step, self._held_up_before_s = (incarnation, -1), 0.0
+        """The step that was held up last, and what `_held_up_s` was before it."""
         self._has_disk = any(config.disk is not None for config in tables)
         self._disk_prefetch = DiskPrefetch(shard, self._table, self._lock, clock)
 
@@ -438,7 +443,7 @@ class EmbeddingShard:
         Raises:
             RuntimeError: no snapshot was begun after that step.
             SnapshotEndedError: the snapshot was released, an incarnation began, there was no memory for it,
-                or it was read so slowly that steps had to wait longer than a lookup may.
+                or it was read so slowly that a step had to wait too long (`HELD_UP_SHARE`).
         """
         with self._lock.changed:  # also if a step is held up for want of a reader
             if incarnation not in (None, self._incarnation):
@@ -796,11 +801,16 @@ class EmbeddingShard:
         self._lock.changed.notify_all()
 
     def _wait_for_writer(self, is_room: Callable[[], bool]) -> None:
+        step = (self._incarnation, self._committed_step + 1)
+        if self._held_up_step != step:
+            self._held_up_step, self._held_up_before_s = step, self._held_up_s
+        most_s = self._wait_timeout_s * HELD_UP_SHARE
+        left_s = most_s - (self._held_up_s - self._held_up_before_s)
         started = self._clock()
-        if not self._lock.hold_up(is_room, self._wait_timeout_s):
+        if not self._lock.hold_up(is_room, max(0.0, left_s)):
             self._end_snapshot(
                 "what steps have changed since then fills the memory that it may take, and writing it has "
-                f"made too little room in {self._wait_timeout_s:g} s"
+                f"made too little room in the {most_s:g} s that it may hold up a step"
             )
         self._held_up_s += self._clock() - started
 

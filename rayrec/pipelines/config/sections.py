@@ -123,7 +123,8 @@ class SparseConfig(Config):
     """New rows are uniform in [-init_scale, init_scale). Those of 0.035 have the deviation of the networks'
     own weights."""
     wait_timeout_s: float = Field(300.0, gt=0)
-    """Longest a lookup waits for the update it depends on before the run is given up."""
+    """Longest a lookup waits for the update it depends on before the run is given up. A snapshot that holds
+    up a step for a quarter of it, since it is written too slowly, is given up."""
     server_memory: ByteSize | None = None
     """Most that one server may need, such as `8 GiB`; judged before the run, and kept to in it.
     None: what the machine has."""
