@@ -170,15 +170,18 @@ def measure(name: str, made: Log) -> None:
     made_of = {
         "dataset": Dataset.open(made.data).fingerprint,
         "semantic_ids": SemanticIdRegistry.load(made.ids).version,
+        "epochs": EPOCHS,
         "users": MAX_USERS,
+        "settings": list(REGULARIZED),
         "recipe": recorded(_config(made, WIDTHS[0], made.data)),
     }
     record = json.loads(path.read_text()) if path.exists() else {"made_of": made_of, "cells": []}
-    if record["made_of"] != made_of:
+    known = record["made_of"]  # older records say less
+    if any(known[name] != made_of[name] for name in known):
         raise InputError(
             f"{path}: was measured on other data or with other settings; delete it to start again"
         )
-    known = {(cell["width"], cell["share"]) for cell in record["cells"]}
+    measured = {(cell["width"], cell["share"]) for cell in record["cells"]}
     SCALING.mkdir(parents=True, exist_ok=True)
     if made.law is not None and "best" not in record:
         best = best_metrics(made.law, Dataset.open(made.data), max_users=MAX_USERS)
@@ -186,7 +189,7 @@ def measure(name: str, made: Log) -> None:
             "loss": _loss_of_law(made.law, Dataset.open(made.data))
         }
     for share, width in product(SHARES, WIDTHS):  # cheap cells first
-        if (width, share) in known:
+        if (width, share) in measured:
             continue
         cell = measure_cell(made, width, share)
         log.print(

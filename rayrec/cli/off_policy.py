@@ -91,7 +91,10 @@ def off_policy_command(
     )
     if trust.is_implausible:
         if trust.mean_weight > 1:
-            why = f"the propensities of {log_folder} are not the chances with which its items were shown"
+            why = (
+                f"the propensities of {log_folder} are not the chances with which its items were shown, or "
+                "its requests could show more than their lists (a column candidates says what)"
+            )
         else:
             why = (
                 f"{log_folder} hardly has what the policy does, since it had no chance there or the log is "

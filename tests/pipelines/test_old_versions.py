@@ -279,6 +279,26 @@ def test_what_a_deleter_that_died_has_left_is_deleted_by_a_later_one(store, tmp_
     check_whole(store)
 
 
+def test_what_could_not_be_deleted_is_deleted_the_next_time(store, tmp_path, monkeypatch):
+    for number in (1, 2, 3, 4):
+        add(store, tmp_path / "files", number, f"weights {number}")
+
+    def fails(name: str) -> None:
+        raise OSError("503 Slow Down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "delete_folder", fails)
+        with pytest.raises(OSError, match="503"):
+            store.keep_newest(2)
+    add(store, tmp_path / "files", 5, "weights 1")  # nobody deletes it now
+    store.keep_newest(2)
+
+    assert store.numbers() == [4, 5]
+    assert weights_in(store) == sorted(store.version(number).weights.name for number in (4, 5))
+    assert not marks(store)
+    check_whole(store)
+
+
 def test_what_a_deleter_that_died_has_marked_is_published_again_and_stays(store, tmp_path, monkeypatch):
     for number in (1, 2, 3, 4):
         add(store, tmp_path / "files", number, f"weights {number}")

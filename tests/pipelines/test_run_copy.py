@@ -75,6 +75,26 @@ def test_snapshots_that_are_not_kept_go_and_those_that_are_there_are_not_sent_ag
     assert '"step-12"' in (tmp_path / "elsewhere" / "run.json").read_text()
 
 
+def test_what_a_run_lost_by_hand_stays_in_its_copy_where_others_build_on_it(tmp_path):
+    run = run_with(tmp_path / "run", "step-5", "step-9")
+    RunCopy(URL).update(run, {"step-5", "step-9"})
+
+    RunCopy(URL).update(run, {"step-9"}, deletes_others=False)
+    RunCopy(URL).restore(tmp_path / "elsewhere")
+
+    assert contents(tmp_path / "elsewhere") == contents(run)
+
+
+def test_a_copy_that_lost_its_index_still_has_the_snapshots_by_their_names(tmp_path):
+    run = run_with(tmp_path / "run", "step-5", "step-9")
+    RunCopy(URL).update(run, {"step-5", "step-9"})
+    fsspec.filesystem("memory").rm("/bucket/runs/mine/copy.json")
+
+    RunCopy(URL).restore(tmp_path / "elsewhere")
+
+    assert contents(tmp_path / "elsewhere") == contents(run)
+
+
 def test_half_a_snapshot_is_none(tmp_path):
     """It was being sent, or being deleted, when the machine went down."""
     run = run_with(tmp_path / "run", "step-5", "step-9")

@@ -227,7 +227,7 @@ class ServiceError(Exception):
     ],
 )
 def test_a_copy_that_fails_is_counted_and_the_run_goes_on(folder, monkeypatch, caplog, error, has_traceback):
-    def down(self: RunCopy, run: Path, snapshots: set[str]) -> None:
+    def down(self: RunCopy, run: Path, snapshots: set[str], deletes_others: bool) -> None:
         raise error
 
     monkeypatch.setattr(RunCopy, "update", down)
@@ -246,7 +246,7 @@ def test_a_copy_that_fails_is_counted_and_the_run_goes_on(folder, monkeypatch, c
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
 def test_an_interrupted_copy_is_no_copy_that_failed(folder, monkeypatch, interrupt):
-    def interrupted(self: RunCopy, run: Path, snapshots: set[str]) -> None:
+    def interrupted(self: RunCopy, run: Path, snapshots: set[str], deletes_others: bool) -> None:
         raise interrupt
 
     monkeypatch.setattr(RunCopy, "update", interrupted)

@@ -38,9 +38,10 @@ class MadeVectors:
     def __init__(self, model: SequenceModel) -> None:
         self._keepers = made_of_weights(model)
 
-    def __bool__(self) -> bool:
-        """Whether there may be any."""
-        return bool(self._keepers)
+    @property
+    def are_there(self) -> bool:
+        """Whether the model has made them, or makes none."""
+        return not self._keepers or any(keeper.kept is not None for keeper in self._keepers)
 
     @property
     def tensors(self) -> list[Tensor]:

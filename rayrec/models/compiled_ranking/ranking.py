@@ -149,7 +149,6 @@ class CompiledRanking:
         self.programs = programs
         self._weights = list(weights.values())
         self._made = MadeVectors(model)
-        self._has_made = not self._made
         self.answered = Counter[str]()
         """Batches by who ranked them: `compiled`, `eager`."""
         self.model = model
@@ -184,10 +183,10 @@ class CompiledRanking:
         if programs.signature is None:
             parts = programs.model.instruction_parts
             programs.signature = Signature.of(features, rows, programs.model.max_length, parts)
-        if not self._has_made:  # eager ranking of this first batch does
-            self._has_made = True
+        if programs.newest is None or self._made.are_there:
+            programs.newest = self
+        if not self._made.are_there:  # eager ranking of this batch makes them
             return None
-        programs.newest = self
         width = self.width(k, beams_B)
         lengths_B = np.diff(features.offsets_B1)
         num_excluded = 0 if excluded_BE is None else excluded_BE.shape[1]

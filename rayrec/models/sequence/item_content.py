@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from rayrec.models.base.distinct_rows import rows_of_ids
-from rayrec.models.base.made_of_weights import MadeOfWeights
 from rayrec.models.sequence.backbones.transformer import INITIAL_STD
 from rayrec.models.sequence.feature_lookups import pooled
 from rayrec.platform.item_bags import ItemBags
@@ -85,21 +84,15 @@ class ItemContent(nn.Module):
         super().__init__()
         self.rows_VD = nn.Parameter(torch.empty(num_buckets, dim).normal_(std=INITIAL_STD))
         self.sums = BagSums(bags, num_buckets)
-        self._made_once = MadeOfWeights[Tensor]()
 
     def added_to(self, rows_KD: Tensor, items_K: Tensor | None = None) -> Tensor:
-        """[I, D] what is said of every item, with the item's own row if it has one; without gradients it is
-        kept.
+        """[I, D] what is said of every item, with the item's own row if it has one.
 
         Args:
             items_K: catalog positions of those that have rows; None: all of them, in order.
         """
-
-        def add() -> Tensor:
-            said_ID = self.catalog()
-            return rows_KD + said_ID if items_K is None else said_ID.index_add(0, items_K, rows_KD)
-
-        return self._made_once((rows_KD, self.rows_VD), add)
+        said_ID = self.catalog()
+        return rows_KD + said_ID if items_K is None else said_ID.index_add(0, items_K, rows_KD)
 
     def catalog(self) -> Tensor:
         """[I, D] of every item."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayrec.models.base.distinct_rows import rows_of_ids
+from rayrec.models.base.made_of_weights import MadeOfWeights
 from rayrec.models.sequence.backbones.history import HistoryReader, contexts, last_contexts
 from rayrec.models.sequence.item_content import ItemContent
 from rayrec.models.sequence.item_losses import ItemLoss
@@ -134,6 +135,7 @@ class DenseNextItemModel(NextItemModel):
         """
         super().__init__(backbone, item_loss, temperature, pooling)
         self.content = content
+        self._made_once = None if content is None else MadeOfWeights[Tensor]()
         known_K = is_nothing_I = None
         if known_I is not None:
             assert content is not None, "what else would be known of items that came later"
@@ -169,7 +171,12 @@ class DenseNextItemModel(NextItemModel):
         return self._rows_of(negatives)
 
     def _catalog_rows(self) -> Tensor:
-        return self.items_ID if self.content is None else self.content.added_to(self.items_ID, self.known_K)
+        """[I, D]; without gradients, what is made of weights is kept."""
+        content = self.content
+        if content is None or self._made_once is None:
+            return self.items_ID
+        weights = (self.items_ID, content.rows_VD)
+        return self._made_once(weights, lambda: content.added_to(self.items_ID, self.known_K))
 
     def _scores(self, batch: TensorBatch) -> Tensor:
         scores_BI = super()._scores(batch)

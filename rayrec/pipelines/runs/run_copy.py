@@ -124,8 +124,11 @@ class RunCopy:
         ):
             self._there.filesystem.delete_file(self._there.path_of(COPY))
 
-    def update(self, run: Path, snapshots: set[str]) -> None:
+    def update(self, run: Path, snapshots: set[str], deletes_others: bool = True) -> None:
         """Let the copy have these snapshots and no others, and what the folder says of the run.
+
+        Args:
+            deletes_others: False: others that the copy has stay.
 
         Raises:
             InputError: the copy belongs to another run, or to this one as it was started elsewhere since.
@@ -146,7 +149,7 @@ class RunCopy:
             if (run / name).exists():
                 self._own_index(run)
                 self._send(run, name)
-        kept = {name: folders[name] for name in sorted(snapshots)}
+        kept = {name: folders[name] for name in sorted(snapshots)} if deletes_others else folders
         if kept != folders:
             self._write_index(self._own_index(run) | {"folders": kept})
         self._delete_unnamed(run)
@@ -161,7 +164,7 @@ class RunCopy:
             raise InputError(f"{self._there.url}: there is no copy of a run here (snapshots.copy_to)")
         copy = self._index()
         whole = self._whole()
-        folders = {name: name for name in whole} if copy is None else copy["folders"]
+        folders = self._by_snapshot(whole) if copy is None else copy["folders"]
         for name, there in sorted(folders.items()):
             if there not in whole:
                 continue
@@ -174,6 +177,15 @@ class RunCopy:
         for name in (*self._measured(), *_DESCRIPTIONS):
             if self._there.exists(name):
                 self._fetch(name, run / name)
+
+    def _by_snapshot(self, whole: set[str]) -> dict[str, str]:
+        """Folders by the snapshot that they have, where copy.json is lost: of one step, what came last."""
+
+        def came(folder: str) -> tuple[int, str]:
+            manifest = self._there.path_of(f"{SNAPSHOTS}/{folder}/{MANIFEST}")
+            return self._there.filesystem.get_file_info([manifest])[0].mtime_ns or 0, folder
+
+        return {folder.partition(".")[0]: folder for folder in sorted(whole, key=came)}
 
     def _send_snapshot(self, run: Path, name: str, before: str | None) -> str:
         """Name of the folder in the copy that has the snapshot as it is now.

@@ -186,8 +186,10 @@ class SnapshotWriter:
             self._published.update(path)
         if self._copy is not None:
             whole = {name for name in kept if (self._folder.snapshots / name / MANIFEST).exists()}
+            is_whole = all(self._chain(name).is_whole for name in kept)
             try:
-                self._copy.update(self._folder.path, whole)
+                # What is missing here, the copy may have: it is the last one then.
+                self._copy.update(self._folder.path, whole, deletes_others=is_whole)
             except Exception as error:
                 # Its own folder is whole, and the next copy brings what this one lacks.
                 _warn(error, f"{path.name} was not copied to {self._config.copy_to}")

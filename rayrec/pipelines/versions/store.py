@@ -18,9 +18,10 @@ other has just done.
     who deletes       mark ──► look at the manifests ──► delete bundles that none needs ──► take the mark off
     who publishes     write the manifest ──► look at the marks, then at the files ──► move the pointer
 
-So one of the two sees the other, whatever comes between. A version that needs a marked bundle is taken back,
-and can be published again. Who dies while deleting leaves a mark, which counts for nothing after an hour; the
-next one goes on with it.
+So one of the two sees the other, whatever comes between, where a listing has what was written before it, as
+those of folders and object stores have; some clients of fsspec keep listings (`use_listings_cache`). A
+version that needs a marked bundle is taken back, and can be published again. Who dies while deleting leaves a
+mark, which counts for nothing after an hour; the next one goes on with it.
 """
 
 from __future__ import annotations
@@ -222,7 +223,7 @@ class VersionStore:
             self._there.filesystem.delete_file(self._there.path_of(name))
             raise PublishedMeanwhileError(
                 f"{self._there.shown(gone)}: deleted with old versions while version {version.number} was "
-                "published; publish it again"
+                "published; publish it again, when that is over: in an hour at the latest"
             )
         pointer = self._pointer(CURRENT)
         if pointer is None or not pointer.is_held:  # as stores without a file for it have it
@@ -357,14 +358,20 @@ class VersionStore:
         own = f"{DELETING}{secrets.token_hex(6)}.json"
         # Before anything goes, so that what is left of this when it dies can be found.
         self._write(own, json.dumps(mark.model_dump(mode="json")).encode())
-        for number in gone:  # first, so that no manifest names what is not there
-            self._there.filesystem.delete_file(self._there.path_of(_manifest_name(number)))
-        # Of all that are there now: one that was published meanwhile may have bundles of one that goes.
-        for name in sorted(old - self._bundles_of(self.numbers())):
-            if mark.age_s >= MARK_LASTS_S / 2:  # held up for long: the next one goes on with it
-                logger.warning("%s: deleting old versions takes too long, and goes on later", self.url)
-                return
-            self.delete_folder(f"{BUNDLES}/{name}")
+        try:
+            for number in gone:  # first, so that no manifest names what is not there
+                self._there.filesystem.delete_file(self._there.path_of(_manifest_name(number)))
+            # Of all that are there now: one that was published meanwhile may have bundles of one that goes.
+            for name in sorted(old - self._bundles_of(self.numbers())):
+                if mark.age_s >= MARK_LASTS_S / 2:  # held up for long: the next one goes on with it
+                    logger.warning("%s: deleting old versions takes too long, and goes on later", self.url)
+                    return
+                self.delete_folder(f"{BUNDLES}/{name}")
+        except Exception:  # nothing is deleted any more: the next one goes on with it at once
+            with suppress(Exception):
+                over = mark.model_copy(update={"marked_at": 0.0})
+                self._write(own, json.dumps(over.model_dump(mode="json")).encode())
+            raise
         for name in (own, *left):
             with suppress(FileNotFoundError):  # somebody else has gone on with it, too
                 self._there.filesystem.delete_file(self._there.path_of(name))

@@ -162,7 +162,7 @@ def read_log(source: str | Path) -> BanditLog:
     contexts = raw.table.select(users).to_pandas().astype(str)
     items, item_N = _ids_of_items(path), raw.table["item_id"]
     refuse_nulls(raw, "item_id", item_N)
-    keys_A = sorted({*item_N.to_pylist(), *shown.all_candidates()}) if items is None else items
+    keys_A = shown.all_items() if items is None else items
     actions_N = _numbers_of(item_N, keys_A)
     if (actions_N < 0).any():
         row = int(np.argmax(actions_N < 0))
@@ -212,11 +212,22 @@ class _Rows:
     candidates: pa.ListArray | None = None
     """[R] items that each request could show."""
 
-    def all_candidates(self) -> list[str] | list[int]:
-        items: list[str] | list[int] = []
-        if self.candidates is not None:
-            items = self.candidates.flatten().unique().drop_null().to_pylist()
-        return items
+    def all_items(self) -> list[str] | list[int]:
+        """Those that were shown or could have been, in order.
+
+        Raises:
+            InputError: a candidate has no value, or one of another type than what was shown.
+        """
+        shown = set(self.raw.table["item_id"].to_pylist())
+        found = set() if self.candidates is None else set(self.candidates.flatten().to_pylist())
+        if None in found:
+            raise InputError(f"{self.raw.file}: a list of the column candidates has an item without a value")
+        if shown and found and type(next(iter(shown))) is not type(next(iter(found))):
+            raise InputError(
+                f"{self.raw.file}: items that were shown are like {next(iter(shown))!r}, and candidates like "
+                f"{next(iter(found))!r}; write both alike"
+            )
+        return sorted(shown | found)
 
     def could_show_RA(self, actions_N: Int64Array, keys_A: Sequence[str | int]) -> BoolArray | None:
         """Which of the items each request could show.

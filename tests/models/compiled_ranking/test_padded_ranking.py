@@ -355,7 +355,7 @@ def test_a_version_of_other_shapes_is_refused():
 
 
 @pytest.mark.parametrize("kind", MAKE_VECTORS)
-def test_a_model_that_makes_vectors_orders_programs_when_it_has_made_them(kind):
+def test_a_model_that_makes_vectors_orders_programs_when_it_has_made_them(kind, monkeypatch):
     settings, catalog, signature = KINDS[kind]
     model = network(Job(RankingModel(settings, catalog), signature, Bucket(1, LENGTH, BEAMS))).eval()
     programs = Programs(model, settings, catalog)
@@ -364,14 +364,19 @@ def test_a_model_that_makes_vectors_orders_programs_when_it_has_made_them(kind):
     program.compiled = CompiledRanking(programs.of, model)
     _, features = asked([[1, 2, 3], [4]])
 
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "recommend", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            program.recommend(features, {}, 3, None)
     eager = program.recommend(features, {}, 3, None)
-    assert programs.ordered == []
+    assert programs.ordered == []  # nothing is made before a batch was ranked
+    assert programs.of.newest is program.compiled
     program.recommend(features, {}, 3, None)
     (bucket,) = programs.ordered
     programs.deliver(bucket)
     compiled = program.recommend(features, {}, 3, None)
 
-    assert program.compiled.answered == {"eager": 2, "compiled": 1}
+    assert program.compiled.answered == {"eager": 3, "compiled": 1}
     assert compiled.items_BK.tolist() == eager.items_BK.tolist()
     np.testing.assert_allclose(compiled.scores_BK, eager.scores_BK, rtol=1e-5)
 

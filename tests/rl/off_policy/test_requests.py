@@ -94,6 +94,12 @@ def test_candidates_of_a_request_may_be_more_than_it_showed(tmp_path):
     rows["candidates"] = [["x", "y"], ["w"]]
     with pytest.raises(InputError, match=r"row 2: item 'y' was shown, but is not among the candidates"):
         log_of_requests(tmp_path, rows)
+    rows["candidates"] = [["x", "y"], ["y", None]]
+    with pytest.raises(InputError, match="a list of the column candidates has an item without a value"):
+        log_of_requests(tmp_path, rows)
+    rows["candidates"] = [[1, 2], [2, 3]]
+    with pytest.raises(InputError, match="items that were shown are like"):
+        log_of_requests(tmp_path, rows)
     rows["candidates"] = ["x", "y"]
     with pytest.raises(InputError, match="column candidates has the type string; expected lists of items"):
         log_of_requests(tmp_path, rows)
