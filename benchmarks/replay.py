@@ -241,7 +241,7 @@ def measure(
     semantic_ids = None if registry is None else registry.version
     began = {"step": recommender.committed_step + 1, "snapshot": recommender.snapshot.fingerprint}
     if stands_beside:
-        _check_same_training(row, recommender.snapshot.fingerprint, base)
+        check_same_training(row, recommender.snapshot.fingerprint, base)
     coming = ReplayedLog(dataset, periods, config.model.history_length)
     answers = {split: Answers(recommender, split, periods, shown) for split in ("valid", "test")}
     with tempfile.TemporaryDirectory(prefix="rayrec-quality-") as name, progress_bar("replay") as progress:
@@ -278,7 +278,7 @@ def measure(
     }
 
 
-def _check_same_training(row: Row, snapshot: str, base: Path) -> None:
+def check_same_training(row: Row, snapshot: str, base: Path) -> None:
     """Refuse to show as what was learned on what is the difference of two trainings."""
     if not row.record.is_file():
         return

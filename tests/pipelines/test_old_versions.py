@@ -20,7 +20,7 @@ from rayrec.pipelines.versions.manifest import Bundle, ModelVersion
 from rayrec.pipelines.versions.store import DELETING, PublishedMeanwhileError, VersionStore
 from rayrec.platform.remote_files import RemoteFolder
 
-STRIDE = 9
+STRIDE = 29
 """Of all ways in which two processes may meet, one in so many is tried; all of them take two minutes."""
 
 

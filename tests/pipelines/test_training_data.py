@@ -177,7 +177,7 @@ def undisturbed_following(data, tmp_path_factory) -> tuple[Path, list[Path]]:
     asking = threading.Thread(target=ask_twice_then_add)
     actions[2] = asking.start
     result = train(
-        followed(data, folder / "log", data__follow={"every_s": 0.1, "stop_after_s": 8.0}),
+        followed(data, folder / "log", data__follow={"every_s": 0.1, "stop_after_s": 5.0}),
         folder / "run",
         on_step=at_steps(actions),
         cluster=in_process,

@@ -3,7 +3,7 @@
 Axes: N rows, A actions, R requests.
 """
 
-import time
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -125,16 +125,11 @@ def test_the_interval_is_scipys():
     assert (low, high) == pytest.approx((reference.low, reference.high), rel=1e-6)
 
 
-def test_ten_times_the_rows_take_about_ten_times_as_long():
-    random, seconds = np.random.default_rng(0), []
-    for num_rows in (20_000, 200_000):
-        terms, best = Terms(random.random(num_rows)), np.inf
-        for _ in range(3):
-            begin = time.process_time()
-            terms.estimate(20)
-            best = min(best, time.process_time() - begin)
-        seconds.append(best)
-    assert seconds[1] < 40 * seconds[0]  # a quadratic one would take a hundred times as long
+def test_a_long_log_has_an_interval():
+    """Each row left out of all others would be 10¹¹ numbers."""
+    found = Terms(np.random.default_rng(0).random(300_000)).estimate(20)
+    assert found.covers(0.5)
+    assert found.high - found.low < 0.01
 
 
 def test_an_action_without_clicks_may_still_earn_something():
@@ -208,7 +203,7 @@ def test_the_command_says_what_an_interval_is_made_of(tmp_path):
         command = ["off-policy", str(tmp_path / "log.csv"), "--policy", "always", "--action", "0"]
         result = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command, "--resamples", "100"])
         assert result.exit_code == 0, result.stderr
-        return " ".join(result.output.split())
+        return "".join(re.findall(r"[\w.;:(']", result.output))  # however wide the table is
 
-    assert "0.00000 (0.00000 to 0.01885; Wilson's: all of 200 effective requests" in said(400)
-    assert "0.00000 (no interval: as little as 5.0 equally weighted requests" in said(10)
+    assert "0.00000(0.00000to0.01885;Wilson's:allof200effectiverequests" in said(400)
+    assert "0.00000(nointerval:aslittleas5.0equallyweightedrequests" in said(10)
