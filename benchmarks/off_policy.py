@@ -34,7 +34,7 @@ from rayrec.rl.off_policy.estimators import (
     inverse_propensity,
     self_normalized,
 )
-from rayrec.rl.off_policy.intervals import PolicyEstimate, Terms
+from rayrec.rl.off_policy.intervals import Terms
 from rayrec.rl.off_policy.logs import BanditLog, read_log
 from rayrec.rl.off_policy.policies import logged_frequencies, uniform
 from rayrec.rl.off_policy.reward_model import cross_fitted
@@ -109,17 +109,11 @@ def _open_bandit(folder: Path) -> None:
         own, log = logs[name], logs[log_of]
         earned = Terms(own.rewards_N).estimate()
         target_NA = uniform(log) if name == "random" else logged_frequencies(log, own)
-        out.print(f"{name}: earned {_shown(earned)}", highlight=False)
+        out.print(f"{name}: earned {earned.shown}", highlight=False)
         for estimator, found in estimates(log, target_NA, cross_fitted(log)).items():
-            out.print(f"  by the log of {log_of}, {estimator}: {_shown(found)}", highlight=False)
+            out.print(f"  by the log of {log_of}, {estimator}: {found.shown}", highlight=False)
         trust = diagnostics(log, target_NA)
         out.print(
             f"  weights leave {trust.effective_rows:,.0f} rows, the largest is {trust.largest_weight:.2f}",
             highlight=False,
         )
-
-
-def _shown(found: PolicyEstimate) -> str:
-    if found.low is None or found.high is None:
-        return f"{found.value:.5f} (no interval: {found.note})"
-    return f"{found.value:.5f} ({found.low:.5f} to {found.high:.5f})"

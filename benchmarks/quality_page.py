@@ -541,8 +541,8 @@ rayrec bench quality                                                   # README'
 - The recipe of SASRec with full softmax was found with recalls of Beauty's *test* users ([what was
   tried](recommendation.md#what-did-not-work)). HSTU, BSARec, SASRec on servers and SASRec that reads words
   use its sizes and rates, so their figures on Beauty may be flattering. Sports and MovieLens were looked
-  at once. The prefix decoder was tuned on Beauty's validation users. Other recipes had few trials there,
-  as many as each needed until it worked: the light decoder
+  at once. The prefix decoder was tuned on Beauty's validation users. Other recipes had few trials there:
+  the light decoder
   [nine](recommendation.md#codes-alone), TIGER two, those of words [as written
   down](recommendation.md#words-and-attributes-of-items). [Equal
   tuning](objections.md#tuning-is-asymmetric) says what that is worth.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from rayrec.cli.app import app
 from rayrec.platform.console import Answer, command, print_rows
 from rayrec.platform.console import log as console
 from rayrec.platform.errors import InputError
-
-if TYPE_CHECKING:
-    from rayrec.rl.off_policy.intervals import PolicyEstimate
 
 
 class TargetPolicy(StrEnum):
@@ -81,7 +78,7 @@ def off_policy_command(
                     # Its interval is that of the model's mean, and says nothing of the model's bias.
                     f"{estimate.value:.5f} (no interval: it would not cover the bias of the model)"
                     if name == DIRECT_METHOD
-                    else _shown(estimate),
+                    else estimate.shown,
                 )
                 for name, estimate in found.items()
             ),
@@ -109,11 +106,3 @@ def off_policy_command(
         "estimates": {name: estimate._asdict() for name, estimate in found.items()},
         "diagnostics": asdict(trust),
     }
-
-
-def _shown(estimate: PolicyEstimate) -> str:
-    """With its interval, or why there is none."""
-    if estimate.low is None or estimate.high is None:
-        return f"{estimate.value:.5f} (no interval: {estimate.note})"
-    note = f"; {estimate.note}" if estimate.note else ""
-    return f"{estimate.value:.5f} ({estimate.low:.5f} to {estimate.high:.5f}{note})"

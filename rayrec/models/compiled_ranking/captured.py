@@ -102,7 +102,6 @@ def capture(ranking: CompiledRanking, graphs: Graphs, buckets: Sequence[Bucket])
     """
     programs = ranking.programs
     assert programs.signature is not None, "a batch tells what the inputs are"
-    programs.newest = ranking
     started, num_recorded = time.monotonic(), 0
     usual = ranking.model.num_beams(1)
 

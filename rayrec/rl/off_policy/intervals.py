@@ -1,7 +1,7 @@
 """Estimates as sums over rows, and their intervals by requests.
 
 Chance decides once about all rows of a request, and what the user does there is alike. So requests are
-drawn anew, with all their rows (cluster bootstrap, Davison and Hinkley, "Bootstrap methods and their
+resampled, with all their rows (cluster bootstrap, Davison and Hinkley, "Bootstrap methods and their
 application", 1997, section 3.8). Intervals are bias-corrected and accelerated (BCa, Efron, JASA 1987):
 with dozens of clicks in ten thousand rows, terms are so skewed that an interval symmetric around the
 estimate would be too low on both sides.
@@ -42,6 +42,14 @@ class PolicyEstimate(NamedTuple):
     high: float | None
     note: str = ""
     """Why there is no interval, or how it was found if not by resampling."""
+
+    @property
+    def shown(self) -> str:
+        """With its interval, or why there is none."""
+        if self.low is None or self.high is None:
+            return f"{self.value:.5f} (no interval: {self.note})"
+        note = f"; {self.note}" if self.note else ""
+        return f"{self.value:.5f} ({self.low:.5f} to {self.high:.5f}{note})"
 
     def covers(self, truth: float) -> bool:
         """Whether the interval has it; where there is none, nothing is excluded."""
