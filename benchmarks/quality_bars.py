@@ -28,7 +28,7 @@ from rayrec.pipelines.metrics.estimate import Estimate
 BEAUTY, SPORTS = ("beauty", "shuffled"), ("sports", "shuffled")
 CODES = (
     *("light", "light-sasrec", "light-sasrec-ids", "lazy-text", "lazy-sasrec", "tiger"),
-    *("codes", "codes-alone", "causal-lm"),
+    *("codes", "codes-sasrec", "codes-alone", "causal-lm"),
 )
 """Methods without a vector of an item or of a whole ID."""
 ON_SERVERS = {

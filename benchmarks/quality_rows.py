@@ -370,6 +370,7 @@ for _name, _network in {
     "light": "light decoder over codes, rows of codes on parameter servers",
     "lazy": "lazy decoder",
     "tiger": "encoder-decoder over codes (TIGER)",
+    "codes": "prefix decoder without vectors of its own: codes, words and attributes",
     "generative": "prefix decoder",
     "hybrid": "sparse-dense hybrid",
     "hybrid-servers": "sparse-dense hybrid, prefix rows on parameter servers, sampled softmax over items",
