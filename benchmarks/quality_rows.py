@@ -20,7 +20,7 @@ IN_FILE_ORDER = ("sasrec-stored", "tiger-stored", "generative")
 """Methods that show what the order of a file leaks: two that learn it, and one that redraws it."""
 ELSEWHERE = ("sasrec", "generative", "hybrid")
 """Methods that are measured on all data sets: a strong baseline, and the best two of those that generate."""
-ELSEWHERE_WITH_TEXT = (*ELSEWHERE, "sasrec-content", "generative-content")
+ELSEWHERE_WITH_TEXT = (*ELSEWHERE, "sasrec-content", "generative-content", "codes-sasrec")
 """Likewise where items have words."""
 
 
