@@ -433,6 +433,46 @@ def test_numbers_of_text_files_are_kept_as_numbers(tmp_path):
     assert "a store keeps numbers only" in refusal(tmp_path / "log.csv", tmp_path / "other", keep=["item_id"])
 
 
+def test_files_of_whole_numbers_go_on_in_a_column_of_fractions(tmp_path):
+    log, store = tmp_path / "log", tmp_path / "store"
+    log.mkdir()
+    names = "user_id,item_id,timestamp,price\n"
+    (log / "1.csv").write_text(f"{names}1,5,{T0},1.5\n")
+    build(log, store, keep=["price"])
+    assert build(log, store, keep=["price"]).files == 0
+    (log / "2.csv").write_text(f"{names}1,6,{T0 + 1},3\n")
+    (log / "3.csv").write_text(f"{names}1,7,{T0 + 2},\n")
+    assert build(log, store, keep=["price"]).added == 2
+    *prices, missing = [price for *_, price in histories(store)[1]]
+    assert prices == [1.5, 3.0]
+    assert np.isnan(missing)
+    (log / "4.csv").write_text(f"{names}1,8,{T0 + 3},4\n")
+    assert "its manifest has columns" in refusal(log, store, keep=["price", "timestamp"])
+
+
+def test_a_column_that_is_a_float_in_any_file_is_one(tmp_path):
+    log = write_log(tmp_path / "log", "1.parquet", user_id=[1], item_id=[5], timestamp=[T0], price=[2])
+    write_log(log, "2.parquet", user_id=[1], item_id=[6], timestamp=[T0 + 1], price=[2.5])
+    build(log, tmp_path / "store", keep=["price"])
+    assert [price for *_, price in histories(tmp_path / "store")[1]] == [2.0, 2.5]
+
+
+def test_fractions_do_not_go_on_in_a_column_of_integers(tmp_path):
+    log, store = tmp_path / "log", tmp_path / "store"
+    write_log(log, "1.parquet", user_id=[1], item_id=[5], timestamp=[T0], price=[2])
+    build(log, store, keep=["price"])
+    write_log(log, "2.parquet", user_id=[1], item_id=[6], timestamp=[T0 + 1], price=[2.5])
+    assert "its manifest has columns {'price': 'int64'}" in refusal(log, store, keep=["price"])
+
+
+def test_a_number_that_the_store_cannot_hold_is_refused_by_its_column(tmp_path):
+    price = pa.array([2**63], pa.uint64())
+    log = write_log(tmp_path / "log", "1.parquet", user_id=[1], item_id=[5], timestamp=[T0], price=price)
+    message = refusal(log, tmp_path / "store", keep=["price"])
+    assert "1.parquet: column price has a value that is no int64" in message
+    assert not (tmp_path / "store").exists()
+
+
 def test_the_same_rows_in_another_folder_are_other_events(tmp_path):
     for behavior in ("view", "a%2Fb"):
         write_log(tmp_path / "log" / f"event={behavior}", user_id=[1], item_id=[2], timestamp=[T0])

@@ -165,7 +165,7 @@ def build_store(
     beside, of_other = _what_is_there(address, config, other)
     new = {digest: file for digest, file in digests.items() if digest not in accepted}
     found = _Scan.of(new, roles, config.keep, progress)
-    manifest = _manifest(source, files[0], roles, found, config)
+    manifest = _manifest(source, list(new.values()), roles, found, config)
     if there is not None:
         _check_same_kind(address, there, manifest)
         _refuse_changed_files(new, accepted, source)
@@ -388,11 +388,24 @@ class _EventReader:
             codes = pc.index_in(raw.table["behavior"].cast(pa.string()), self._codes).combine_chunks()
             events[BEHAVIORS] = codes.cast(pa.from_numpy_dtype(kinds[BEHAVIORS]))
         for name in self._config.keep:
-            values = rows[name]
-            if pt.is_string(values.type):
-                values = typed(values, self._types.kind_of(name))
-            events[name] = _numbers(values, name, raw).cast(pa.from_numpy_dtype(kinds[name]))
+            events[name] = self._kept(rows[name], name, pa.from_numpy_dtype(kinds[name]), raw)
         return pa.record_batch(events)
+
+    def _kept(self, values: pa.ChunkedArray, name: str, kind: pa.DataType, raw: RawTable) -> pa.Array:
+        """A further column, as the store has it."""
+        is_empty = pt.is_null(values.type) or (pt.is_string(values.type) and name in self._types.empty)
+        if pt.is_string(values.type) and not is_empty:
+            values = typed(values, self._types.kind_of(name))
+        try:
+            # Before nulls are looked for: in a column of fractions they are NaN, of whole numbers as well.
+            if is_empty or (pt.is_integer(values.type) and pt.is_floating(kind)):
+                values = values.cast(kind)
+            return _numbers(values, name, raw).cast(kind)
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"{raw.file}: column {name} has a value that is no {kind}, as which the store keeps it "
+                f"({error}); leave the column out, or write smaller numbers"
+            ) from error
 
     def _times(self, raw: RawTable, first_row: int) -> Int64Array:
         column = raw.table["timestamp"]
@@ -534,16 +547,18 @@ def _digests(files: Sequence[_LogFile], used: Collection[str], progress: Progres
 
 
 def _manifest(
-    source: Path, first: _LogFile, roles: Mapping[str, str], found: _Scan, config: StoreBuildConfig
+    source: Path,
+    new: Sequence[_LogFile],
+    roles: Mapping[str, str],
+    found: _Scan,
+    config: StoreBuildConfig,
 ) -> StoreManifest:
     columns: dict[str, ColumnType] = {}
     if "behavior" in roles:
         columns[BEHAVIORS] = "int16"
     for name in config.keep:
-        kind = first.schema.field(name).type
-        is_float = pt.is_floating(kind)
-        if pt.is_string(kind):
-            is_float = found.types.fitting.get(name) is not None and found.types.kind_of(name) in FLOATS
+        is_float = any(pt.is_floating(file.schema.field(name).type) for file in new)
+        is_float |= name in found.types.fitting and found.types.kind_of(name) in FLOATS
         columns[name] = "float64" if is_float else "int64"
     return StoreManifest.parse(
         {
@@ -569,6 +584,12 @@ def _check_same_codes(address: str, there: StoreManifest, beside: StoreManifest)
 
 def _check_same_kind(address: str, there: StoreManifest, wanted: StoreManifest) -> None:
     """Refuse to add a log to a store of something else."""
+    # Files with whole numbers alone, or none, do not say that a column of the store is another one.
+    alike = {
+        name: "float64" if kind == "int64" and there.columns.get(name) == "float64" else kind
+        for name, kind in wanted.columns.items()
+    }
+    wanted = wanted.model_copy(update={"columns": alike})
     for name, remedy in (
         ("name", "give the name of the store's log (--name), or another store"),
         ("columns", "keep the same columns, or build another store"),
