@@ -268,6 +268,17 @@ def test_descriptions_and_titles(tmp_path):
     same(tmp_path, write_source(tmp_path / "log3", events, users=users), clean=True, split="time")
 
 
+def test_tables_without_rows_and_logs_without_titles_describe_nobody(tmp_path):
+    events = random_events(8, 12)
+    nobody = {"item_id": pa.array([], pa.string()), "title": pa.array([], pa.string())}
+    source = write_source(tmp_path / "log", events, items=nobody, users={"user_id": pa.array([], pa.int64())})
+    manifest, _ = same(tmp_path, source)
+    assert manifest.counts["undescribed_items"] == manifest.counts["items"]
+    untitled = pa.array([None] * len(events), pa.string())
+    manifest, _ = same(tmp_path, write_source(tmp_path / "log2", events, title=untitled))
+    assert manifest.counts["undescribed_items"] == manifest.counts["items"]
+
+
 @pytest.mark.slow
 def test_ids_that_are_written_in_two_ways(tmp_path):
     events = [

@@ -34,7 +34,7 @@ def write_partitions(path: Path, table: pa.Table, partition_R: Int64Array) -> No
     order_R = np.argsort(narrow, kind="stable")
     found, starts = np.unique(partition_R[order_R], return_index=True)
     rows = table.take(pa.array(order_R)).combine_chunks()
-    stops = [*starts[1:].tolist(), len(rows)]
+    stops = np.append(starts, len(rows))[1:].tolist()  # as many as starts, of a table without rows, too
     batches = (rows.slice(start, stop - start) for start, stop in zip(starts.tolist(), stops, strict=True))
     write_batches(path, rows.schema, batches, found.tolist())
 
