@@ -18,9 +18,6 @@ from rayrec.samples.impressions.columns import Where, key_column, key_lists, num
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.ids import ids_of, rare_id
 
-_SEPARATOR = "|"
-"""Between the elements of a list that is written as a text."""
-
 
 class KeyedColumns:
     """Columns of one data set, labels aside."""
@@ -45,7 +42,7 @@ class KeyedColumns:
             return self.ids(self._schema.ids[name], key_column(values, name, where))
         if pa.types.is_null(values.type):
             values = values.cast(pa.list_(pa.string()))
-        lists = key_lists(values, name, where, _SEPARATOR)
+        lists = key_lists(values, name, where, self._impressions.manifest.list_separator)
         return pa.ListArray.from_arrays(lists.offsets, self.ids(self._schema.lists[name], lists.values))
 
     def ids(self, space: str, keys: pa.Array) -> pa.Int64Array:

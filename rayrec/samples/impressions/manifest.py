@@ -80,6 +80,8 @@ class ImpressionManifest(FolderManifest):
     """Of the layout `table`: column to what it is in a request, as in `ImpressionsConfig`."""
     kept: tuple[str, ...] = ()
     """Columns beside those, for operations."""
+    list_separator: str = "|"
+    """Between the elements of a list that is written as a text."""
     extra: dict[str, float] = Field(default_factory=dict)
     """What else is known of the data, such as the best AUC there can be."""
     files: dict[str, FileEntry]

@@ -141,6 +141,7 @@ class Written:
             history=source.history,
             origins=config.origins,
             kept=tuple(source.kept.values()),
+            list_separator=config.list_separator,
             extra=dict(extra or {}),
             files=dict(self.files),
             fingerprint=fingerprint_of(dict(self.files), columns),

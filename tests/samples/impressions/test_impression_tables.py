@@ -10,12 +10,15 @@ import pytest
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.impression_schema import ImpressionSchema
+from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.impressions.config import ImpressionsConfig
 from rayrec.samples.impressions.dataset import ImpressionDataset
 from rayrec.samples.impressions.ids import id_of, ids_of, rare_id
 from rayrec.samples.impressions.prepare import prepare_impressions
-from tests.helpers.data import small_dataset
+from rayrec.samples.impressions.query_rows import QueryRows
+from rayrec.samples.prepare.prepare import prepare
+from tests.helpers.data import small_dataset, write_source
 
 NUM_ROWS = 50
 
@@ -218,6 +221,26 @@ def test_lists_split_in_the_wrong_places_are_warned_of(tmp_path, caplog, separat
         prepared(tmp_path, columns() | {"history": texts})
 
     assert ("none of the ids in lists of history is one of the column item" in caplog.text) == is_warned
+
+
+def test_lists_of_those_who_ask_are_separated_as_at_preparation(tmp_path):
+    tags = ["a,b", "b,c", "c", "a|b"]
+    rows = {"click": [0, 1] * 20, "item": [f"i{n % 4}" for n in range(40)], "tags": tags * 10}
+    origins = {"item": "item", "tags": "item.tags"}
+    own = {"ids": {"item": "item"}, "lists": {"tags": "tag"}, "numbers": (), "group": None}
+    impressions = prepared(tmp_path, rows, list_separator=",", origins=origins, **own)
+    items = {"item_id": [f"i{n}" for n in range(4)], "tags": tags}
+    source = write_source(tmp_path / "log", [("u", f"i{n}", n) for n in range(4)], items=items)
+    prepare(source, tmp_path / "histories", PrepareConfig())
+    dataset = Dataset.open(tmp_path / "histories")
+    nobody, places = np.zeros(4, dtype=np.int64), np.arange(4)
+    found = QueryRows(impressions, dataset, ["item", "tags"]).rows(
+        np.array([-1]), nobody[:0], nobody[:2], nobody[:1], nobody, places
+    )
+    learned = impressions.read(impressions.train_files[0], ["item", "tags"]).to_pylist()
+    assert {row["item"]: row["tags"] for row in found.rows.to_pylist()} == {
+        row["item"]: row["tags"] for row in learned
+    }
 
 
 @pytest.mark.parametrize(
