@@ -220,6 +220,29 @@ def test_what_a_data_set_of_histories_holds_out_is_held_out(films, tmp_path):
     assert of_one == {"valid": [seven], "test": [five]}
 
 
+def test_blanks_around_ids_say_nothing(tmp_path):
+    rows = [(f"u{n % 2}", f"i{n // 2}", 1000 + n, 2 + n % 4) for n in range(12)]
+    files = {}
+    for name, blank in (("plain", ""), ("blank", " ")):
+        ratings = [
+            f"{user}{blank * (n % 3)},{blank * (n % 2)}{item},{time},{rating}"
+            for n, (user, item, time, rating) in enumerate(rows)
+        ]
+        files[name] = write(
+            tmp_path / name,
+            interactions__csv=["user_id,item_id,timestamp,rating", *ratings],
+            items__csv=["item_id,year", *(f"{blank}i{n},{1990 + n}" for n in range(6))],
+            users__csv=["user_id,gender", f"u0{blank},F", f"u1,{'M'}"],
+        )
+    prepare(files["plain"], tmp_path / "histories", PrepareConfig())
+    held_out_of = str(tmp_path / "histories")
+    plain, blank = (
+        prepared("movielens", files[name], tmp_path / f"of {name}", held_out_of=held_out_of) for name in files
+    )
+    assert blank.manifest.rows == plain.manifest.rows == {"train": 8, "valid": 2, "test": 2}
+    assert all_rows(blank).equals(all_rows(plain))
+
+
 def test_labels_of_held_out_events_are_no_labels_of_training(articles, tmp_path):
     histories = histories_of(articles, tmp_path / "histories")
     dataset = prepared("deskdrop", articles, tmp_path / "data", held_out_of=histories)

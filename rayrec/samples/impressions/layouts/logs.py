@@ -24,11 +24,11 @@ from rayrec.samples.impressions.history_rule import HistoryRule
 from rayrec.samples.impressions.source import SPLITS, ImpressionSource, rows_as_part
 from rayrec.samples.prepare.time_split import time_boundaries
 from rayrec.samples.prepare.times import parse_times
-from rayrec.samples.prepare.validation import check_ids
+from rayrec.samples.prepare.validation import check_ids, trimmed_ids
 
 
 def checked_log(raw: RawTable, config: ImpressionsConfig) -> tuple[pa.Array, pa.Array, Int64Array]:
-    """Users and items of all events, as texts, and their times in microseconds.
+    """Users and items of all events, as texts without blanks around, and their times in microseconds.
 
     Raises:
         InputError: there are no events, or an id or time is missing or is none.
@@ -36,6 +36,7 @@ def checked_log(raw: RawTable, config: ImpressionsConfig) -> tuple[pa.Array, pa.
     if not len(raw.table):
         raise InputError(f"{raw.file}: no events in it; expected one row per interaction")
     for name in ("user_id", "item_id"):
+        raw, _ = trimmed_ids(raw, name)  # as `rayrec prepare` does: else its users are strangers here
         check_ids(raw, name)
     users, items = (raw.table[name].cast(pa.string()).combine_chunks() for name in ("user_id", "item_id"))
     return users, items, parse_times(raw, config.time_unit)
@@ -136,7 +137,7 @@ def described(raw: RawTable | None, key: str, keys: pa.Array) -> tuple[pa.Table,
     """
     if raw is None:
         return None
-    table = raw.table.combine_chunks()
+    table = trimmed_ids(raw, key)[0].table.combine_chunks()
     index = pd.Index(table[key].cast(pa.string()).to_pandas())
     first = ~index.duplicated()
     indices = np.flatnonzero(first)
