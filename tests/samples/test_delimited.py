@@ -69,6 +69,21 @@ def test_what_neither_reading_makes_whole_is_refused_with_its_line(tmp_path):
         rows_of(path)
 
 
+@pytest.mark.parametrize("value", ["2", '"2"'])
+@pytest.mark.parametrize("before", ["\n", "\r\n\n", "\ufeff\n"])
+def test_blank_lines_before_the_header_are_no_header(tmp_path, before, value):
+    path = write(tmp_path, f"{before}user,item\n\n1,{value}\n3,4\n")
+    file = DelimitedFile.detect(path)
+    rows = [row for span in file.spans(4) for batch in file.read(span=span) for row in batch.to_pylist()]
+    assert rows == [{"user": "1", "item": "2"}, {"user": "3", "item": "4"}]
+    assert file.where(1).endswith(f"line {before.count(chr(10)) + 4}")
+
+
+def test_a_header_may_have_several_lines(tmp_path):
+    path = write(tmp_path, '"user\nid",item\n1,2\n')
+    assert rows_of(path) == [("1", "2")]
+
+
 def test_names_for_a_file_without_a_header(tmp_path):
     path = write(tmp_path, "1,2\n3,4\n")
     assert rows_of(path, names=("user", "item")) == [("1", "2"), ("3", "4")]

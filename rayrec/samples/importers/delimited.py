@@ -43,6 +43,8 @@ class DelimitedFile:
     """Rows that the lexer found; None where the file did not have to be lexed."""
     notes: tuple[str, ...] = field(default=())
     """What is unusual about how the file is written, for the report."""
+    header_lines: int = 1
+    """Lines up to the end of the header, if there is one: blank ones may stand before it."""
 
     @classmethod
     def detect(
@@ -64,7 +66,7 @@ class DelimitedFile:
                 of columns than `names`, or a quoted value in it does not end.
         """
         delimiter = delimiter or _likely_delimiter(path)
-        first = first_line(path, delimiter, quoted is not False)
+        first, header_lines = _first_row(path, delimiter, quoted is not False)
         if names is not None and len(names) != len(first):
             raise InputError(
                 f"{path} line 1: {len(first)} values separated by {delimiter!r}, but {len(names)} names "
@@ -83,7 +85,7 @@ class DelimitedFile:
                 num_rows -= 1
             if not quoted and num_rows is not None:
                 notes.append("double quotes are ordinary signs, since some are not closed")
-        return cls(path, columns, names is None, delimiter, quoted, num_rows, tuple(notes))
+        return cls(path, columns, names is None, delimiter, quoted, num_rows, tuple(notes), header_lines)
 
     def spans(self, num_bytes: int) -> list[tuple[int, int]]:
         """The file in spans of whole lines, (first byte, byte after the last), of about so many bytes each.
@@ -127,7 +129,7 @@ class DelimitedFile:
                 source,
                 read_options=pa_csv.ReadOptions(
                     column_names=self.columns,
-                    skip_rows=int(self.has_header and is_first),
+                    skip_rows=self.header_lines if self.has_header and is_first else 0,
                     block_size=_BLOCK_BYTES,
                 ),
                 parse_options=pa_csv.ParseOptions(
@@ -189,7 +191,18 @@ def first_line(path: Path, delimiter: str, quoted: bool = True) -> list[str]:
     Raises:
         InputError: the file is missing, empty or not in UTF-8.
     """
-    return _first(path, lambda file: next((row for row in _reader(file, delimiter, quoted) if row), None))
+    return _first_row(path, delimiter, quoted)[0]
+
+
+def _first_row(path: Path, delimiter: str, quoted: bool) -> tuple[list[str], int]:
+    """The values of the first line that is not blank, and how many lines end with it."""
+
+    def read(file: IO[str]) -> tuple[list[str], int] | None:
+        rows = _reader(file, delimiter, quoted)
+        return next(((row, rows.line_num) for row in rows if row), None)
+
+    values, num_lines = _first(path, read)
+    return values, num_lines
 
 
 def line_of(path: Path, row: int, quoted: bool) -> int:
