@@ -60,6 +60,15 @@ def test_without_an_end_epoch_follows_epoch(plan):
     assert epochs == [epoch for epoch in range(3) for _ in range(plan.steps_per_epoch)]
 
 
+def test_bounds_at_their_ends_give_all_batches_or_none(plan):
+    with SampleStream(plan, 0, 3, windows_ahead=0, queue_depth=1) as stream:
+        assert [batch.step for batch in stream] == [0, 1, 2]
+    with SampleStream(plan, 5, 3) as stream:  # a run that has gone past the end before
+        assert list(stream) == []
+    with pytest.raises(ValueError, match="queue_depth must be at least 1, got 0"):
+        SampleStream(plan, 0, 3, queue_depth=0)
+
+
 def test_a_row_program_sees_the_step_and_the_rows_and_decides_the_columns(plan):
     def program(step, batch):
         doubled = pa.array(batch.rows["user_id"].to_numpy() * 2 + step)

@@ -74,7 +74,9 @@ class SampleStream:
             queue_depth: batches that are prepared before they are asked for.
             windows_ahead: windows that are decoded before they are needed.
         """
-        threads = threads or min(num_processors(), windows_ahead)
+        if queue_depth < 1:
+            raise ValueError(f"queue_depth must be at least 1, got {queue_depth}: no batch would be begun")
+        threads = threads or max(min(num_processors(), windows_ahead), 1)
         self._plan = plan
         self._stop_step = stop_step
         self._program = program
@@ -110,7 +112,9 @@ class SampleStream:
         self.close()
 
     def _fill(self) -> None:
-        while len(self._begun) < self._queue_depth and self._next_step != self._stop_step:
+        while len(self._begun) < self._queue_depth:
+            if self._stop_step is not None and self._next_step >= self._stop_step:
+                return
             batch = self._plan.batch(self._next_step)
             if batch is None:
                 return
