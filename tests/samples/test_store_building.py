@@ -450,6 +450,20 @@ def test_files_of_whole_numbers_go_on_in_a_column_of_fractions(tmp_path):
     assert "its manifest has columns" in refusal(log, store, keep=["price", "timestamp"])
 
 
+def test_a_kept_column_may_have_any_name_but_those_of_the_store(tmp_path):
+    columns = {"user_id": [1, 2], "item_id": [5, 6], "timestamp": [T0, T0 + 1], "event": ["a", "b"]}
+    log = write_log(tmp_path / "log", **columns, key=[2, 1], behaviors=[7, 8], times=[1, 2])
+    build(log, tmp_path / "store", keep=["key"])
+    assert histories(tmp_path / "store") == {
+        1: [(T0 * SECOND, 5, 0, 2)],
+        2: [((T0 + 1) * SECOND, 6, 1, 1)],
+    }
+    for name in ("behaviors", "times"):  # the codes of events would be other ones
+        assert f"names '{name}', as a store calls a column of its own" in refusal(
+            log, tmp_path / "other", keep=[name]
+        )
+
+
 def test_a_column_that_is_a_float_in_any_file_is_one(tmp_path):
     log = write_log(tmp_path / "log", "1.parquet", user_id=[1], item_id=[5], timestamp=[T0], price=[2])
     write_log(log, "2.parquet", user_id=[1], item_id=[6], timestamp=[T0 + 1], price=[2.5])

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import pandas as pd
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.ipc as ipc
 import pyarrow.types as pt
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayrec.platform.arrays import Int64Array
 from rayrec.platform.config import Config
@@ -65,6 +65,8 @@ _FAR_DAYS, _FAR_PART = 366, 0.001
 _BATCH_ROWS = 131_072
 _MOST_PARTITIONS = 256
 """Each is an open file."""
+_KEY = "__key"
+"""Column of whose an event is, on its way into the store; no column of a log's has this name."""
 _APPEND_EVENTS = 200_000
 """Of one transaction."""
 
@@ -90,6 +92,15 @@ class StoreBuildConfig(Config):
     """Events that memory holds at once, more or less; more of them where there would be too many
     partitions."""
     retry: RetryConfig = RetryConfig()
+
+    @model_validator(mode="after")
+    def _kept_columns_are_not_the_stores_own(self) -> Self:
+        own = next((name for name in self.keep if name in (TIMES, ITEMS, BEHAVIORS)), None)
+        if own is not None:
+            raise ValueError(
+                f"{option('keep')} names {own!r}, as a store calls a column of its own; rename the log's"
+            )
+        return self
 
 
 @dataclass
@@ -353,7 +364,7 @@ class _EventReader:
         self.events_of_day: dict[int, int] = {}
 
     def read(self, file: _LogFile) -> Iterator[pa.RecordBatch]:
-        """`key` and the columns of the store.
+        """The key and the columns of the store.
 
         Raises:
             InputError: naming file, row and value.
@@ -377,7 +388,7 @@ class _EventReader:
             )
         kinds = self._manifest.types
         key, other = ("user", "item") if self._config.by == "user" else ("item", "user")
-        events = {"key": pa.array(ids[key]), TIMES: pa.array(times_R), ITEMS: pa.array(ids[other])}
+        events = {_KEY: pa.array(ids[key]), TIMES: pa.array(times_R), ITEMS: pa.array(ids[other])}
         if BEHAVIORS in kinds:
             if pt.is_nested(raw.table["behavior"].type):
                 raise InputError(
@@ -442,7 +453,7 @@ class _Partitions:
         self._files.close()
 
     def write(self, events: pa.RecordBatch) -> None:
-        part_R = self._part(events.column("key").to_numpy())
+        part_R = self._part(events.column(_KEY).to_numpy())
         order_R = np.argsort(part_R, kind="stable")
         bounds = np.searchsorted(part_R[order_R], np.arange(len(self._paths) + 1))
         events = events.take(pa.array(order_R))
@@ -466,9 +477,9 @@ class _Partitions:
 
 
 def _batches_of_users(table: pa.Table, manifest: StoreManifest) -> Iterator[EventBatch]:
-    order_E = np.argsort(table["key"].to_numpy(), kind="stable")
+    order_E = np.argsort(table[_KEY].to_numpy(), kind="stable")
     columns = {name: table[name].to_numpy()[order_E] for name in table.column_names}
-    keys_E = columns.pop("key")
+    keys_E = columns.pop(_KEY)
     start = 0
     while start < len(keys_E):
         last_key = keys_E[min(start + _APPEND_EVENTS, len(keys_E)) - 1]
