@@ -268,7 +268,7 @@ def _messages_record(values: Mapping[str, Any]) -> Record:
     before = ""
     for number, one in enumerate(_list(values["messages"], "messages"), 1):
         role, content = _keyed(one, f"message {number}", ("role", "content"))
-        if role not in _AFTER or not role:
+        if not isinstance(role, str) or role not in _AFTER or not role:
             raise BadRecordError(
                 "wrong types",
                 f"message {number} has the role {_shown(role)}; known are {_and(list(_AFTER)[1:])}",

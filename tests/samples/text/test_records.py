@@ -75,6 +75,8 @@ def span(start, end, label="x"):
         (messages(("user", "a")), "roles out of order", "the last message is of user"),
         (messages(), "roles out of order", "there are no messages"),
         (messages(("narrator", "a")), "wrong types", "message 1 has the role 'narrator'"),
+        (messages((["user"], "a")), "wrong types", "message 1 has the role ['user']"),
+        (messages(({"name": "user"}, "a")), "wrong types", "message 1 has the role {'name': 'user'}"),
         (
             messages(("user", "a"), ("assistant", " \n")),
             "empty completions",
