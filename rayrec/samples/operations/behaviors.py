@@ -30,6 +30,7 @@ from rayrec.samples.operations.columns import (
     parallel_lists,
 )
 from rayrec.samples.operations.operation import OperationSettings, RowContext
+from rayrec.samples.operations.python_values import is_value_of
 from rayrec.samples.operations.sequences import outputs_for, side_by_side
 
 _OLDEST = np.iinfo(np.int64).min
@@ -58,9 +59,8 @@ class SelectEventsConfig(OperationSettings):
             lambda dtype: dtype == pa.int64() or pt.is_string(dtype),
             " of integers or texts",
         )
-        expected = str if pt.is_string(by.value_type) else int
         for value in self.values:
-            if not isinstance(value, expected):
+            if not is_value_of(value, by.value_type):
                 raise InputError(f"column {self.by!r} is {by}, among which {value!r} cannot be")
         types = [list_type(schema, name) for name in self.inputs]
         outputs = outputs_for(self.inputs, self.outputs)
@@ -109,7 +109,7 @@ class SelectEvents:
 class EventSource(Config):
     """Events of one behavior."""
 
-    behavior: int
+    behavior: int = Field(ge=-(2**63), lt=2**63)
     """What stands for it in the merged list."""
     time: str
     """List of the events' times."""

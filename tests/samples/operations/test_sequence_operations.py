@@ -2,8 +2,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from rayrec.platform.errors import InputError
+from rayrec.samples.operations.behaviors import EventSource
 from tests.helpers.feature_operations import computed
 
 INTS, TEXTS = pa.list_(pa.int64()), pa.list_(pa.string())
@@ -102,6 +104,11 @@ def test_behaviors_may_be_numbers_and_must_be_of_their_type():
     assert select(columns, [1])["items"] == [[2]]
     with pytest.raises(InputError, match="among which 'buy' cannot be"):
         select(columns, ["buy"])
+    with pytest.raises(InputError, match=f"among which {2**63} cannot be"):
+        select(columns, [2**63])
+    source = {"behavior": 2**63, "time": "times", "values": ["items"]}
+    with pytest.raises(ValidationError, match="less than"):
+        EventSource.model_validate(source)
 
 
 def merge(columns, sources=("click", "buy")):
