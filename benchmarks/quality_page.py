@@ -45,6 +45,8 @@ README_METHODS = {
     "sasrec-servers": "SASRec, item rows on parameter servers, sampled softmax",
     "generative": "prefix decoder, semantic IDs",
     "codes": "prefix decoder without vectors of its own: codes, words and attributes",
+    "codes-sasrec": "the prefix decoder without vectors of its own, with IDs from the item vectors of SASRec of "
+    "ids, words and attributes",
     "light": "light decoder: codes alone, their rows on parameter servers",
     "light-sasrec": "the light decoder with IDs from the item vectors of SASRec of ids, words and attributes",
     "generative-sasrec": "the prefix decoder with IDs from the item vectors of SASRec of ids, words and "
@@ -479,7 +481,8 @@ What models of RayRec reach on logs that anybody can get, by one protocol, with 
   (`data.redraw_ties`).
 - **Equal tuning**: tables of that name have the trial that was best on validation users, of as many
   trials for every method in one space (`configs/tuning`): learning rate, weight decay, dropout and
-  layers. The first trial is the recipe. Epochs are the recipe's, and so are rates of rows on servers.
+  layers. The first trial is the recipe, of *prefix decoder without vectors of its own* the one before, since
+  what was found is its recipe now. Epochs are the recipe's, and so are rates of rows on servers.
 - **Costs**: two x86-64 cores, no accelerator. Training times are those of the steps, the median of the
   seeds. Many rows were trained beside other work, and some stood still for minutes meanwhile. CPU
   minutes, where they were recorded, include driver, actors, Ray, start and validation. A training may
@@ -518,7 +521,7 @@ rayrec bench quality                                                   # README'
   decoder without vectors of its own* says codes, and no weight of it belongs to one item or one whole
   ID; but each leaf adds the bag of words and attributes of its item, which hardly another item has, so
   its last code is scored by the item's text. Without them (*codes alone*), the model is about where
-  TIGER is.
+  the light decoder is.
 - **Semantic IDs** have 3 levels of 256 codes (prefix decoder: up to 512) by residual k-means, and a
   digit for collisions. Where items have no text, they are made of interactions alone. *Published IDs*
   are those that came with the data: LETTER's of Beauty and Instruments (4 levels), MiniOneRec's of
@@ -541,11 +544,11 @@ rayrec bench quality                                                   # README'
 - The recipe of SASRec with full softmax was found with recalls of Beauty's *test* users ([what was
   tried](recommendation.md#what-did-not-work)). HSTU, BSARec, SASRec on servers and SASRec that reads words
   use its sizes and rates, so their figures on Beauty may be flattering. Sports and MovieLens were looked
-  at once. The prefix decoder was tuned on Beauty's validation users. Other recipes had few trials there:
-  the light decoder
-  [nine](recommendation.md#codes-alone), TIGER two, those of words [as written
-  down](recommendation.md#words-and-attributes-of-items). [Equal
-  tuning](objections.md#tuning-is-asymmetric) says what that is worth.
+  at once. The prefix decoder was tuned on Beauty's validation users. The recipe of the one without vectors
+  of its own is what equal tuning of the row that reads words found there, rounded; the other rows of that
+  model, and MovieLens, have it too. Other recipes had few trials: the light decoder
+  [nine](recommendation.md#codes-alone), TIGER two. [Equal tuning](objections.md#tuning-is-asymmetric)
+  says what that is worth: rows of other models over codes may be as far below what they can do.
 - One rate and batch serve all rows of learning that goes on. They were chosen of four on validation
   users of the prefix decoder, so its validation recall is flattering.
 - Rows that say *ties as stored* were measured before their recipe redrew them, which in file order
