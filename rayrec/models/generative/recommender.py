@@ -168,7 +168,8 @@ class GenerativeRecommender(SequenceModel):
                 rows = slice(first, min(first + size, search.stop))
                 filtered = None if leaf_filter is None else leaf_filter.some_rows(rows)
                 result = self._search(context.some_rows(rows), of_rows_B[rows], filtered)
-                missing = (0, max(num_found - width, 0))
+                # Of its own rows' beams: in a part of a search, none may have as many as the first row.
+                missing = (0, max(num_found - result.items_BW.shape[1], 0))
                 found.append(
                     TopItems(
                         functional.pad(result.items_BW[:, :num_found], missing, value=-1),

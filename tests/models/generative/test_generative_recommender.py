@@ -284,6 +284,25 @@ def test_a_rows_ranking_does_not_depend_on_the_rows_beside_it(monkeypatch):
         torch.testing.assert_close(together.scores_BK[row], alone.scores_BK[0])
 
 
+@pytest.mark.parametrize("ranks_again", [False, True], ids=["as found", "ranked again"])
+def test_rows_of_fewer_beams_may_be_all_that_is_left_of_a_search(ranks_again, monkeypatch):
+    """A search that is done in parts: the last of them have no row of as many beams as the first."""
+    monkeypatch.setattr("rayrec.models.generative.recommender.MAX_LOGITS", 5 * max(LEVEL_SIZES))
+    model = recommender()
+    model.ranks_as_it_generates = not ranks_again
+    rows, beams_B = [ROWS[0], ROWS[1], ROWS[2]], [5, 4, 2]
+    batch = tensor_batch(histories(rows, NUM_ITEMS, TABLES, CODES_IL))
+
+    found = model.recommend(batch, 4, None, beams_B)
+
+    for number, (row, beams) in enumerate(zip(rows, beams_B, strict=True)):
+        batch = tensor_batch(histories([row], NUM_ITEMS, TABLES, CODES_IL))
+        alone = model.recommend(batch, 4, None, [beams])
+        num_found = alone.items_BK.shape[1]
+        assert found.items_BK[number, :num_found].tolist() == alone.items_BK[0].tolist()
+        assert (found.items_BK[number, num_found:] == -1).all()
+
+
 def test_gradients_reach_every_code_and_item_row_of_the_inputs():
     (features,) = shares(ROWS, NUM_ITEMS, TABLES, CODES_IL)
     batch = tensor_batch(features, training=True)
