@@ -58,6 +58,16 @@ def test_a_picture_has_the_same_vector_alone(shop):
     np.testing.assert_allclose(alone[0], together[3], atol=1e-6)
 
 
+def test_items_that_came_later_without_any_picture_have_rows_of_the_same_width(shop):
+    """As a part of a large catalog may have: it stands beside parts with pictures."""
+    later = ItemData("data", ["nothing", "else"], [None] * 2, None)
+
+    vectors_ID = source(shop).vectors(later)
+
+    assert vectors_ID.shape == (2, 16)
+    assert np.isnan(vectors_ID).all()
+
+
 def test_what_cannot_be_read_is_named(shop, tmp_path):
     (tmp_path / "r1.jpg").write_bytes(b"no picture")
     with pytest.raises(InputError, match=r"r1\.jpg: not a readable picture"):

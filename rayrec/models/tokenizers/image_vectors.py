@@ -49,7 +49,8 @@ class ImageVectors(ItemVectorSource):
             if progress is not None:
                 progress(min(start + self.batch_size, len(present)), len(present))
         if not rows:
-            return np.full((len(files), 1), np.nan, dtype=np.float32)
+            # Rows that know nothing are as wide as those of other items, which a blank picture tells.
+            rows.append(_features(processor, model, [_blank()])[:0])
         found_BD = np.concatenate(rows)
         vectors_ID = np.full((len(files), found_BD.shape[1]), np.nan, dtype=np.float32)
         vectors_ID[present] = found_BD
@@ -71,6 +72,12 @@ def _opened(file: Path | None) -> Any:
             return picture.convert("RGB")
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"{file}: not a readable picture ({error}); replace it, or remove it") from error
+
+
+def _blank() -> Any:
+    from PIL import Image
+
+    return Image.new("RGB", (32, 32))
 
 
 def _tower(folder: Path) -> tuple[Any, Any]:
