@@ -112,6 +112,15 @@ def test_kinds_of_vectors_are_compared_by_what_users_met_next(data, tmp_path, wo
     assert compared["next_items"] == report["next_items"]
 
 
+def test_both_may_stand_beside_others(data, tmp_path, words_as_vectors):
+    options = ["--vectors", "both+graph", "--codebook-size", 4, "--out", tmp_path]
+
+    report = answer("tokenize", data, *options)
+
+    names = [block["name"] for block in report["vectors"]["blocks"]]
+    assert names == ["interactions", "text", "graph", "both+graph"]
+
+
 def write_vectors(folder, name, keys, width=5, scale=1.0):
     """An array as another program writes it, each row a function of its key."""
     rows = [np.random.default_rng(sum(key.encode())).normal(size=width) for key in keys]

@@ -58,6 +58,9 @@ from rayrec.samples.dataset.item_labels import item_labels
 from rayrec.samples.dataset.manifest import ITEMS_FILE, Manifest
 from rayrec.samples.graph import SimilarityConfig, graph_of_dataset, similar_items
 
+BOTH = "both"
+"""In `vectors`, for interactions and texts."""
+
 
 class TokenizeConfig(Config):
     """How items get their codes."""
@@ -116,7 +119,8 @@ class TokenizeConfig(Config):
     def _sources_are_known(self) -> Self:
         for name in self.sources:
             if name not in self.vector_files:
-                _check_known("vectors", name, (*ITEM_VECTORS.names(), "both"), " or a name of vector_files")
+                known = (*ITEM_VECTORS.names(), BOTH)
+                _check_known("vectors", name, known, " or a name of vector_files")
         if unused := sorted(set(self.vector_files) - set(self.sources)):
             raise ValueError(
                 f"vector_files has one of {unused[0]!r}, and vectors is {self.vectors!r}: name it there, too"
@@ -136,11 +140,9 @@ class TokenizeConfig(Config):
     @property
     def sources(self) -> tuple[str, ...]:
         """Names of the sources of item vectors, each once."""
-        return (
-            (INTERACTIONS, TEXT)
-            if self.vectors == "both"
-            else tuple(dict.fromkeys(self.vectors.replace(",", "+").split("+")))
-        )
+        named = self.vectors.replace(",", "+").split("+")
+        each = (name for one in named for name in ((INTERACTIONS, TEXT) if one == BOTH else (one,)))
+        return tuple(dict.fromkeys(each))
 
     @property
     def _others(self) -> tuple[str, ...]:
