@@ -7,7 +7,9 @@ if they had been checked.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from rayrec.platform.errors import InputError
@@ -68,6 +70,16 @@ _OF_TYPE = {
     **dict.fromkeys([*_LEAST, *_MOST], ("integer", "number")),
 }
 """Keywords that hold only beside their type."""
+_OF_ANY_TYPE = (
+    "required",
+    "patternProperties",
+    "minProperties",
+    "maxProperties",
+    "minItems",
+    "maxItems",
+)
+"""Keywords that hold only where something says that there is an object or an array."""
+_SAY_TYPES = ("type", "properties", "additionalProperties", "items", "prefixItems")
 _COUNTS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minProperties", "maxProperties"))
 _FORMATS = frozenset(["date", "time", "date-time", "email", "ipv4", "ipv6", "uuid", "hostname", "uri"])
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9][0-9]|[0-9][1-9][0-9]{2}|[1-9][0-9]{3})"
@@ -83,6 +95,7 @@ _PATTERNS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}
 _SCHEMAS = ("additionalProperties", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LETTERS = re.compile(r"[A-Za-z0-9_ -]*")
 _ESCAPED = '"\n\r\t\f\v\0'
 
 
@@ -269,12 +282,67 @@ def _check_combination(schema: Mapping[str, Any], where: str) -> None:
     forms = [name for name in ("pattern", "format") if name in schema]
     if len(forms) + bool(lengths) > 1:
         raise InputError(f"{where}: of pattern, format, and a length, one holds; leave the others out")
+    if not any(name in schema for name in _SAY_TYPES):
+        for name in _OF_ANY_TYPE:
+            if schema.get(name):
+                kind = "array" if name.endswith("Items") else "object"
+                raise InputError(f"{where}.{name}: holds only beside a type; say that it is {kind!r}")
+    if types is None or "object" in types:
+        _check_names(schema, where)
     least = schema.get("minProperties", 0)
     if isinstance(least, int) and least > len(required):
         raise InputError(
             f"{where}.minProperties: is {least}, and {len(required)} properties are required, which alone "
             "are held to be different; require them"
         )
+
+
+def _check_names(schema: Mapping[str, Any], where: str) -> None:
+    """Check what is said of names of properties: a grammar has each name in one place."""
+    known, by_pattern = schema.get("properties", {}), schema.get("patternProperties", {})
+    for name in schema.get("required", ()):
+        if name not in known:
+            raise InputError(
+                f"{where}.required: names {name!r}, and only what is in properties is held to be there; "
+                "add it"
+            )
+    for pattern in by_pattern:
+        for name in known:
+            if _may_match(pattern, name):
+                raise InputError(
+                    f"{where}.patternProperties: {pattern!r} matches {name!r} of properties, and one of "
+                    "the two holds; leave it out"
+                )
+    if known and by_pattern and schema.get("additionalProperties", False) is not False:
+        raise InputError(
+            f"{where}.additionalProperties: holds of names that patternProperties match, too, where "
+            "there are properties; set it to false"
+        )
+    for first, second in combinations(by_pattern, 2):
+        begins, other = _beginning(first), _beginning(second)
+        are_apart = not begins.startswith(other) and not other.startswith(begins)
+        if not are_apart and by_pattern[first] != by_pattern[second]:
+            raise InputError(
+                f"{where}.patternProperties: {first!r} and {second!r} may match the same name, of which "
+                "one holds; let them begin with ^ and different letters, or leave one out"
+            )
+
+
+def _may_match(pattern: str, name: str) -> bool:
+    try:
+        return re.search(pattern, name) is not None
+    except re.error:  # of what other languages write
+        return True
+
+
+def _beginning(pattern: str) -> str:
+    """What each match begins with, as far as letters and digits tell."""
+    if not pattern.startswith("^") or "|" in pattern:
+        return ""
+    letters = _LETTERS.match(pattern, 1)
+    assert letters is not None, "there may be none"
+    found = letters[0]
+    return found[:-1] if pattern[1 + len(found) :].startswith(("*", "?", "{")) else found
 
 
 def _type_of(value: Any) -> set[str]:

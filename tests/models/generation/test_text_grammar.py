@@ -152,6 +152,33 @@ def test_blanks_and_control_characters_do_not_come(compilers, tokenizer):
         ({"$ref": "#/title", "title": "a"}, "is no schema"),
         ({"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 4}, "nothing satisfies both"),
         ({"type": "integer", "minimum": 10**400, "maximum": 3}, "nothing satisfies both"),
+        ({"type": "object", "required": ["a"]}, r"schema\.required: names 'a'"),
+        ({"type": "object", "properties": {"a": {}}, "required": ["b"]}, r"\.required: names 'b'"),
+        ({"required": ["a"]}, r"schema\.required: holds only beside a type"),
+        ({"minItems": 2}, r"schema\.minItems: .* it is 'array'"),
+        ({"anyOf": [{"type": "null"}, {"maxProperties": 1}]}, r"anyOf\.1\.maxProperties: .* 'object'"),
+        ({"patternProperties": {"^a$": {"type": "null"}}}, r"patternProperties: holds only beside"),
+        (
+            {"type": "object", "properties": {"ab": {}}, "patternProperties": {"^a": {"type": "null"}}},
+            r"schema\.patternProperties: '\^a' matches 'ab'",
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {}},
+                "patternProperties": {"^b": {"type": "null"}},
+                "additionalProperties": {"type": "boolean"},
+            },
+            r"schema\.additionalProperties: .* set it to false",
+        ),
+        (
+            {"type": "object", "patternProperties": {"^a": {"type": "null"}, "b$": {"type": "boolean"}}},
+            "may match the same name",
+        ),
+        (
+            {"type": "object", "patternProperties": {"^ab*": {"type": "null"}, "^ac": {"const": 1}}},
+            "may match the same name",
+        ),
         (ENDLESS, "no output satisfies it"),
         (False, "does not compile"),
         (["string"], "expected a JSON schema"),
@@ -162,6 +189,21 @@ def test_a_schema_that_cannot_be_promised_is_refused_in_a_sentence(compilers, sc
         compilers["xgrammar"].compile("json_schema", schema)
     assert "\n" not in str(refused.value)
     assert ".cc" not in str(refused.value)
+
+
+def test_names_that_cannot_be_confused_are_held(compilers, write):
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "null"}},
+        "patternProperties": {"^S_": {"type": "null"}, "^N_": {"type": "boolean"}},
+        "additionalProperties": False,
+        "required": ["name"],
+    }
+    for compiler in both(compilers):
+        compiled = compiler.compile("json_schema", schema)
+        for seed in range(4):
+            text = write(compiled.begin(), compiled.least_tokens + 40, seed)
+            jsonschema.validate(json.loads(text), schema)
 
 
 def test_alternatives_that_exclude_each_other_are_held(compilers, write):
