@@ -30,6 +30,13 @@ class UnknownNotationError(ValueError):
     """A grammar has something that is not read here; the message is a clause."""
 
 
+class EscapedCharacterError(UnknownNotationError):
+    """What is to stand inside a string of JSON has a character that JSON writes with an escape."""
+
+    def __init__(self) -> None:
+        super().__init__("it names a character that JSON writes with an escape")
+
+
 @dataclass
 class Automaton:
     """All rules; states are numbered across them, and rules by their order."""
@@ -60,17 +67,19 @@ class Automaton:
         return len(self.rule_of) - 1
 
 
-def read_grammar(text: str, read_regex: Callable[[str], str]) -> Automaton:
+def read_grammar(text: str, read_regex: Callable[[str], str], in_string: bool = False) -> Automaton:
     """Read a grammar.
 
     Args:
         read_regex: the grammar of a regular expression, in the same notation.
+        in_string: whether it writes the inside of a string of JSON.
 
     Raises:
+        EscapedCharacterError: it can write there what JSON escapes, and nothing else in its place.
         UnknownNotationError: there is something else in it.
     """
     automaton = Automaton()
-    _Reader(automaton, read_regex).read(text, "", in_string=False)
+    _Reader(automaton, read_regex).read(text, "", in_string)
     if "root" not in automaton.names:
         raise UnknownNotationError("it has no rule root")
     automaton.root = automaton.names.index("root")
@@ -204,6 +213,8 @@ class _Reader:
         """What makes a fragment of an element, as often as it is repeated."""
         if match["text"] is not None:
             points = _points(match["text"][1:-1])
+            if self._in_string and any(map(_is_escaped, points)):
+                raise EscapedCharacterError
             return lambda: self._chain([((point, point),) for point in points])
         if match["set"] is not None:
             ranges = _ranges(match["set"][1:-1])
@@ -317,7 +328,13 @@ def _all_but(ranges: list[Range]) -> tuple[Range, ...]:
     return tuple(found)
 
 
+_ESCAPED: tuple[Range, ...] = ((0, 0x1F), (0x22, 0x22), (0x5C, 0x5C))
+"""Characters that a string of JSON writes in another way."""
+
+
 def _without_escaped(ranges: tuple[Range, ...]) -> tuple[Range, ...]:
-    """Without the characters that a string of JSON writes in another way."""
-    left = [*_all_but(list(ranges)), (0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]
-    return _all_but(left)
+    return _all_but([*_all_but(list(ranges)), *_ESCAPED])
+
+
+def _is_escaped(point: int) -> bool:
+    return any(first <= point <= last for first, last in _ESCAPED)

@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 
-from rayrec.models.generation.bnf import UnknownNotationError, read_grammar
+from rayrec.models.generation.bnf import EscapedCharacterError, UnknownNotationError, read_grammar
 from rayrec.models.generation.deterministic import unambiguous
 from rayrec.models.generation.endings import Chart, ShortestWays
 from rayrec.models.generation.json_schema import check_schema, patterns, with_patterns
@@ -263,13 +263,18 @@ class GrammarCompiler:
         )
 
     def _check_pattern(self, where: str, pattern: str) -> None:
-        """Check an expression by itself: of a whole schema, the package does not say which one it was.
+        """Check an expression by itself: of a whole schema, the package does not say which one it was,
+        and it writes the letters of some into strings as they are.
 
         Raises:
-            InputError: it does not compile.
+            InputError: it does not compile, or can say what JSON escapes alone.
         """
         try:
-            self._regex_notation(pattern)
+            read_grammar(self._regex_notation(pattern), self._regex_notation, in_string=True)
+        except EscapedCharacterError as error:
+            raise InputError(f"{where}: {pattern!r}: {error}; leave it out of patterns") from error
+        except UnknownNotationError:
+            return  # which is said of the whole
         except RuntimeError as error:
             raise InputError(f"{where}: {pattern!r} does not compile: {_clause(error)}") from error
 

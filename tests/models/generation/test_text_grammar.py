@@ -191,6 +191,27 @@ def test_a_schema_that_cannot_be_promised_is_refused_in_a_sentence(compilers, sc
     assert ".cc" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [r"^\x22$", r"^\u0022a$", r"^a\tb$", r"^\r$", r"^\x5c$", r"^\cA$", r"^[\b]$", r"^\f\v$", r"^\x0a$"],
+)
+def test_a_pattern_of_what_json_escapes_is_refused_however_it_is_written(pattern, compilers):
+    for schema in (
+        {"type": "string", "pattern": pattern},
+        {"type": "object", "patternProperties": {pattern: {"type": "null"}}},
+    ):
+        with pytest.raises(InputError, match=r"schema\.pattern.*escape; leave it out of patterns"):
+            compilers["xgrammar"].compile("json_schema", schema)
+
+
+@pytest.mark.parametrize("pattern", [r"^[^\t]{3}$", r"^[ -~]{4}$", r"^[\x20-\x24]+$", r"^\s$", r"^.$"])
+def test_sets_of_characters_leave_out_what_json_escapes(pattern, compilers, write):
+    compiled = compilers["xgrammar"].compile("json_schema", {"type": "string", "pattern": pattern})
+    for seed in range(6):
+        said = json.loads(write(compiled.begin(), compiled.least_tokens + 5, seed))
+        assert re.search(pattern, said)
+
+
 def test_names_that_cannot_be_confused_are_held(compilers, write):
     schema = {
         "type": "object",
