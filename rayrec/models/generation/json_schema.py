@@ -95,6 +95,7 @@ _PATTERNS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}
 _SCHEMAS = ("additionalProperties", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|.)", re.DOTALL)
 _LETTERS = re.compile(r"[A-Za-z0-9_ -]*")
 _ESCAPED = '"\n\r\t\f\v\0'
 
@@ -228,20 +229,32 @@ def _check_reference(reference: Any, root: Any, parts: Sequence[Mapping[str, Any
         raise InputError(f"{where}: {reference!r} is no schema")
 
 
+def with_whole_escapes(pattern: str) -> str:
+    """An expression with `\\u0041` for `\\x41`, of which xgrammar takes further letters for digits."""
+    return _ESCAPE.sub(lambda found: f"\\u00{found[1]}" if found[1] else found[0], pattern)
+
+
 def with_patterns(schema: Any) -> Any:
-    """A checked schema, with patterns for the formats of days and times, so that each of them exists."""
+    """A checked schema as packages take it: with patterns for the formats of days and times, so that each
+    of them exists, and patterns by `with_whole_escapes`."""
     if not isinstance(schema, Mapping):
         return schema
     found = {}
     for name, value in schema.items():
         if name == "format" and value in _PATTERNS:
             name, value = "pattern", f"^{_PATTERNS[value]}$"
+        elif name == "pattern":
+            value = with_whole_escapes(value)
         elif name in _SCHEMAS:
             value = with_patterns(value)
         elif name in _LISTS:
             value = [with_patterns(part) for part in value]
         elif name in _MAPS:
-            value = {key: with_patterns(part) for key, part in value.items()}
+            is_of_patterns = name == "patternProperties"
+            value = {
+                with_whole_escapes(key) if is_of_patterns else key: with_patterns(part)
+                for key, part in value.items()
+            }
         found[name] = value
     return found
 

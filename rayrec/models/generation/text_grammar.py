@@ -28,7 +28,12 @@ import torch
 from rayrec.models.generation.bnf import EscapedCharacterError, UnknownNotationError, read_grammar
 from rayrec.models.generation.deterministic import unambiguous
 from rayrec.models.generation.endings import Chart, ShortestWays
-from rayrec.models.generation.json_schema import check_schema, patterns, with_patterns
+from rayrec.models.generation.json_schema import (
+    check_schema,
+    patterns,
+    with_patterns,
+    with_whole_escapes,
+)
 from rayrec.models.generation.token_bytes import TokenBytes
 from rayrec.platform.arrays import BoolArray
 from rayrec.platform.errors import InputError
@@ -257,7 +262,7 @@ class GrammarCompiler:
 
     def _grammar(self, kind: Kind, source: Any, written: str) -> Any:
         if kind == "regex":
-            return self._xgrammar.Grammar.from_regex(source)
+            return self._xgrammar.Grammar.from_regex(with_whole_escapes(source))
         return self._xgrammar.Grammar.from_json_schema(
             written, any_whitespace=False, separators=(_ITEM, _KEY)
         )
@@ -279,7 +284,7 @@ class GrammarCompiler:
             raise InputError(f"{where}: {pattern!r} does not compile: {_clause(error)}") from error
 
     def _regex_notation(self, pattern: str) -> str:
-        return str(self._xgrammar.Grammar.from_regex(pattern))
+        return str(self._xgrammar.Grammar.from_regex(with_whole_escapes(pattern)))
 
     def _start(self, kind: Kind, source: Any, grammar: Any) -> Callable[[], Matcher]:
         if self._guidance is None:

@@ -67,6 +67,20 @@ def test_both_packages_hold_an_expression(compilers, write):
             assert re.fullmatch(r"(ab|c)+[^x]\d{2,}", text, re.DOTALL)
 
 
+@pytest.mark.parametrize("expression", [r"^\x41b$", r"^[\x61-\x63d]{2}$", r"^\\x41b$", r"^\x4a\x4a$"])
+def test_two_digits_of_an_escape_are_two(expression, compilers, write):
+    for compiler in both(compilers):
+        compiled = compiler.compile("regex", expression)
+        for seed in range(6):
+            assert re.fullmatch(expression, write(compiled.begin(), compiled.least_tokens + 3, seed))
+        if "\\\\" in expression:  # which JSON escapes
+            continue
+        compiled = compiler.compile("json_schema", {"type": "string", "pattern": expression})
+        for seed in range(6):
+            said = json.loads(write(compiled.begin(), compiled.least_tokens + 3, seed))
+            assert re.fullmatch(expression, said)
+
+
 def test_the_shortest_text_is_told_and_can_be_written(compilers, write):
     compiled = compilers["xgrammar"].compile("json_schema", LINKED)
 
