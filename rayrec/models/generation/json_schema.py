@@ -122,6 +122,13 @@ def patterns(schema: Any) -> Iterator[tuple[str, str]]:
             yield f"{where}.patternProperties", key
 
 
+def bounded(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The numbers of a checked schema that have bounds, as schemas of their own, and their paths."""
+    for where, part in _parts(schema, "schema"):
+        if any(name in part for name in (*_LEAST, *_MOST)):
+            yield where, {name: part[name] for name in ("type", *_LEAST, *_MOST) if name in part}
+
+
 def _parts(schema: Any, where: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """All schemas of a checked one that are objects, itself included, and their paths."""
     if not isinstance(schema, Mapping):

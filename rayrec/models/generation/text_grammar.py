@@ -29,6 +29,7 @@ from rayrec.models.generation.bnf import EscapedCharacterError, UnknownNotationE
 from rayrec.models.generation.deterministic import unambiguous
 from rayrec.models.generation.endings import Chart, ShortestWays
 from rayrec.models.generation.json_schema import (
+    bounded,
     check_schema,
     patterns,
     with_patterns,
@@ -240,6 +241,8 @@ class GrammarCompiler:
             check_schema(source)
             for where, pattern in patterns(source):
                 self._check_pattern(where, pattern)
+            for where, number in bounded(source):
+                self._check_number(where, number)
             source = with_patterns(source)
             written = json.dumps(source)
         try:
@@ -282,6 +285,23 @@ class GrammarCompiler:
             return  # which is said of the whole
         except RuntimeError as error:
             raise InputError(f"{where}: {pattern!r} does not compile: {_clause(error)}") from error
+
+    def _check_number(self, where: str, number: dict[str, Any]) -> None:
+        """Check that a number within bounds can be written: the package knows six decimals, and writes
+        nothing at all where these have none.
+
+        Raises:
+            InputError: it cannot.
+        """
+        try:
+            grammar = self._grammar("json_schema", number, json.dumps(number))
+            automaton = read_grammar(str(grammar), self._regex_notation)
+        except (RuntimeError, ValueError):
+            return  # which is said of the whole
+        if not ShortestWays(automaton, self.tokens.single).of_rule(automaton.root):
+            raise InputError(
+                f"{where}: no number of six decimals is within its bounds; set them farther apart"
+            )
 
     def _regex_notation(self, pattern: str) -> str:
         return str(self._xgrammar.Grammar.from_regex(with_whole_escapes(pattern)))

@@ -193,6 +193,14 @@ def test_blanks_and_control_characters_do_not_come(compilers, tokenizer):
             {"type": "object", "patternProperties": {"^ab*": {"type": "null"}, "^ac": {"const": 1}}},
             "may match the same name",
         ),
+        (
+            {"type": "array", "items": {"type": "number", "minimum": 1e-9, "maximum": 1e-7}},
+            r"schema\.items: no number of six decimals",
+        ),
+        (
+            {"type": "number", "exclusiveMinimum": 1.0000001, "exclusiveMaximum": 1.0000002},
+            "schema: no number of six decimals is within its bounds",
+        ),
         (ENDLESS, "no output satisfies it"),
         (False, "does not compile"),
         (["string"], "expected a JSON schema"),
