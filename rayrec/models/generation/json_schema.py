@@ -416,10 +416,19 @@ def _are_apart(schemas: list[Any]) -> bool:
     for name in names:
         constants = [one.get("properties", {}).get(name, {}) for one in schemas]
         if all(isinstance(one, Mapping) and ("const" in one or "enum" in one) for one in constants):
-            values = [repr(value) for one in constants for value in one.get("enum", [one.get("const")])]
+            values = [_told(value) for one in constants for value in one.get("enum", [one.get("const")])]
             if len(values) == len(set(values)):
                 return True
     return False
+
+
+def _told(value: Any) -> str:
+    """Equal for values that are equal in JSON: 1 and 1.0 are, as are objects in another order."""
+    if isinstance(value, Mapping):
+        return repr(sorted((name, _told(each)) for name, each in value.items()))
+    if isinstance(value, list):
+        return repr([_told(each) for each in value])
+    return repr(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _types_of(schema: Mapping[str, Any]) -> set[str]:

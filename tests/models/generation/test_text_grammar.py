@@ -147,6 +147,13 @@ def test_blanks_and_control_characters_do_not_come(compilers, tokenizer):
         ),
         ({"type": "string", "minLength": 5, "maxLength": 2}, "nothing satisfies both"),
         ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, "anyOf"),
+        *(
+            (
+                {"oneOf": [{"properties": {"a": {"const": each}}, "required": ["a"]} for each in equal]},
+                "anyOf",
+            )
+            for equal in ((1, 1.0), ({"b": [1], "c": 2}, {"c": 2, "b": [1.0]}))
+        ),
         ({"type": "string", "pattern": 'a"b'}, "escape"),
         ({"type": "string", "format": "color"}, "'color' is none of"),
         ({"type": "colour"}, r"schema\.type: expected one of array"),
