@@ -90,8 +90,15 @@ _DATE = (
 )
 _HOUR = "([01][0-9]|2[0-3])"
 _TIME = f"{_HOUR}:[0-5][0-9]:[0-5][0-9]([.][0-9]{{1,9}})?(Z|[+-]{_HOUR}:[0-5][0-9])"
-_PATTERNS = {"date": _DATE, "time": _TIME, "date-time": f"{_DATE}T{_TIME}"}
-"""Of formats that packages hold loosely: their dates have a 31st of every month."""
+_BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+_PATTERNS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "ipv4": f"({_BYTE}[.]){{3}}{_BYTE}",
+}
+"""Of formats that packages hold loosely: their dates have a 31st of every month, their addresses a 027,
+which is an octal number to some programs."""
 _SCHEMAS = ("additionalProperties", "items")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -242,8 +249,8 @@ def with_whole_escapes(pattern: str) -> str:
 
 
 def with_patterns(schema: Any) -> Any:
-    """A checked schema as packages take it: with patterns for the formats of days and times, so that each
-    of them exists, and patterns by `with_whole_escapes`."""
+    """A checked schema as packages take it: with patterns for formats that they hold loosely, and
+    patterns by `with_whole_escapes`."""
     if not isinstance(schema, Mapping):
         return schema
     found = {}

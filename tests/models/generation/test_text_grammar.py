@@ -1,5 +1,6 @@
 """Texts by a schema or an expression: always valid, always complete, or refused in a sentence."""
 
+import ipaddress
 import json
 import re
 
@@ -239,6 +240,13 @@ def test_sets_of_characters_leave_out_what_json_escapes(pattern, compilers, writ
     for seed in range(6):
         said = json.loads(write(compiled.begin(), compiled.least_tokens + 5, seed))
         assert re.search(pattern, said)
+
+
+def test_addresses_have_no_leading_zeros(compilers, write):
+    for compiler in both(compilers):
+        compiled = compiler.compile("json_schema", {"type": "string", "format": "ipv4"})
+        for seed in range(60):
+            ipaddress.IPv4Address(json.loads(write(compiled.begin(), compiled.least_tokens + 8, seed)))
 
 
 def test_names_that_cannot_be_confused_are_held(compilers, write):
