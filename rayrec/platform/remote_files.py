@@ -2,6 +2,9 @@
 
 Paths without a scheme are local. URLs with a scheme that pyarrow knows (`file`, `s3`, `gs`, `hdfs`) are
 opened by pyarrow, others (`memory`, `abfs`, `http`, ...) by fsspec.
+
+Whichever it is, a place that does not answer is an `OSError`. The SDKs behind fsspec have errors of their
+own, which who asks a place again later must not take for a damaged file.
 """
 
 from __future__ import annotations
@@ -25,6 +28,61 @@ ARROW_SCHEMES = ("file", "s3", "gs", "gcs", "hdfs", "viewfs")
 _OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oci", "oss", "memory"})
 """Protocols of fsspec."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
+
+
+@contextmanager
+def _told_as_os_error() -> Iterator[None]:
+    """Raise an `OSError` for an error of an SDK; Python's own stay, such as those of wrong arguments."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if type(error).__module__ == "builtins":
+            raise
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
+class _File:
+    """An open file of fsspec, whose errors are told as `OSError`."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._file, name)
+        return _told_as_os_error()(found) if callable(found) else found
+
+
+class _Handler(fs.FSSpecHandler):
+    """As pyarrow's, with errors told as `OSError`; files tell theirs while they are read and written."""
+
+    get_file_info = _told_as_os_error()(fs.FSSpecHandler.get_file_info)
+    get_file_info_selector = _told_as_os_error()(fs.FSSpecHandler.get_file_info_selector)
+    create_dir = _told_as_os_error()(fs.FSSpecHandler.create_dir)
+    delete_dir = _told_as_os_error()(fs.FSSpecHandler.delete_dir)
+    delete_dir_contents = _told_as_os_error()(fs.FSSpecHandler.delete_dir_contents)
+    delete_root_dir_contents = _told_as_os_error()(fs.FSSpecHandler.delete_root_dir_contents)
+    delete_file = _told_as_os_error()(fs.FSSpecHandler.delete_file)
+    move = _told_as_os_error()(fs.FSSpecHandler.move)
+    copy_file = _told_as_os_error()(fs.FSSpecHandler.copy_file)
+
+    def open_input_stream(self, path: str) -> pa.PythonFile:
+        return self.open_input_file(path)
+
+    @_told_as_os_error()
+    def open_input_file(self, path: str) -> pa.PythonFile:
+        if not self.fs.isfile(path):
+            raise FileNotFoundError(path)
+        return pa.PythonFile(_File(self.fs.open(path, mode="rb")), mode="r")
+
+    @_told_as_os_error()
+    def open_output_stream(self, path: str, metadata: object) -> pa.PythonFile:
+        return pa.PythonFile(_File(self.fs.open(path, mode="wb")), mode="w")
+
+    @_told_as_os_error()
+    def open_append_stream(self, path: str, metadata: object) -> pa.PythonFile:
+        return pa.PythonFile(_File(self.fs.open(path, mode="ab")), mode="w")
 
 
 @dataclass(frozen=True)
@@ -96,7 +154,8 @@ class RemoteFolder:
         """A string that changes when a file is rewritten, even with the same size."""
         handler = getattr(self.filesystem, "handler", None)
         if isinstance(handler, fs.FSSpecHandler):
-            return str(handler.fs.ukey(info.path))
+            with _told_as_os_error():
+                return str(handler.fs.ukey(info.path))
         return str(info.mtime_ns)
 
 
@@ -114,8 +173,9 @@ def remote_folder(url: str | Path) -> RemoteFolder:
         if scheme[1] in ARROW_SCHEMES:
             filesystem, path = fs.FileSystem.from_uri(text)
         else:
-            handler, path = fsspec.core.url_to_fs(text)
-            filesystem = fs.PyFileSystem(fs.FSSpecHandler(handler))
+            with _told_as_os_error():  # of credentials that are missing, for example
+                files, path = fsspec.core.url_to_fs(text)
+            filesystem = fs.PyFileSystem(_Handler(files))
     except (ImportError, ValueError, OSError, pa.ArrowException) as error:
         raise InputError(
             f"{text}: the file system {scheme[1]!r} cannot be used ({error}); give a path of this machine "

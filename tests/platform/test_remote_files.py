@@ -2,6 +2,7 @@ import pickle
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 from pyarrow import fs
 
 from rayrec.platform.errors import InputError
@@ -54,3 +55,73 @@ def test_s3_is_pyarrows():
 def test_a_scheme_that_nobody_knows_is_refused(url):
     with pytest.raises(InputError, match=r"the file system '(nonsense|s3)' cannot be used"):
         remote_folder(url)
+
+
+class ServiceError(Exception):
+    """As SDKs of clouds have them: not an OSError."""
+
+
+class Interrupted(MemoryFile):
+    def read(self, *_):
+        raise ServiceError("503 while reading")
+
+    def write(self, *_):
+        raise ServiceError("503 while writing")
+
+
+class Cloud(MemoryFileSystem):
+    """Knows its files, and does nothing with them."""
+
+    protocol = ("cloud",)
+
+    def __init__(self, is_known: bool = True, **more) -> None:
+        super().__init__(**more)
+        if not is_known:
+            raise ServiceError("401")
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return super()._strip_protocol(path.removeprefix("cloud:/"))
+
+    def info(self, path, **more):
+        if path.endswith("down"):
+            raise ServiceError("503")
+        return super().info(path, **more)
+
+    def rm(self, *_, **more):
+        raise ServiceError("503")
+
+    def open(self, path, mode="rb", **more):
+        if path.endswith("down"):
+            raise ServiceError("503")
+        return Interrupted(self, path)
+
+
+@pytest.fixture
+def cloud():
+    fsspec.register_implementation("cloud", Cloud, clobber=True)
+    fsspec.filesystem("memory").pipe("/cloud/x", b"12")
+    yield remote_folder("cloud://cloud")
+    fsspec.filesystem("memory").rm("/cloud", recursive=True)
+
+
+def test_whatever_error_an_sdk_has_a_place_that_does_not_answer_is_an_os_error(cloud, tmp_path):
+    files = cloud.filesystem
+    for work in (
+        lambda: cloud.exists("down"),
+        lambda: cloud.read("x"),
+        lambda: files.delete_file(cloud.path_of("x")),
+        lambda: files.open_output_stream(cloud.path_of("down")),
+        lambda: files.open_output_stream(cloud.path_of("x")).write(b"1"),
+        lambda: fs.copy_files(cloud.path_of("x"), str(tmp_path / "x"), files, fs.LocalFileSystem()),
+        lambda: cloud.version_of(fs.FileInfo(cloud.path_of("down"))),
+    ):
+        with pytest.raises(OSError, match="ServiceError: 503"):
+            work()
+    assert cloud.read("y") is None
+
+
+def test_a_cloud_that_does_not_let_one_in_is_refused(cloud, monkeypatch):
+    monkeypatch.setattr(Cloud, "_get_kwargs_from_urls", staticmethod(lambda url: {"is_known": False}))
+    with pytest.raises(InputError, match="the file system 'cloud' cannot be used"):
+        remote_folder("cloud://cloud/other")

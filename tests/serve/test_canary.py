@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from fastapi.testclient import TestClient
+from fsspec.implementations.memory import MemoryFileSystem
 
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.runs.run_folder import RunFolder
@@ -22,6 +23,7 @@ from rayrec.serve.engine.batching import Batcher
 from rayrec.serve.engine.canary import REPORT_EVERY_S, RunningCanary
 from rayrec.serve.engine.current import CurrentService
 from rayrec.serve.engine.following import VersionFollower
+from rayrec.serve.engine.pointer import AGAIN_AFTER_S
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.engine.understanding import RefusedRequestError
 from rayrec.serve.web.metrics import PrometheusMeter
@@ -169,6 +171,35 @@ def test_one_that_cannot_be_loaded_is_taken_back_and_the_others_answer(run, stor
     assert "it could not be loaded" in end.reason
     assert replica.version_for("u1") == 1
     assert "the canary, version 2, is taken back" in caplog.text
+
+
+def test_one_whose_files_the_store_does_not_give_now_is_loaded_later(run, clock, tmp_path, monkeypatch):
+    """The SDK of a cloud says so with an error of its own, for which the canary was taken back."""
+
+    class ServiceError(Exception):
+        pass
+
+    store = VersionStore(f"memory://{tmp_path.name}", cache=tmp_path / "cache")
+    publish(run, store, 0)
+    replica = Replica(store, clock.read)
+    canaries, canary = start_canary(run, store, clock.read)
+
+    opened = MemoryFileSystem._open
+
+    def down(self, path, *arguments, **more):
+        if "/bundles/" in path:
+            raise ServiceError("503")
+        return opened(self, path, *arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "_open", down)
+        replica.look()
+    assert canaries.end(canary) is None
+    assert {replica.version_for(user) for user in USERS} == {1}
+    clock.s += AGAIN_AFTER_S
+    replica.look()
+    assert canaries.end(canary) is None
+    assert {replica.version_for(user) for user in USERS} == {1, 2}
 
 
 def test_one_whose_baseline_is_gone_back_from_is_stopped(run, store, clock):
