@@ -18,6 +18,7 @@ from pyarrow import fs
 
 from rayrec.pipelines.versions.manifest import Bundle, ModelVersion
 from rayrec.pipelines.versions.store import DELETING, PublishedMeanwhileError, VersionStore
+from rayrec.platform.errors import InputError
 from rayrec.platform.remote_files import RemoteFolder
 
 STRIDE = 29
@@ -230,6 +231,71 @@ def test_a_version_that_is_published_while_old_ones_go_has_its_files_or_is_refus
         if num_first >= turns.counts[first]:
             break
     assert num_first > 10
+
+
+def delete_beside_one_who_goes_back(
+    folder: Path, url: str, first: str, num_first: int, num_second: int
+) -> Turns:
+    """As `delete_beside_a_publisher`, of one who goes back to a version that is old."""
+    store = VersionStore(url)
+    for number in (1, 2, 3, 4):
+        add(store, folder, number, f"weights {number}")
+    second = {"deleter": "operator", "operator": "deleter"}[first]
+    order = [[first, num_first], [second, num_second], [first, math.inf], [second, math.inf]]
+    turns = Turns([turn for turn in order if turn[1]])
+    deleter, operator = (of_process(url, who, turns) for who in ("deleter", "operator"))
+
+    errors = run_beside(
+        turns,
+        {"deleter": lambda: deleter.keep_newest(1), "operator": lambda: operator.point_to(1, is_held=True)},
+    )
+
+    assert "deleter" not in errors, errors
+    if "operator" in errors:
+        assert isinstance(errors["operator"], InputError), errors
+    pointer = store.current()
+    assert pointer is not None
+    assert (pointer.version, pointer.is_held) == ((4, False) if "operator" in errors else (1, True))
+    check_whole(store)
+    assert {4, store.serving().number} <= set(store.numbers())
+    assert not marks(store)
+    return turns
+
+
+@pytest.mark.parametrize("first", ["deleter", "operator"])
+def test_a_version_that_somebody_goes_back_to_while_old_ones_go_is_there_or_he_is_refused(tmp_path, first):
+    """A pointer to what had been deleted was left, with which no service could start."""
+    second = {"deleter": "operator", "operator": "deleter"}[first]
+    outcomes = set[int]()
+    for num_first in itertools.count():
+        for num_second in itertools.count(1 + num_first % 5, 5):
+            url = f"memory://{tmp_path.name}"
+            turns = delete_beside_one_who_goes_back(tmp_path / "files", url, first, num_first, num_second)
+            outcomes.add(VersionStore(url).serving().number)
+            fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
+            if num_second >= turns.counts[second]:
+                break
+        if num_first >= turns.counts[first]:
+            break
+    assert outcomes == {1, 4}
+
+
+def test_nobody_goes_back_to_what_a_deleter_that_died_has_marked_for_an_hour(store, tmp_path, monkeypatch):
+    for number in (1, 2, 3):
+        add(store, tmp_path / "files", number, f"weights {number}")
+    with monkeypatch.context() as patch:
+        patch.setattr(VersionStore, "_takes_too_long", die)
+        with pytest.raises(Killed):
+            store.keep_newest(1)
+    with pytest.raises(InputError, match="version 1 is being deleted with old versions"):
+        store.point_to(1, is_held=True)
+    assert store.serving().number == 3
+    let_marks_age(store)
+    store.point_to(1, is_held=True)
+    store.keep_newest(1)
+    assert store.serving().number == 1
+    check_whole(store)
+    assert not marks(store)
 
 
 def test_a_bundle_that_is_published_again_while_it_is_marked_is_refused_and_stays(store, tmp_path):

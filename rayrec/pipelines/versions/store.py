@@ -15,12 +15,15 @@ that is replaced as a whole. So readers that follow the pointer always find a wh
 time publishes to a store, and writes one of the two; going back writes the other, so neither undoes what the
 other has just done.
 
-    who deletes       mark ──► look at the manifests ──► delete bundles that none needs ──► take the mark off
+    who deletes       mark ──► look at the pointers ──► delete manifests ──► look at those that are there
+                      ──► delete bundles that none needs ──► take the mark off
     who publishes     write the manifest ──► look at the marks, then at the files ──► move the pointer
+    who goes back     move the pointer ──► look at the marks, then at the manifest
 
 So one of the two sees the other, whatever comes between, where a listing has what was written before it, as
 those of folders and object stores have; some clients of fsspec keep listings (`use_listings_cache`). A
-version that needs a marked bundle is taken back, and can be published again. Who dies while deleting leaves a
+version that needs a marked bundle is taken back, and can be published again; a pointer to a marked version
+is moved back. Who dies while deleting leaves a
 mark, which counts for nothing after an hour; the next one goes on with it.
 """
 
@@ -73,8 +76,9 @@ class Pointer(Config):
 
 
 class _Mark(Config):
-    """Bundles that somebody is deleting, as they were needed by old versions alone."""
+    """Old versions that somebody is deleting, and bundles, as they were needed by these alone."""
 
+    versions: tuple[int, ...] = ()
     bundles: tuple[str, ...] = ()
     marked_at: float = 0.0
     """UNIX seconds."""
@@ -156,12 +160,37 @@ class VersionStore:
             is_held: although newer ones come. Otherwise nothing is held any more.
 
         Raises:
-            InputError: there is no such version.
+            InputError: there is no such version, or somebody is deleting it; what served before does.
         """
         self.version(number)
-        self._point(HELD if is_held else CURRENT, number)
+        name = HELD if is_held else CURRENT
+        before, written = self._there.read(name), self._point(name, number)
+        try:  # in this order: a mark is taken off when the manifest is gone
+            is_marked = any(
+                number in mark.versions for mark in self._marks().values() if mark.age_s < MARK_LASTS_S
+            )
+            self.version(number)
+        except BaseException:  # it is gone; or nobody knows whether it is there
+            with suppress(Exception):
+                self._put_back(name, written, before)
+            raise
+        if is_marked:
+            self._put_back(name, written, before)
+            raise InputError(
+                f"{self.url}: version {number} is being deleted with old versions; name a newer one, or wait "
+                "until that is over, an hour at the most, and see whether it is still there"
+            )
         if not is_held:
             self._delete_held()
+
+    def _put_back(self, name: str, written: bytes, before: bytes | None) -> None:
+        """Undo what was written to a pointer, unless somebody has moved it since."""
+        if self._there.read(name) != written:
+            return
+        if before is None:
+            self._there.filesystem.delete_file(self._there.path_of(name))
+        else:
+            self._write(name, before)
 
     def let_newest_serve(self) -> int:
         """Hold nothing any more; the version that serves now.
@@ -344,27 +373,29 @@ class VersionStore:
     def keep_newest(self, num_versions: int) -> None:
         """Delete older versions and what only they need, but not the one that serves, the one before, and the
         last canary."""
-        numbers, pointer = self.numbers(), self.current()
-        kept = {*numbers[-num_versions:], *self._of_canary()}
-        if pointer is not None:
-            kept |= {pointer.version, *[number for number in numbers if number < pointer.version][-1:]}
-        gone = [number for number in numbers if number not in kept]
+        numbers = self.numbers()
+        gone = self._old(numbers, num_versions)
         left = {name: mark for name, mark in self._marks().items() if mark.age_s >= MARK_LASTS_S}
         if not gone and not left:
             return
         old = self._bundles_of(gone) | {name for mark in left.values() for name in mark.bundles}
-        old -= self._bundles_of(number for number in numbers if number in kept)
-        mark = _Mark(bundles=tuple(sorted(old)), marked_at=time.time())
+        old -= self._bundles_of(number for number in numbers if number not in gone)
+        mark = _Mark(versions=tuple(gone), bundles=tuple(sorted(old)), marked_at=time.time())
         own = f"{DELETING}{secrets.token_hex(6)}.json"
         # Before anything goes, so that what is left of this when it dies can be found.
         self._write(own, json.dumps(mark.model_dump(mode="json")).encode())
         try:
+            # Again, now that who goes back sees the mark: somebody may have gone back before it was there.
+            still_old = set(self._old(numbers, num_versions))
             for number in gone:  # first, so that no manifest names what is not there
-                self._there.filesystem.delete_file(self._there.path_of(_manifest_name(number)))
+                if number in still_old:
+                    if self._takes_too_long(mark):
+                        return
+                    with suppress(FileNotFoundError):  # somebody else deletes it, too
+                        self._there.filesystem.delete_file(self._there.path_of(_manifest_name(number)))
             # Of all that are there now: one that was published meanwhile may have bundles of one that goes.
             for name in sorted(old - self._bundles_of(self.numbers())):
-                if mark.age_s >= MARK_LASTS_S / 2:  # held up for long: the next one goes on with it
-                    logger.warning("%s: deleting old versions takes too long, and goes on later", self.url)
+                if self._takes_too_long(mark):
                     return
                 self.delete_folder(f"{BUNDLES}/{name}")
         except Exception:  # nothing is deleted any more: the next one goes on with it at once
@@ -375,6 +406,21 @@ class VersionStore:
         for name in (own, *left):
             with suppress(FileNotFoundError):  # somebody else has gone on with it, too
                 self._there.filesystem.delete_file(self._there.path_of(name))
+
+    def _old(self, numbers: Sequence[int], num_versions: int) -> list[int]:
+        """Those of some versions that nobody needs now."""
+        kept = {*numbers[-num_versions:], *self._of_canary()}
+        pointers = [self._pointer(name) for name in (HELD, CURRENT)]
+        kept |= {pointer.version for pointer in pointers if pointer is not None}
+        if (serving := pointers[0] or pointers[1]) is not None:
+            kept |= {*[number for number in numbers if number < serving.version][-1:]}
+        return [number for number in numbers if number not in kept]
+
+    def _takes_too_long(self, mark: _Mark) -> bool:
+        """Whether others may soon take no notice of a mark any more: the next one goes on with it."""
+        if is_late := mark.age_s >= MARK_LASTS_S / 2:
+            logger.warning("%s: deleting old versions takes too long, and goes on later", self.url)
+        return is_late
 
     def _bundles_of(self, numbers: Iterable[int]) -> set[str]:
         """Names of what these versions need, if they have not been taken back meanwhile."""
@@ -435,9 +481,12 @@ class VersionStore:
         except (ValueError, TypeError):  # a service that follows it says so
             return []
 
-    def _point(self, name: str, number: int) -> None:
+    def _point(self, name: str, number: int) -> bytes:
+        """Move a pointer; what its file has then."""
         pointer = Pointer(version=number, moved_at=time.time(), is_held=name == HELD)
-        self._write(name, (json.dumps(pointer.model_dump(mode="json")) + "\n").encode())
+        content = (json.dumps(pointer.model_dump(mode="json")) + "\n").encode()
+        self._write(name, content)
+        return content
 
     def _delete_held(self) -> None:
         if self._there.exists(HELD):
