@@ -5,12 +5,16 @@ import time
 from fastapi.testclient import TestClient
 
 from rayrec.pipelines.nearline.config import NearlineConfig
+from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.snapshots import WEIGHTS, read_snapshot
+from rayrec.pipelines.versions.publisher import Publisher
+from rayrec.pipelines.versions.store import CURRENT, VersionStore
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.config.nearline import NearlineReadConfig
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.launch.nearline import NearlineJob, NearlineLoop
+from rayrec.serve.launch.nearline import AGAIN_AFTER_S, VERSIONS_EVERY_S, NearlineJob, NearlineLoop
 from rayrec.serve.web.metrics import PrometheusMeter
 from tests.helpers.runs import make_run
 
@@ -54,3 +58,42 @@ def test_a_worker_and_a_service_mean_the_same_history(tmp_path):
         found = [item["item_id"] for item in after["stranger"]["items"]]
         assert found == [item["item_id"] for item in before["stranger"]["items"]]
         assert "rayrec_serving_answers_nearline_total 3.0" in client.get("/metrics").text
+
+
+def test_a_version_that_cannot_be_had_now_does_not_end_the_work_on_the_one_before(tmp_path, caplog):
+    """Replicas went on, and their worker had ended, with an error of the store."""
+    run = RunFolder.open(make_run(tmp_path, snapshots_after=(0,)))
+    store, products = VersionStore(tmp_path / "versions"), str(tmp_path / "products")
+    first, second = (read_snapshot(run.snapshots / name) for name in run.snapshot_names()[:2])
+    Publisher(run, store).publish(first)
+    now = [1000.0]
+    job = NearlineJob(store.url, products, None, NearlineConfig())
+    loop = NearlineLoop(job, clock=lambda: now[0])
+    while loop.step():
+        pass
+    worker, computed = loop.worker, loop.report().computed
+    version = Publisher(run, store).publish(second)
+    weights = store.fetch(version.weights) / WEIGHTS
+    content = weights.read_bytes()
+    weights.write_bytes(b"")
+    current = tmp_path / "versions" / CURRENT
+    pointer = current.read_bytes()
+
+    def look_later(seconds):
+        now[0] += seconds
+        while loop.step():
+            pass
+        return loop.worker is worker
+
+    assert look_later(VERSIONS_EVERY_S)
+    assert "not as it was published" in caplog.text
+    weights.write_bytes(content)
+    current.write_text("[]")
+    assert look_later(AGAIN_AFTER_S)
+    assert "current.json" in caplog.text
+    current.write_bytes(pointer)
+    assert look_later(VERSIONS_EVERY_S)  # nor is it tried at every look
+    assert not look_later(AGAIN_AFTER_S)
+    assert loop.report().errors == 2
+    assert loop.report().computed == 2 * computed
+    loop.close()

@@ -24,6 +24,7 @@ from rayrec.pipelines.nearline.product_store import ProductStore
 from rayrec.pipelines.nearline.source import UserEventsSource
 from rayrec.pipelines.nearline.worker import NearlineWorker
 from rayrec.pipelines.versions.loading import load_version
+from rayrec.pipelines.versions.manifest import ModelVersion
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.platform.errors import InputError, UnavailableError
 from rayrec.samples.graph import TemporalGraph, check_data
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 VERSIONS_EVERY_S = 2.0
+AGAIN_AFTER_S = 10.0
+"""After a version that could not be loaded, or a store of versions that did not answer."""
 VERSIONS_KEPT = 2
 """The newest, and the one before, which may answer still."""
 
@@ -93,7 +96,8 @@ class NearlineLoop:
         self._graph = None if job.graph is None else TemporalGraph.open(job.graph)
         self._versions = VersionStore(job.run) if VersionStore.is_there(job.run) else None
         self._number: int | None = None
-        self._looked_at = float("-inf")
+        self._looked_at, self._look_after_s = float("-inf"), VERSIONS_EVERY_S
+        self._last_error: str | None = None
         self.worker: NearlineWorker
         self._before: NearlineWorker | None = None
         self._turn = 0
@@ -120,9 +124,7 @@ class NearlineLoop:
             check_data(self._graph, recommender.dataset, job.graph)
             neighbors = NeighborRecommender(recommender.dataset, self._graph)
         kinds = kinds_of(job.config, recommender, stage, neighbors)
-        self._identities = sorted({recommender.identity, *(kind.identity for kind in kinds)})
-        self._is_tidy = False
-        return NearlineWorker(
+        worker = NearlineWorker(
             recommender,
             kinds,
             UserEventsSource(recommender, self._events),
@@ -132,17 +134,41 @@ class NearlineLoop:
             self._num_parts,
             self._clock,
         )
+        self._identities = sorted({recommender.identity, *(kind.identity for kind in kinds)})
+        self._is_tidy = False
+        return worker
 
     def _follow(self) -> None:
-        """Have a worker of the version that serves, or that is to."""
+        """Have a worker of the version that serves, or that is to. Where that is not possible, the one that
+        is there goes on, as replicas do.
+
+        Raises:
+            Exception: there is none yet.
+        """
         assert self._versions is not None
         now = self._clock()
-        if 0 <= now - self._looked_at < VERSIONS_EVERY_S:
+        if 0 <= now - self._looked_at < self._look_after_s:
             return
-        self._looked_at, manifest = now, self._versions.serving()
+        self._looked_at, self._look_after_s = now, VERSIONS_EVERY_S
+        try:
+            self._go_to(self._versions.serving())
+        except Exception as error:  # of a store, a file, or a model
+            if self._number is None or isinstance(error, UnavailableError):  # which who calls tells
+                raise
+            self._look_after_s = AGAIN_AFTER_S
+            self._done = self._done._replace(errors=self._done.errors + 1)
+            if str(error) != self._last_error:
+                self._last_error = str(error)
+                logger.error("products of version %d go on: %s", self._number, error)
+        else:
+            self._last_error = None
+
+    def _go_to(self, manifest: ModelVersion) -> None:
+        assert self._versions is not None
         if manifest.number == self._number:
             return
-        loaded = load_version(self._versions, manifest, self._job.device)
+        # First, since it may fail.
+        worker = self._worker_of(load_version(self._versions, manifest, self._job.device).model)
         if self._number is not None and (self._before is None or self.worker.is_complete):
             # One that is not complete never answered; the one before it does.
             if self._before is not None:
@@ -150,8 +176,7 @@ class NearlineLoop:
             self._before = self.worker
         elif self._number is not None:
             self._add(self.worker)
-        self.worker = self._worker_of(loaded.model)
-        self._number = manifest.number
+        self.worker, self._number = worker, manifest.number
         logger.info("products of version %d are computed", manifest.number)
 
     def step(self) -> int:
