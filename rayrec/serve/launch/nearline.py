@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -302,12 +302,27 @@ def _on_ray(job: NearlineJob, once: bool, workers: int) -> NearlineReport:
             reports: list[Any] = ray.get([actor.finish.remote() for actor in actors])
             if not once:
                 with stop_signal() as stopped:
-                    running = [actor.run.remote() for actor in actors]
-                    while not stopped.wait(POLL_S):
-                        ray.wait(running, timeout=0)
-                    ray.get([actor.stop.remote() for actor in actors])
-                    reports = ray.get(running)
+                    reports = run_actors(actors, stopped.wait)
         finally:
             for actor in actors:
                 ray.kill(actor)
     return NearlineReport(*(sum(column) for column in zip(*reports, strict=True)))
+
+
+def run_actors(actors: Sequence[Any], is_stopped: Callable[[float], bool]) -> list[Any]:
+    """Have workers follow events until told to stop; their reports.
+
+    Args:
+        is_stopped: as of `NearlineWorker.run`.
+
+    Raises:
+        Exception: of a worker that has ended with it: nobody would look after its users any more.
+    """
+    import ray
+
+    running = [actor.run.remote() for actor in actors]
+    while not is_stopped(POLL_S):
+        ended, _ = ray.wait(running, timeout=0)
+        ray.get(ended)
+    ray.get([actor.stop.remote() for actor in actors])
+    return ray.get(running)
