@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from rayrec.platform.errors import InputError
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.engine.lists import LOOK_EVERY_S, ItemLists
+from rayrec.serve.engine.lists import LOOK_EVERY_S, MOST_MISSING, ItemLists
 from rayrec.serve.web.metrics import PrometheusMeter
 from tests.helpers.runs import make_run
 
@@ -137,3 +137,14 @@ def test_several_replicas_without_a_folder_keep_no_lists(tmp_path):
 
     assert answer.status_code == 404
     assert "--lists FOLDER" in answer.json()["error"]
+
+
+def test_of_names_that_somebody_made_up_not_all_are_remembered(tmp_path):
+    """Each took memory for as long as the process lived."""
+    lists = ItemLists(str(tmp_path))
+    lists.put("stock", ["i1"])
+    for number in range(2 * MOST_MISSING):
+        assert lists.get(f"no_{number}") is None
+    assert "stock" in lists._known
+    assert len(lists._known) <= MOST_MISSING
+    assert lists.get("stock").keys == {"i1"}

@@ -20,6 +20,9 @@ from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically
 
 LOOK_EVERY_S = 1.0
+MOST_MISSING = 1000
+"""Names of no list that are remembered, so that their files are not looked for again at once: callers may
+make up as many as they like."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
@@ -94,6 +97,8 @@ class ItemLists:
             path = self._path(name)
             stamp = _stamp_of(path)
             if known is None or known.stamp != stamp:
+                if stamp is None and len(self._known) >= MOST_MISSING:
+                    self._known = {each: one for each, one in self._known.items() if one.found is not None}
                 known = _Known(None if stamp is None else _read(name, path), stamp, 0.0)
             known.looked_at = self._clock()
             self._known[name] = known
