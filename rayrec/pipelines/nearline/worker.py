@@ -170,7 +170,9 @@ class NearlineWorker:
     def _take_in(self) -> None:
         """Read the events that came."""
         if self._read is None:
-            # Others divide the users in another way, and are gone.
+            # Others divide the users in another way, and are gone. With their positions: if they come back,
+            # they look at all users again, and note what they cover.
+            self._store.forget_parts(self._position_name, self._num_parts)
             self._store.forget_parts(self._coverage_name, self._num_parts)
             self._store.forget_parts(self._work_name, self._num_parts)
             self._read = self._kept = self._store.position(self._position_name)

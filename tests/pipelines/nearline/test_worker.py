@@ -223,6 +223,18 @@ def test_a_store_that_is_down_loses_nothing(recommender):
     assert products_of(recommender, log, values)["candidates", 7][0] is not None
 
 
+def test_workers_that_divide_the_users_as_before_others_did_say_what_they_cover(recommender):
+    """Two of them, then one, then two: their notes were gone and their positions were not, so that versions
+    waited for products which were there."""
+    log, values, now = Log(recommender), Values(), [100.0]
+    for user in range(20):
+        log.add(user, recommender.dataset.items.ids_I[user % 5], user)
+    for num_parts in (2, 1, 2):
+        for part in range(num_parts):
+            worker_of(recommender, log, values, now, part, num_parts).finish()
+        assert ProductStore(values).coverage(recommender.identity) == 1.0
+
+
 def test_coverage_is_the_share_of_active_users_with_products_of_all_kinds(versions):
     ids, log, values = versions[0].dataset.items.ids_I, Log(versions[0]), Values()
     for user in range(4):
