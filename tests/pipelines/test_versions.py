@@ -146,6 +146,20 @@ def test_dense_weights_may_come_less_often_than_rows(run_with_rows, tmp_path):
     assert (third.weights_step, third.weights_at) == (third.step, 1110.0)
 
 
+def test_dense_weights_of_another_run_of_the_same_name_are_none_of_this_one(run_with_rows, tmp_path):
+    """Begun anew in its folder, with other settings: its rows went out with the weights of the run before."""
+    model, settings = MODELS["rows"]
+    other = RunFolder.open(make_run(tmp_path, model, snapshots_after=(0, 1), temperature=0.1, **settings))
+    assert other.name == run_with_rows.name
+    store, name = VersionStore(tmp_path / "store"), run_with_rows.snapshot_names()[1]
+    (first,) = publish(other, store, [name], dense_every_s=1000)
+    second, third = publish(
+        run_with_rows, store, [name, run_with_rows.snapshot_names()[2]], dense_every_s=1000
+    )
+    assert first.weights != second.weights == third.weights
+    assert second.weights_step == second.step
+
+
 def test_what_was_gone_back_to_stays_until_somebody_lets_go(run_with_rows, tmp_path):
     store = VersionStore(tmp_path)
     names = run_with_rows.snapshot_names()

@@ -112,6 +112,8 @@ class Publisher:
         self._found_whole: set[str] = set()
         """Names of bundles."""
         self._definition: Bundle | None = None
+        self._own_weights: Bundle | None = None
+        """Those that were sent last."""
 
     def publish(self, snapshot: Snapshot) -> ModelVersion:
         """Publish a snapshot of the run; it serves from now on, unless an older version is held.
@@ -261,18 +263,20 @@ class Publisher:
 
     def _weights(self, snapshot: Snapshot, before: ModelVersion | None, now: float) -> dict[str, Any]:
         """Fields of the version that say which dense weights it has."""
-        is_same_run = before is not None and self._goes_on(snapshot, before)
-        if before is not None and is_same_run and now - before.weights_at < self._dense_every_s:
+        goes_on = before is not None and self._goes_on(snapshot, before)
+        if before is not None and goes_on and now - before.weights_at < self._dense_every_s:
             return {name: getattr(before, name) for name in ("weights", "weights_step", "weights_at")}
+        self._own_weights = self._store.put("weights", [snapshot.path / WEIGHTS])
         return {
-            "weights": self._store.put("weights", [snapshot.path / WEIGHTS]),
+            "weights": self._own_weights,
             "weights_step": snapshot.committed_step,
             "weights_at": now,
         }
 
     def _goes_on(self, snapshot: Snapshot, before: ModelVersion) -> bool:
-        """Whether the run was at that version before it came to this snapshot."""
-        return before.run == self._run.name and before.weights_step <= snapshot.committed_step
+        """Whether the run was at that version's weights before it came to this snapshot. Only those that were
+        sent here are known to be its own: another run may have its name."""
+        return before.weights == self._own_weights and before.weights_step <= snapshot.committed_step
 
     def _segments(self, snapshot: Snapshot, before: ModelVersion | None) -> tuple[Segment, ...]:
         """One for each snapshot of the chain; those that the version before has are not written again."""
