@@ -45,8 +45,8 @@ README_METHODS = {
     "sasrec-servers": "SASRec, item rows on parameter servers, sampled softmax",
     "generative": "prefix decoder, semantic IDs",
     "codes": "prefix decoder without vectors of its own: codes, words and attributes",
-    "codes-sasrec": "the prefix decoder without vectors of its own, with IDs from the item vectors of SASRec of "
-    "ids, words and attributes",
+    "codes-sasrec": "the prefix decoder without vectors of its own, with IDs from the item vectors of SASRec "
+    "of ids, words and attributes",
     "light": "light decoder: codes alone, their rows on parameter servers",
     "light-sasrec": "the light decoder with IDs from the item vectors of SASRec of ids, words and attributes",
     "generative-sasrec": "the prefix decoder with IDs from the item vectors of SASRec of ids, words and "

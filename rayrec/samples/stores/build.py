@@ -95,7 +95,7 @@ class StoreBuildConfig(Config):
 
     @model_validator(mode="after")
     def _kept_columns_are_not_the_stores_own(self) -> Self:
-        own = next((name for name in self.keep if name in (TIMES, ITEMS, BEHAVIORS)), None)
+        own = next((name for name in self.keep if name in (TIMES, ITEMS, BEHAVIORS, _KEY)), None)
         if own is not None:
             raise ValueError(
                 f"{option('keep')} names {own!r}, as a store calls a column of its own; rename the log's"
@@ -595,9 +595,10 @@ def _check_same_codes(address: str, there: StoreManifest, beside: StoreManifest)
 
 def _check_same_kind(address: str, there: StoreManifest, wanted: StoreManifest) -> None:
     """Refuse to add a log to a store of something else."""
-    # Files with whole numbers alone, or none, do not say that a column of the store is another one.
+    # Files with whole numbers alone, or none, do not say that a column of the store is another one, nor do
+    # whole numbers that are written as fractions. Values that it cannot keep are refused where they are.
     alike = {
-        name: "float64" if kind == "int64" and there.columns.get(name) == "float64" else kind
+        name: there.columns[name] if {kind, there.columns.get(name)} == {"int64", "float64"} else kind
         for name, kind in wanted.columns.items()
     }
     wanted = wanted.model_copy(update={"columns": alike})

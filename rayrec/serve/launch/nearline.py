@@ -155,7 +155,8 @@ class NearlineLoop:
         except Exception as error:  # of a store, a file, or a model
             if self._number is None or isinstance(error, UnavailableError):  # which who calls tells
                 raise
-            self._look_after_s = AGAIN_AFTER_S
+            # From now on: to fail may have taken longer than the pause.
+            self._looked_at, self._look_after_s = self._clock(), AGAIN_AFTER_S
             self._done = self._done._replace(errors=self._done.errors + 1)
             if str(error) != self._last_error:
                 self._last_error = str(error)

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from benchmarks.json_schemas import random_schema
+from rayrec.models.generation.json_schema import check_schema
 from rayrec.platform.errors import InputError
 from tests.helpers.examples import cases
 
@@ -219,6 +220,12 @@ def test_a_schema_that_cannot_be_promised_is_refused_in_a_sentence(compilers, sc
         compilers["xgrammar"].compile("json_schema", schema)
     assert "\n" not in str(refused.value)
     assert ".cc" not in str(refused.value)
+
+
+def test_patterns_and_names_of_a_caller_keep_nobody_busy():
+    check_schema({"type": "object", "properties": {"a" * 60 + "!": {}}, "patternProperties": {"^(a+)+$": {}}})
+    many = {f"^p{number}_": {"const": number} for number in range(3000)}
+    check_schema({"type": "object", "patternProperties": many})
 
 
 @pytest.mark.parametrize(
