@@ -11,9 +11,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from rayrec.platform.errors import InputError
 
 MOST_DEPTH = 64
@@ -362,6 +359,9 @@ def _check_names(schema: Mapping[str, Any], where: str) -> None:
 
 def _first_match(pattern: str, names: Sequence[str]) -> str | None:
     """The first name that a pattern matches, or may match; None: it matches none."""
+    import pyarrow as pa  # here, since models are imported without it
+    import pyarrow.compute as pc
+
     try:
         # By RE2, in linear time: both come from who asks, and Python's own could be kept busy for hours.
         matches = pc.match_substring_regex(pa.array(names, pa.string()), pattern).to_pylist()
