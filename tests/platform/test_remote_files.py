@@ -105,7 +105,7 @@ def cloud():
     fsspec.filesystem("memory").rm("/cloud", recursive=True)
 
 
-def test_whatever_error_an_sdk_has_a_place_that_does_not_answer_is_an_os_error(cloud, tmp_path):
+def test_an_error_of_an_sdk_is_an_os_error_where_a_place_does_not_answer(cloud, tmp_path):
     files = cloud.filesystem
     for work in (
         lambda: cloud.exists("down"),
