@@ -147,7 +147,7 @@ def test_dense_weights_may_come_less_often_than_rows(run_with_rows, tmp_path):
 
 
 def test_dense_weights_of_another_run_of_the_same_name_are_none_of_this_one(run_with_rows, tmp_path):
-    """Begun again in its folder, with other settings: its rows went out with the weights of the run before."""
+    """Begun again in its folder, with other settings: rows went out with the weights of the run before."""
     model, settings = MODELS["rows"]
     other = RunFolder.open(make_run(tmp_path, model, snapshots_after=(0, 1), temperature=0.1, **settings))
     assert other.name == run_with_rows.name
