@@ -22,6 +22,7 @@ from rayrec.platform.errors import InputError
 from rayrec.rl.config import RlConfig
 from rayrec.rl.list_metrics import EvaluatedLists, ListSettings, diversity, relative_change, table_of
 from rayrec.rl.prompts import Prompts, evaluation_prompts, is_held_out, labels_of
+from rayrec.rl.rewards.config import RewardsConfig
 from rayrec.rl.rewards.mix import TOTAL
 from rayrec.samples.dataset.dataset import Dataset
 from rayrec.samples.dataset.manifest import Split
@@ -163,11 +164,19 @@ def _plain(estimates: dict[str, Estimate] | Any) -> dict[str, dict[str, float]]:
     return {name: estimate._asdict() for name, estimate in estimates.items()}
 
 
-def worsened(report: dict[str, Any]) -> list[str]:
-    """Describe metrics that became worse: those whose whole interval is below 0."""
+def worsened(report: dict[str, Any], rewards: RewardsConfig) -> list[str]:
+    """Describe metrics that became worse: those whose whole interval is below 0, and of costs above it.
+
+    A reward that is one in some scenarios and a cost in others is neither better nor worse.
+    """
+    parts = rewards.parts
+    weights = {f"reward/{part.label}": (part.weight, *part.by_scenario.values()) for part in parts}
     found = []
     for name, change in report["change"].items():
-        if change["high"] < 0:
+        is_cost = any(weight < 0 for weight in weights.get(name, ()))
+        if is_cost and any(weight > 0 for weight in weights[name]):
+            continue
+        if change["low"] > 0 if is_cost else change["high"] < 0:
             found.append(
                 f"{name} is worse than that of the supervised policy: {change['value']:+.1%} "
                 f"({change['low']:+.1%} to {change['high']:+.1%})"

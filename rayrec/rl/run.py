@@ -158,7 +158,7 @@ class _Run:
             seconds["whole"] = time.perf_counter() - begun
         self._folder.write_evaluation(report)
         for group, name in (("all", "all users"), ("held_out", "users held out")):
-            for sentence in worsened(report[group]) if group in report else ():
+            for sentence in worsened(report[group], config.rewards) if group in report else ():
                 logger.warning("%s: %s", name, sentence)
         return RlResult(
             run=str(self._folder.path),

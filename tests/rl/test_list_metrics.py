@@ -10,7 +10,12 @@ import pytest
 
 from rayrec.rl.evaluation import Comparison, best_temperature, worsened
 from rayrec.rl.list_metrics import EvaluatedLists, diversity, relative_change, summarized
+from rayrec.rl.rewards.config import RewardsConfig
 from rayrec.rl.rewards.mix import TOTAL
+
+
+def rewards(*parts: dict) -> RewardsConfig:
+    return RewardsConfig.parse({"parts": parts})
 
 
 def evaluated(positions_U, rewards_UT=None, behavior_U=None, top_UK=None) -> EvaluatedLists:
@@ -74,7 +79,22 @@ def test_a_penalty_that_shrinks_is_a_gain():
     assert gain == pytest.approx((0.5, 0.5, 0.5))
     assert relative_change(before_U * 2, before_U) == pytest.approx((-1.0, -1.0, -1.0))
     report = {"change": {"reward/rank_position": gain._asdict()}}
-    assert not worsened(report)
+    assert not worsened(report, rewards({"kind": "rank_position", "penalty": True}))
+
+
+def test_a_cost_that_grows_is_worse_and_one_that_shrinks_is_not():
+    before_U = np.array([0.2, 0.4, 0.6, 0.8])
+    grown, shrunk = (relative_change(before_U * times, before_U)._asdict() for times in (2.0, 0.5))
+    cost = rewards({"kind": "hit"}, {"kind": "novelty", "weight": -1.0})
+    both = rewards({"kind": "hit"}, {"kind": "novelty", "weight": -1.0, "by_scenario": {"home": 1.0}})
+
+    assert not worsened({"change": {"reward/novelty": shrunk}}, cost)
+    (sentence,) = worsened({"change": {"reward/novelty": grown}}, cost)
+    assert sentence.startswith("reward/novelty is worse than")
+    assert "+100.0%" in sentence
+    assert len(worsened({"change": {"reward": shrunk, "reward/hit": shrunk}}, cost)) == 2
+    for change in (grown, shrunk):
+        assert not worsened({"change": {"reward/novelty": change}}, both)
 
 
 def test_diversity_by_hand():
@@ -88,7 +108,7 @@ def test_diversity_by_hand():
 def test_what_became_worse_is_reported_unless_it_may_be_chance():
     before, after = evaluated([0] * 300 + [60] * 300), evaluated([0] * 150 + [20] * 150 + [60] * 300)
     report = Comparison(before, after, np.zeros((4, 2), dtype=int)).report()
-    sentences = worsened(report)
+    sentences = worsened(report, rewards({"kind": "hit"}))
     assert any(
         sentence.startswith("recall@10 is worse than") and "-50.0%" in sentence for sentence in sentences
     )
