@@ -157,7 +157,7 @@ class RlEvaluationConfig(Config):
     """Validation users during training (default: all)."""
     list_size: _Count = 10
     """Distinct items of the lists that are sampled and scored."""
-    temperatures: tuple[_Positive, ...] = (0.25, 0.5, 0.7, 0.85, 1.0, 1.2)
+    temperatures: tuple[_Positive, ...] = Field((0.25, 0.5, 0.7, 0.85, 1.0, 1.2), min_length=1)
     """Temperatures tried for the lists of either policy; each is reported at its best. Codes are sharpened
     one by one, so lists at a low temperature are not those of the likeliest items."""
     batch_size: _Count = 512

@@ -41,3 +41,10 @@ def test_a_run_without_anything_to_learn_is_refused():
 
     with pytest.raises(InputError, match="kl_coefficient and nll_coefficient are all 0"):
         RlConfig.parse(values)
+
+
+def test_a_report_without_a_temperature_is_refused_before_anything_is_trained():
+    values = yaml.safe_load(OLD) | {"evaluation": {"temperatures": []}}
+
+    with pytest.raises(InputError, match=r"evaluation\.temperatures"):
+        RlConfig.parse(values)
