@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, ClassVar, Self, get_args, get_origin
@@ -138,6 +138,14 @@ def _differing(first: dict[str, Any], second: dict[str, Any], prefix: str = "") 
             yield from _differing(one, other, f"{prefix}{key}.")
         elif one != other:
             yield f"{prefix}{key}"
+
+
+def is_among(key: str, names: Collection[str]) -> bool:
+    """Whether a dotted key is one of these names, or in a section among them; sections end in a dot.
+
+    A name is that setting alone, not every one that begins like it.
+    """
+    return key in names or key.startswith(tuple(name for name in names if name.endswith(".")))
 
 
 def setting_names(config: Config) -> list[str]:

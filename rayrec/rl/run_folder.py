@@ -22,7 +22,7 @@ from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import RunState, Snapshot, read_snapshot, write_snapshot
-from rayrec.platform.config import differing_keys
+from rayrec.platform.config import differing_keys, is_among
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import write_atomically, write_json
 from rayrec.rl.config import RlConfig
@@ -31,8 +31,8 @@ from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.read_plan import ReadPosition
 
 RL_CONFIG, RL_EVALUATION = "rl.yaml", "rl-evaluation.json"
-FREE_TO_CHANGE = ("placement", "steps", "evaluation.every_steps", "alarms", "learner.micro_batches")
-"""Settings that may differ when a run is resumed."""
+FREE_TO_CHANGE = ("placement.", "steps", "evaluation.every_steps", "alarms.", "learner.micro_batches")
+"""Settings that may differ when a run is resumed; sections end in a dot."""
 
 
 class RlRunFolder:
@@ -75,7 +75,8 @@ class RlRunFolder:
         if not (path / RL_CONFIG).is_file():
             raise InputError(f"{path}: not a run of reinforcement learning; it has no {RL_CONFIG}")
         started_with = RlConfig.load(path / RL_CONFIG)
-        changed = [key for key in differing_keys(started_with, config) if not key.startswith(FREE_TO_CHANGE)]
+        differing = differing_keys(started_with, config)
+        changed = [key for key in differing if not is_among(key, FREE_TO_CHANGE)]
         if changed:
             raise InputError(
                 f"{path}: holds another run: it differs from this config in {', '.join(changed)}; use what "

@@ -191,6 +191,22 @@ def test_a_run_goes_on_with_its_work_laid_out_differently(tmp_path, changes):
     assert folder.config == config(**changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"attention": {"clicks": "category"}}, r"model\.attention\.clicks"),
+        ({"attention_dims": [40]}, r"model\.attention_dims"),
+    ],
+)
+def test_what_a_network_attends_to_is_not_how_attention_is_computed(tmp_path, changes, key):
+    """`model.attention` may change: of other models, it is the name of a backend."""
+    model = {"name": "din", "attention": {"clicks": "item"}}
+    RunFolder.create(tmp_path, config(model=model)).update(state="failed")
+
+    with pytest.raises(InputError, match=f"it differs from this config in .*{key}"):
+        RunFolder.resume(tmp_path, config(model=model | changes))
+
+
 def test_a_run_of_before_reads_the_newest_events_alone_as_it_began(tmp_path):
     """Windows of longer histories are newer than its settings: they would be other batches."""
     folder = RunFolder.create(tmp_path, config())

@@ -36,7 +36,7 @@ from typing import Any, Literal, TextIO
 import pyarrow as pa
 
 from rayrec.pipelines.config.run import TABLE_SEEDS, RunConfig
-from rayrec.platform.config import differing_keys
+from rayrec.platform.config import differing_keys, is_among
 from rayrec.platform.errors import InputError, looked_in
 from rayrec.platform.files import append_line, no_room, write_atomically, write_json
 from rayrec.platform.ray_errors import root_cause
@@ -62,7 +62,7 @@ FREE_TO_CHANGE = (
     *(
         f"sparse.tables.{table}.{key}"
         for table in TABLE_SEEDS
-        for key in ("disk", "servers", "eviction.remember_steps")
+        for key in ("disk", "disk.", "servers", "eviction.remember_steps")
     ),
     "evaluation.every_epochs",
     "evaluation.every_steps",
@@ -79,8 +79,10 @@ FREE_TO_CHANGE = (
     "data.follow.",
     "data.on_corrupt",
     "data.cache",
+    "data.cache.",
 )
-"""Settings that a resumed run may change: they move work about, or say when to look at it.
+"""Settings that a resumed run may change: they move work about, or say when to look at it. Sections end
+in a dot; those that may be missing are named as a whole, too.
 
 What is validated (`evaluation.metric`, `evaluation.max_users`) stays, or the best value so far would be
 compared with values of another kind. Where data and semantic IDs lie is free: a snapshot knows the
@@ -199,7 +201,7 @@ class RunFolder:
         free: tuple[str, ...] = FREE_TO_CHANGE
         if config.training.schedule.decay == "none":  # otherwise the rates of steps already taken hang on it
             free += ("training.epochs",)
-        changed = [key for key in differing_keys(folder.config, config) if not key.startswith(free)]
+        changed = [key for key in differing_keys(folder.config, config) if not is_among(key, free)]
         if changed:
             raise InputError(
                 f"{path}: holds another run: it differs from this config in {', '.join(changed)}; "

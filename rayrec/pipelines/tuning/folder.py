@@ -28,7 +28,7 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.tuning.config import TuningConfig
 from rayrec.pipelines.tuning.outcome import Outcome
 from rayrec.pipelines.tuning.space import SearchSpace, Settings
-from rayrec.platform.config import differing_keys, read_values
+from rayrec.platform.config import differing_keys, is_among, read_values
 from rayrec.platform.errors import InputError
 from rayrec.platform.files import append_line, write_atomically, write_json
 
@@ -135,11 +135,10 @@ class TuningFolder:
         if not self.holds_search:
             raise InputError(f"{self.path}: holds no search to go on with; leave --resume out to begin one")
         begun = TuningConfig.load(self.path / SETTINGS_FILE)
-        changed = [key for key in differing_keys(begun, tuning) if not key.startswith(FREE_OF_SEARCH)]
+        changed = [key for key in differing_keys(begun, tuning) if not is_among(key, FREE_OF_SEARCH)]
         base = RunConfig.parse(read_values(self.path / BASE_FILE), str(self.path / BASE_FILE))
-        changed += [
-            f"the run's {key}" for key in differing_keys(base, space.base) if not key.startswith(FREE_OF_RUN)
-        ]
+        of_run = differing_keys(base, space.base)
+        changed += [f"the run's {key}" for key in of_run if not is_among(key, FREE_OF_RUN)]
         if changed:
             raise InputError(
                 f"{self.path}: holds another search, which differs in {', '.join(changed)}; use what it was "
