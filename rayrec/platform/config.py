@@ -127,13 +127,17 @@ _FAST_LOADER: Any = (
 
 def differing_keys(first: Config, second: Config) -> list[str]:
     """Dotted names of the settings in which two configs of one type differ; where one of them has a section
-    that the other has not, the name of the section."""
+    that the other has not, the name of the section. What is missing in a mapping is as null."""
     return sorted(_differing(first.model_dump(mode="json"), second.model_dump(mode="json")))
 
 
 def _differing(first: dict[str, Any], second: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for key in first.keys() | second.keys():
-        one, other = first.get(key, {}), second.get(key, {})
+        one, other = first.get(key), second.get(key)
+        if key not in first and isinstance(other, dict):
+            one = {}
+        if key not in second and isinstance(one, dict):
+            other = {}
         if isinstance(one, dict) and isinstance(other, dict):
             yield from _differing(one, other, f"{prefix}{key}.")
         elif one != other:

@@ -223,6 +223,21 @@ def test_differing_keys_are_dotted_and_sorted():
     ]
 
 
+class Named(Config):
+    class Table(Config):
+        place: str | None = None
+        width: int | None = None
+
+    tables: dict[str, Table] = Field(default_factory=dict)
+
+
+def test_an_entry_differs_from_none_only_in_what_it_says():
+    without, with_one = Named.parse({}), Named.parse({"tables": {"item": {"place": "disk"}}})
+
+    assert differing_keys(without, with_one) == ["tables.item.place"]
+    assert differing_keys(with_one, without) == ["tables.item.place"]
+
+
 class Renamed(Config):
     RENAMED: ClassVar[Mapping[str, str]] = {"colour": "color"}
 
