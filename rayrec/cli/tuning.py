@@ -78,7 +78,7 @@ def tune_command(
             on_trial=on_trial,
         )
     trials, metric = result.trials, result.metric
-    out.print(_table(trials, metric, result.best))
+    out.print(_table(trials, metric, result.best, result.is_larger_better))
     states = [trial["state"] for trial in trials]
     cpu = [trial["cpu_minutes"] for trial in trials if trial["cpu_minutes"] is not None]
     print_rows(
@@ -111,15 +111,14 @@ def _told(tried: Tried) -> str:
     return f"{'ended early' if outcome.state == 'pruned' else 'failed'}: {outcome.reason}"
 
 
-def _table(trials: list[dict[str, Any]], metric: str, best: int) -> Table:
-    """The best trials; those that came to no end are counted elsewhere."""
+def _table(trials: list[dict[str, Any]], metric: str, best: int, is_larger_better: bool) -> Table:
+    """The winner, then the best trials in validation; those without a value are counted elsewhere."""
     keys = list(trials[0]["settings"])
     headings = ("trial", metric, *keys, "minutes")
     table = new_table("", headings, figures=(metric, "minutes"))
     complete = [trial for trial in trials if trial["state"] == "complete" and trial["same_as"] is None]
-    # The best trial says which end of the values is the better one.
-    best_value = next(trial["value"] for trial in complete if trial["trial"] == best)
-    complete.sort(key=lambda trial: (abs(trial["value"] - best_value), trial["trial"]))
+    sign = -1.0 if is_larger_better else 1.0
+    complete.sort(key=lambda trial: (trial["trial"] != best, sign * trial["value"], trial["trial"]))
     for trial in complete[:_MOST_SHOWN]:
         table.add_row(
             str(trial["trial"]),

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from rayrec.cli.tuning import _table
 from rayrec.platform.checkout import CHECKOUT
 from tests.cli.commands import answer, rayrec, refused
 from tests.helpers.training_runs import settings, walks
@@ -48,6 +50,22 @@ def test_a_search_ends_with_a_table_and_a_config_to_train(files, tmp_path):
     found = answer("tune", search, "--folder", tmp_path / "search", "--local", "--resume")
     assert trained["best_value"] == found["best_value"]
     assert found["best_settings"].keys() == {RATE}
+
+
+def trial(number: int, value: float) -> dict[str, Any]:
+    """One that is complete."""
+    told = {"state": "complete", "same_as": None, "minutes": 1.0}
+    return {"trial": number, "settings": {RATE: 0.1}, "value": value, **told}
+
+
+@pytest.mark.parametrize(("is_larger_better", "then"), [(True, "4310"), (False, "0134")])
+def test_the_table_has_the_best_trials_wherever_the_winner_of_finalists_stands(is_larger_better, then):
+    """The third one, of middling value, won on all validation users."""
+    trials = [trial(number, value) for number, value in enumerate([0.1, 0.2, 0.3, 0.5, 0.6])]
+
+    table = _table(trials, "ndcg@10", 2, is_larger_better)
+
+    assert "".join(table.columns[0].cells) == f"2{then}"
 
 
 def test_what_is_wrong_is_said_before_anything_starts(files, tmp_path):

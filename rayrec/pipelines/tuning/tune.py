@@ -49,6 +49,7 @@ class TuningResult:
 
     folder: str
     metric: str
+    is_larger_better: bool
     best: int
     """Number of the best trial."""
     best_value: float
@@ -135,6 +136,7 @@ def tune(
     return TuningResult(
         str(folder),
         metric,
+        is_larger_better,
         best.number,
         best.outcome.value,
         best.settings,
