@@ -161,7 +161,7 @@ def read_log(source: str | Path) -> BanditLog:
     users = sorted(name for name in names if name.startswith("user_feature_"))
     contexts = raw.table.select(users).to_pandas().astype(str)
     items, item_N = _ids_of_items(path), raw.table["item_id"]
-    refuse_nulls(raw, "item_id", item_N)
+    refuse_nulls(raw, raw.names.get("item_id", "item_id"), item_N)
     keys_A = shown.all_items() if items is None else items
     actions_N = _numbers_of(item_N, keys_A)
     if (actions_N < 0).any():
@@ -328,7 +328,7 @@ def _shown_items(raw: RawTable) -> _Rows:
         InputError: there are no propensities or rewards, or not one for each item.
     """
     _refuse_repeated(raw)
-    shown = raw.table["recommended"].combine_chunks()
+    shown = _lists(raw, "recommended", "items")
     lengths_R = pc.fill_null(pc.list_value_length(shown), 0).to_numpy(zero_copy_only=False)
     missing = [name for name in ("propensities", "rewards") if name not in raw.table.schema.names]
     if missing:
@@ -341,11 +341,7 @@ def _shown_items(raw: RawTable) -> _Rows:
         )
     columns = {"item_id": shown.flatten()}
     for name, column in (("propensity", "propensities"), ("reward", "rewards")):
-        values = raw.table[column].combine_chunks()
-        if not pa.types.is_list(values.type):
-            raise InputError(
-                f"{raw.file}: column {column} has the type {values.type}; expected lists of numbers"
-            )
+        values = _lists(raw, column, "numbers")
         wrong_R = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False) != lengths_R
         if wrong_R.any():
             raise InputError(
@@ -361,22 +357,35 @@ def _shown_items(raw: RawTable) -> _Rows:
             columns[name] = raw.table[name].combine_chunks().take(pa.array(rows_N))
     candidates = shown
     if "candidates" in raw.table.schema.names:
-        candidates = raw.table["candidates"].combine_chunks()
-        if not pa.types.is_list(candidates.type):
-            raise InputError(
-                f"{raw.file}: column candidates has the type {candidates.type}; expected lists of items"
-            )
+        candidates = _lists(raw, "candidates", "items")
     table = RawTable(pa.table(columns), raw.file, lambda row: raw.where(int(rows_N[row])))
     return _Rows(table, rows_N, candidates)
+
+
+def _lists(raw: RawTable, name: str, what: str) -> pa.ListArray:
+    """A column of lists.
+
+    Raises:
+        InputError: it has something else, such as the texts that a CSV file makes of lists.
+    """
+    values = raw.table[name].combine_chunks()
+    if not pa.types.is_list(values.type):
+        said = f"column {name} has the type {values.type}; expected lists of {what}"
+        raise InputError(f"{raw.file}: {said}")
+    return values
 
 
 def _decisions(raw: RawTable) -> RawTable:
     """How much was computed of answers, one in a row, where chance decided it.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or the propensities are no numbers.
     """
     _refuse_repeated(raw)
+    kind = raw.table["propensity"].type
+    if not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
+        raise InputError(f"{raw.file}: column propensity has the type {kind}; expected numbers")
+    reward = _named(raw.table.schema.names, _REWARDS)
     by_chance_R = pc.less(raw.table["propensity"], 1.0).combine_chunks()
     (rows_N,) = np.nonzero(pc.fill_null(by_chance_R, False).to_numpy(zero_copy_only=False))
     if not len(rows_N):
@@ -389,10 +398,11 @@ def _decisions(raw: RawTable) -> RawTable:
     columns = {
         "item_id": some["action"],
         "propensity": some["propensity"],
-        _EARNED: some[_named(raw.table.schema.names, _REWARDS)],
+        _EARNED: some[reward],
     }
     users = {name: some[name] for name in some.schema.names if name.startswith("user_feature_")}
-    return RawTable(pa.table(columns | users), raw.file, lambda row: raw.where(int(rows_N[row])))
+    names = {"item_id": "action", _EARNED: reward}
+    return RawTable(pa.table(columns | users), raw.file, lambda row: raw.where(int(rows_N[row])), names)
 
 
 def _refuse_repeated(raw: RawTable) -> None:
@@ -442,7 +452,8 @@ def _checked(
     if bad_N.any():
         row = int(np.argmax(bad_N))
         raise InputError(
-            f"{raw.where(row)}: {name} is {column[row].as_py()!r}, expected {expected} "
+            f"{raw.where(row)}: {raw.names.get(name, name)} is {column[row].as_py()!r}, "
+            f"expected {expected} "
             f"({int(bad_N.sum())} such rows)"
         )
     return values_N

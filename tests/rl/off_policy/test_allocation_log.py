@@ -133,6 +133,22 @@ def test_a_log_of_decisions_without_rewards_says_what_to_add(tmp_path):
         read_log(requests)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reward": [1.0, None]}, "row 2: reward is None, expected a number from 0"),
+        ({"action": ["full", None]}, "row 2: action is missing"),
+        ({"propensity": ["a half", "0.5"]}, "column propensity has the type string; expected numbers"),
+    ],
+)
+def test_what_is_wrong_with_decisions_is_said_by_the_names_that_the_log_has(tmp_path, changes, message):
+    right = {"request_id": ["a", "b"], "action": ["full", "few"]}
+    right |= {"propensity": [0.5, 0.5], "reward": [1, 0]}
+    pq.write_table(pa.table(right | changes), tmp_path / "log.parquet")
+    with pytest.raises(InputError, match=message):
+        read_log(tmp_path / "log.parquet")
+
+
 def test_an_action_that_nobody_got_cannot_be_evaluated(joined):
     with pytest.raises(
         InputError, match="no action 'most', so nothing can be told of it; there are few, full"

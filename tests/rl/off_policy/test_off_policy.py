@@ -312,6 +312,14 @@ def test_a_request_log_with_propensities_is_a_log_of_shown_items(tmp_path):
     assert log.positions_N.tolist() == [0, 1, 0]
 
 
+def test_a_request_log_whose_lists_have_become_texts_is_refused_by_its_column(tmp_path):
+    lists = {"propensities": [[0.5, 0.25], [1.0], []], "rewards": [[0.0, 1.0], [1.0], []]}
+    (path,) = write_request_log(tmp_path / "requests", **lists).rglob("*.parquet")
+    pq.read_table(path, partitioning=None).to_pandas().to_csv(tmp_path / "log.csv", index=False)
+    with pytest.raises(InputError, match=r"column recommended has the type .*; expected lists of items"):
+        read_log(tmp_path / "log.csv")
+
+
 def test_a_request_that_is_there_twice_is_refused_by_its_row(tmp_path):
     """A join that doubled it would count its clicks twice."""
     lists = {"propensities": [[0.5, 0.25], [1.0], []], "rewards": [[0.0, 1.0], [1.0], []]}
