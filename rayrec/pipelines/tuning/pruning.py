@@ -1,7 +1,9 @@
 """When a trial ends early: the median rule, by results that were known when it was begun.
 
-A trial whose best value after n validations is worse than the median of what earlier trials had after n ends
-there (Golovin et al., "Google Vizier", KDD 2017, section 3.2.2: the median stopping rule).
+A trial whose best value after n validations is worse than the median of the best values that earlier
+trials had after n ends there. This is the median stopping rule (Golovin et al., "Google Vizier", KDD
+2017, section 3.2.2) but for what the median is of: there it is of the mean of each earlier trial's
+values up to n, which counts what these were at the beginning, so that fewer trials end.
 """
 
 from __future__ import annotations
