@@ -22,6 +22,7 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field
 from scipy.special import expit
@@ -87,7 +88,7 @@ class World:
 
         Raises:
             InputError: a file or column is missing, an item of the catalog is not in the world, or users and
-                items have different numbers of factors.
+                items have different numbers of factors, or some of them have.
         """
         folder = Path(path)
         users = _table(folder / USERS, ("user_key", "affinity"))
@@ -99,7 +100,8 @@ class World:
                 f"{folder / ITEMS}: has no item {missing!r}, which is in the catalog: nothing is known of "
                 "its utility; name the world that the data set was made by"
             )
-        affinity_UF, factors_IF = _matrix(users["affinity"]), _matrix(items["factors"])[row_I]
+        affinity_UF = _matrix(users["affinity"], folder / USERS)
+        factors_IF = _matrix(items["factors"], folder / ITEMS)[row_I]
         if affinity_UF.shape[1] != factors_IF.shape[1]:
             raise InputError(
                 f"{folder}: users have {affinity_UF.shape[1]} factors and items {factors_IF.shape[1]}; their "
@@ -208,8 +210,11 @@ def _table(path: Path, columns: tuple[str, ...]) -> pa.Table:
     return pq.read_table(path, columns=list(columns))
 
 
-def _matrix(lists: pa.ChunkedArray) -> Float64Array:
+def _matrix(lists: pa.ChunkedArray, file: Path) -> Float64Array:
     """Rows of equal length."""
     rows = lists.combine_chunks()
-    found: Float64Array = rows.values.to_numpy().astype(np.float64).reshape(len(rows), -1)
+    lengths = pc.unique(pc.list_value_length(rows)).to_pylist()
+    if len(lengths) != 1 or lengths == [None]:  # in all, they may still divide into equal rows
+        raise InputError(f"{file}: rows have {lengths} factors; each needs as many as the others")
+    found: Float64Array = rows.flatten().to_numpy().astype(np.float64).reshape(len(rows), -1)
     return found

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from scipy.special import expit
 
@@ -86,6 +87,15 @@ def test_sampled_feedback_is_0_or_1_at_the_rate_of_the_truth_and_repeats_itself(
     assert (asked(1) != found_UG).any()
     rate, expected = found_UG[:, 0].mean(), (expit(2.0) + expit(1.5)) / 2
     assert rate == pytest.approx(expected, abs=0.06)
+
+
+def test_rows_with_fewer_factors_are_not_filled_up_with_those_of_the_next(folder):
+    items = pq.read_table(folder / "items.parquet")
+    factors = [[1.0, 0.0, 5.0], [0.0], [0.5, 0.5], [0.0, 0.0], [-1.0, 0.0]]
+    place = items.schema.get_field_index("factors")
+    pq.write_table(items.set_column(place, "factors", [factors]), folder / "items.parquet")
+    with pytest.raises(InputError, match=r"items\.parquet: rows have \[3, 1, 2\] factors"):
+        World.read(folder, KEYS)
 
 
 def test_users_and_items_of_another_world_are_refused(folder):
