@@ -53,9 +53,10 @@ class SearchSpace:
         """
         values = read_values(tuning.config)
         in_file = RunConfig.parse(copy.deepcopy(values), tuning.config)
-        for key, value in tuning.settings.items():
+        for key in tuning.settings:
             _check_there(key, in_file, "settings", tuning.config)
-            set_value(values, key, value, f"settings.{key}")
+            _check_kept(key, tuning.space)
+        _set_all(values, tuning.settings, "settings")
         space = cls(values, tuning.space)
         base = space.base
         for key in tuning.space:
@@ -74,8 +75,7 @@ class SearchSpace:
     def values_of(self, settings: Settings) -> dict[str, Any]:
         """Plain values of a trial's run: what its YAML file would hold."""
         values = copy.deepcopy(self.values)
-        for key, value in settings.items():
-            set_value(values, key, value, f"space.{key}")
+        _set_all(values, settings, "space")
         return values
 
     def config_of(self, settings: Settings) -> RunConfig:
@@ -113,6 +113,26 @@ class SearchSpace:
         for key, dimension in self.dimensions.items():
             for value in _probes(dimension):
                 self.config_of({key: value})
+
+
+def _set_all(values: dict[str, Any], settings: Settings, source: str) -> None:
+    """Set what plain values have at dotted keys.
+
+    Sections come before what is in them, which they would take away again; and they are copied, since
+    what is set in them is not to change the values of a search.
+    """
+    for key in sorted(settings, key=lambda key: key.count(".")):
+        set_value(values, key, copy.deepcopy(settings[key]), f"{source}.{key}")
+
+
+def _check_kept(key: str, space: Mapping[str, Dimension]) -> None:
+    """Refuse a setting for all trials that each of them would lose."""
+    for searched in space:
+        if key.startswith(f"{searched}."):
+            raise InputError(
+                f"settings: {key} is a part of {searched}, which is searched as a whole, so that no "
+                f"trial would have it; write it into the values of space.{searched}"
+            )
 
 
 def _check_there(key: str, config: RunConfig, source: str, file: str) -> None:

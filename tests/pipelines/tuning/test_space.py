@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from rayrec.pipelines.tuning.config import TuningConfig
+from rayrec.pipelines.tuning.outcome import Outcome
+from rayrec.pipelines.tuning.sampling import Sampler
 from rayrec.pipelines.tuning.space import SearchSpace
 from rayrec.platform.errors import InputError
 
@@ -43,6 +45,34 @@ def test_a_trial_is_the_config_with_the_settings_of_all_and_its_own(run_file):
         "optimizer": {"learning_rate": 0.005},
     }
     assert "optimizer" not in space.values["training"]
+
+
+BACKBONES = {
+    "kind": "choice",
+    "values": [{"dim": 8, "num_heads": 2, "dropout": 0.1}, {"dim": 16, "num_heads": 4}],
+}
+DROPOUTS = {"kind": "float", "low": 0, "high": 0.4}
+
+
+@pytest.mark.parametrize("keys", [["", ".dropout"], [".dropout", ""]])
+def test_a_section_and_what_is_in_it_are_searched_together_in_any_order(run_file, keys):
+    kinds = {"model.backbone": BACKBONES, "model.backbone.dropout": DROPOUTS}
+    search = tuning(run_file, {f"model.backbone{key}": kinds[f"model.backbone{key}"] for key in keys})
+    space, sampler = SearchSpace.of(search), Sampler(search.space, 0, 9, True)
+
+    for number in range(9):
+        settings = sampler.ask()
+        backbone = space.config_of(settings).model.backbone
+        assert settings["model.backbone"] in BACKBONES["values"]
+        assert backbone.dim == settings["model.backbone"]["dim"]
+        assert backbone.dropout == settings["model.backbone.dropout"]
+        sampler.tell(number, Outcome("complete", 0.5))
+
+
+def test_a_setting_that_a_searched_section_would_replace_is_refused(run_file):
+    search = tuning(run_file, {"model.backbone": BACKBONES}, settings={"model.backbone.dropout": 0.3})
+    with pytest.raises(InputError, match=r"dropout is a part of model\.backbone, which is"):
+        SearchSpace.of(search)
 
 
 @pytest.mark.parametrize(
