@@ -92,6 +92,7 @@ class RlRunFolder:
         last = found.last()
         # The steps after it are taken again, so their metrics will be written again.
         folder.forget_after(0 if last is None else last.committed_step + 1)
+        write_atomically(path / RL_CONFIG, config.to_yaml().encode())
         folder.update(state="running", error=None)
         return found
 

@@ -27,8 +27,10 @@ def test_a_resumed_run_has_one_line_per_step(tmp_path):
     for step in (0, 1, 2, 2, 3):  # a validation comes after its step
         folder.folder.log({"step": step})
 
-    resumed = RlRunFolder.resume(path, config, RunFolder.open(supervised).config, policy)
+    longer = config.model_copy(update={"steps": 700})
+    resumed = RlRunFolder.resume(path, longer, RunFolder.open(supervised).config, policy)
 
     lines = (path / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 2]
     assert resumed.last().committed_step == 1
+    assert RlConfig.load(path / "rl.yaml") == longer  # the next one that goes on with it takes as many
