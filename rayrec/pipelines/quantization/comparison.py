@@ -92,9 +92,11 @@ class _Answers:
     items: list[np.ndarray] = field(default_factory=list)
     ms: list[float] = field(default_factory=list)
 
-    def add(self, recommender: Recommender, samples: SampleBatch, targets_B: np.ndarray) -> None:
+    def add(
+        self, recommender: Recommender, samples: SampleBatch, targets_B: np.ndarray, exclude_seen: bool
+    ) -> None:
         began = time.perf_counter()
-        items_BK = recommender.recommend_samples(samples, LIST_LENGTH, exclude_seen=True).items_BK
+        items_BK = recommender.recommend_samples(samples, LIST_LENGTH, exclude_seen).items_BK
         self.ms.append(1000 * (time.perf_counter() - began))
         self.places.append(target_places(items_BK, targets_B))
         self.items.append(items_BK[:, :OVERLAP_LENGTH])
@@ -112,11 +114,13 @@ def compare(
     batch_size: int,
     max_users: int | None = None,
     on_batch: OnBatch | None = None,
+    exclude_seen: bool = True,
 ) -> Comparison:
     """Rank the catalog by both models, for every user of a split.
 
     Args:
         max_users: only the first so many, in the order of a hash of their ids.
+        exclude_seen: whether lists are without the items of a history.
 
     Raises:
         InputError: the split has no users.
@@ -129,7 +133,7 @@ def compare(
         assert samples.targets_B is not None
         targets_B = dataset.item_positions(samples.targets_B)
         for answer, recommender in zip(answers, (before, after), strict=True):
-            answer.add(recommender, samples, targets_B)
+            answer.add(recommender, samples, targets_B, exclude_seen)
         first, second = before.first_log_probs(samples), after.first_log_probs(samples)
         if first is not None and second is not None:
             divergences.append(divergence(first, second))

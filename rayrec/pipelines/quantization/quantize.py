@@ -156,6 +156,8 @@ def quantize_run(
         request.batch_size,
         request.max_users,
         lambda done, total: tell("compare", done, total),
+        # As validation does: else what is lost of the run's metric would be told of other lists.
+        source.config.evaluation.exclude_seen,
     )
     report = QuantizationReport(
         run=source.name,

@@ -15,6 +15,7 @@ from rayrec.models.quantization.network import QuantizationPlan
 from rayrec.models.quantization.observers import InputObserver
 from rayrec.pipelines.config.run import RunConfig
 from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.evaluation.lists import MODEL, MODEL_UNMASKED
 from rayrec.pipelines.inference.answers import Query
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.pipelines.quantization.comparison import Pair, divergence, shared
@@ -149,6 +150,21 @@ def test_runs_are_listed_with_quantized_ones(quantized):
     found = {summary.name: summary.condition for summary in list_runs(quantized.parent)}
 
     assert found["quantized"] == "finished"
+
+
+def test_a_run_that_is_validated_with_seen_items_is_compared_with_them(run, tmp_path):
+    source = tmp_path / "run"
+    shutil.copytree(run, source)
+    config = RunFolder.open(source).config
+    evaluation = config.evaluation.model_copy(update={"exclude_seen": False})
+    (source / "config.yaml").write_text(config.model_copy(update={"evaluation": evaluation}).to_yaml())
+
+    report = quantize_run(source, tmp_path / "q", asked())
+
+    results = evaluate(source, baselines=False).results
+    kept, left_out = (results[name]["ndcg@10"].value for name in (MODEL_UNMASKED, MODEL))
+    assert report.comparison.metrics["ndcg@10"].before.value == pytest.approx(kept)
+    assert kept != left_out
 
 
 def test_what_loses_too_much_is_not_written(run, tmp_path, monkeypatch):
