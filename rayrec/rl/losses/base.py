@@ -76,7 +76,8 @@ class Objective(NamedTuple):
     values_UG: Tensor
     """One value per candidate, differentiable."""
     is_clipped_UG: Tensor
-    """[U, G] bool: candidates with a code whose gradient was clipped away. Reported as `clip_share`."""
+    """[U, G] bool: candidates with a code whose gradient was clipped away, or bounded by losses that do
+    that instead (`ecpo`, `gbpo`). Reported as `clip_share`."""
 
 
 class PolicyLoss(Config, ABC):
