@@ -20,7 +20,7 @@ from rayrec.embeddings.base.routing import ShardMap
 from rayrec.embeddings.snapshot.saved_files import SavedFile
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.runs.run_folder import RunFolder
+from rayrec.pipelines.runs.run_folder import RL_CONFIG, RunFolder
 from rayrec.pipelines.runs.snapshots import RunState, Snapshot, read_snapshot, write_snapshot
 from rayrec.platform.config import differing_keys, is_among
 from rayrec.platform.errors import InputError
@@ -30,7 +30,7 @@ from rayrec.rl.policy import Policy
 from rayrec.samples.reading.cursor import Cursor
 from rayrec.samples.reading.read_plan import ReadPosition
 
-RL_CONFIG, RL_EVALUATION = "rl.yaml", "rl-evaluation.json"
+RL_EVALUATION = "rl-evaluation.json"
 FREE_TO_CHANGE = ("placement.", "steps", "evaluation.every_steps", "alarms.", "learner.micro_batches")
 """Settings that may differ when a run is resumed; sections end in a dot."""
 

@@ -84,7 +84,7 @@ class TrainedModel:
         if data is not None:
             assembly = knowing_items_of(folder, snapshot.state, str(snapshot.path), assembly)
         model = cls.of(folder.name, assembly, snapshot, with_rows, with_weights)
-        return replace(model, method=Method.of(folder.config))
+        return replace(model, method=Method.of_run(folder))
 
     @classmethod
     def of(

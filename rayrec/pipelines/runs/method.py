@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import xxhash
 
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.runs.run_folder import FREE_TO_CHANGE
+from rayrec.pipelines.runs.run_folder import FREE_TO_CHANGE, RL_CONFIG, RunFolder
+from rayrec.platform.config import read_values
 
 _APART = ("seed", "device", *FREE_TO_CHANGE)
 """Settings in which runs of one method may differ; sections end in a dot."""
+_APART_BY_REWARDS = (
+    *("seed", "device", "init_from", "snapshot", "placement.", "alarms."),
+    *("learner.micro_batches", "evaluation.every_steps"),
+)
+"""Likewise of those that a run of reinforcement learning has besides: each seed may begin with a run of
+its own."""
 
 
 class Method(NamedTuple):
@@ -22,18 +30,34 @@ class Method(NamedTuple):
     seed: int
 
     @classmethod
+    def of_run(cls, folder: RunFolder) -> Method:
+        """Of the run that a folder holds, with what it was trained by rewards with, if it was."""
+        method, path = cls.of(folder.config), folder.path / RL_CONFIG
+        if not path.is_file():
+            return method
+        by_rewards = read_values(path)
+        # Runs from one start differ in the one seed, and those from several in the other.
+        seed = (int(by_rewards["seed"]) << 32) + method.seed
+        values = [method.settings, _kept(by_rewards, _APART_BY_REWARDS)]
+        return cls(_hashed(values), seed)
+
+    @classmethod
     def of(cls, config: RunConfig) -> Method:
-        values = _kept(config.model_dump(mode="json"), "")
+        values = _kept(config.model_dump(mode="json"), _APART)
         # Each seed may begin with weights of its own.
         values["training"]["init_from"] = config.training.init_from is not None
-        return cls(xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode()), config.seed)
+        return cls(_hashed(values), config.seed)
 
 
-def _kept(values: dict[str, Any], prefix: str) -> dict[str, Any]:
+def _hashed(values: Any) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(values, sort_keys=True).encode())
+
+
+def _kept(values: dict[str, Any], apart: Collection[str], prefix: str = "") -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
-        if name in _APART or f"{name}." in _APART:
+        if name in apart or f"{name}." in apart:
             continue
-        kept[key] = _kept(value, f"{name}.") if isinstance(value, dict) else value
+        kept[key] = _kept(value, apart, f"{name}.") if isinstance(value, dict) else value
     return kept

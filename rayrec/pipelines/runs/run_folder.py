@@ -1,6 +1,7 @@
 """What a run leaves on disk, and which run a folder belongs to.
 
 RUN/config.yaml            the settings
+RUN/rl.yaml                those of reinforcement learning besides, in a run of `rayrec rl`
 RUN/columns.arrow          names and types of the columns that training rows have before any operation
 RUN/accepted.jsonl         of a growing folder, the files that were accepted (see `accepted_files`)
 RUN/attention-N.json       where attention is measured, which backends trainer N has taken (see `choice`)
@@ -94,6 +95,7 @@ LOCK_TRIES, LOCK_PAUSE_S = 25, 0.02
 RESERVE_FILE, RESERVED_BYTES = ".reserve", 64 * 1024
 """Room on the disk that is given up to write how a run ended, if there is no other."""
 COLUMNS_FILE, ACCEPTED_FILE = "columns.arrow", "accepted.jsonl"
+RL_CONFIG = "rl.yaml"
 ATTENTION_FILES = "attention-*.json"
 _SNAPSHOT_PREFIX = "step-"
 
