@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -67,6 +68,9 @@ SHAPES_TRIED = 2
 """Waiting jobs of one shape that are looked at behind a blocked one, since only their times differ."""
 TRIED_AGAIN = 5
 """Grace periods until it is tried again to bring cells to where a job runs."""
+AT_A_TIME, WAITED_FOR_LONG = -math.inf, -sys.float_info.max
+"""First in a line, in this order, in place of a priority: what is reserved has to be known before others
+start."""
 MOST_REMEMBERED = 4096
 """Attempts in vain that are not repeated while nothing changes."""
 
@@ -79,7 +83,8 @@ class SchedulingConfig(Config):
     max_passes: int = Field(default=100, ge=0)
     """Later jobs that may start before a blocked one on room that it needs."""
     max_wait_s: float = Field(default=24 * 3600.0, gt=0)
-    """After so much time, a job is the first of its queue, whatever its priority, and is passed no more."""
+    """After so much time, a job is the first of its queue but for those that have their time, whatever its
+    priority, and is passed no more."""
     grow_pause_s: float = Field(default=600.0, ge=0)
     """Time for which a job keeps its size before it grows; doubled each time that it was shrunk."""
     failure_pause_s: float = Field(default=600.0, gt=0)
@@ -156,7 +161,7 @@ class Scheduler:
         if isinstance(borrows, str):
             return Refuse(job.id, borrows)
         line = self._lines[job.queue, borrows]
-        key = job.order if job.not_before is None else (-math.inf, job.not_before, job.id)
+        key = job.order if job.not_before is None else (AT_A_TIME, job.not_before, job.id)
         entry = Entry(waiting, line, shape, key)
         if waiting.plan is not None and job.id in self.state.runs:
             self._planned[job.id] = entry
@@ -164,7 +169,8 @@ class Scheduler:
         entry.waiting = replace(waiting, plan=None)
         self._entries[job.id] = entry
         line.add(key, shape)
-        bisect.insort(self._by_age, (job.submitted_at, job.id))
+        if job.not_before is None:
+            bisect.insort(self._by_age, (job.submitted_at, job.id))
         return None
 
     def ended(self, job_id: str) -> None:
@@ -289,7 +295,7 @@ class Scheduler:
             if entry is None:
                 continue
             entry.line.remove(entry.key, entry.shape)
-            entry.key = (-math.inf, entry.job.submitted_at, job_id)
+            entry.key = (WAITED_FOR_LONG, entry.job.submitted_at, job_id)
             entry.line.add(entry.key, entry.shape)
 
     def _admit_first_ones(self, now: float, decisions: list[Decision]) -> None:

@@ -79,7 +79,7 @@ class ClusterMetrics(Collector):
                 used.add_metric([queue["name"], resource], count)
             running.add_metric([queue["name"]], len(queue["running"]))
             waiting.add_metric([queue["name"]], len(queue["waiting"]))
-            since = min((each["submitted_at"] for each in queue["waiting"]), default=now)
+            since = min((each["waits_since"] for each in queue["waiting"]), default=now)
             oldest.add_metric([queue["name"]], max(0.0, now - since))
         states = _labeled("jobs", "Jobs in the ledger", "state")
         for state, count in ledger.num_jobs().items():

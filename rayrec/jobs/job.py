@@ -109,6 +109,11 @@ class Job:
                 )
 
     @property
+    def waits_since(self) -> float:
+        """Before its time, a job does not wait."""
+        return self.submitted_at if self.not_before is None else max(self.submitted_at, self.not_before)
+
+    @property
     def order(self) -> tuple[float, float, str]:
         """Within its queue: priority, then age."""
         return -self.priority, self.submitted_at, self.id

@@ -162,7 +162,9 @@ class Reservations:
         )
 
     def _is_closed(self, entry: Entry, now: float) -> bool:
-        return entry.num_passed >= self._max_passes or now - entry.job.submitted_at >= self._max_wait_s
+        waited_s = now - entry.job.waits_since
+        # Whoever ends before a job's time takes nothing from it, and its room would stand idle until then.
+        return waited_s >= 0 and (entry.num_passed >= self._max_passes or waited_s >= self._max_wait_s)
 
     def _reserve(self, entry: Entry, now: float, is_closed: bool) -> None:
         """When and where a blocked job has room, if all others end as expected."""
@@ -243,6 +245,7 @@ class Reservations:
             other = blocked.job
             if (
                 other.submitted_at < job.submitted_at
+                and other.waits_since <= run.since
                 and other.priority <= job.priority
                 and not (other.priority < job.priority and other.queue == job.queue)
                 and not (run.firm is not None and other.queue != job.queue)

@@ -114,13 +114,7 @@ def expected_starts(state: ClusterState, entries: Iterable[Entry], now: float, m
         for number, run in enumerate(state.runs.values())
         if run.running.ends_at is not None and not run.is_planned
     )
-    order = sorted(
-        entries,
-        key=lambda entry: (
-            entry.line.borrows,
-            entry.key if math.isinf(entry.key[0]) else entry.job.order,
-        ),
-    )
+    order = sorted(entries, key=lambda entry: (entry.line.borrows, entry.key))
     left_NR, time, number = state.left_NR.copy(), now, len(state.runs)
     expected: dict[str, float] = {}
     unknown: set[str] = set()

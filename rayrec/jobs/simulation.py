@@ -44,8 +44,7 @@ class Record:
 
     @property
     def waited_s(self) -> float:
-        since = max(self.job.submitted_at, self.job.not_before or 0.0)
-        return math.inf if self.started_at is None else self.started_at - since
+        return math.inf if self.started_at is None else self.started_at - self.job.waits_since
 
 
 @dataclass

@@ -71,7 +71,7 @@ class ClusterState:
         """
         Args:
             planned: waiting jobs of which some have their room planned.
-            patience_s: a job that starts so long after it was submitted is stopped for none of its own queue.
+            patience_s: a job that waited for so long before it started is stopped for none of its own queue.
         """
         self._patience_s = patience_s
         self.config = config
@@ -469,7 +469,7 @@ class ClusterState:
     def may_take(self, job: Job, run: Run) -> bool:
         """Whether their queue's policy lets a job have the room of another one of that queue."""
         policy, other = self.config.queue(job.queue).preemption.within_queue, run.job
-        if policy == "Never" or run.running.started_at - other.submitted_at >= self._patience_s:
+        if policy == "Never" or run.running.started_at - other.waits_since >= self._patience_s:
             return False
         if other.priority != job.priority:
             return other.priority < job.priority

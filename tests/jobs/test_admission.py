@@ -228,6 +228,47 @@ def test_a_reservation_asks_for_its_room_one_grace_period_before():
     assert isinstance(deciding(config, nodes(2), (), [Waiting(later, plan=plan)], 1000.0)["later"], Start)
 
 
+def test_before_its_time_a_job_does_not_wait():
+    """Jobs that end before it take nothing from it, however many they are and however long that goes on."""
+    hour = 3600.0
+    later = job("later", size=gang(8), at=0.0, not_before=72 * hour)
+    short = job("short", size=gang(8), at=24 * hour, lasts=hour)
+
+    found = deciding(ONE, [node("n0")], wait=[Waiting(later, num_passed=100), short], now=25 * hour)
+    assert isinstance(found["short"], Start)
+    assert found["later"].num_passed == 100, "it was not passed"
+
+
+def test_a_job_that_waited_for_long_enough_does_not_take_what_is_reserved():
+    day = 24 * 3600.0
+    later = job("later", size=gang(8), at=day, not_before=1.1 * day)
+    aged = job("aged", size=gang(8), at=0.0, lasts=day)
+
+    found = deciding(ONE, [node("n0")], wait=[later, aged], now=1.05 * day)
+    assert isinstance(found["aged"], Wait)
+    assert isinstance(deciding(ONE, [node("n0")], wait=[later, aged], now=1.1 * day)["later"], Start)
+
+
+def test_a_job_does_not_grow_beside_one_that_waits_behind_reservations():
+    day = 24 * 3600.0
+    wish = gang(8)
+    small = replace(running(job("j", "a", (wish, smaller(wish, 2)), lasts=None), n0=2), changed_at=0.0)
+    other = running(job("r", "a", gang(8), lasts=1.5 * day), n1=8)
+    waits, later = job("k", size=gang(8), at=0.0), job("later", size=gang(8), at=day, not_before=3 * day)
+
+    assert "j" not in deciding(ONE, nodes(2), [small, other], [waits], now=1.2 * day)
+    assert "j" not in deciding(ONE, nodes(2), [small, other], [waits, later], now=1.2 * day)
+
+
+def test_a_job_that_started_at_its_time_has_not_waited():
+    """Those that have are stopped for nobody of their queue."""
+    config = queues(queue("a", gpus=8, cohort=None))
+    day = 24 * 3600.0
+    run = [running(job("r", size=gang(8), at=0.0, not_before=5 * day), 5 * day, n0=8)]
+    asks = [job("j", size=gang(8), at=5 * day, priority=1)]
+    assert isinstance(deciding(config, [node("n0")], run, asks, now=5 * day + 60)["r"], Stop)
+
+
 def test_planned_room_is_nobody_elses():
     config = queues(queue("a", gpus=8), queue("b", gpus=8))
     victim = running(job("r", "b", gang(8)), n0=8)

@@ -45,9 +45,9 @@ NODES = [Node(f"{number}" * 8, f"10.0.0.{number}", {}, {"GPU": 8.0}, {}, f"n{num
 NOW = 100_000.0
 
 
-def job(name, queue, submitted_at, **resources):
+def job(name, queue, submitted_at, not_before=None, **resources):
     group = ActorGroup("trainer", "", 1, resources, {})
-    return Job(name, queue, (Size((group,)),), submitted_at)
+    return Job(name, queue, (Size((group,)),), submitted_at, not_before=not_before)
 
 
 @pytest.fixture
@@ -80,6 +80,16 @@ def shown(cluster, now=NOW):
         for family in text_string_to_metric_families(generate_latest(registry).decode())
         for sample in family.samples
     }
+
+
+def test_a_job_that_is_reserved_for_a_time_does_not_wait_before_it(cluster):
+    ledger = Ledger(cluster / "jobs.db")
+    with ledger.change():
+        ledger.add(job("later", "team-b", NOW - 90_000, NOW + 100, GPU=1.0), Command(("x",)))
+    ledger.close()
+
+    assert shown(cluster)["rayrec_queue_oldest_wait_seconds", "team-b"] == 0
+    assert shown(cluster, NOW + 150)["rayrec_queue_oldest_wait_seconds", "team-b"] == 50
 
 
 def test_files_of_a_cluster_become_metrics(cluster):
