@@ -767,7 +767,9 @@ class Scheduler:
                 kept = self._kept.next_time(entry)
                 penalty = self._penalty(entry)
                 reason = why_waits(self.state, entry, lack.of(entry), place, penalty, kept, now)
-                found.append(Wait(entry.job.id, reason, expected.get(entry.job.id), entry.num_passed))
+                is_early = entry.job.not_before is not None and now < entry.job.not_before
+                starts_at = self._kept.time_of(entry) if is_early else expected.get(entry.job.id)
+                found.append(Wait(entry.job.id, reason, starts_at, entry.num_passed))
         return found
 
 

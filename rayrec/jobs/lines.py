@@ -256,6 +256,13 @@ class Reservations:
             ):
                 blocked.num_passed += 1
 
+    def time_of(self, entry: Entry) -> float | None:
+        """When a job has its room whose time has not come; None: not known."""
+        known = self._reservations.get(entry.job.id)
+        if known is None:
+            return entry.job.not_before if self._has_cells(entry) else None
+        return None if math.isinf(known.time) else known.time
+
     def next_time(self, entry: Entry) -> tuple[str, float] | None:
         """Of those for whom something is kept, other than this job: the first, and when it has its room."""
         others = [known for known in self._reservations.values() if known.entry is not entry]

@@ -105,7 +105,8 @@ def why_planned(state: ClusterState, run: Run, now: float) -> str:
 def expected_starts(state: ClusterState, entries: Iterable[Entry], now: float, most: int) -> dict[str, float]:
     """If all jobs end as expected and start in order; without those of which it is not known.
 
-    A queue of which the first job has no known start says nothing of those behind it.
+    A queue of which the first job has no known start says nothing of those behind it. Jobs whose time has not
+    come are left out: their room is kept for then, and others do not wait for it.
     """
     tree, queues = state.tree, [queue.name for queue in state.config.queues]
     usage = {name: tree.usage(name) for name in queues}
@@ -114,7 +115,8 @@ def expected_starts(state: ClusterState, entries: Iterable[Entry], now: float, m
         for number, run in enumerate(state.runs.values())
         if run.running.ends_at is not None and not run.is_planned
     )
-    order = sorted(entries, key=lambda entry: (entry.line.borrows, entry.key))
+    due = [entry for entry in entries if entry.job.not_before is None or entry.job.not_before <= now]
+    order = sorted(due, key=lambda entry: (entry.line.borrows, entry.key))
     left_NR, time, number = state.left_NR.copy(), now, len(state.runs)
     expected: dict[str, float] = {}
     unknown: set[str] = set()
@@ -128,7 +130,7 @@ def expected_starts(state: ClusterState, entries: Iterable[Entry], now: float, m
             gang = state.room.gang(size, job.within)
             assert gang is not None
             placed: Placed | None = None
-            at, later_NR, gone = max(time, job.not_before or time), left_NR.copy(), 0
+            at, later_NR, gone = time, left_NR.copy(), 0
             while True:
                 while gone < len(ends) and ends[gone][0] <= at:
                     apart(later_NR, ends[gone][2], 1)

@@ -451,6 +451,18 @@ def test_when_a_job_would_start_is_by_quota_too():
     assert again["j"].starts_at is None
 
 
+def test_when_a_job_would_start_does_not_wait_for_one_that_is_reserved_for_a_later_time():
+    run = [running(job("r", size=gang(8), lasts=600.0), n0=8)]
+    later, short = job("later", size=gang(8), not_before=86_400.0), job("short", size=gang(8), at=1.0)
+    found = deciding(ONE, [node("n0")], run, [later, short], now=20.0)
+    assert (found["later"].starts_at, found["short"].starts_at) == (86_400.0, 600.0)
+
+    never = [replace(run[0], ends_at=None)]
+    assert deciding(ONE, [node("n0")], never, [later], now=20.0)["later"].starts_at is None
+    cells = queues(queue("a", cells=((8, 1),)))
+    assert deciding(cells, [node("n0")], wait=[later], now=20.0)["later"].starts_at == 86_400.0
+
+
 def test_growing_stays_within_the_quota_and_the_rack():
     wish = gang(8)
     elastic = job("j", size=(wish, smaller(wish, 2)), within="rack")
