@@ -268,6 +268,8 @@ class ClusterState:
         self, job: Job, number: int, larger: int, placed: Placed, free_NR: Int64Array
     ) -> Placed | None:
         """Room for the further actors of a larger size; those who are there stay, and come first."""
+        if any(node not in self.room.index for members in placed.values() for node in members):
+            return None  # a node of it is gone, and it starts again or has its replicas elsewhere
         counts = job.sizes[number].counts()
         groups = tuple(
             replace(group, count=group.count - counts.get(group.stage, 0))

@@ -463,6 +463,15 @@ def test_when_a_job_would_start_does_not_wait_for_one_that_is_reserved_for_a_lat
     assert deciding(cells, [node("n0")], wait=[later], now=20.0)["later"].starts_at == 86_400.0
 
 
+def test_a_job_of_which_a_node_is_gone_does_not_grow():
+    """It is about to start again elsewhere, and the queue goes on."""
+    wish = gang(4)
+    for within in (None, "rack"):
+        elastic = job("j", size=(wish, smaller(wish, 2)), within=within)
+        small = replace(running(elastic, gone=1, n0=1), changed_at=0.0)
+        assert deciding(ONE, nodes(2), [small], now=1e6) == {}
+
+
 def test_growing_stays_within_the_quota_and_the_rack():
     wish = gang(8)
     elastic = job("j", size=(wish, smaller(wish, 2)), within="rack")
