@@ -24,6 +24,9 @@ from rayrec.jobs.state import ClusterState, Run
 from rayrec.platform.arrays import BoolArray, Int64Array
 from rayrec.platform.devices import ACCELERATOR_RESOURCES
 
+MOST_DOUBLINGS = 1000
+"""Of a pause: a number does not hold many more, and retries have no bound."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -69,7 +72,8 @@ def penalty_until(waiting: Waiting, pause_s: float, most_s: float) -> float:
     """
     if not waiting.num_fast_failures or waiting.failed_at is None:
         return float("-inf")
-    return waiting.failed_at + min(most_s, pause_s * 2.0 ** (waiting.num_fast_failures - 1))
+    doublings = min(waiting.num_fast_failures - 1, MOST_DOUBLINGS)
+    return waiting.failed_at + min(most_s, pause_s * 2.0**doublings)
 
 
 def find_room(state: ClusterState, job: Job, number: int, now: float) -> Found | None:

@@ -227,6 +227,7 @@ def test_the_penalty_doubles_and_has_a_limit():
         2400.0,
         3000.0,
     ]
+    assert penalty_until(replace(waiting, num_fast_failures=5000), 600.0, 3000.0) == 3000.0
 
 
 # Cells
