@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from rayrec.pipelines.cluster.placement import ActorGroup
+from rayrec.pipelines.cluster.placement import SMALLEST_SHARE, ActorGroup
 from rayrec.platform.config import Config
 from rayrec.platform.devices import ACCELERATOR_RESOURCES
 from rayrec.platform.errors import InputError
@@ -132,7 +132,10 @@ class QueueConfig(_Member):
         """What the cells have is the nominal quota; other numbers beside it would be a second guarantee."""
         for name, count in self.cell_sums().items():
             quota = self.quotas.get(name)
-            if quota is not None and "nominal" in quota.model_fields_set and quota.nominal != count:
+            if quota is None or "nominal" not in quota.model_fields_set:
+                continue
+            # Three times a tenth is not three tenths to a computer.
+            if abs(quota.nominal - count) >= SMALLEST_SHARE:
                 raise ValueError(
                     f"queue {self.name!r}: its cells have {count:g} {name} and its nominal quota says "
                     f"{quota.nominal:g}; leave `nominal` out or make them equal"

@@ -78,6 +78,9 @@ def test_cells_are_the_nominal_quota():
         queues=[{"name": "a", "cells": [{"resources": {"GPU": 8}}], "quotas": {"GPU": {"nominal": 9}}}]
     )
     assert "must be more than 0" in refused(queues=[{"name": "a", "cells": [{"resources": {"GPU": 0}}]}])
+    tenths = {"cells": [{"resources": {"GPU": 0.1}, "count": 3}], "quotas": {"GPU": {"nominal": 0.3}}}
+    queue = QueueConfig.parse({"name": "a", **tenths}, source="test")
+    assert queue.all_quotas["GPU"].nominal == pytest.approx(0.3)
 
 
 def test_keys_that_do_not_exist_are_refused():
