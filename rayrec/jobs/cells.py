@@ -28,7 +28,7 @@ import numpy as np
 
 from rayrec.jobs.job import Placed, Size
 from rayrec.jobs.queues import Cell, QueuesConfig
-from rayrec.jobs.quota import UNITS
+from rayrec.jobs.quota import UNITS, units
 from rayrec.jobs.room import Room, apart, fits_in
 from rayrec.pipelines.cluster.placement import ActorGroup, Node, in_words
 from rayrec.platform.arrays import Int64Array
@@ -154,17 +154,18 @@ class Guarantees:
             lambda cells: (self._num_able(cells[0]), -_cards(cells[0].resources), -len(cells)),
         ]
         kinds = self._unbound()
-        best: list[list[_BoundCell]] = kinds
+        best, best_order = kinds, orders[0]
         for order in orders:
             missing = [cells for cells in sorted(kinds, key=order) if not self._bind(cells)]
             if not missing:
                 return []
             if len(missing) < len(best):
-                best = missing
+                best, best_order = missing, order
             for cells in kinds:
                 for cell in cells:
                     self._unbind(cell)
-        for cells in sorted((cells for cells in kinds if cells not in best), key=orders[0]):
+        # In the same order: in another one, some of them might be in the way of others.
+        for cells in sorted((cells for cells in kinds if cells not in best), key=best_order):
             self._bind(cells)
         lacking: list[str] = []
         for cells in best:
@@ -667,24 +668,23 @@ def check_guarantees(config: QueuesConfig, nodes: Sequence[Node], before: Queues
 def _lacks(config: QueuesConfig, room: Room) -> dict[str, tuple[float, str]]:
     """By resource, how much more is guaranteed than there is; and of "cells", how many kinds find no node."""
     found: dict[str, tuple[float, str]] = {}
-    members = (*config.queues, *config.cohorts)
-    names = {name for queue in config.queues for name in queue.all_quotas}
-    names |= {name for cohort in config.cohorts for name in cohort.quotas}
-    for name in sorted(names):
-        quotas = {
-            member.name: (member.quotas if member in config.cohorts else config.queue(member.name).all_quotas)
-            for member in members
-        }
-        promised = {
-            key: each[name].nominal for key, each in quotas.items() if name in each and each[name].nominal
-        }
-        there = room.total_NR[:, room.columns[name]].sum() / UNITS if name in room.columns else 0.0
-        if sum(promised.values()) > there:
-            each = ", ".join(f"{key} {count:g}" for key, count in sorted(promised.items()))
+    members = [(queue.name, queue.all_quotas) for queue in config.queues]
+    members += [(cohort.name, cohort.quotas) for cohort in config.cohorts]
+    for name in sorted({name for _, quotas in members for name in quotas}):
+        # A list, and no dict: a queue and its cohort may have the same name.
+        promised = [
+            (key, units(quotas[name].nominal))
+            for key, quotas in members
+            if name in quotas and quotas[name].nominal
+        ]
+        there = int(room.total_NR[:, room.columns[name]].sum()) if name in room.columns else 0
+        total = sum(count for _, count in promised)
+        if total > there:
+            each = ", ".join(f"{key} {count / UNITS:g}" for key, count in sorted(promised))
             found[name] = (
-                sum(promised.values()) - there,
-                f"queues are guaranteed {sum(promised.values()):g} {name} together ({each}), and the "
-                f"usable nodes have {there:g}; lower a nominal quota, or join more nodes",
+                (total - there) / UNITS,
+                f"queues are guaranteed {total / UNITS:g} {name} together ({each}), and the usable nodes "
+                f"have {there / UNITS:g}; lower a nominal quota, or join more nodes",
             )
     if lacking := Guarantees(config, room).bind_rest():
         sentence = f"{lacking[0]}; make the cells smaller or fewer, or join more nodes"

@@ -44,6 +44,20 @@ def test_what_a_cohort_has_of_its_own_counts():
         check_guarantees(config, nodes(2))
 
 
+def test_a_queue_counts_although_its_cohort_has_the_same_name():
+    cohort = CohortConfig(name="team", quotas={"CPU": ResourceQuota(nominal=1)})
+    config = QueuesConfig(queues=(queue("team", gpus=16, cohort="team"),), cohorts=(cohort,))
+
+    with pytest.raises(InputError, match=r"guaranteed 16 GPU together \(team 16\), and"):
+        check_guarantees(config, nodes(1))
+
+
+def test_shares_of_cards_that_are_all_there_are_accepted():
+    """Added as fractions, they are a little more."""
+    shares = [queue("a", gpus=0.1), queue("b", gpus=2.7), queue("c", gpus=0.2)]
+    check_guarantees(queues(*shares), nodes(1, 3))
+
+
 def test_cells_of_one_rack_are_on_one_rack():
     cell = Cell(resources={"GPU": 8}, count=2, within="rack")
     room, guarantees = bound(QueuesConfig(queues=(QueueConfig(name="a", cells=(cell,)),)), nodes(4))
@@ -152,6 +166,21 @@ def test_a_node_that_is_lost_leaves_a_cell_without_room_and_says_so():
 
     assert len(lacking) == 1
     assert "queue 'a': 1 of 2 cells of 8 GPU" in lacking[0]
+
+
+def test_every_kind_of_cells_without_a_node_is_named():
+    """Others are bound as they were when the fewest kinds were left over."""
+    in_rack = {"within": "rack"}
+    a = (Cell(resources={"GPU": 5}), Cell(resources={"GPU": 4}, count=2, **in_rack))
+    b = (Cell(resources={"GPU": 2}, count=3, **in_rack), Cell(resources={"GPU": 3}, count=3))
+    config = QueuesConfig(queues=(QueueConfig(name="a", cells=a), QueueConfig(name="b", cells=b)))
+    members = [node("n0", 4, rack="r0"), node("n1", 8, rack="r0"), node("n2", 8, rack="r1")]
+    guarantees = Guarantees(config, Room(members))
+
+    (sentence,) = guarantees.bind_rest()
+
+    assert "queue 'b': 3 of 3 cells of 3 GPU" in sentence
+    assert guarantees.could_hold("a", gang(1, 5), None)
 
 
 def test_bindings_hold_through_random_use():
