@@ -92,6 +92,12 @@ class _Search:
         self._state, self._job, self._number, self._now = state, job, number, now
         self._size = job.sizes[number]
         self._amounts = state.counted(job.queue, self._size)
+        available = {name: state.tree.available(job.queue, name) for name in self._amounts}
+        self._missing = [name for name, amount in self._amounts.items() if amount > available[name]]
+        """Of which there is no quota now."""
+        cards = [name for name in self._amounts if name in ACCELERATOR_RESOURCES]
+        self._resources = list(dict.fromkeys([*cards, *self._missing])) if cards else list(self._amounts)
+        """Who has borrowed of these may have to give back."""
         self._left_NR = state.left_NR.copy()
         self._level: dict[str, int | None] = {}
         """By job, the size that it is asked to have."""
@@ -311,13 +317,13 @@ class _Search:
 
     def _candidates(self) -> list[_Step]:
         state, job = self._state, self._job
-        cards = [name for name in self._amounts if name in ACCELERATOR_RESOURCES]
-        resources = cards or list(self._amounts)
+        missing = self._missing
         policy = state.config.queue(job.queue).preemption
         borrows = not self._is_within
         in_cells = self._is_within and state.guarantees.has(job.queue)
         rights = {
-            right.queue: right for right in state.tree.reclaim_rights(job.queue, self._amounts, resources)
+            right.queue: right
+            for right in state.tree.reclaim_rights(job.queue, self._amounts, self._resources)
         }
         asks_cards = any(name in ACCELERATOR_RESOURCES for name in self._size.amounts)
         steps: list[_Step] = []
@@ -325,8 +331,14 @@ class _Search:
             other = run.job
             if run.number is None or run.is_planned:
                 continue
-            if asks_cards and not any(name in ACCELERATOR_RESOURCES for name in other.sizes[0].amounts):
-                continue
+            has_cards = any(name in ACCELERATOR_RESOURCES for name in other.sizes[0].amounts)
+            # On a cell's node, whatever somebody holds may be in the way; elsewhere, only a lack of quota is
+            # a reason to stop who has no cards for who wants some.
+            if asks_cards and not has_cards and not in_cells:
+                held = [name for name in missing if name in run.amounts]
+                is_own = other.queue == job.queue
+                if not held or not (is_own or state.tree.borrows_any_of(other.queue, held)):
+                    continue
             right = rights.get(other.queue)
             if other.queue == job.queue:
                 if not (in_cells and run.firm is None) and not state.may_take(job, run):
@@ -360,8 +372,7 @@ class _Search:
             return False
         if step.right is None:
             return True
-        resources = [name for name in self._amounts if name in ACCELERATOR_RESOURCES] or list(self._amounts)
-        return self._state.tree.still_borrows(step.right, resources)
+        return self._state.tree.still_borrows(step.right, self._resources)
 
 
 def _cost(way: Sequence[_Step]) -> tuple[object, ...]:

@@ -4,6 +4,7 @@
 from dataclasses import replace
 
 from rayrec.jobs.job import Reserve, Running, Shrink, Start, Step, Stop, Wait, Waiting
+from rayrec.jobs.queues import QueueConfig, ResourceQuota
 from rayrec.jobs.reclaim import penalty_until
 from tests.helpers.jobs import gang, job, node, nodes, queue, queues, smaller
 from tests.jobs.test_admission import deciding, running
@@ -196,6 +197,27 @@ def test_a_job_that_is_told_something_is_not_told_another_thing():
     assert isinstance(again["k"], Reserve)
 
 
+def test_cpus_are_taken_back_for_a_job_that_has_its_cards():
+    def team(name):
+        nominal = {"GPU": ResourceQuota(nominal=8), "CPU": ResourceQuota(nominal=64)}
+        return QueueConfig(name=name, cohort="all", quotas=nominal)
+
+    config, asks = queues(team("a"), team("b"), team("c")), job("j", "a", gang(8, 1, 8))
+    without_cards = [
+        running(job("own", "b", gang(64, 0)), n0=64),
+        running(job("more", "b", gang(40, 0)), n1=40),
+        running(job("other", "c", gang(64, 0)), n2=64),
+    ]
+    with_cards = [
+        running(job("own", "b", gang(1, 1, 60)), n0=1),
+        running(job("more", "b", gang(1, 1, 44), priority=-1), n1=1),
+        running(job("other", "c", gang(1, 1, 64), priority=-2), n2=1),
+    ]
+
+    assert stopped(deciding(config, nodes(3), without_cards, [asks])) == {"more"}
+    assert stopped(deciding(config, nodes(3), with_cards, [asks])) == {"more"}
+
+
 def test_jobs_that_fail_fast_lose_the_right_to_take_for_growing_times():
     run = [running(job("own", "b", gang(8)), n0=8), running(job("more", "b", gang(8)), n1=8)]
 
@@ -274,6 +296,17 @@ def test_borrowers_on_a_cell_leave_it():
     assert all(run[int(name[1:])].placed["trainer"] == (at,) for name in stopped(found))
     assert len(stopped(found)) == 6
     assert found["j"].plan.cells == {"trainer": ("a#0",)}
+
+
+def test_who_has_only_cpus_of_a_cell_leaves_it():
+    run = [running(job("cpus", "b", gang(60, 0)), n0=60)]
+
+    found = deciding(
+        queues(queue("a", cells=[(8, 1)]), queue("b", gpus=0)), nodes(1), run, [job("j", "a", gang(8))]
+    )
+
+    assert stopped(found) == {"cpus"}
+    assert isinstance(found["j"], Reserve)
 
 
 def test_a_job_in_its_cells_is_not_asked_for_anything():
