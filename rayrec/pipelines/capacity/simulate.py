@@ -83,7 +83,7 @@ class _Window:
         self, work: Workload, cluster: ClusterSpec, plan: StepPlan, num_steps: int, seed: int, noise: bool
     ) -> None:
         self._environment = environment = simpy.Environment()
-        self._parts, self._stretch = plan.parts, plan.stretch
+        self._parts, self._stretch, self._server_stretch = plan.parts, plan.stretch, plan.server_stretch
         self._num_steps = num_steps
         self._work = work
         # Callers beyond the bound are simulated as fewer of more work each.
@@ -137,7 +137,7 @@ class _Window:
         environment, parts, stretch = self._environment, self._parts, self._stretch
         shown = 1 - parts.hidden
         own_s = shown * (parts.client * stretch + parts.calls + parts.network) / 2
-        served_s = parts.server * stretch / self._num_callers / 2
+        served_s = parts.server * self._server_stretch / self._num_callers / 2
         for step in range(self._num_steps):
             yield self._ready[step]
             yield environment.timeout(parts.between)

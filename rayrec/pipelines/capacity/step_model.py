@@ -108,6 +108,8 @@ class StepPlan:
     parts: Parts
     stretch: float
     """Times as long as with cores of its own that a trainer's work takes."""
+    server_stretch: float
+    """The same of the fullest server, if those on nodes of their own have too few cores to share."""
     mfu: float
     """Of the peak of all cards in matrix products; 0 without cards."""
 
@@ -329,6 +331,14 @@ class _Shared:
             return trainer, trainer
         return trainer, _stretch(_others(self.servers, self.server_idles, total), self.layout.server_cores)
 
+    def server_stretch(self, total: float) -> float:
+        """As of `stretches`; more where the cores of its node take longer for all servers there."""
+        _, stretch = self.stretches(total)
+        if self.layout.is_shared or not self.parts.server:
+            return stretch
+        all_s = _shared_s(self.servers, self.server_idles, self.layout.server_cores)
+        return max(stretch, all_s / self.parts.server)
+
     def stages(self, total: float) -> tuple[dict[Stage, float], float]:
         """How long each stage is busy in steps of this length, and the exposed part of the exchange."""
         parts, (stretch, of_servers) = self.parts, self.stretches(total)
@@ -373,7 +383,8 @@ def step_plan(work: Workload, cluster: ClusterSpec, costs: Costs) -> StepPlan:
     stages, exposed = shared.stages(high)
     card = cluster.trainers.card
     mfu = 0.0 if card is None else work.flops / high / card.matrix_rate.value
-    return StepPlan(high, stages, exposed, shared.parts, shared.stretches(high)[0], mfu)
+    stretch, _ = shared.stretches(high)
+    return StepPlan(high, stages, exposed, shared.parts, stretch, shared.server_stretch(high), mfu)
 
 
 def _shared_s(processes: Sequence[float], idles: Sequence[float], cores: float) -> float:

@@ -43,6 +43,18 @@ def test_trainers_queue_at_a_server():
     assert simulated.server_busy > 0.5
 
 
+def test_servers_that_share_few_cores_take_as_long_as_in_the_closed_form():
+    work = replace(WORK, is_near=False).scaled(Scale(trainers=32, servers=16))
+    plans = {}
+    for cores in ("64 cores, assumed", "1 cores, assumed"):
+        cluster = cluster_with("servers.cores", cores)
+        plan = plans[cores] = step_plan(work, cluster, COSTS)
+        simulated = simulate_steps(work, cluster, plan, noise=False)
+        assert simulated.mean_s >= 0.9 * plan.seconds, cores
+    few, many = plans["1 cores, assumed"], plans["64 cores, assumed"]
+    assert few.server_stretch > 4 * many.server_stretch
+
+
 def test_the_slowest_trainer_decides_about_a_step():
     cluster = cluster_with("noise.slowdown", "2 times, assumed")
     work = replace(WORK, is_near=False, mode="bounded_stale").scaled(Scale(trainers=32, servers=16))
