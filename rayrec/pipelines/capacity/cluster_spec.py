@@ -30,6 +30,20 @@ from rayrec.pipelines.capacity.quantity import (
 )
 from rayrec.platform.config import Config
 
+ABOVE_ZERO = {
+    "core_speed",
+    "cores",
+    "matrix_achieved",
+    "matrix_rate",
+    "memory_achieved",
+    "memory_rate",
+    "read",
+    "server_node_mtbf",
+    "trainer_node_mtbf",
+    "write",
+}
+"""Numbers that a plan divides by."""
+
 
 class Link(Config):
     """What one end of a link can send and receive at once."""
@@ -168,6 +182,13 @@ class ClusterSpec(Config):
     noise: Noise
     core_speed: Times
     """Of one core, against a core of the machine that the calibration was made on."""
+
+    @model_validator(mode="after")
+    def _rates_are_above_zero(self) -> ClusterSpec:
+        for place, quantity in self.numbers():
+            if place.rpartition(".")[2] in ABOVE_ZERO and quantity.value <= 0:
+                raise ValueError(f"{place} is {quantity.text!r}: expected more than 0")
+        return self
 
     @model_validator(mode="after")
     def _nodes_are_linked(self) -> ClusterSpec:

@@ -38,6 +38,11 @@ def test_a_number_keeps_its_mark_and_its_source():
     ("place", "value", "said"),
     [
         ("storage.write", "1, assumed", "'1, assumed' has no unit; expected one of"),
+        ("storage.write", "0 GB/s, assumed", "storage.write is '0 GB/s, assumed': expected more than 0"),
+        ("trainers.cores", "0 cores, assumed", "trainers.cores is '0 cores, assumed': expected more than 0"),
+        ("core_speed", "0 times, assumed", "core_speed is '0 times, assumed': expected more than 0"),
+        ("failures.trainer_node_mtbf", "0 days, assumed", "expected more than 0"),
+        ("trainers.card.matrix_rate", "0 TFLOP/s, assumed", "expected more than 0"),
         ("storage.write", "1 GB/s", "is not marked; say whether it is 'measured'"),
         ("storage.write", "1 GB/s, guessed", "is marked 'guessed'"),
         ("storage.write", "1 furlong, assumed", "'furlong' is no unit of bytes/s"),
