@@ -226,6 +226,11 @@ class Scheduler:
                 f"{amounts_in_words(state.counted(job.queue, job.sizes[-1]))}; ask for less, or let it be "
                 "stopped"
             )
+        if not job.may_stop and not state.could_keep(job, job.sizes[-1]):
+            return (
+                "it may not be stopped, and its least size finds no room beside the cells that queues are "
+                "guaranteed, even if no other job were there; ask for less, or let it be stopped"
+            )
         return not firm
 
     def _could_be_firm(self, job: Job, size: Size) -> bool:

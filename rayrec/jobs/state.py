@@ -99,6 +99,8 @@ class ClusterState:
         self.num_releases = 0
         """Times at which something was given back: what did not fit before may fit after that."""
         self._counted: dict[tuple[str, int], tuple[Size, dict[str, int]]] = {}
+        self._alone: ClusterState | None = None
+        """The same queues and nodes without any job, made when it is asked for."""
         self._take_out_foreign(running)
         restored = sorted(running, key=lambda each: (each.job.order, each.started_at))
         for each in restored:
@@ -236,6 +238,22 @@ class ClusterState:
             whole.usable_N[place] = True
             whole.total_NR[place] = whole.vector(node.total)
         return whole.place(size, within, whole.total_NR) is not None
+
+    def could_keep(self, job: Job, size: Size) -> bool:
+        """Whether a job that may not be stopped could ever have a size: with no other job, and with the nodes
+        that are not used just now."""
+        if not self.guarantees:
+            return True  # there is room, and no cells are in the way
+        if self._alone is None:
+            nodes = [
+                replace(node, free=node.total, quarantined=None, is_draining=False)
+                for node in self.room.nodes
+            ]
+            self._alone = ClusterState(self.config, nodes)
+        alone = self._alone
+        if alone.is_within(job, size) and alone.guarantees.has(job.queue):
+            return alone.guarantees.place(job.queue, size, job.within, alone.room.total_NR) is not None
+        return alone.firm_place(job, size, alone.room.total_NR) is not None
 
     def could_lend_for_good(self, queue: str, size: Size) -> bool:
         """Whether a job that may not be stopped could ever have a size beyond its queue's guarantee."""

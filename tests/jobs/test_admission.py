@@ -372,6 +372,25 @@ def test_a_service_that_may_not_be_stopped_cannot_borrow_for_good():
     assert isinstance(found["j"], Start), "what the cohort has of its own is nobody's guarantee"
 
 
+def test_a_job_that_may_not_be_stopped_has_to_find_room_beside_all_cells():
+    """It would wait on an empty cluster, and keep room from those behind it."""
+    pack = gang(2, strategy="STRICT_PACK")
+    own = queues(queue("a", cells=[(1, 2)], cohort=None))
+    others = queues(queue("a", gpus=4), queue("b", cells=[(4, 1)]))
+    many = gang(4, cpus=10)  # of 64 CPUs, the cell has 32
+
+    for config, size in ((own, pack), (others, many)):
+        members = nodes(1, cards=2) if config is own else nodes(1)
+        refused = Scheduler(config, members).submit(Waiting(job("j", "a", size, may_stop=False)))
+        assert isinstance(refused, Refuse)
+        assert "finds no room beside the cells that queues are guaranteed" in refused.reason
+        assert isinstance(deciding(config, members, wait=[job("k", "a", size)])["k"], Start)
+    fits = Waiting(job("j", "a", gang(4, cpus=8), may_stop=False))
+    assert Scheduler(others, nodes(1)).submit(fits) is None
+    away = [replace(node("n0"), quarantined="bad")]
+    assert Scheduler(others, away).submit(fits) is None, "a node that comes back"
+
+
 def test_sizes_that_do_not_shrink_are_refused():
     with pytest.raises(InputError, match="must go from the largest to the least"):
         deciding(ONE, nodes(1), wait=[job("j", size=(gang(2), gang(4)))])
