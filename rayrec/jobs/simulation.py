@@ -139,7 +139,8 @@ class Simulation:
         while self._events:
             now = self._events[0][0]
             if self._look_s:
-                now = math.ceil(now / self._look_s) * self._look_s
+                # Rounding may make it a little earlier than what happened, which would never be seen.
+                now = max(now, math.ceil(now / self._look_s) * self._look_s)
             while self._events and self._events[0][0] <= now:
                 time, kind, _, job_id, version = heapq.heappop(self._events)
                 self._happens(kind, job_id, version, now, time)

@@ -322,3 +322,12 @@ def test_from_a_ledger_at_every_tick_nobody_is_lost_or_given_a_card_twice():
             break
         assert now < 20_000, f"{list(waiting)} never start"
     assert math.isfinite(now)
+
+
+def test_a_look_is_not_before_what_it_sees():
+    """28,978.2 is a whole number of looks, but for rounding; before, time stood still there."""
+    arrives = job("j", "a", gang(1), at=28978.200000000004, lasts=1.0)
+    simulation = Simulation(queues(queue("a", gpus=8)), nodes(1), [arrives], look_s=0.1)
+
+    assert len(list(itertools.islice(simulation.steps(), 10))) == 2
+    assert simulation.outcome.records["j"].ended_at is not None
