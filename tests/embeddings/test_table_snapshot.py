@@ -408,6 +408,52 @@ def test_another_run_begins_with_the_weights_alone(tmp_path):
         load_tables(files, wider, ShardMap(1), 0, weights_only=True)
 
 
+def test_a_run_that_begins_with_an_increment_remembers_its_own_evictions(tmp_path):
+    """What the other run has forgotten is of its steps, which are later than the first ones of this."""
+    table = TableConfig(
+        name="items",
+        dim=2,
+        eviction=EvictionConfig(max_age_steps=3, every_steps=2, remember_steps=4),
+        admission=IdAdmissionConfig(min_sightings=2, forget_after_steps=50, every_steps=2),
+    )
+
+    def step(shard, number, *ids):
+        update = {"items": (np.array(ids), np.ones((len(ids), 2), np.float32))}
+        shard.apply(UpdateTag(shard.incarnation, number, 0), update)
+
+    def saved(shard, number, since=None):
+        shard.begin_snapshot(number)
+        folder = tmp_path / f"{shard.incarnation}-{number}"
+        folder.mkdir()
+        parts = shard.export_snapshot("items", number, since)
+        files = write_table(folder, table, ShardMap(1), 0, number, parts)
+        shard.release(number)
+        return [folder / file.name for file in files]
+
+    earlier, begun, resumed = (EmbeddingShard([table], 0, 1) for _ in range(3))
+    for number in range(90):
+        step(earlier, number, 5)
+    chain = [saved(earlier, 89)]
+    for number in range(90, 100):
+        step(earlier, number, 5)
+    chain.append(saved(earlier, 99, since=89))
+    begun.restore(load_tables(chain, [table], ShardMap(1), 0, weights_only=True))
+    begun.begin(-1, 1)
+
+    step(begun, 0, 5, 7, 8)
+    step(begun, 1, 5, 7)
+    chain = [saved(begun, 1)]
+    for number in range(2, 6):
+        step(begun, number, 5)
+    assert begun.evicted(4) == {"items": [7]}
+
+    chain.append(saved(begun, 5, since=1))
+    resumed.restore(load_tables(chain, [table], ShardMap(1), 0))
+    exported = resumed.export("items")
+    assert exported.sighted.ids_K.tolist() == begun.export("items").sighted.ids_K.tolist() == [8]
+    assert exported.evicted.ids_V.tolist() == begun.export("items").evicted.ids_V.tolist() == [7]
+
+
 def written_narrow(folder, wire, rows=None):
     """(Path of a file of narrow rows, the rows as they were)."""
     rows = grown_shards(1)[0].export("items") if rows is None else rows

@@ -319,6 +319,8 @@ def _untrained(parts: Iterable[TableRows], config: TableConfig) -> Iterator[Tabl
             counts_M=np.zeros(num_rows, dtype=np.int32),
             sighted=Sighted.nothing(),
             evicted=Evicted.nothing(),
+            # Of the other run's steps: this one, which begins with step 0, would forget its own at once.
+            forgotten=Forgotten(),
             clock=ClockState(),
         )
 
