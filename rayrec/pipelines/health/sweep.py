@@ -76,8 +76,13 @@ class Sweep:
             for name, findings in judge_pairs(run_pairs(nodes)).items():
                 further[ids[name]] += findings
         health = judge_looks(nodes, looks, self._previous, self._limits, further, self._seen)
-        self._previous = {name: look.counters for name, look in looks.items()}
-        # Kept of a node that is silent for a while; that is when cards are lost.
+        # Both are kept of a node that is silent for a while: that is when cards are lost, and without an
+        # earlier look all that its counters ever had would count as new.
+        answered = {node_id: look.counters for node_id, look in looks.items()}
+        there = {node.id for node in nodes}
+        self._previous = {
+            node_id: counters for node_id, counters in (self._previous | answered).items() if node_id in there
+        }
         self._seen = {
             node.id: seen.also(looks[node.id].counters) if node.id in looks else seen
             for node in nodes

@@ -26,7 +26,7 @@ from rayrec.pipelines.health.sweep import (
     read_nodes,
     run_pairs,
 )
-from rayrec.platform.health.counters import Card, Counters
+from rayrec.platform.health.counters import Card, Counters, Link
 from rayrec.platform.health.findings import Finding
 
 NODES = [Node(f"id-{n}", f"10.0.0.{n}", {}, {"GPU": 1.0}, {}, f"host-{n}") for n in range(4)]
@@ -193,6 +193,22 @@ def test_a_card_that_is_lost_is_missed_in_every_look_also_after_one_without_an_a
     verdicts = [sweep.look(NODES[:1])[0].verdict for _ in range(5)]
 
     assert verdicts == ["unknown", "ok", "unknown", "bad", "bad"]
+
+
+def test_after_a_look_without_an_answer_counts_go_on_from_the_one_before(monkeypatch):
+    """Lost packets of long ago are no news because a node was silent once."""
+
+    def counters(packets: int) -> dict[str, Look]:
+        links = (Link("eth0", packets, errors=5_000, dropped=0),)
+        return {"id-0": Look(Counters(100.0, links=links), 99.0, 101.0)}
+
+    answers = iter([counters(50_000), counters(100_000), {}, counters(150_000), counters(200_000)])
+    monkeypatch.setattr("rayrec.pipelines.health.sweep.read_nodes", lambda nodes: next(answers))
+    sweep = Sweep()
+
+    verdicts = [sweep.look(NODES[:1])[0].verdict for _ in range(5)]
+
+    assert verdicts == ["suspect", "ok", "unknown", "ok", "ok"]
 
 
 @pytest.fixture
