@@ -1,5 +1,6 @@
 """Versions of tables that share layers are what a full snapshot of their step would be."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayrec.embeddings.base.routing import ShardMap
-from rayrec.embeddings.config import AdamConfig, EvictionConfig, TableConfig
+from rayrec.embeddings.config import AdamConfig, DiskConfig, EvictionConfig, SgdConfig, TableConfig
 from rayrec.embeddings.snapshot import layered_tables
 from rayrec.embeddings.snapshot.layered_tables import (
     LayeredTable,
@@ -100,6 +101,27 @@ def test_rows_take_no_memory_for_what_only_training_needs():
     held = LayeredTable.of(reading_config(config), reading_rows(training.snapshot(everything=True)))
     assert held._base.export().state_MS.shape == (len(IDS), 0)
     assert held._base.num_bytes < training.table.num_bytes
+
+
+def test_versions_on_one_base_read_its_rows_on_disk_at_once(tmp_path, monkeypatch):
+    """One answers while the next one is made; whoever reads rows on disk moves them."""
+    monkeypatch.setattr(layered_tables, "_READ_AT_ONCE", 1_000)
+    config = TableConfig(name="items", dim=64, optimizer=SgdConfig())
+    table, ids_M = EmbeddingTable(config), np.arange(40_000)
+    table.apply(ids_M, np.random.default_rng(0).standard_normal((40_000, 64)).astype(np.float32), 0)
+    expected_MD = table.lookup(ids_M)
+    disk = DiskConfig(memory=26 * 2**20, folder=str(tmp_path), may_be_memory=True)
+    held = LayeredTable.of(config.model_copy(update={"disk": disk}), [table.export()])
+    following = held.changed_by([])
+
+    def read(version: LayeredTable, seed: int) -> int:
+        chosen = [np.random.default_rng([seed, n]).permutation(ids_M)[:2_000] for n in range(40)]
+        return sum(not np.array_equal(version.lookup(some), expected_MD[some]) for some in chosen)
+
+    with ThreadPoolExecutor(2) as threads:
+        wrong = list(threads.map(read, (held, following), (1, 2)))
+
+    assert wrong == [0, 0]
 
 
 def written(folder: Path, config: TableConfig, parts: list[TableRows], step: int) -> list[Path]:

@@ -10,7 +10,9 @@ disk is described in `snapshot`; of it, the state of optimizers is left out.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,6 +31,8 @@ from rayrec.platform.errors import InputError
 
 _MOST_CHANGES = 8
 """Layers of changes above the base, each of which a lookup asks; then they are made one."""
+_READ_AT_ONCE = 65_536
+"""Rows of the base: whoever reads those of all items lets others in between."""
 
 
 def reading_config(config: TableConfig) -> TableConfig:
@@ -83,15 +87,26 @@ class _Changes:
 class LayeredTable:
     """One table; never changed."""
 
-    def __init__(self, base: EmbeddingTable, changes: Sequence[_Changes] = ()) -> None:
+    def __init__(
+        self,
+        base: EmbeddingTable,
+        changes: Sequence[_Changes] = (),
+        reading: AbstractContextManager[object] | None = None,
+    ) -> None:
         """Stack increments on base rows.
 
         Args:
             base: that nobody changes any more.
             changes: oldest first.
+            reading: held to read the base, by all tables on it; None for the first one.
         """
         self._base = base
         self._changes = tuple(changes)
+        if reading is None:
+            # Rows in memory lie still. Those on disk are moved by whoever reads them, and one version answers
+            # while another one on the same base is made.
+            reading = nullcontext() if base.config.disk is None else threading.Lock()
+        self._reading = reading
 
     @classmethod
     def of(cls, config: TableConfig, parts: Iterable[TableRows], num_threads: int = 1) -> LayeredTable:
@@ -125,11 +140,23 @@ class LayeredTable:
 
     def lookup(self, ids_M: Int64Array) -> Float32Array:
         """[M, D] weights of each id; one without a row has its initial value."""
-        rows_MD = self._base.lookup(ids_M)
+        rows_MD = self._base_rows(ids_M)
         for changes in self._changes:
             known = np.flatnonzero(changes.speaks_of(ids_M))
             if len(known):  # what was given up has no row there, and so its initial value
                 rows_MD[known] = changes.rows.lookup(ids_M[known])
+        return rows_MD
+
+    def _base_rows(self, ids_M: Int64Array) -> Float32Array:
+        if len(ids_M) <= _READ_AT_ONCE:
+            with self._reading:
+                return self._base.lookup(ids_M)
+        rows_MD = np.empty((len(ids_M), self.dim), dtype=np.float32)
+        for first in range(0, len(ids_M), _READ_AT_ONCE):
+            part = slice(first, first + _READ_AT_ONCE)
+            with self._reading:
+                part_MD = self._base.lookup(ids_M[part])
+            rows_MD[part] = part_MD  # without the lock: who waits for it gets it now
         return rows_MD
 
     def changed_by(self, parts: Iterable[TableRows]) -> LayeredTable:
@@ -140,19 +167,20 @@ class LayeredTable:
         if len(changes) > _MOST_CHANGES:
             every = (part for each in changes for part in each.parts(since=0))
             changes = [_Changes.of(config, every)]
-        return LayeredTable(self._base, changes)
+        return LayeredTable(self._base, changes, self._reading)
 
     def export(self) -> tuple[Int64Array, Float32Array]:
         """([R] ids, [R, D] weights) of all rows, in the order of a snapshot; for comparisons."""
         merged = EmbeddingTable(self._base.config.model_copy(update={"disk": None}))
-        base = self._base.export()
+        with self._reading:
+            base = self._base.export()
         merged.load([base, *(part for each in self._changes for part in each.parts(since=0))])
         rows = merged.export()
         return rows.ids_M, rows.weights_MD
 
 
 class LayeredTables:
-    """All tables of a version, which move together; never changed. Reads need no lock."""
+    """All tables of a version, which move together; never changed. Any thread may read."""
 
     def __init__(self, tables: Mapping[str, LayeredTable], step: int | None) -> None:
         """Hold the tables as a run had them after a step.
