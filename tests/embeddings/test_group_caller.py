@@ -240,6 +240,21 @@ def test_a_contribution_that_comes_again_counts_once():
     assert caller._meetings == {}
 
 
+def test_a_contribution_may_overtake_the_one_of_the_step_before():
+    """Of stale rows several are in flight, and Ray's threads carry them out in any order."""
+    (shard,) = make_shards(ITEMS, 1, 1, max_staleness=2)
+    caller = GroupCaller(0, range(2), ITEMS, ShardMap(1), LocalTransport([shard]), WAIT_S)
+    for step, rank in [(1, 0), (0, 0), (1, 0), (0, 1), (0, 0), (2, 1), (1, 1), (2, 0), (1, 0)]:
+        caller.answer(ApplyCall(UpdateTag(0, step, rank), gradients(1)))
+    assert shard.committed_step == 2
+    assert caller._meetings == {}
+    for step in range(3, 10):
+        for rank in (1, 0):
+            caller.answer(ApplyCall(UpdateTag(0, step, rank), gradients(1)))
+    assert shard.committed_step == 9
+    assert max(map(len, caller._brought.values())) <= 2  # what is over is not remembered
+
+
 @pytest.mark.parametrize("is_head", [False, True])
 def test_waiting_for_room_on_a_server_is_not_work(is_head):
     held_back_s = 0.5

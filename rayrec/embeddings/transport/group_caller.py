@@ -110,8 +110,11 @@ class GroupCaller:
         self._changed = threading.Condition()
         self._meetings: dict[tuple[Any, ...], _Meeting] = {}
         self._committed_step = -1
-        self._newest: dict[int, tuple[int, ...]] = {}
-        """By rank: incarnation, step and part of its last contribution."""
+        self._over = (-1, -1)
+        """Incarnation, and the last step of it that servers have committed."""
+        self._brought: dict[int, set[tuple[int, int, Part]]] = {}
+        """By rank: incarnation, step and part of its contributions to later steps. Not of the last alone: two
+        that are in flight may be carried out in any order, where a transport gives each call a thread."""
         self._failure: BaseException | None = None
         self.busy_s = 0.0
         """Time spent putting requests together and taking answers apart, of all threads."""
@@ -195,15 +198,17 @@ class GroupCaller:
                 raise
             with self._changed:
                 self._committed_step = max(self._committed_step, committed)
+                self._over = max(self._over, (call.tag.incarnation, committed))
         return self._committed_step
 
     def _is_repeated(self, tag: UpdateTag) -> bool:
         """Whether a contribution came before: its step may be long over."""
         key = tag.incarnation, tag.step, tag.part
         with self._changed:
-            is_repeated = key <= self._newest.get(tag.rank, key[:0])
-            self._newest[tag.rank] = max(key, self._newest.get(tag.rank, key))
-        return is_repeated
+            self._over = max(self._over, (tag.incarnation, -1))
+            brought = {each for each in self._brought.get(tag.rank, ()) if each[:2] > self._over}
+            self._brought[tag.rank] = brought | {key}
+            return key[:2] <= self._over or key in brought
 
     def _send(self, tag: UpdateTag, updates: Sequence[SparseUpdate]) -> int:
         with self._busy():
