@@ -211,6 +211,24 @@ def test_tombstones_are_those_since_a_step_and_end_with_a_new_row():
     assert table.evicted_since(-1).ids_V.tolist() == [1]  # 2 went more than 3 steps ago
 
 
+def test_a_table_that_was_loaded_remembers_what_one_that_went_on_does():
+    """Also where the last ids that were given up have rows again, so that nothing of their step was saved."""
+    eviction = EvictionConfig(max_age_steps=9, every_steps=5, remember_steps=12)
+    config = TableConfig(name="items", dim=2, eviction=eviction)
+    table, loaded = EmbeddingTable(config), None
+    for step in range(40):
+        ids_M = np.array([1, *([7] if step == 0 else []), *([8] if step == 5 or step >= 20 else [])])
+        for each in (table, loaded):
+            if each is not None:
+                each.apply(ids_M, np.ones((len(ids_M), 2), np.float32), step)
+        if step == 22:
+            loaded = EmbeddingTable(config)
+            loaded.load([table.export()])
+        remembered = table.evicted_since(-1).ids_V.tolist()
+        assert loaded is None or loaded.evicted_since(-1).ids_V.tolist() == remembered
+        assert 7 not in remembered or 14 <= step <= 26  # as long as it is said, to the step
+
+
 def test_ids_that_come_and_go_leave_one_tombstone_each():
     eviction = EvictionConfig(max_age_steps=1, every_steps=1)
     table = EmbeddingTable(TableConfig(name="t", dim=1, eviction=eviction))

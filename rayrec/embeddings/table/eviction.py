@@ -152,26 +152,33 @@ class Tombstones:
         return self._listed_bytes + (0 if self._steps is None else self._steps.num_bytes)
 
     def add(self, ids_V: Int64Array, step: int) -> None:
-        """Remember what this step gave up, and no longer what is too old."""
+        """Remember what this step gave up."""
         if len(ids_V):
             self._put(ids_V, step)
-        self.forgotten_step = max(self.forgotten_step, step - self._remember_steps - 1)
-        while self._by_step and self._by_step[0][0] <= self.forgotten_step:
-            old_step, ids_V = self._by_step.popleft()
-            if self.snapshot is not None:
-                self._keep(self._still_of(ids_V, old_step))
-            self.ids.remove_those(ids_V, old_step)
         if self._listed_bytes > _LEAST_LISTED_BYTES + self.ids.num_bytes:  # ids that come and go
             of_steps = [(of_step, self._still_of(ids_V, of_step)) for of_step, ids_V in self._by_step]
             self._by_step = deque((of_step, ids_V) for of_step, ids_V in of_steps if len(ids_V))
 
-    def forget_all_old(self, step: int) -> None:
-        """Once the newest is too old, give back the memory of all: an index does not shrink by itself."""
-        if self._by_step and step - self._by_step[-1][0] > self._remember_steps:
-            self.forgotten_step = max(self.forgotten_step, self._by_step[-1][0])
+    def forget_old(self, step: int) -> None:
+        """Remember no longer what is too old at this step; of every step, whether or not it gives rows up.
+
+        So what is remembered does not depend on what is listed by step: of ids that have rows again, a table
+        that was resumed has none there.
+        """
+        last_step = step - self._remember_steps - 1
+        if not self._by_step or self._by_step[0][0] > last_step:
+            return
+        self.forgotten_step = max(self.forgotten_step, last_step)
+        if self._by_step[-1][0] <= last_step:  # the memory of all is given back: an index does not shrink
             self._keep(self.ids.items()[0])
             self._steps = None
             self._by_step.clear()
+        while self._by_step and self._by_step[0][0] <= last_step:
+            old_step, ids_V = self._by_step[0]
+            if self.snapshot is not None:
+                self._keep(self._still_of(ids_V, old_step))
+            self._by_step.popleft()  # not before: a snapshot that is begun meanwhile asks which ids there are
+            self.ids.remove_those(ids_V, old_step)
 
     def forget(self, ids_M: Int64Array) -> None:
         """These ids have rows again."""

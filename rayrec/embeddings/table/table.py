@@ -290,7 +290,7 @@ class EmbeddingTable:
             newest_event: as for `apply`.
         """
         self._sightings.forget(step)
-        self._tombstones.forget_all_old(step)
+        self._tombstones.forget_old(step)
         if self._clock is not None:
             self._clock.advance(newest_event)
         eviction = self.config.eviction
