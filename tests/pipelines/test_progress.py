@@ -17,6 +17,12 @@ def test_what_is_no_number_does_not_stay_the_best():
     assert (progress.best_value, progress.best_step, progress.stale) == (0.6, 20, 2)
 
 
+def test_what_is_no_number_is_no_improvement_and_ends_the_patience_with_it():
+    progress = RunProgress().validated(math.nan, 10).validated(math.nan, 20).validated(math.nan, 30)
+
+    assert (progress.best_step, progress.stale) == (10, 2)
+
+
 def test_of_equal_values_the_first_is_the_best():
     progress = RunProgress().validated(0.5, 10).validated(0.5, 20)
 

@@ -43,8 +43,9 @@ class RunProgress:
     def validated(self, value: float, step: int) -> RunProgress:
         """After a validation; of equal values the first is the best."""
         since = replace(self, loss_sum=0.0, num_targets=0)
-        # What is no number is no best value, and does not stay one.
-        if self.best_value is None or value > self.best_value or math.isnan(self.best_value):
+        # What is no number does not stay the best value. A further one is no improvement on it.
+        best = self.best_value
+        if best is None or value > best or (math.isnan(best) and not math.isnan(value)):
             return replace(since, best_value=value, best_step=step, stale=0)
         return replace(since, stale=self.stale + 1)
 
