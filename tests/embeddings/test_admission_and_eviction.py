@@ -16,6 +16,7 @@ from rayrec.embeddings.config import (
 )
 from rayrec.embeddings.table.eviction import choose_victims
 from rayrec.embeddings.table.table import EmbeddingTable
+from rayrec.embeddings.table.table_rows import TableRows
 from tests.embeddings.admission_runs import IDS, OPTIMIZERS
 from tests.embeddings.dictionary_oracle import DictionaryTable
 from tests.helpers.examples import examples
@@ -262,6 +263,28 @@ def test_16_bit_weights_that_need_no_rounding_stay(dtype):
     table = EmbeddingTable(config)
     table.apply(np.array([1]), -values[None], 0)
     assert table.lookup(np.array([1]))[0].tolist() == values.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_32_bits_that_a_table_of_16_begins_with_are_rounded_by_chance_in_every_column(dtype):
+    num_rows, dim, last_place = 4000, 8, {"bfloat16": 2.0**-7, "float16": 2.0**-10}[dtype]
+    weights_MD = np.random.default_rng(0).uniform(1, 2, (num_rows, dim)).astype(np.float32)
+    rows = TableRows(
+        np.arange(num_rows),
+        weights_MD,
+        np.empty((num_rows, 0), np.float32),
+        np.full(num_rows, NEVER, np.int32),
+        np.zeros(num_rows, np.int32),
+    )
+    table = EmbeddingTable(TableConfig(name="t", dim=dim, weight_dtype=dtype, optimizer=SgdConfig()))
+    table.load([rows])
+    error_MD = (table.lookup(rows.ids_M) - weights_MD) / last_place
+    assert abs(error_MD).max() < 1
+    assert abs(error_MD.mean(axis=0)).max() < 0.04  # five deviations of chance
+
+    again = EmbeddingTable(table.config)
+    again.load([table.export()])
+    assert again.lookup(rows.ids_M).tobytes() == table.lookup(rows.ids_M).tobytes()
 
 
 def test_float16_keeps_to_its_largest_number():

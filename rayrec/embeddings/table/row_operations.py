@@ -137,10 +137,16 @@ class RowOperations:
         else:
             _scatter_weights(self.layout.kind, records_KW, positions_K, out_MD)
 
-    def set_weights(self, records: RecordAccess, rows_M: Int64Array, weights_MD: Float32Array) -> None:
-        """Set weights that the records' kind can hold exactly."""
+    def set_weights(
+        self, records: RecordAccess, rows_M: Int64Array, ids_M: Int64Array, weights_MD: Float32Array
+    ) -> None:
+        """Set weights, those of a table of the same kind as they were.
+
+        Others, of a run that was begun with or of published rows, are rounded like an update of step -1.
+        """
+        rows_M, ids_M = kernel_input(rows_M, np.int64), kernel_input(ids_M, np.int64)
         weights_MD = kernel_input(weights_MD, np.float32)
-        _set_weights(records.addresses, self.layout, kernel_input(rows_M, np.int64), weights_MD)
+        _set_weights(records.addresses, self.layout, rows_M, ids_M, self._seed_hash, weights_MD)
 
     def state(self, records: RecordAccess, rows_M: Int64Array) -> Float32Array:
         """[M, S] optimizer state of each row."""
@@ -322,14 +328,21 @@ def _scatter_weights(
 
 @njit(nogil=True, cache=True)
 def _set_weights(
-    rows: RowAddresses, layout: RecordLayout, rows_M: Int64Array, weights_MD: Float32Array
+    rows: RowAddresses,
+    layout: RecordLayout,
+    rows_M: Int64Array,
+    ids_M: Int64Array,
+    seed_hash: np.uint64,
+    weights_MD: Float32Array,
 ) -> None:
     wide_D = np.empty(layout.dim, dtype=np.float32)
     for m in range(len(rows_M)):
         for d in range(layout.dim):
             wide_D[d] = weights_MD[m, d]
         words = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
-        store_weights(layout.kind, words, wide_D, np.uint64(0))
+        # By the id: with the same bits for every row, a column would be rounded the same way in all of them.
+        id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
+        store_weights(layout.kind, words, wide_D, extend64(id_hash, np.uint64(np.int64(NEVER))))
 
 
 def first_not_finite(rows_MD: Float32Array) -> int:

@@ -632,7 +632,7 @@ class EmbeddingTable:
             is_repeated_K = counts_K > 1
             repeated = ids_K[is_repeated_K][0] if is_repeated_K.any() else ids_M[is_there_M][0]
             raise ValueError(f"table {self.config.name!r}: id {repeated} comes twice in the rows to load")
-        self._ops.set_weights(filled.records, rows_M, rows.weights_MD[piece])
+        self._ops.set_weights(filled.records, rows_M, ids_M, rows.weights_MD[piece])
         self._ops.set_state(filled.records, rows_M, rows.state_MS[piece])
         stamps_M2 = np.column_stack((rows.steps_M[piece], rows.counts_M[piece]))
         self._ops.set_stamps(filled.records, rows_M, stamps_M2)
