@@ -213,7 +213,7 @@ def test_tombstones_are_those_since_a_step_and_end_with_a_new_row():
 
 
 def test_a_table_that_was_loaded_remembers_what_one_that_went_on_does():
-    """Also where the last ids that were given up have rows again, so that nothing of their step was saved."""
+    """Also where the last ids that were given up have rows again, so that none of them was saved."""
     eviction = EvictionConfig(max_age_steps=9, every_steps=5, remember_steps=12)
     config = TableConfig(name="items", dim=2, eviction=eviction)
     table, loaded = EmbeddingTable(config), None

@@ -103,8 +103,8 @@ class LayeredTable:
         self._base = base
         self._changes = tuple(changes)
         if reading is None:
-            # Rows in memory lie still. Those on disk are moved by whoever reads them, and one version answers
-            # while another one on the same base is made.
+            # Rows in memory lie still. Those on disk are moved by whoever reads them, and one version
+            # answers while another one on the same base is made.
             reading = nullcontext() if base.config.disk is None else threading.Lock()
         self._reading = reading
 

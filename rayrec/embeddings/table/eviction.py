@@ -160,16 +160,16 @@ class Tombstones:
             self._by_step = deque((of_step, ids_V) for of_step, ids_V in of_steps if len(ids_V))
 
     def forget_old(self, step: int) -> None:
-        """Remember no longer what is too old at this step; of every step, whether or not it gives rows up.
+        """Forget what is too old at this step; to be called at every step, also where nothing goes.
 
-        So what is remembered does not depend on what is listed by step: of ids that have rows again, a table
-        that was resumed has none there.
+        So what is remembered does not depend on what is listed by step: of ids that have rows again, a
+        table that was resumed has none there.
         """
         last_step = step - self._remember_steps - 1
         if not self._by_step or self._by_step[0][0] > last_step:
             return
         self.forgotten_step = max(self.forgotten_step, last_step)
-        if self._by_step[-1][0] <= last_step:  # the memory of all is given back: an index does not shrink
+        if self._by_step[-1][0] <= last_step:  # all of them: an index does not shrink by itself
             self._keep(self.ids.items()[0])
             self._steps = None
             self._by_step.clear()
@@ -177,7 +177,7 @@ class Tombstones:
             old_step, ids_V = self._by_step[0]
             if self.snapshot is not None:
                 self._keep(self._still_of(ids_V, old_step))
-            self._by_step.popleft()  # not before: a snapshot that is begun meanwhile asks which ids there are
+            self._by_step.popleft()  # not before: a snapshot that is read meanwhile asks which there are
             self.ids.remove_those(ids_V, old_step)
 
     def forget(self, ids_M: Int64Array) -> None:

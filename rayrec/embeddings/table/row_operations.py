@@ -340,7 +340,7 @@ def _set_weights(
         for d in range(layout.dim):
             wide_D[d] = weights_MD[m, d]
         words = carray(int32_at(row_address(rows, rows_M[m])), rows.words)
-        # By the id: with the same bits for every row, a column would be rounded the same way in all of them.
+        # By the id: with the same bits for every row, a column would be rounded alike in all of them.
         id_hash = extend64(seed_hash, np.uint64(ids_M[m]))
         store_weights(layout.kind, words, wide_D, extend64(id_hash, np.uint64(np.int64(NEVER))))
 

@@ -113,8 +113,8 @@ class GroupCaller:
         self._over = (-1, -1)
         """Incarnation, and the last step of it that servers have committed."""
         self._brought: dict[int, set[tuple[int, int, Part]]] = {}
-        """By rank: incarnation, step and part of its contributions to later steps. Not of the last alone: two
-        that are in flight may be carried out in any order, where a transport gives each call a thread."""
+        """By rank: incarnation, step and part of its contributions to later steps. Not only the last:
+        those in flight may be carried out in any order, where a transport gives each call a thread."""
         self._failure: BaseException | None = None
         self.busy_s = 0.0
         """Time spent putting requests together and taking answers apart, of all threads."""

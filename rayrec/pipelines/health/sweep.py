@@ -78,11 +78,8 @@ class Sweep:
         health = judge_looks(nodes, looks, self._previous, self._limits, further, self._seen)
         # Both are kept of a node that is silent for a while: that is when cards are lost, and without an
         # earlier look all that its counters ever had would count as new.
-        answered = {node_id: look.counters for node_id, look in looks.items()}
-        there = {node.id for node in nodes}
-        self._previous = {
-            node_id: counters for node_id, counters in (self._previous | answered).items() if node_id in there
-        }
+        known = self._previous | {node_id: look.counters for node_id, look in looks.items()}
+        self._previous = {node.id: known[node.id] for node in nodes if node.id in known}
         self._seen = {
             node.id: seen.also(looks[node.id].counters) if node.id in looks else seen
             for node in nodes
