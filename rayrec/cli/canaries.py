@@ -210,12 +210,22 @@ def _evaluated(
     from rayrec.samples.dataset.dataset import Dataset
 
     versions = [store.version(number) for number in (baseline, canary)]
-    before, after = (Recommender(load_version(store, version).model) for version in versions)
+    models = [load_version(store, version).model for version in versions]
+    before, after = (Recommender(model) for model in models)
+    # Lists as the run that serves is validated by: where users come back, seen items are what is wanted.
+    exclude_seen = models[0].assembly.task.config.evaluation.exclude_seen
     dataset = Dataset.open(data, checksums=False)
     _warn_of_longer_logs(versions, dataset)
     with progress_bar("users") as update:
         scores = paired_scores(
-            before, after, dataset, split, OFFLINE_METRIC, max_users=max_users, on_batch=update
+            before,
+            after,
+            dataset,
+            split,
+            OFFLINE_METRIC,
+            max_users=max_users,
+            on_batch=update,
+            exclude_seen=exclude_seen,
         )
     if not scores.before_U.any():
         raise InputError(

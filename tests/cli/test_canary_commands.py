@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from rayrec.pipelines.evaluation.evaluate import evaluate
+from rayrec.pipelines.evaluation.lists import MODEL, MODEL_UNMASKED
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.samples.dataset.dataset import Dataset
 from tests.cli.test_version_commands import answer, refused
@@ -88,6 +90,22 @@ def test_validation_events_are_held_out_as_well(run, store):
 
     assert found["evaluation"]["split"] == "valid"
     assert found["evaluation"]["num_users"] == Dataset.open(data).num_evaluated("valid")
+
+
+@pytest.mark.parametrize("exclude_seen", [True, False])
+def test_lists_are_those_that_the_serving_run_is_validated_by(run, tmp_path, exclude_seen):
+    config = RunFolder.open(run).config
+    evaluation = config.evaluation.model_copy(update={"exclude_seen": exclude_seen})
+    own = trained(config.model_copy(update={"evaluation": evaluation}), tmp_path / "own")
+    answer("publish", own, tmp_path / "store")
+    answer("publish", own, tmp_path / "store", "--canary", 0.1)
+
+    found = answer("canary", "evaluate", tmp_path / "store", "--data", config.data.path)
+
+    results = evaluate(own, baselines=False).results
+    expected = results[MODEL if exclude_seen else MODEL_UNMASKED]["ndcg@10"].value
+    assert found["evaluation"]["baseline"] == pytest.approx(expected)
+    assert results[MODEL] != results[MODEL_UNMASKED]
 
 
 def test_a_version_that_may_have_learned_what_is_predicted_is_named(run, store, tmp_path, caplog):

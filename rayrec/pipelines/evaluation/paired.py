@@ -38,12 +38,14 @@ def paired_scores(
     batch_size: int = 256,
     max_users: int | None = None,
     on_batch: OnBatch | None = None,
+    exclude_seen: bool = True,
 ) -> PairedScores:
     """Score the lists of two models, whose catalogs need not be the same, for every user of a split.
 
     Args:
         dataset: with what is to be predicted; published versions have their catalog alone.
         max_users: only the first so many, in the order of a hash of their ids.
+        exclude_seen: leave out the items of a history, as `evaluation.exclude_seen` of a run says it.
 
     Raises:
         InputError: the split has no users, or the data set is of other items.
@@ -60,8 +62,8 @@ def paired_scores(
             targets_B = recommender.dataset.item_positions(samples.targets_B)
             num_known += int(np.count_nonzero(targets_B >= 0))
             instructed = samples.instructed(recommender.evaluation_instruction)
-            items_BK = recommender.recommend_samples(instructed, LIST_LENGTH, exclude_seen=True).items_BK
-            found.append(target_places(items_BK, targets_B))
+            lists = recommender.recommend_samples(instructed, LIST_LENGTH, exclude_seen=exclude_seen)
+            found.append(target_places(lists.items_BK, targets_B))
         done += samples.num_rows
         if on_batch is not None:
             on_batch(done, held_out.num_users)
