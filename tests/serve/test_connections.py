@@ -87,6 +87,18 @@ def test_one_address_has_no_more_than_its_part_and_is_told_when_to_come_back():
         assert any(answer.status_code == 200 for answer in answers), "a slot is not free again"
 
 
+def test_a_connection_that_asks_for_another_protocol_is_free_again_when_it_ends():
+    wanted = b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    wanted += b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    with running(ConnectionsConfig(most=9, most_per_address=2)) as port:
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                connection.sendall(wanted)
+                assert connection.recv(12) == b"HTTP/1.1 200"
+        answers = (httpx.get(f"http://127.0.0.1:{port}/", trust_env=False) for _ in range(100))
+        assert any(answer.status_code == 200 for answer in answers), "a slot is not free again"
+
+
 def test_the_bound_of_all_holds_for_all_addresses_together():
     counted = Connections(ConnectionsConfig(most=3))
     assert counted.config.of_one_address == 1
