@@ -99,6 +99,16 @@ def test_other_protocols_filter_too(client):
     assert "parameters: filter" in client.post("/v2/models/recommend/infer", json=tensors).json()["error"]
 
 
+def test_a_filter_that_leaves_nothing_gives_completions_without_choices(client):
+    body = {"model": "recommend", "prompt": ["i1 i2", "i3"], "n": 2}
+    answer = client.post("/v1/completions", json=body | {"filter": {"allow": ["i1"], "deny": ["?"]}})
+    assert answer.status_code == 200, answer.text
+    # Of the second prompt: the first one has the item already.
+    assert [(each["index"], each["item_id"]) for each in answer.json()["choices"]] == [(2, "i1")]
+    answer = client.post("/v1/completions", json=body | {"filter": {"allow": []}})
+    assert (answer.status_code, answer.json()["choices"], answer.json()["allowed_items"]) == (200, [], 0)
+
+
 @pytest.mark.parametrize("name", ["..", ".hidden", "a b", "x" * 101])
 def test_names_of_lists_are_those_of_files(client, name):
     answer = client.put(f"/v1/lists/{name}".replace("..", "%2E%2E"), json={"items": []})

@@ -168,7 +168,8 @@ def completions_router(
         for position, answer in enumerate(answers):
             if "popular_items" in answer.degraded:  # which have no probability
                 raise error_of(position, "the service has too much to do to ask the model; try again", 503)
-            if answer.source != "model":
+            # Where a filter leaves nothing, there is no choice; `allowed_items` says so.
+            if answer.source not in ("model", "none"):
                 raise error_of(position, "the run's operations leave nothing of it for the model")
         is_large = sum(len(answer.items) for answer in answers) > LARGE_ITEMS
         # An answer that is done: the framework would check a mapping item by item, on the event loop.
