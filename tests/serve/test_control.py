@@ -132,6 +132,21 @@ def test_the_request_log_has_what_was_asked_for(run, tmp_path):
     }
 
 
+def test_rows_with_candidates_of_their_own_have_numbers_of_their_own(client):
+    rows = {"name": "candidates", "datatype": "BYTES", "shape": [2, 3]}
+    message = {
+        "inputs": [
+            {"name": "user_id", "datatype": "BYTES", "shape": [2], "data": ["u1", "u2"]},
+            rows | {"data": ["i1", "", "", "i1", "i2", "nobody"]},
+        ]
+    }
+    said = client.post("/v2/models/recommend/infer", json=message).json()["parameters"]
+    assert [json.loads(said[name]) for name in ("allowed_items", "unknown_filter_items")] == [[1, 2], [0, 1]]
+    message["inputs"][1] = rows | {"data": ["i1", "i2", "", "i1", "i3", ""]}
+    said = client.post("/v2/models/recommend/infer", json=message).json()["parameters"]
+    assert (said["allowed_items"], said["unknown_filter_items"]) == (2, 0)
+
+
 def test_what_leaves_nothing_is_an_empty_list_that_says_so(client):
     answer = asked(client, candidates=["nobody"])
     assert (answer["items"], answer["source"]) == ([], "none")

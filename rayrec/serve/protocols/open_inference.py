@@ -27,8 +27,9 @@ instead, as everywhere.
 
 Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
 of the message says what, of all its rows together: names of `/v1/recommend` with commas between them. Where
-there was a filter, `allowed_items` and `unknown_filter_items` are parameters as well, and where there were
-quotas, diversity or candidates, `control` is a JSON array of what the rows have there.
+there was a filter, or candidates, `allowed_items` and `unknown_filter_items` are parameters as well: a number
+that all rows have, or a JSON array of what each of them has. Where there were quotas, diversity or
+candidates, `control` is such an array.
 
 Positions without an item have the lowest finite score, not an infinite one or NaN: JSON can write neither.
 
@@ -234,10 +235,11 @@ def _said_of(answers: Sequence[RecommendAnswer]) -> dict[str, str | int]:
     if degraded := dict.fromkeys(name for answer in answers for name in answer.degraded):
         said["degraded"] = ",".join(degraded)
     first = answers[0]
-    if first.allowed_items is not None:  # of the filter, which is that of all rows
-        assert first.unknown_filter_items is not None, "they come together"
-        said["allowed_items"] = first.allowed_items
-        said["unknown_filter_items"] = first.unknown_filter_items
+    for name in ("allowed_items", "unknown_filter_items"):
+        if getattr(first, name) is not None:
+            # A filter is that of all rows; candidates are of each.
+            of_rows = [getattr(answer, name) for answer in answers]
+            said[name] = of_rows[0] if len(set(of_rows)) == 1 else json.dumps(of_rows)
     if first.control is not None:
         said["control"] = json.dumps([each.control and each.control.model_dump() for each in answers])
     return said
