@@ -27,6 +27,9 @@ MOST_CHOICES = 16
 MOST_TOP = 20
 """As in OpenAI's API."""
 
+MOST_DIGITS = 9
+"""Of a token: more than any vocabulary needs."""
+
 SHORT_CHARACTERS = 2000
 """Of a prompt, which becomes tokens within half a millisecond."""
 
@@ -289,6 +292,7 @@ def prompts_of(
 
 
 def _token(name: str, model: LanguageModelHere) -> int:
-    if not name.isdecimal() or int(name) >= model.engine.num_tokens:
+    # Long texts of digits are no numbers to `int`, which refuses them with an error of its own.
+    if not name.isdecimal() or len(name) > MOST_DIGITS or int(name) >= model.engine.num_tokens:
         raise RequestError(f"logit_bias: {name[:40]!r} is no token of {model.name}", param="logit_bias")
     return int(name)

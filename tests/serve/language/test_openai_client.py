@@ -381,6 +381,7 @@ def test_an_embedding_is_the_mean_of_the_last_hidden_states(client, service):
         ({"messages": [{"role": "wizard", "content": "x"}]}, "BadRequestError", "'wizard' is not known"),
         ({"tool_choice": "required"}, "BadRequestError", "there are no tools"),
         ({"logit_bias": {"99999": 1}}, "BadRequestError", "no token of tiny"),
+        ({"logit_bias": {"9" * 5000: 1}}, "BadRequestError", "no token of tiny"),
         ({"response_format": {"type": "regex", "regex": "(a"}}, "BadRequestError", "does not compile"),
         ({"response_format": {"type": "copy", "text": "x"}}, "BadRequestError", "labels are missing"),
         ({"response_format": {"type": "items"}}, "BadRequestError", "knows no items"),
