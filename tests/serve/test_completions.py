@@ -96,6 +96,12 @@ def test_choices_are_the_best_items_as_tokens(client, recommender):
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (6, 3, 9)
 
 
+@pytest.mark.parametrize("stop", [["><b", "<a_1>"], ["<a_1>", "><b"], ["?", "<a_1>"], "<"])
+def test_a_text_ends_before_the_first_stop_text_in_it_whatever_their_order(client, stop):
+    (choice,) = client.completions.create(model="recommend", prompt=BRAZIL, stop=stop).choices
+    assert (choice.text, choice.model_extra) == ("", {"item_id": "alien"})
+
+
 def test_more_items_are_searched_than_answered(client, recommender):
     recommender.asked.clear()
     answer = client.completions.create(

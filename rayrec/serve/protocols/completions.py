@@ -316,10 +316,10 @@ def _completion(
 
 def _stopped(text: str, stop: str | list[str] | None) -> str:
     """The text, up to the first of what ends it."""
-    for each in [stop] if isinstance(stop, str) else stop or ():
-        if each:
-            text = text.partition(each)[0]
-    return text
+    stops = [stop] if isinstance(stop, str) else stop or ()
+    # All of them in the whole text: cut at one, it may end in the middle of another that begins before.
+    places = [text.find(each) for each in stops if each]
+    return text[: min((place for place in places if place >= 0), default=len(text))]
 
 
 def _logprobs(item: RecommendedItem, text: str, top: Mapping[str, float]) -> dict[str, Any]:
