@@ -58,6 +58,8 @@ def test_where_others_reach_the_service_or_pages_lack_the_token_any_name_is_answ
     [
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://[::1"}, 403),  # no URL
+        ({"origin": "http://[evil]:8000"}, 403),
         ({"origin": "http://127.0.0.1:9000"}, 403),  # another program of this machine
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}, 200),

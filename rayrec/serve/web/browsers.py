@@ -74,7 +74,7 @@ class BrowserGuard:
         origin = headers.get("origin")
         if origin is not None:
             # Scheme and all: behind something that speaks TLS for the service, the scheme is another one.
-            is_own = urlsplit(origin).netloc.lower() == host.lower() if host else False
+            is_own = bool(host) and _netloc_of(origin) == host.lower()
             if not is_own and _name_of(origin) not in self._allowed:
                 return 403, (
                     f"a page of {origin!r} sent this, which is not the service's own; allow its host with "
@@ -100,6 +100,14 @@ class BrowserGuard:
             return ipaddress.ip_address(name).is_loopback
         except ValueError:
             return False
+
+
+def _netloc_of(url: str) -> str:
+    """Host and port of a URL; empty where there is none."""
+    try:
+        return urlsplit(url).netloc.lower()
+    except ValueError:  # such as half an IPv6 address
+        return ""
 
 
 def _name_of(url: str) -> str:
