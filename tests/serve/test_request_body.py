@@ -18,7 +18,7 @@ from rayrec.serve.protocols.completions import read_request
 from rayrec.serve.web.events import checked_events
 from rayrec.serve.wire.errors import RequestError
 from rayrec.serve.wire.item_texts import ItemTexts
-from rayrec.serve.wire.request_body import MAX_CONTAINERS, beside_the_loop, parsed_json
+from rayrec.serve.wire.request_body import MAX_CONTAINERS, beside_the_loop, parsed_json, strict_json
 from rayrec.serve.wire.schemas import Event, RecommendRequest
 from tests.serve.fake_recommender import FakeRecommender, api_of
 
@@ -82,6 +82,13 @@ def test_a_body_of_too_many_arrays_is_refused_before_they_are_made():
     for path in ("/v1/recommend", "/v2/models/recommend/infer", "/v1/completions"):
         answer = client.post(path, content=many, headers={"Content-Type": "application/json"})
         assert (answer.status_code, "more than 20000 arrays" in answer.text) == (400, True)
+
+
+@pytest.mark.parametrize("number", [b"1e999", b"-1e999", b"NaN", b"-Infinity"])
+def test_a_number_that_is_not_finite_is_refused_however_it_is_written(number):
+    with pytest.raises(RequestError, match="give a finite"):
+        strict_json(b'{"row": {"price": ' + number + b"}}")
+    assert strict_json(b"[1.5e3, -0.25, 7]") == [1500.0, -0.25, 7]
 
 
 def test_what_is_large_is_done_in_a_thread_and_what_is_small_is_not():

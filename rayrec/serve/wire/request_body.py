@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import re
 import zlib
 from collections.abc import Callable, Coroutine
@@ -118,7 +119,12 @@ def strict_json(content: bytes) -> Any:
     Raises:
         RequestError: it is something else, or of too many parts.
     """
-    return parsed_json(content, object_pairs_hook=_without_repetition, parse_constant=_refuse_constant)
+    return parsed_json(
+        content,
+        object_pairs_hook=_without_repetition,
+        parse_constant=_refuse_constant,
+        parse_float=_finite,
+    )
 
 
 def json_object(content: bytes) -> dict[str, Any]:
@@ -173,6 +179,13 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise RequestError(f"the key {twice!r} stands in one object twice; which is meant?")
     return values
+
+
+def _finite(text: str) -> float:
+    """A number of JSON; of one such as 1e999, the float would be infinite."""
+    if not math.isfinite(value := float(text)):
+        raise RequestError(f"{text[:40]} is more than a float holds; give a finite number")
+    return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
