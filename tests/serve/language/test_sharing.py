@@ -118,6 +118,30 @@ def test_a_shadow_is_asked_beside_and_compared(stream, text, outcome):
     assert "stream" not in shadow.asked[0]
 
 
+@pytest.mark.parametrize(("text", "outcome"), [("yes it is", "same"), ("no", "different")])
+def test_a_shadow_that_has_answered_waits_for_nobody_and_is_compared_when_the_answer_is_there(text, outcome):
+    shown = FakeModel("a")
+
+    async def use(http):
+        shown.go_on = asyncio.Event()
+        asked = asyncio.create_task(http.post(CHAT, json=body(stream=True)))
+        for _ in range(200):
+            found = counts((await http.get("/metrics")).text, "shadow")
+            if found["answered"] + found["failed"]:
+                break
+            await asyncio.sleep(0.01)
+        shown.go_on.set()
+        await asked
+        return found, counts((await http.get("/metrics")).text, "shadow")
+
+    names = shared({"target": "b", "share": 1.0, "timeout_s": 0.1}, a=1.0)
+    before, after = run(use, [shown, FakeModel("b", text)], names)
+
+    assert (before["answered"], before["failed"]) == (1, 0)
+    assert before["same"] + before["different"] == 0
+    assert after == before | {outcome: 1}
+
+
 def test_nobody_waits_for_a_shadow():
     shadow = FakeModel("b")
 
