@@ -76,7 +76,8 @@ class _Sequence:
     """When its last token came."""
     is_over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Around what is written: the loop ends it at its deadline, while the engine's thread adds a token."""
+    """Around what is written and delivered: the loop ends it at its deadline, while the engine's thread adds
+    a token."""
 
 
 class EmbeddedEngine:
@@ -196,6 +197,15 @@ class EmbeddedEngine:
                     with sequence.lock:
                         sequence.is_over = True
                         last = sequence.writing.finish("length")
+                    # What was delivered before then stands before it: the loop has it after this step.
+                    await asyncio.sleep(0)
+                    while not pieces.empty():
+                        piece = pieces.get_nowait()
+                        if isinstance(piece, Exception):
+                            raise piece from None
+                        yield piece
+                        if piece.reason is not None:
+                            return
                     yield last
                     return
                 if isinstance(piece, Exception):
@@ -271,24 +281,27 @@ class EmbeddedEngine:
                 if sequence.is_over:
                     return self.num_tokens
                 piece = self._written(sequence, chosen)
+                is_last = piece is not None and piece.reason is not None
+                self._count(sequence)
+                if is_last:
+                    self._done(sequence)
+                if piece is not None:
+                    sequence.deliver(piece)
         except Exception as error:  # of one request; the others go on
             logger.exception("an answer of %s failed", self.settings.name)
             self._done(sequence)
             sequence.deliver(error)
             return self.num_tokens
+        return self.num_tokens if is_last else chosen.token
+
+    def _count(self, sequence: _Sequence) -> None:
+        """Take down the time of a token."""
         now = time.monotonic()
         if sequence.last_at is None:
             self.measures.count_first(now - sequence.began_at, len(sequence.prompt.tokens))
         else:
             self.measures.count_next(now - sequence.last_at)
         sequence.last_at = now
-        if piece is not None and piece.reason is not None:
-            self._done(sequence)
-            sequence.deliver(piece)
-            return self.num_tokens
-        if piece is not None:
-            sequence.deliver(piece)
-        return chosen.token
 
     @staticmethod
     def _written(sequence: _Sequence, chosen: Chosen) -> Piece | None:

@@ -3,6 +3,7 @@ kept."""
 
 import asyncio
 import json
+import time
 
 import numpy as np
 import pytest
@@ -206,6 +207,46 @@ def test_a_sequence_whose_time_is_over_while_its_token_is_chosen_says_nothing_mo
     assert not delivered
     assert sequence.left == 9
     assert writing.finish("length").tokens == ()
+
+
+def test_what_is_written_until_the_deadline_is_told_however_late_the_loop_is(settings, model, monkeypatch):
+    engine = EmbeddedEngine(model.network, model.text.tokenizer, model.text.info.ends, [], settings)
+    monkeypatch.setattr(engine, "check_room", lambda count=1: None)
+    tokens = model.text.encode("Paris is")
+
+    class Known:
+        def __init__(self):
+            self.left = iter(tokens)
+
+        def choose(self, logits_V, left):
+            return Chosen(next(self.left), None, ())
+
+    async def late():
+        expires_at = time.monotonic() + 0.2
+        told = []
+
+        async def listen():
+            async for piece in engine.submit(prompt([5], 99, expires_at=expires_at)):
+                told.append(piece)
+
+        listening = asyncio.create_task(listen())
+        await asyncio.sleep(0)
+        (sequence,) = engine._running.values()
+        sequence.sampler = Known()
+        engine._next(sequence, None)
+        while not told:
+            await asyncio.sleep(0.01)
+        # The loop is held up while the engine's thread writes the rest, and finds it with the deadline.
+        time.sleep(max(expires_at - time.monotonic(), 0) + 0.05)
+        for _ in tokens[1:]:
+            engine._next(sequence, None)
+        await listening
+        return told
+
+    told = asyncio.run(late())
+    assert [chosen.token for piece in told for chosen in piece.tokens] == tokens
+    assert "".join(piece.text for piece in told) == "Paris is"
+    assert [piece.reason for piece in told if piece.reason is not None] == ["length"]
 
 
 def test_a_sequence_that_joins_an_engine_which_has_just_failed_is_told(settings, model, monkeypatch):
