@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,9 @@ class MemoryPlan:
     process: int
     limit: int
     """Of those on the CPU."""
+    shares_devices: bool = True
+    """Whether models of one kind of device are on the same one, as in one process; of Ray, each replica
+    claims its own."""
 
     @property
     def total(self) -> int:
@@ -90,8 +94,9 @@ class MemoryPlan:
         Raises:
             InputError: it does not; says what to lower.
         """
-        if self.models and self.total > self.limit:
-            largest = max(filter(_is_on_host, self.models), key=lambda one: one.total)
+        on_host = [model for model in self.models if _is_on_host(model)]
+        if on_host and self.total > self.limit:
+            largest = max(on_host, key=lambda one: one.total)
             raise InputError(
                 f"the models on the CPU, with Python and libraries, need {human_size(self.total)}, and "
                 f"{human_size(self.limit)} may be used (memory_gib, or what the machine has): {largest.name} "
@@ -99,14 +104,24 @@ class MemoryPlan:
                 "and values; "
                 "lower its context_length or concurrency, or take a smaller model or data type"
             )
-        for model in self.models:
-            there = device_memory_bytes(model.device)
-            if there is not None and model.total > there:
+        for device, models in self._on_devices():
+            there, needed = device_memory_bytes(device), sum(model.total for model in models)
+            if there is not None and needed > there:
+                names = " and ".join(model.name for model in models)
+                verb = "needs" if len(models) == 1 else "need"
                 raise InputError(
-                    f"{model.name} needs {human_size(model.total)} and {model.device} has "
-                    f"{human_size(there)}; "
-                    "lower its context_length or concurrency"
+                    f"{names} {verb} {human_size(needed)} and {device} has {human_size(there)}; lower "
+                    "context_length or concurrency"
                 )
+
+    def _on_devices(self) -> Iterator[tuple[str, list[ModelPlan]]]:
+        """(kind, models) of each device that is not the host."""
+        models = [model for model in self.models if not _is_on_host(model)]
+        if not self.shares_devices:
+            yield from ((model.device, [model]) for model in models)
+            return
+        for device in dict.fromkeys(model.device for model in models):
+            yield device, [model for model in models if model.device == device]
 
 
 def plan_memory(config: ModelsConfig, by_replica: bool = False) -> MemoryPlan:
@@ -123,7 +138,7 @@ def plan_memory(config: ModelsConfig, by_replica: bool = False) -> MemoryPlan:
     limit = machine_bytes() if config.memory_gib is None else int(config.memory_gib * 2**30)
     processes = 1 + (sum(counts) if by_replica else 0)
     repeated = tuple(plan for plan, count in zip(plans, counts, strict=True) for _ in range(count))
-    return MemoryPlan(repeated, resident_bytes() * processes, limit)
+    return MemoryPlan(repeated, resident_bytes() * processes, limit, shares_devices=not by_replica)
 
 
 def plan_model(model: EmbeddedModel) -> ModelPlan:

@@ -17,8 +17,9 @@ pytest.importorskip("transformers", reason="the embedded engine is that of trans
 from rayrec.cli import app
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.language import memory
 from rayrec.serve.language.config import ModelsConfig
-from rayrec.serve.language.memory import page_plan, plan_memory, plan_model
+from rayrec.serve.language.memory import MemoryPlan, ModelPlan, page_plan, plan_memory, plan_model
 from rayrec.serve.launch import language
 from rayrec.serve.launch.language import serve_models, serving_models
 
@@ -72,6 +73,18 @@ def test_a_plan_is_printed_as_json(folder, tmp_path):
 
     assert done.exit_code == 0
     assert answer["models"]["tiny"] == plan_memory(ModelsConfig.read(path)).models[0].total
+
+
+def test_models_of_one_device_have_to_fit_on_it_together(monkeypatch):
+    monkeypatch.setattr(memory, "device_memory_bytes", lambda kind: None if kind == "cpu" else 80)
+    first, second = (ModelPlan(name, "cuda", 50, 1, 0, 0) for name in ("first", "second"))
+
+    MemoryPlan((first,), process=9, limit=1).check()  # which bounds those on the CPU
+    with pytest.raises(InputError, match="first and second need 100 B and cuda has 80 B"):
+        MemoryPlan((first, second), process=9, limit=1).check()
+    MemoryPlan((first, second), process=9, limit=1, shares_devices=False).check()
+    with pytest.raises(InputError, match="large needs 90 B and cuda has 80 B"):
+        MemoryPlan((ModelPlan("large", "cuda", 90, 1, 0, 0),), 9, 1, shares_devices=False).check()
 
 
 @pytest.mark.parametrize(
