@@ -9,7 +9,8 @@ from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import read_snapshot
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
-from rayrec.samples.stores import open_values
+from rayrec.samples.stores import StoreManifest, open_store, open_values
+from rayrec.serve.launch import nearline
 from rayrec.serve.launch.nearline import NearlineJob, NearlineLoop
 from tests.cli.commands import answer, refused
 from tests.helpers.runs import NUM_USERS, make_run
@@ -39,6 +40,16 @@ def test_all_users_once_and_nothing_the_second_time(tmp_path):
 def test_what_cannot_be_computed_is_told(tmp_path, options, message):
     run = make_run(tmp_path)
     assert message in refused("nearline", run, "--store", tmp_path / "products", *options)
+
+
+def test_workers_of_ray_are_not_started_for_events_that_nobody_tells_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(nearline, "_on_ray", lambda *arguments: pytest.fail("workers were started"))
+    run = make_run(tmp_path)
+    assert "no event store is named" in refused("nearline", run, "--store", tmp_path / "products")
+    history = tmp_path / "events"
+    open_store(history, create=StoreManifest(time_unit="s")).close()
+    message = refused("nearline", run, "--store", tmp_path / "products", "--events", history)
+    assert "has one side, so nothing says which events came" in message
 
 
 def test_a_new_version_gets_its_products_while_the_one_before_is_kept(tmp_path):

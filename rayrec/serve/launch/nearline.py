@@ -109,11 +109,6 @@ class NearlineLoop:
         else:
             self._follow()
 
-    @property
-    def is_followed(self) -> bool:
-        """Whether events that come are learned of."""
-        return self._events is not None and self._events.feed_position() is not None
-
     def _worker_of(self, model: TrainedModel) -> NearlineWorker:
         job, recommender = self._job, Recommender(model)
         stage = neighbors = None
@@ -260,16 +255,17 @@ def work(job: NearlineJob, once: bool, single_process: bool, workers: int = 1) -
         InputError: as `NearlineLoop`; or events are to be followed and the store does not say what comes.
         StoreUnavailableError: a store does not answer when the work begins.
     """
+    if single_process and workers > 1:
+        raise InputError("--workers: are Ray actors; leave out --single-process")
+    if not once:
+        check_followed(job)
     if not single_process:
         return _on_ray(job, once, workers)
-    if workers > 1:
-        raise InputError("--workers: are Ray actors; leave out --single-process")
     loop = NearlineLoop(job)
     try:
         if once:
             loop.finish()
         else:
-            check_followed(job, loop)
             with stop_signal() as stopped:
                 loop.run(stopped.wait)
         return loop.report()
@@ -277,13 +273,21 @@ def work(job: NearlineJob, once: bool, single_process: bool, workers: int = 1) -
         loop.close()
 
 
-def check_followed(job: NearlineJob, loop: NearlineLoop) -> None:
+def check_followed(job: NearlineJob) -> None:
     """Refuse to wait for events that nobody tells of.
 
     Raises:
         InputError: there is no event store, or it has one side.
+        StoreUnavailableError: it does not answer.
     """
-    if not loop.is_followed:
+    position = None
+    if job.events is not None:
+        store = open_store(job.events)
+        try:
+            position = store.feed_position()
+        finally:
+            store.close()
+    if position is None:
         where = "no event store is named" if job.events is None else f"{job.events}: has one side"
         raise InputError(
             f"--events: {where}, so nothing says which events came; name a store with both sides (rayrec "
