@@ -276,6 +276,16 @@ def settings(*beside, **more):
             {"request_log": {"folder": "log"}},
             "two of them write to 'log'; give each a folder of its own",
         ),
+        (
+            [{"name": "a", "run": "r", "warm_start": {"folder": "./log/"}}],
+            {"request_log": {"folder": "log"}},
+            "two of them write to 'log'; give each a folder of its own",
+        ),
+        (
+            [{"name": "a", "run": "r", "request_log": {"folder": "s3://bucket/log/"}}],
+            {"request_log": {"folder": "s3://bucket/log"}},
+            "two of them write to 's3://bucket/log'; give each a folder of its own",
+        ),
     ],
 )
 def test_what_cannot_be_of_several_models_is_refused(beside, more, sentence):

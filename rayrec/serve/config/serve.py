@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from pathlib import Path
 from typing import Self
 
@@ -196,7 +197,8 @@ class ServeConfig(ModelSettings):
                 )
         settings: list[ServeConfig] = [self, *self.beside.values()]
         written = [folder for each in settings for folder in each._written_folders]
-        if shared := [folder for folder in written if written.count(folder) > 1]:
+        places = [_place_of(folder) for folder in written]
+        if shared := [name for name, at in zip(written, places, strict=True) if places.count(at) > 1]:
             raise ValueError(f"models: two of them write to {shared[0]!r}; give each a folder of its own")
         return self
 
@@ -349,3 +351,8 @@ class ServeConfig(ModelSettings):
                 "and what was not; name another one, give it the weight 0, or leave out --request-log"
             )
         return self
+
+
+def _place_of(folder: str) -> str:
+    """The same of one folder, however it is written: `logs`, `logs/` and `./logs` are one."""
+    return folder.rstrip("/") if "://" in folder else os.path.abspath(folder)
