@@ -9,9 +9,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StrictStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from rayrec.models.generation.copy_grammar import CopyLabels
 from rayrec.models.generation.item_grammar import ItemGrammar
@@ -73,6 +83,14 @@ class SchemaFormat(_Request):
     """Answers are held to the schema in any case."""
 
 
+_FIELDS_OF_TYPES = {
+    "json_schema": ("json_schema",),
+    "regex": ("regex",),
+    "items": ("least", "most", "in_text"),
+    "copy": ("text", "labels"),
+}
+
+
 class ResponseFormat(_Request):
     """What an answer has to be."""
 
@@ -90,6 +108,13 @@ class ResponseFormat(_Request):
     """Not of OpenAI's: what an answer of the type `copy` divides into segments,"""
     labels: list[StrictStr] | None = None
     """and what these can be."""
+
+    @model_validator(mode="after")
+    def _fields_are_of_the_type(self) -> Self:
+        own = {"type", *_FIELDS_OF_TYPES.get(self.type, ())}
+        if other := [name for name in self.model_fields_set - own if getattr(self, name) is not None]:
+            raise ValueError(f"{min(other)} is of another type than {self.type!r}; leave it out")
+        return self
 
 
 class StreamOptions(_Request):
@@ -116,6 +141,13 @@ class _Sampled(_Request):
     user: StrictStr | None = None
     response_format: ResponseFormat | None = None
 
+    @field_validator("stream_options")
+    @classmethod
+    def _options_are_of_a_stream(cls, value: StreamOptions | None, info: ValidationInfo) -> Any:
+        if value is not None and info.data.get("stream") is False:
+            raise ValueError("are of a stream; leave them out, or let stream be true")
+        return value
+
     @property
     def stops(self) -> list[str]:
         given = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
@@ -137,6 +169,13 @@ class ChatRequest(_Sampled):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: StrictBool | None = None
     """False: an answer has one call at most."""
+
+    @field_validator("top_logprobs")
+    @classmethod
+    def _top_is_of_logprobs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value and info.data.get("logprobs") is False:
+            raise ValueError("are told with log-probabilities; leave it out, or let logprobs be true")
+        return value
 
     @property
     def most_tokens(self) -> int | None:
