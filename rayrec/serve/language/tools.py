@@ -56,7 +56,7 @@ def call_format(tools: Sequence[Tool]) -> ResponseFormat:
     definitions: dict[str, Any] = {}
     calls = []
     for number, tool in enumerate(tools):
-        parameters = _hoisted(tool.function.parameters or {"type": "object"}, f"tool{number}_", definitions)
+        parameters = _hoisted(tool.function.parameters or {"type": "object"}, f"tool{number}", definitions)
         calls.append(
             {
                 "type": "object",
@@ -71,8 +71,24 @@ def call_format(tools: Sequence[Tool]) -> ResponseFormat:
     return ResponseFormat.model_validate({"type": "json_schema", "json_schema": {"schema": schema}})
 
 
-def _hoisted(parameters: Mapping[str, Any], prefix: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a tool as a part of another one: references go to the definitions of the whole."""
+def _hoisted(parameters: Mapping[str, Any], name: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a tool as a part of another one: its definitions go to those of the whole, and itself as
+    well where it refers to itself.
+
+    Args:
+        name: that its definitions begin with, and its own there.
+    """
+    is_meant = False
+
+    def moved(reference: str) -> str:
+        nonlocal is_meant
+        for place in ("#/$defs/", "#/definitions/"):
+            if reference.startswith(place):
+                return f"#/$defs/{name}_{reference.removeprefix(place)}"
+        if reference != "#" and not reference.startswith("#/"):
+            return reference
+        is_meant = True
+        return f"#/$defs/{name}{reference.removeprefix('#')}"
 
     def renamed(part: Any) -> Any:
         if isinstance(part, list):
@@ -80,16 +96,17 @@ def _hoisted(parameters: Mapping[str, Any], prefix: str, definitions: dict[str, 
         if not isinstance(part, Mapping):
             return part
         found = {key: renamed(value) for key, value in part.items()}
-        for place in ("#/$defs/", "#/definitions/"):
-            if isinstance(reference := found.get("$ref"), str) and reference.startswith(place):
-                found["$ref"] = f"#/$defs/{prefix}{reference.removeprefix(place)}"
+        if isinstance(reference := found.get("$ref"), str):
+            found["$ref"] = moved(reference)
         return found
 
     found = dict(parameters)
     for place in ("$defs", "definitions"):
         if isinstance(own := found.pop(place, None), Mapping):
-            definitions |= {f"{prefix}{name}": renamed(value) for name, value in own.items()}
+            definitions |= {f"{name}_{key}": renamed(value) for key, value in own.items()}
     whole: dict[str, Any] = renamed(found)
+    if is_meant:
+        definitions[name] = whole
     return whole
 
 

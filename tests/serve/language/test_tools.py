@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from rayrec.models.generation.json_schema import check_schema
 from rayrec.serve.language.requests import Tool
-from rayrec.serve.language.tools import CallReader
+from rayrec.serve.language.tools import CallReader, call_format
 
 TOOLS = [
     Tool.model_validate({"type": "function", "function": {"name": name}}) for name in ("weather", "time")
@@ -72,6 +73,36 @@ def test_one_call_is_all_where_several_are_not_wanted():
 
     assert not text
     assert [one["function"]["name"] for one in calls] == ["time"]
+
+
+def test_references_of_a_tool_stay_within_its_own_schema():
+    def tool(name, **parameters):
+        return Tool.model_validate(
+            {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
+        )
+
+    tree = tool("tree", properties={"size": {"type": "integer"}, "child": {"$ref": "#"}})
+    pair = tool(
+        "pair",
+        properties={"left": {"$ref": "#/$defs/side"}, "right": {"$ref": "#/properties/left"}},
+        **{"$defs": {"side": {"type": "array", "items": {"$ref": "#"}}}},
+    )
+    schema = call_format([tree, pair]).json_schema.schema_
+    check_schema(schema)
+
+    (first, second), definitions = (
+        [each["properties"]["arguments"] for each in schema["anyOf"]],
+        schema["$defs"],
+    )
+    assert first["properties"]["child"] == {"$ref": "#/$defs/tool0"}
+    assert definitions["tool0"] == first
+    assert second["properties"] == {
+        "left": {"$ref": "#/$defs/tool1_side"},
+        "right": {"$ref": "#/$defs/tool1/properties/left"},
+    }
+    assert definitions["tool1"] == second
+    assert definitions["tool1_side"] == {"type": "array", "items": {"$ref": "#/$defs/tool1"}}
+    assert "$defs" not in call_format([tool("plain")]).json_schema.schema_
 
 
 def test_without_tools_everything_is_text():
