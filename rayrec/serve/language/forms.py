@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -165,26 +166,32 @@ class TextForm(_Form):
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         """The answer to a request that is not streamed."""
         choices = [
-            self._choice(index, answer.text, answer.tokens, answer.reason)
+            self._choice(index, answer.text, answer.tokens, answer.reason, Counter())
             for index, answer in enumerate(answers)
         ]
         return self._whole(choices, sum(len(answer.tokens) for answer in answers))
 
     async def chunks(self, pieces: Pieces, num_choices: int) -> Values:
         """The answer as it comes."""
-        count = 0
+        count, ends = 0, Counter[int]()
         async with aclosing(pieces):
             async for index, piece in pieces:
                 count += len(piece.tokens)
-                yield self._chunk([self._choice(index, piece.text, piece.tokens, piece.reason)])
+                yield self._chunk([self._choice(index, piece.text, piece.tokens, piece.reason, ends)])
         if self._request.include_usage:
             yield self._chunk([], self._usage(count))
 
-    def _choice(self, index: int, text: str, tokens: Sequence[Chosen], reason: str | None) -> dict[str, Any]:
+    def _choice(
+        self, index: int, text: str, tokens: Sequence[Chosen], reason: str | None, ends: Counter[int]
+    ) -> dict[str, Any]:
+        """
+        Args:
+            ends: of what was told of each choice, in characters; this is added to it.
+        """
         logprobs = None
         if self._request.num_top is not None:
             texts = [self._text_of(one.token) for one in tokens]
-            offsets = np.cumsum([0, *map(len, texts)])[:-1].tolist()
+            *offsets, ends[index] = np.cumsum([ends[index], *map(len, texts)]).tolist()
             logprobs = {
                 "tokens": texts,
                 "token_logprobs": [one.logprob for one in tokens],

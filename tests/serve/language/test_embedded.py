@@ -11,14 +11,18 @@ import pytest
 pytest.importorskip("transformers", reason="the embedded engine is that of transformers")
 torch = pytest.importorskip("torch")
 
+from rayrec.models.generation.sampler import Chosen  # noqa: E402
 from rayrec.samples.text.tokens import TextTokenizer  # noqa: E402
 from rayrec.serve.admission.limits import ServiceLimitError  # noqa: E402
 from rayrec.serve.engine.batching import DeadlineError  # noqa: E402
 from rayrec.serve.language.api import build_language_api  # noqa: E402
 from rayrec.serve.language.config import EmbeddedModel  # noqa: E402
 from rayrec.serve.language.embedded import EmbeddedService  # noqa: E402
+from rayrec.serve.language.forms import TextForm  # noqa: E402
 from rayrec.serve.language.loading import load_model  # noqa: E402
 from rayrec.serve.language.memory import plan_model  # noqa: E402
+from rayrec.serve.language.requests import TextRequest  # noqa: E402
+from rayrec.serve.language.writing import Piece  # noqa: E402
 from rayrec.serve.wire.errors import RequestError  # noqa: E402
 from tests.helpers.text_tokenizers import semantic_ids, tokenizer_folder  # noqa: E402
 from tests.serve.language.conftest import TINY  # noqa: E402
@@ -43,6 +47,27 @@ async def over_http(services, *requests):
     transport = httpx.ASGITransport(build_language_api(services))
     async with httpx.AsyncClient(transport=transport, base_url="http://here", timeout=60) as http:
         return [await http.post(path, json=body) for path, body in requests]
+
+
+def test_offsets_of_tokens_go_on_over_the_chunks_of_an_answer():
+    texts = {1: "Par", 2: "is", 3: " is", 4: "I"}
+    pieces = [
+        (0, Piece("Paris", (Chosen(1, -0.5, ()), Chosen(2, -0.5, ())))),
+        (1, Piece("I", (Chosen(4, -0.5, ()),))),
+        (0, Piece(" is", (Chosen(3, -0.5, ()),), "stop")),
+        (1, Piece(" is", (Chosen(3, -0.5, ()),), "stop")),
+    ]
+    form = TextForm(TextRequest(model="tiny", prompt="x", logprobs=0, n=2), "tiny", texts.__getitem__, 1)
+
+    async def come():
+        for each in pieces:
+            yield each
+
+    async def chunks():
+        return [chunk["choices"][0] async for chunk in form.chunks(come(), 2)]
+
+    offsets = [(each["index"], each["logprobs"]["text_offset"]) for each in asyncio.run(chunks())]
+    assert offsets == [(0, [0, 3]), (1, [0]), (0, [5]), (1, [1])]
 
 
 def test_a_caller_beyond_its_limit_renders_no_template_and_compiles_no_grammar(model, monkeypatch):
