@@ -45,6 +45,7 @@ def test_requests_are_counted_by_route_and_status():
     client = client_of(RecommendationService(FakeRecommender(), max_k=50))
     for body in ({"user_id": "ann"}, {"user_id": "ann"}, {"k": 0}):
         client.post("/v1/recommend", json=body)
+    client.head("/health/live")
     client.get("/nowhere/1")
     client.get("/nowhere/2")
 
@@ -52,6 +53,7 @@ def test_requests_are_counted_by_route_and_status():
 
     assert requests(samples, "/v1/recommend", 200) == 2
     assert requests(samples, "/v1/recommend", 422) == 1
+    assert requests(samples, "/health/live", 200) == 1
     assert requests(samples, "none", 404) == 2, "paths are no labels"
     assert samples["rayrec_request_seconds_count", (("route", "/v1/recommend"),)] == 3
     assert samples["rayrec_request_seconds_sum", (("route", "/v1/recommend"),)] > 0

@@ -125,7 +125,13 @@ class HeadAsGet:
                 message = {**message, "body": b""}
             await send(message)
 
-        await self._app({**scope, "method": "GET"}, receive, send_head)
+        # A scope of its own: the server has to know that it was HEAD.
+        asked = {**scope, "method": "GET"}
+        try:
+            await self._app(asked, receive, send_head)
+        finally:
+            if "route" in asked:  # which the router leaves for what counts requests by it
+                scope["route"] = asked["route"]
 
 
 class LoadShedding:
