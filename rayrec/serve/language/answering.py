@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from rayrec.serve.language.request_log import ChatLog
 from rayrec.serve.language.served import Call, Kind, ServedModel, Values
 from rayrec.serve.language.sharing import SharedName
 from rayrec.serve.routing.targets import TARGET
+from rayrec.serve.web.guards import OVERLOAD_ERRORS
 from rayrec.serve.wire.errors import RequestError, error_response
 
 logger = logging.getLogger(__name__)
@@ -271,8 +273,15 @@ def events(
                     # Here, where an error is still told, and half a character ends no answer.
                     yield f"data: {json.dumps(value, ensure_ascii=False)}\n\n".encode(errors="replace")
         except Exception as error:
-            status = error.status if isinstance(error, RequestError) else 500
-            answer = error_response(http.url.path, status, f"the answer could not be ended: {error}")
+            status, said, error_id = 503, str(error), None
+            if isinstance(error, RequestError):
+                status = error.status
+            elif not isinstance(error, OVERLOAD_ERRORS):  # ours, which callers are told as elsewhere
+                status, said = 500, "something failed in the service; its log says what"
+                error_id = uuid.uuid4().hex[:12]
+                logger.exception("a stream of %s failed, error %s", http.url.path, error_id)
+            said = f"the answer could not be ended: {said}"
+            answer = error_response(http.url.path, status, said, error_id)
             yield b"data: " + bytes(answer.body) + b"\n\n"
             return
         if last is not None:

@@ -17,7 +17,7 @@ from rayrec.serve.language.config import ChatLogConfig, ModelsConfig, SharedName
 from rayrec.serve.language.outcomes import Outcome
 from rayrec.serve.language.request_log import ChatLog
 from rayrec.serve.wire.errors import RequestError
-from tests.serve.language.fake_model import FakeModel
+from tests.serve.language.fake_model import FakeCall, FakeModel
 
 ROUTING = {"experiment": "x", "weights": {"a": 1}}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -295,6 +295,28 @@ def test_an_answer_that_breaks_off_is_taken_down_as_that(tmp_path):
     assert "could not be ended: the line is cut" in text
     assert "[DONE]" not in text
     assert (row["status"], row["error"], row["answers"]) == (502, "the line is cut", ["yes it is"])
+
+
+def test_a_failure_within_a_stream_is_in_the_log_under_the_id_that_the_caller_is_told(caplog):
+    class Broken(FakeCall):
+        async def chunks(self):
+            yield {"model": "inner", "choices": [self.choice("yes", None, "delta")]}
+            raise KeyError("of ours")
+
+    class BrokenModel(FakeModel):
+        def read(self, kind, body):
+            return Broken(self, kind, body)
+
+    async def use(http):
+        return (await http.post(CHAT, json=body(stream=True))).text
+
+    *_, last = run(use, [BrokenModel("a")], shared(a=1.0)).strip().split("\n\n")
+    message = json.loads(last.removeprefix("data: "))["error"]["message"]
+
+    assert "of ours" not in message
+    (record,) = (each for each in caplog.records if each.exc_info is not None)
+    assert record.exc_info[0] is KeyError
+    assert message.endswith(f"its log says what under {record.getMessage().rpartition(' ')[2]}")
 
 
 def test_limits_are_those_of_the_model_that_answers():
