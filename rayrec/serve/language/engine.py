@@ -76,8 +76,8 @@ class _Sequence:
     """When its last token came."""
     is_over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Around what is written and delivered: the loop ends it at its deadline, while the engine's thread adds
-    a token."""
+    """Around what is written and delivered: the loop ends it at its deadline, while the engine's thread
+    adds a token."""
 
 
 class EmbeddedEngine:

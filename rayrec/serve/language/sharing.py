@@ -85,7 +85,7 @@ class SharedName:
             if self._log is not None and self._log.wants(asked.request_id):
                 name = self._shadow_model.settings.name
                 self._log.answered(asked.request_id, asked.kind, asked.body, name, asked.user, True, outcome)
-        # Not waited for: an answer that is written for longer than a shadow may take is none of its failures.
+        # Not waited for: one that is written for longer than a shadow may take is no failure of its.
         asked.shown.add_done_callback(lambda shown: self._compare(asked.kind, shown.result(), outcome))
 
     def _compare(self, kind: Kind, shown: Outcome, outcome: Outcome) -> None:

@@ -56,7 +56,8 @@ def call_format(tools: Sequence[Tool]) -> ResponseFormat:
     definitions: dict[str, Any] = {}
     calls = []
     for number, tool in enumerate(tools):
-        parameters = _hoisted(tool.function.parameters or {"type": "object"}, f"tool{number}", definitions)
+        given = tool.function.parameters or {"type": "object"}
+        parameters = _hoisted(given, f"tool{number}", definitions)
         calls.append(
             {
                 "type": "object",
@@ -72,8 +73,8 @@ def call_format(tools: Sequence[Tool]) -> ResponseFormat:
 
 
 def _hoisted(parameters: Mapping[str, Any], name: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a tool as a part of another one: its definitions go to those of the whole, and itself as
-    well where it refers to itself.
+    """The schema of a tool as a part of another one: its definitions go to those of the whole, and
+    itself as well where it refers to itself.
 
     Args:
         name: that its definitions begin with, and its own there.

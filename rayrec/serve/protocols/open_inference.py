@@ -27,9 +27,9 @@ instead, as everywhere.
 
 Where something was lowered of an answer, or the events of users could not be read, the parameter `degraded`
 of the message says what, of all its rows together: names of `/v1/recommend` with commas between them. Where
-there was a filter, or candidates, `allowed_items` and `unknown_filter_items` are parameters as well: a number
-that all rows have, or a JSON array of what each of them has. Where there were quotas, diversity or
-candidates, `control` is such an array.
+there was a filter, or candidates, `allowed_items` and `unknown_filter_items` are parameters as well: a
+number that all rows have, or a JSON array of what each of them has. Where there were quotas, diversity
+or candidates, `control` is such an array.
 
 Positions without an item have the lowest finite score, not an infinite one or NaN: JSON can write neither.
 

@@ -80,8 +80,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, connections: Connections, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        # Nothing here speaks WebSocket. Uvicorn would hand the connection to another protocol, and nobody
-        # would count that it has ended: an address that asked often enough would never be answered again.
+        # Nothing here speaks WebSocket. Uvicorn would hand the connection to another protocol, and
+        # nobody would count that it ends: an address that asked often enough would have none any more.
         self.ws_protocol_class = None
         self._bounds = connections
         self._address: str | None = None

@@ -209,7 +209,7 @@ def test_a_sequence_whose_time_is_over_while_its_token_is_chosen_says_nothing_mo
     assert writing.finish("length").tokens == ()
 
 
-def test_what_is_written_until_the_deadline_is_told_however_late_the_loop_is(settings, model, monkeypatch):
+def test_what_is_written_until_the_deadline_is_told_by_a_late_loop(settings, model, monkeypatch):
     engine = EmbeddedEngine(model.network, model.text.tokenizer, model.text.info.ends, [], settings)
     monkeypatch.setattr(engine, "check_room", lambda count=1: None)
     tokens = model.text.encode("Paris is")

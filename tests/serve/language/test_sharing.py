@@ -119,7 +119,7 @@ def test_a_shadow_is_asked_beside_and_compared(stream, text, outcome):
 
 
 @pytest.mark.parametrize(("text", "outcome"), [("yes it is", "same"), ("no", "different")])
-def test_a_shadow_that_has_answered_waits_for_nobody_and_is_compared_when_the_answer_is_there(text, outcome):
+def test_a_shadow_that_has_answered_waits_for_nobody_and_is_compared_later(text, outcome):
     shown = FakeModel("a")
 
     async def use(http):

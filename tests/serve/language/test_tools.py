@@ -77,9 +77,8 @@ def test_one_call_is_all_where_several_are_not_wanted():
 
 def test_references_of_a_tool_stay_within_its_own_schema():
     def tool(name, **parameters):
-        return Tool.model_validate(
-            {"type": "function", "function": {"name": name, "parameters": {"type": "object", **parameters}}}
-        )
+        function = {"name": name, "parameters": {"type": "object", **parameters}}
+        return Tool.model_validate({"type": "function", "function": function})
 
     tree = tool("tree", properties={"size": {"type": "integer"}, "child": {"$ref": "#"}})
     pair = tool(
