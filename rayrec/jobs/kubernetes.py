@@ -120,9 +120,8 @@ def queue_manifests(queues: QueuesConfig, settings: KubernetesConfig) -> list[Ma
             may_lend = cohort.parent is not None
             spec["resourceGroups"] = [_group(settings.flavor, quotas, may_lend)]
         found.append(_object(KUEUE, "Cohort", cohort.name, spec | _fair_sharing(cohort.weight)))
-    cards = _cards(queues)
     for queue in queues.queues:
-        found.append(_object(KUEUE, "ClusterQueue", queue.name, _cluster_queue(queue, cards, settings)))
+        found.append(_object(KUEUE, "ClusterQueue", queue.name, _cluster_queue(queue, settings)))
     for queue in queues.queues:
         found.append(
             _object(KUEUE, "LocalQueue", queue.name, {"clusterQueue": queue.name}, settings.namespace)
@@ -238,19 +237,10 @@ def _object(version: str, kind: str, name: str, spec: Manifest, namespace: str |
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def _cards(queues: QueuesConfig) -> set[str]:
-    """Kinds of accelerators that anybody has: queues that share a cohort with them may borrow them."""
-    named = [name for queue in queues.queues for name in queue.all_quotas]
-    named += [name for cohort in queues.cohorts for name in cohort.quotas]
-    return set(named) & ACCELERATOR_RESOURCES
-
-
-def _cluster_queue(queue: QueueConfig, cards: set[str], settings: KubernetesConfig) -> Manifest:
-    own = queue.all_quotas
+def _cluster_queue(queue: QueueConfig, settings: KubernetesConfig) -> Manifest:
     may_borrow = queue.cohort is not None
-    quotas = {settings.resource(name): each for name, each in own.items()}
-    if may_borrow:
-        quotas |= {settings.resource(name): ResourceQuota() for name in sorted(cards - set(own))}
+    # Cards that it does not name are refused to it here, and by Kueue where there is no quota of them.
+    quotas = {settings.resource(name): each for name, each in queue.all_quotas.items()}
     uncounted = [name for name in PODS if name not in quotas]
     group = _group(settings.flavor, quotas, may_borrow)
     group["coveredResources"] += uncounted

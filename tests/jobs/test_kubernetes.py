@@ -119,8 +119,7 @@ def test_queues_have_what_the_ledger_says():
             "lendingLimit": "4",
         },
         "cpu": {"name": "cpu", "nominalQuota": "128"},
-        # Another queue of the cohort has them, so that they may be borrowed.
-        "huawei.com/Ascend910": {"name": "huawei.com/Ascend910", "nominalQuota": "0"},
+        # NPUs of another queue of the cohort are not there: what a queue does not name, it may not borrow.
         # Kueue refuses jobs that ask for a resource without a quota.
         "memory": {
             "name": "memory",
