@@ -126,7 +126,8 @@ class EvictionConfig(Config):
 
 
 class DiskConfig(Config):
-    """A table that is larger than its memory: the rows used least lately lie on disk. No value changes.
+    """A table that is larger than its memory: the rows used least lately lie on disk. No value changes;
+    `eviction.max_bytes` leaves more rows, since less memory finds them.
 
     Eviction by capacity and snapshots read all of them in the order of buckets, one by one, some hundred
     thousand rows a second; eviction by age reads those that may be too old.

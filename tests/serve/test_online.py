@@ -85,6 +85,23 @@ def test_a_trainer_that_is_refused_or_has_given_nothing_to_serve_is_not_started_
         dead.check(may_restart=False)
 
 
+def test_a_trainer_that_has_finished_is_left_alone_and_said_once(caplog):
+    started = []
+
+    def start():
+        started.append(Ended(0))
+        return started[-1]
+
+    trainer = TrainerProcess(start)
+    trainer.start()
+    assert not trainer.is_finished
+    for _ in range(MOST_RESTARTS + 2):
+        trainer.check()
+    assert trainer.is_finished
+    assert len(started) == 1
+    assert caplog.text.count("the trainer has finished") == 1
+
+
 def ask(url: str, body: object) -> dict:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})

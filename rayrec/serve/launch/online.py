@@ -29,8 +29,8 @@ from rayrec.serve.launch.launch import serving, stop_signal
 
 logger = logging.getLogger(__name__)
 
-BAD_INPUT = 2
-"""What a command ends with that was refused."""
+FINISHED, BAD_INPUT = 0, 2
+"""What a command ends with that did all of its work, or was refused."""
 LIVE_FOLDER = "live"
 """Below `data.samples`: rows of events that came to the service."""
 ROLL_S = 3.0
@@ -71,7 +71,8 @@ def online_run(config_file: Path, overrides: Sequence[str], run: Path, service: 
 
     Raises:
         InputError: as `events_of`, or the service cannot be started.
-        RuntimeError: the trainer ends again and again, or before there is anything to serve.
+        RuntimeError: the trainer ends again and again, or before there is anything to serve. One that has
+            finished, as its settings say, leaves the service to go on with its last version.
     """
     config = RunConfig.load(config_file, overrides)
     events = events_of(config)
@@ -88,6 +89,8 @@ def online_run(config_file: Path, overrides: Sequence[str], run: Path, service: 
             logger.info("nothing answers before the trainer's first snapshot, which is the first version")
         while not VersionStore.is_there(store):
             trainer.check(may_restart=False)
+            if trainer.is_finished and not VersionStore.is_there(store):
+                raise RuntimeError("the trainer has finished and published nothing that could be served")
             if stopped.wait(LOOK_EVERY_S):
                 return
         changed = {"single_process": True, "events": events}
@@ -108,6 +111,8 @@ class TrainerProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._started_s = 0.0
         self._num_restarts = 0
+        self.is_finished = False
+        """It did all that its settings ask for: started again, it would end at once."""
 
     def start(self) -> None:
         self._process, self._started_s = self._start(), self._clock()
@@ -121,7 +126,11 @@ class TrainerProcess:
         """
         assert self._process is not None
         code = self._process.poll()
-        if code is None:
+        if code is None or self.is_finished:
+            return
+        if code == FINISHED:
+            self.is_finished = True
+            logger.warning("the trainer has finished: events are kept, and nobody learns from them any more")
             return
         if self._clock() - self._started_s >= STEADY_S:
             self._num_restarts = 0
