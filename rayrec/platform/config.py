@@ -99,8 +99,17 @@ class _KeysOnce(yaml.constructor.SafeConstructor):
     """YAML's own silently keeps the last of several values of one key."""
 
     name: str
+    checked: set[int]
+    """The `id` of each mapping that was looked at. One that is merged into another may be read after it, and
+    has the keys that it takes from others written into it by then, which are no repetition."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if id(node) not in self.checked:
+            self.checked.add(id(node))
+            self._check_keys(node)
+        super().flatten_mapping(node)
+
+    def _check_keys(self, node: yaml.MappingNode) -> None:
         lines: dict[tuple[str, str], int] = {}
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
@@ -112,7 +121,17 @@ class _KeysOnce(yaml.constructor.SafeConstructor):
                     "already; keep one of them"
                 )
             lines[ident] = line
-        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """As YAML's own, which passes on whatever Python says of a value that there is not."""
+        try:
+            return super().construct_object(node, deep)
+        except InputError:
+            raise
+        except (ValueError, KeyError, AttributeError) as error:  # 2026-02-30, !!bool maybe
+            raise yaml.constructor.ConstructorError(
+                None, None, f"there is no such value as {node.value!r} ({error})", node.start_mark
+            ) from error
 
 
 class _Loader(_KeysOnce, yaml.SafeLoader):
@@ -204,11 +223,12 @@ def set_value(values: dict[str, Any], key: str, value: Any, source: str) -> None
     *sections, name = key.split(".")
     target = values
     for section in sections:
-        if target.get(section) is None:
-            target[section] = {}
-        target = target[section]
-        if not isinstance(target, dict):
+        found = target.get(section)
+        if found is not None and not isinstance(found, dict):
             raise InputError(f"{source}: {section!r} is a value, not a section")
+        # A copy: to YAML, sections that name each other (`*anchor`) are one.
+        target[section] = dict(found or {})
+        target = target[section]
     target[name] = value
 
 
@@ -240,7 +260,7 @@ def _read_yaml(content: str | bytes, source: str) -> Any:
 
 def _read_with(kind: Any, content: str | bytes, source: str) -> Any:
     loader = kind(content)
-    loader.name = source
+    loader.name, loader.checked = source, set()
     try:
         return loader.get_single_data()
     finally:

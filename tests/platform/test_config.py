@@ -148,6 +148,21 @@ def test_one_key_in_several_sections_and_merged_sections_are_no_repetition(tmp_p
     assert settings.layers == Layers(num_layers=3)
     assert settings.by_name == {"layers": Layers(num_layers=1)}
 
+    text = (
+        "by_name: {first: &one {num_layers: 1}, second: &two {<<: *one, num_layers: 2}}\n"
+        "layers: {<<: *two}\nmodel: {kind: network}\n"
+    )
+    assert load(tmp_path, text).by_name["second"] == load(tmp_path, text).layers == Layers(num_layers=2)
+
+
+def test_an_override_changes_one_of_the_sections_that_are_written_once(tmp_path):
+    text = "model: {kind: network, layers: &all {num_layers: 1}}\nlayers: *all\n"
+
+    settings = load(tmp_path, text, "layers.num_layers=4")
+
+    assert settings.layers == Layers(num_layers=4)
+    assert settings.model == Network(kind="network", layers=Layers(num_layers=1))
+
 
 @pytest.mark.parametrize(
     ("override", "expected"),
@@ -156,6 +171,7 @@ def test_one_key_in_several_sections_and_merged_sections_are_no_repetition(tmp_p
         ("=3", "--set =3: expected the form"),
         ("seed.deep=1", "--set seed.deep=1: 'seed' is a value, not a section"),
         ("seed=[1", "--set seed=[1: the value is not valid YAML"),
+        ("seed=2026-02-30", "--set seed=2026-02-30: the value is not valid YAML"),
         ("model.dept=1", "no setting 'model.dept'; did you mean 'depth'?"),
     ],
 )
@@ -173,6 +189,9 @@ def test_overrides_that_cannot_be_applied_are_explained(tmp_path, override, expe
         (b"seed: \xff\xfe\x00", "not valid YAML"),
         ("- 1", "expected a mapping of settings, found list"),
         ("", "expected a mapping of settings, found NoneType"),
+        ("seed: 2026-02-30", "not valid YAML: there is no such value as '2026-02-30'"),
+        ("seed: !!bool perhaps", "not valid YAML: there is no such value as 'perhaps'"),
+        ("!!map [seed]", "not valid YAML: expected a mapping node"),
     ],
 )
 def test_files_that_hold_no_settings_are_refused_by_name(tmp_path, content, expected):
