@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,6 +59,7 @@ RankerOption = Annotated[
     Path | None,
     typer.Option(help="Folder of a run of a ranking model: it ranks the items that this run gives."),
 ]
+CANDIDATES = 100
 CandidatesOption = Annotated[int, typer.Option(min=1, help="Items that a ranking model ranks.")]
 ObjectiveOption = Annotated[
     list[str] | None,
@@ -85,10 +87,10 @@ def ranking_of(
     from rayrec.pipelines.config.ranking import RankingConfig
 
     if ranker is None:
-        if objective or combine != "sum" or generator_weight:
+        if objective or combine != "sum" or generator_weight or candidates != CANDIDATES:
             raise InputError(
-                "--objective, --combine and --generator-weight say how a ranking model ranks; name one with "
-                "--ranker"
+                "--candidates, --objective, --combine and --generator-weight say how a ranking model ranks; "
+                "name one with --ranker"
             )
         return None
     weights = {}
@@ -110,6 +112,42 @@ def ranking_of(
         },
         source="--ranker",
     )
+
+
+RANKING_OPTIONS = frozenset({"ranker", "candidates", "objective", "combine", "generator_weight"})
+"""Parameters of `ranking_of`."""
+
+
+def given_options(context: typer.Context) -> set[str]:
+    """Names of the parameters that stand on the command line, those of every command aside."""
+    return {
+        name
+        for name in context.params
+        if name not in ("json_line", "debug")
+        and (source := context.get_parameter_source(name)) is not None
+        and source.name == "COMMANDLINE"
+    }
+
+
+def refuse_without_effect(context: typer.Context, names: Collection[str], why: str) -> None:
+    """Refuse options that would change nothing: each is a misunderstanding, not a detail.
+
+    Args:
+        names: of the command's parameters.
+        why: such an option has no effect, as what follows its name in a sentence.
+
+    Raises:
+        InputError: one of them is given; names the first as it is typed.
+    """
+    for name in sorted(given_options(context) & set(names)):
+        raise InputError(f"{_typed(context, name)} {why}; leave it out")
+
+
+def _typed(context: typer.Context, name: str) -> str:
+    option = next(each for each in context.command.params if each.name == name)
+    # --no-ray, of --ray/--no-ray.
+    is_off = context.params[name] is False and option.secondary_opts
+    return str((option.secondary_opts if is_off else option.opts)[0])
 
 
 def check_run(run: Path) -> None:

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.data import preparing_cluster
-from rayrec.cli.run_options import check_data
+from rayrec.cli.run_options import check_data, given_options, refuse_without_effect
 from rayrec.platform.console import Answer, command, new_table, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 
@@ -137,10 +137,8 @@ def tokenize_command(
     """Give every item of a data set its semantic ID, and say what the IDs are like."""
     _refuse_without_effect(context)
     vector_settings = _settings(vector_setting or [], "--vector-setting")
-    vector_files = {
-        name: str(file)
-        for name, file in _settings(vector_file or [], "--vector-file", "NAME=FILE.npy").items()
-    }
+    # A name of a file is no YAML, in which "a #1.npy" ends before the comment.
+    vector_files = _assigned(vector_file or [], "--vector-file", "NAME=FILE.npy")
     check_data(data)
     # What is wrong with the arguments is said before this takes seconds to import.
     from rayrec.pipelines.semantic_ids import tokenization as pipeline
@@ -222,28 +220,39 @@ _OF_LARGE = ("fit_items", "use_ray", "resume", "spill")
 
 def _refuse_for_small(context: typer.Context, num_items: int, large_catalog: int) -> None:
     """Raises InputError for an option that says how a large catalog is tokenized."""
-    for name in sorted(set(_OF_LARGE) & _given(context)):
-        raise InputError(
-            f"--{name.removeprefix('use_').replace('_', '-')} is for large catalogs, and this one has "
-            f"{num_items:,} items; leave it out, or lower --large-catalog ({large_catalog:,})"
-        )
+    why = f"is for large catalogs, and this one has {num_items:,} items; lower --large-catalog"
+    refuse_without_effect(context, _OF_LARGE, f"{why} ({large_catalog:,})")
 
 
-def _settings(assignments: list[str], option: str, form: str = "KEY=VALUE") -> dict[str, Any]:
-    """Parse assignments.
+def _assigned(assignments: list[str], option: str, form: str) -> dict[str, str]:
+    """Divide assignments.
 
     Raises:
-        InputError: one is not of the form, with a value in YAML.
+        InputError: one is not of the form, or a name is there twice.
     """
-    settings = {}
+    found: dict[str, str] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not key or not equals:
             raise InputError(f"{option} {assignment}: expected the form {form}")
+        if key in found:
+            raise InputError(f"{option} {assignment}: {key} is named twice; keep one of them")
+        found[key] = value
+    return found
+
+
+def _settings(assignments: list[str], option: str) -> dict[str, Any]:
+    """The same with values in YAML.
+
+    Raises:
+        InputError: as `_assigned`, or a value is no YAML.
+    """
+    settings: dict[str, Any] = {}
+    for key, value in _assigned(assignments, option, "KEY=VALUE").items():
         try:
             settings[key] = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise InputError(f"{option} {assignment}: the value is not valid YAML") from error
+        except (yaml.YAMLError, ValueError) as error:  # the latter of 2026-02-30
+            raise InputError(f"{option} {key}={value}: the value is not valid YAML") from error
     return settings
 
 
@@ -261,29 +270,17 @@ def _refuse_without_effect(context: typer.Context) -> None:
     Raises:
         InputError: names the option.
     """
-    given = _given(context)
+    given = given_options(context) - {"data"}
     ways = [way for way in _WAYS if way in given]
     if len(ways) > 1:
         raise InputError(f"--{ways[0]} and --{ways[1]} are two different things to do; leave one of them out")
     if ways:
         idle = given - _WAYS[ways[0]] - {ways[0]}
-        why = f"has no effect with --{ways[0]}"
+        refuse_without_effect(context, idle, f"has no effect with --{ways[0]}")
     else:
-        idle, why = given & {"key_offset"}, "goes with --published"
-    if idle:
-        name = "out" if (first := sorted(idle)[0]) == "to" else first.removeprefix("use_").replace("_", "-")
-        raise InputError(f"--{name} {why}; leave it out")
-
-
-def _given(context: typer.Context) -> set[str]:
-    """Names of the options that were given."""
-    return {
-        name
-        for name in context.params
-        if name not in ("data", "json_line", "debug")
-        and (source := context.get_parameter_source(name)) is not None
-        and source.name == "COMMANDLINE"
-    }
+        refuse_without_effect(context, {"key_offset"}, "goes with --published")
+    if "codebook_size" in given:
+        refuse_without_effect(context, {"max_codebook_size"}, "has no effect with --codebook-size")
 
 
 def _answer(report: Any) -> Answer:

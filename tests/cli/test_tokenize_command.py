@@ -251,6 +251,8 @@ def test_ids_that_runs_may_need_go_only_if_told_to(data, tmp_path):
         ),
         (["--vector-setting", "dim=3"], "or one that another package brings"),
         (["--vector-setting", "dim"], "expected the form KEY=VALUE"),
+        (["--vectors", "a", "--vector-file", "a=/nowhere/a #1.npy"], "/nowhere/a #1.npy: no such file"),
+        (["--vector-file", "a=b.npy", "--vector-file", "a=c.npy"], "a=c.npy: a is named twice"),
         (["--vector-file", "image=a.npy"], "and vectors is 'interactions': name it there, too"),
     ],
 )
@@ -432,6 +434,7 @@ def test_registries_of_other_items_are_not_compared(data, grown, tmp_path):
         (["--compare", "a", "--out", "b"], "--out has no effect with --compare"),
         (["--published", "a", "--tokenizer", "opq"], "--tokenizer has no effect with --published"),
         (["--key-offset", 1], "--key-offset goes with --published"),
+        (["--codebook-size", 4, "--max-codebook-size", 8], "--max-codebook-size has no effect with --codebo"),
         (["--categories", "shelf"], "its items have no column 'shelf'; they have item_id"),
         (["--codebook-size", 64], "codebook_size is 64, but the 40 item vectors have only 40 distinct"),
     ],
@@ -448,7 +451,7 @@ def test_a_large_catalog_is_tokenized_in_tasks_and_a_small_one_needs_none(data, 
     assert report["num_items"] == NUM_ITEMS
     assert "learned of 40 items" in report["method"]
     small = ["tokenize", data, "--out", tmp_path / "small", "--codebook-size", 4]
-    assert "--ray is for large catalogs, and this one has 40 items" in refused(*small, "--no-ray")
+    assert "--no-ray is for large catalogs, and this one has 40 items" in refused(*small, "--no-ray")
     assert "--resume is for large catalogs" in refused(*small, "--resume")
     assert "--fit-items has no effect with --compare" in refused(
         "tokenize", data, "--compare", tmp_path, "--fit-items", 3
