@@ -48,7 +48,7 @@ def ab_command(
         typer.Option(min=0.001, max=0.999, help="Of the users of both, that the variant was to get."),
     ] = 0.5,
     resamples: Annotated[int, typer.Option(min=100, help="Bootstrap resamples of users.")] = 999,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap.")] = 0,
 ) -> Answer:
     """Compare two variants by a service's log: errors, latency and outcomes, with intervals over users."""
     from rayrec.pipelines.metrics.ab_test import compared, sample_ratio

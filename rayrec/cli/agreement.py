@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rayrec.cli.app import app
-from rayrec.cli.run_options import check_served
+from rayrec.cli.run_options import check_new_file, check_served
 from rayrec.platform.console import Answer, command, new_table, out
 from rayrec.platform.errors import InputError
 
@@ -80,8 +80,8 @@ def agree_command(
     from rayrec.serve.app.answering import Side, answers_of
     from rayrec.serve.app.asked import read_asked
 
-    if differences is not None and not differences.absolute().parent.is_dir():
-        raise InputError(f"--differences {differences}: there is no such folder; make it first")
+    if differences is not None:
+        check_new_file("--differences", differences)
     asked = read_asked(requests)
     of_texts = isinstance(asked[0].request, TextRequest)
     tokens = [None if file is None else file.read_text().strip() for file in (token_file_a, token_file_b)]
@@ -91,7 +91,11 @@ def agree_command(
             (a, b), (device_a, device_b), (precision_a, precision_b), tokens, (model_a, model_b), strict=True
         )
     ]
-    for side in sides:
+    for side, file, name in zip(sides, (token_file_a, token_file_b), "ab", strict=True):
+        if not side.is_service and file is not None:
+            raise InputError(
+                f"--token-file-{name}: {side.what} is no service and asks for no token; leave it out"
+            )
         if not side.is_service and not (of_texts and (Path(side.what) / "config.json").is_file()):
             check_served(side.what)
     # One after the other: two models need not fit at once.

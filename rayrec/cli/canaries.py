@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayrec.cli.app import canary_app
-from rayrec.cli.run_options import EvaluationSplit
+from rayrec.cli.run_options import EvaluationSplit, refuse_without_effect
 from rayrec.cli.versions import StoreArgument
 from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
@@ -36,6 +36,7 @@ MaxUsersOption = Annotated[
 
 @command(canary_app, "start")
 def start_command(
+    context: typer.Context,
     store: StoreArgument,
     version: Annotated[int | None, typer.Option(help="Version to try \\[the newest].")] = None,
     settings: Annotated[
@@ -53,6 +54,8 @@ def start_command(
     max_users: MaxUsersOption = None,
 ) -> Answer:
     """Let a version answer a share of the users, beside the one that serves."""
+    if data is None:
+        refuse_without_effect(context, {"split", "max_users"}, "says what of --data is predicted")
     from rayrec.pipelines.versions.canary import Canaries, CanarySettings
     from rayrec.pipelines.versions.store import VersionStore
 

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.nodes import AddressOption, FolderOption
+from rayrec.cli.run_options import refuse_without_effect
 from rayrec.platform.console import Answer, command, out
 from rayrec.platform.console import log as console
 from rayrec.platform.devices import HOST
@@ -57,13 +58,18 @@ def _health(
     ] = None,
 ) -> Answer:
     """Say what is wrong with the nodes of a Ray cluster; unknown is never ok."""
-    if context.invoked_subcommand is not None:
+    if (name := context.invoked_subcommand) is not None:
+        # Those that every command has, too: --json here is not that of what follows.
+        refuse_without_effect(context, context.params, f"has no effect before {name}, which has its own")
         return {}
     if here and (watch or pairs or address is not None):
         raise InputError("--here looks at this machine alone, once; leave out --watch, --pairs and --address")
     if replay is not None and not watch:
         raise InputError("--replay works in the background of --watch; for once, rayrec health replay RUN")
+    if not watch:
+        refuse_without_effect(context, {"every_s", "looks", "isolate"}, "is about --watch")
     if here:
+        refuse_without_effect(context, {"folder"}, "is of a cluster, and --here sees one machine")
         health: list[NodeHealth] = _look_here(burn_in)
         _print(health)
         return _answer(health)

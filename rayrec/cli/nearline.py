@@ -9,6 +9,7 @@ import typer
 
 from rayrec.cli.app import app
 from rayrec.cli.run_options import (
+    CANDIDATES,
     CandidatesOption,
     CombineOption,
     DataOption,
@@ -16,12 +17,14 @@ from rayrec.cli.run_options import (
     ObjectiveOption,
     RankerOption,
     ranking_of,
+    refuse_of_runs,
 )
 from rayrec.platform.console import Answer, command, print_rows
 
 
 @command(app, "nearline")
 def nearline_command(
+    context: typer.Context,
     run: Annotated[
         str,
         typer.Argument(help="Folder that `rayrec train` wrote, or a store of published versions to follow."),
@@ -65,15 +68,18 @@ def nearline_command(
     device: Annotated[str | None, typer.Option(help="Device to compute on \\[the run's].")] = None,
     data: DataOption = None,
     ranker: RankerOption = None,
-    candidates: CandidatesOption = 100,
+    candidates: CandidatesOption = CANDIDATES,
     objective: ObjectiveOption = None,
     combine: CombineOption = "sum",
     generator_weight: GeneratorWeightOption = 0.0,
 ) -> Answer:
     """Compute what answers need of users before they ask, and keep it up to date."""
     from rayrec.pipelines.nearline.config import NearlineConfig
+    from rayrec.pipelines.versions.store import VersionStore
     from rayrec.serve.launch.nearline import NearlineJob, work
 
+    if VersionStore.is_there(run):
+        refuse_of_runs(context, run)
     config = NearlineConfig.parse(
         {
             "products": [name.strip() for name in products.split(",") if name.strip()],

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.queues import AddressOption, LedgerOption
+from rayrec.cli.run_options import refuse_without_effect
 from rayrec.platform.console import Answer, command, out
 from rayrec.platform.console import log as console
 from rayrec.platform.errors import InputError
@@ -30,6 +31,7 @@ FolderOption = Annotated[
 
 @command(app, "nodes")
 def nodes_command(
+    context: typer.Context,
     address: AddressOption = None,
     folder: FolderOption = None,
     ledger: LedgerOption = None,
@@ -49,6 +51,12 @@ def nodes_command(
     """Show the nodes of a Ray cluster: what they have, who holds it, and which are left out and why."""
     import os
 
+    if quarantine is None:
+        refuse_without_effect(context, {"leave"}, "says how a node is isolated by --quarantine")
+        if lift is None:
+            refuse_without_effect(context, {"reason"}, "says why there is a --quarantine or --lift")
+    if not page:
+        refuse_without_effect(context, {"host", "port"}, "says where --page is served")
     from rayrec.pipelines.cluster.nodes import cluster_folder
     from rayrec.pipelines.cluster.quarantine import Quarantine
     from rayrec.platform.cluster import ClusterConfig, ray_cluster

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.app import app
+from rayrec.cli.run_options import refuse_without_effect
 from rayrec.platform.console import Answer, command, print_rows
 from rayrec.platform.console import log as console
 from rayrec.platform.errors import InputError
@@ -22,6 +23,7 @@ class TargetPolicy(StrEnum):
 
 @command(app, "off-policy")
 def off_policy_command(
+    context: typer.Context,
     log_folder: Annotated[
         Path,
         typer.Argument(
@@ -44,7 +46,7 @@ def off_policy_command(
     max_weight: Annotated[
         float | None, typer.Option(min=1, help="Clip importance weights to this value.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the folds and of the bootstrap.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the folds and of the bootstrap.")] = 0,
 ) -> Answer:
     """Estimate the reward of a policy from the log of another one (off-policy evaluation)."""
     from dataclasses import asdict
@@ -56,6 +58,8 @@ def off_policy_command(
 
     if (action is None) == (policy is TargetPolicy.always):
         raise InputError("--action says what --policy always does; give both of them, or none")
+    if policy is not TargetPolicy.softmax:
+        refuse_without_effect(context, {"temperature"}, "is of --policy softmax")
     log = read_log(log_folder)
     are_probabilities = bool(((log.rewards_N == 0) | (log.rewards_N == 1)).all())
     model_NA = cross_fitted(log, seed=seed) if are_probabilities else mean_rewards(log, seed=seed)

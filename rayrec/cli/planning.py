@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rayrec.cli.app import app
-from rayrec.cli.run_options import ConfigArgument, DataOption, OverridesOption, WhichOption, check_run
+from rayrec.cli.run_options import (
+    ConfigArgument,
+    DataOption,
+    OverridesOption,
+    WhichOption,
+    check_new_file,
+    check_run,
+    refuse_without_effect,
+)
 from rayrec.platform.console import Answer, command, log, new_table, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size
@@ -62,7 +70,12 @@ def plan_command(
     config = RunConfig.load(config_file, overrides or ())
     if cluster is not None:
         return _plan_cluster(config, cluster, scale or [], calibration, pictures, days)
-    for option, value in (("--scale", scale), ("--pictures", pictures), ("--days", days)):
+    for option, value in (
+        ("--scale", scale),
+        ("--calibration", calibration),
+        ("--pictures", pictures),
+        ("--days", days),
+    ):
         if value:
             raise InputError(f"{option} is about a cluster; name one with --cluster")
     from rayrec.pipelines.tasks.assembly import assemble
@@ -193,8 +206,7 @@ def calibrate_command(
     from rayrec.pipelines.config.run import RunConfig
 
     config = RunConfig.load(config_file, overrides or ())
-    if calibration.is_dir():
-        raise InputError(f"--out {calibration}: is a folder; expected a file to write")
+    check_new_file("--out", calibration)
     from rayrec.pipelines.capacity.calibrate import calibrate
     from rayrec.pipelines.tasks.sizes import with_sizes
 
@@ -214,6 +226,7 @@ def calibrate_command(
 
 @command(app, "replicas")
 def replicas_command(
+    context: typer.Context,
     run: Annotated[Path, typer.Argument(help="Folder that `rayrec train` wrote.")],
     rate: Annotated[float, typer.Option(min=0.001, help="Requests per second, of all users.")],
     within_ms: Annotated[
@@ -239,6 +252,8 @@ def replicas_command(
         check_run(run)
         seconds = _measured_batches(run, max_batch, data, snapshot)
     else:
+        why = "says how batches are measured, and --costs says what they take"
+        refuse_without_effect(context, {"max_batch", "data", "snapshot"}, why)
         seconds = _read_batches(costs)
     plan = plan_replicas(seconds, rate, within_ms / 1000)
     print_rows(

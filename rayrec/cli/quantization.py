@@ -11,6 +11,7 @@ import typer
 from rayrec.cli.app import app
 from rayrec.cli.run_options import DataOption, EvaluationSplit, RunArgument, WhichOption, check_run
 from rayrec.platform.console import Answer, command, new_table, out, progress_bar
+from rayrec.platform.errors import InputError
 from rayrec.platform.memory import human_size
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ def quantize_command(
     """Make a run of int8, int4 or float8 weights, which is evaluated, served and published like any other.
     Say what it loses."""
     check_run(run)
+    if strength is not None and not scales:
+        raise InputError("--strength is of scales that move, and with --no-scales none do; leave it out")
     from rayrec.models.quantization.network import QuantizationPlan
     from rayrec.pipelines.quantization.quantize import QuantizationRequest, quantize_run
     from rayrec.pipelines.quantization.quantize_language import quantize_language_run

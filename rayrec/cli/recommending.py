@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from rayrec.cli.app import app
 from rayrec.cli.run_options import (
+    CANDIDATES,
     CandidatesOption,
     CombineOption,
     DataOption,
@@ -21,6 +22,7 @@ from rayrec.cli.run_options import (
     WhichOption,
     check_run,
     ranking_of,
+    refuse_without_effect,
 )
 from rayrec.platform.console import Answer, command, log, new_table, out
 from rayrec.platform.errors import InputError
@@ -39,6 +41,7 @@ if TYPE_CHECKING:  # what a command needs is imported when it runs: --help stays
 
 @command(app, "recommend")
 def recommend_command(
+    context: typer.Context,
     run: RunOrNeighborsArgument = None,
     *,
     user: Annotated[str, typer.Option(help="The user's id, as the source of the data writes it.")],
@@ -85,7 +88,7 @@ def recommend_command(
     snapshot: WhichOption = "best",
     data: DataOption = None,
     ranker: RankerOption = None,
-    candidates: CandidatesOption = 100,
+    candidates: CandidatesOption = CANDIDATES,
     objective: ObjectiveOption = None,
     combine: CombineOption = "sum",
     generator_weight: GeneratorWeightOption = 0.0,
@@ -115,6 +118,8 @@ def recommend_command(
             )
         if beams is not None or beam_margin is not None:
             raise InputError("--neighbors answers without a model: it takes no --beams and --beam-margin")
+        why = "is about a run, and --neighbors answers without one"
+        refuse_without_effect(context, {"snapshot", "data"}, why)
         from rayrec.pipelines.inference.neighbors import NeighborRecommender
         from rayrec.samples.dataset.dataset import Dataset
         from rayrec.samples.graph import graph_of_dataset

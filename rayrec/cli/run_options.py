@@ -89,8 +89,8 @@ def ranking_of(
     if ranker is None:
         if objective or combine != "sum" or generator_weight or candidates != CANDIDATES:
             raise InputError(
-                "--candidates, --objective, --combine and --generator-weight say how a ranking model ranks; "
-                "name one with --ranker"
+                "--candidates, --objective, --combine and --generator-weight say how a ranking model "
+                "ranks; name one with --ranker"
             )
         return None
     weights = {}
@@ -120,13 +120,13 @@ RANKING_OPTIONS = frozenset({"ranker", "candidates", "objective", "combine", "ge
 
 def given_options(context: typer.Context) -> set[str]:
     """Names of the parameters that stand on the command line, those of every command aside."""
-    return {
-        name
-        for name in context.params
-        if name not in ("json_line", "debug")
-        and (source := context.get_parameter_source(name)) is not None
-        and source.name == "COMMANDLINE"
-    }
+    of_all = {"json_line", "debug"}
+    return {name for name in context.params.keys() - of_all if _is_given(context, name)}
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def refuse_without_effect(context: typer.Context, names: Collection[str], why: str) -> None:
@@ -139,8 +139,9 @@ def refuse_without_effect(context: typer.Context, names: Collection[str], why: s
     Raises:
         InputError: one of them is given; names the first as it is typed.
     """
-    for name in sorted(given_options(context) & set(names)):
-        raise InputError(f"{_typed(context, name)} {why}; leave it out")
+    for name in sorted(names):
+        if _is_given(context, name):
+            raise InputError(f"{_typed(context, name)} {why}; leave it out")
 
 
 def _typed(context: typer.Context, name: str) -> str:
@@ -148,6 +149,18 @@ def _typed(context: typer.Context, name: str) -> str:
     # --no-ray, of --ray/--no-ray.
     is_off = context.params[name] is False and option.secondary_opts
     return str((option.secondary_opts if is_off else option.opts)[0])
+
+
+def check_new_file(option: str, path: Path) -> None:
+    """Refuse a place for a file before what it is to hold is computed.
+
+    Raises:
+        InputError: the folder is not there, or has a folder of this name.
+    """
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"{option} {path}: there is no such folder; make it first")
+    if path.is_dir():
+        raise InputError(f"{option} {path}: is a folder; expected a file to write")
 
 
 def check_run(run: Path) -> None:
@@ -175,6 +188,16 @@ def check_data(path: Path, model_kind: str = "next_item") -> None:
 
     if kind_of(path) is None:
         manifest_values(path, {"impressions": IMPRESSIONS, "language": TEXT}.get(model_kind, HISTORIES))
+
+
+def refuse_of_runs(context: typer.Context, store: str) -> None:
+    """Refuse options that say which state of a run is meant; in a store of versions, a pointer does.
+
+    Raises:
+        InputError: as `refuse_without_effect`.
+    """
+    why = f"is of runs, and {store} holds versions, of which the one that serves is taken"
+    refuse_without_effect(context, {"snapshot", "data"}, why)
 
 
 def check_served(run: str) -> None:

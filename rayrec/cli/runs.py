@@ -11,6 +11,8 @@ from rich.markup import escape
 from rayrec.cli.app import app
 from rayrec.cli.evaluation_tables import print_report
 from rayrec.cli.run_options import (
+    CANDIDATES,
+    RANKING_OPTIONS,
     CandidatesOption,
     CombineOption,
     ConfigArgument,
@@ -27,6 +29,7 @@ from rayrec.cli.run_options import (
     check_data,
     check_run,
     ranking_of,
+    refuse_without_effect,
 )
 from rayrec.platform.console import Answer, command, new_table, out, print_rows, progress_bar
 from rayrec.platform.errors import InputError
@@ -190,6 +193,7 @@ def runs_command(
 
 @command(app, "evaluate")
 def evaluate_command(
+    context: typer.Context,
     run: RunOrNeighborsArgument = None,
     split: Annotated[
         EvaluationSplit, typer.Option(help="Held-out events to predict.")
@@ -198,7 +202,7 @@ def evaluate_command(
     data: DataOption = None,
     on: OnOption = None,
     ranker: RankerOption = None,
-    candidates: CandidatesOption = 100,
+    candidates: CandidatesOption = CANDIDATES,
     objective: ObjectiveOption = None,
     combine: CombineOption = "sum",
     generator_weight: GeneratorWeightOption = 0.0,
@@ -253,9 +257,16 @@ def evaluate_command(
                 "--candidates-with-neighbors compares all users and so many items; leave --max-users and "
                 "--depth out"
             )
+        refuse_without_effect(
+            context,
+            {*RANKING_OPTIONS, "baselines", "slices"},
+            "has no effect with --candidates-with-neighbors",
+        )
         return _compare_candidates(run, split.value, snapshot, data, candidates_with_neighbors)
     if run is None:
         assert neighbors is not None
+        why = "is about a run, and --neighbors judges without one"
+        refuse_without_effect(context, {*RANKING_OPTIONS, "snapshot", "data", "baselines"}, why)
         from rayrec.pipelines.evaluation.evaluate import evaluate_data
 
         with progress_bar("evaluate") as progress:

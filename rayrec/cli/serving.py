@@ -10,6 +10,7 @@ import typer
 
 from rayrec.cli.app import app
 from rayrec.cli.run_options import (
+    CANDIDATES,
     CandidatesOption,
     CombineOption,
     DataOption,
@@ -97,7 +98,7 @@ def serve_command(
     device: Annotated[str | None, typer.Option(help="Device to compute on \\[the run's].")] = None,
     data: DataOption = None,
     ranker: RankerOption = None,
-    candidates: CandidatesOption = 100,
+    candidates: CandidatesOption = CANDIDATES,
     objective: ObjectiveOption = None,
     combine: CombineOption = "sum",
     generator_weight: GeneratorWeightOption = 0.0,

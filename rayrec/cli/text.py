@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from rayrec.cli.app import text_app
-from rayrec.cli.run_options import OverridesOption, WhichOption, check_run
+from rayrec.cli.run_options import OverridesOption, WhichOption, check_run, refuse_without_effect
 from rayrec.platform.console import Answer, command, out, print_rows, progress_bar
 
 
@@ -97,6 +97,7 @@ def write_tokenizer_command(
 
 @command(text_app, "export")
 def export_text_command(
+    context: typer.Context,
     data: Annotated[Path, typer.Argument(metavar="DATA", help="Folder that `rayrec text prepare` wrote.")],
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="New folder for what is handed over.")],
     run: Annotated[
@@ -117,7 +118,9 @@ def export_text_command(
     """Hand a data set of text, and a run's model, over to another trainer."""
     from rayrec.pipelines.inference.handover import write_handover
 
-    if run is not None:
+    if run is None:
+        refuse_without_effect(context, {"snapshot"}, "is of a run, which --run names")
+    else:
         check_run(run)
     with progress_bar("export") as update:
         written = write_handover(

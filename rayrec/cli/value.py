@@ -11,6 +11,7 @@ from rich.table import Table
 
 from rayrec.cli.app import app
 from rayrec.cli.run_options import (
+    CANDIDATES,
     CandidatesOption,
     CombineOption,
     DataOption,
@@ -18,16 +19,18 @@ from rayrec.cli.run_options import (
     ObjectiveOption,
     RankerOption,
     WhichOption,
+    check_new_file,
     check_served,
     ranking_of,
+    refuse_of_runs,
 )
 from rayrec.platform.console import Answer, command, out, progress_bar
 from rayrec.platform.console import log as console
-from rayrec.platform.errors import InputError
 
 
 @command(app, "value-curves")
 def value_curves_command(
+    context: typer.Context,
     run: Annotated[
         str, typer.Argument(help="Folder that `rayrec train` wrote, or a store of published versions.")
     ],
@@ -55,7 +58,7 @@ def value_curves_command(
     device: Annotated[str | None, typer.Option(help="Device to compute on \\[the run's].")] = None,
     data: DataOption = None,
     ranker: RankerOption = None,
-    candidates: CandidatesOption = 100,
+    candidates: CandidatesOption = CANDIDATES,
     objective: ObjectiveOption = None,
     combine: CombineOption = "sum",
     generator_weight: GeneratorWeightOption = 0.0,
@@ -67,15 +70,17 @@ def value_curves_command(
     wanted = [action for action in actions_in(actions) if not action.popular]
     ranking = ranking_of(ranker, candidates, objective, combine, generator_weight)
     check_served(run)
-    if not curves.absolute().parent.is_dir():
-        raise InputError(f"--out {curves}: there is no such folder; make it first")
+    check_new_file("--out", curves)
+    from rayrec.pipelines.versions.store import VersionStore
+
+    if VersionStore.is_there(run):
+        refuse_of_runs(context, run)
 
     import torch
 
     from rayrec.pipelines.inference.ranking_stage import RankingStage
     from rayrec.pipelines.inference.recommender import Recommender
     from rayrec.pipelines.versions.loading import load_version
-    from rayrec.pipelines.versions.store import VersionStore
     from rayrec.platform.files import write_atomically
     from rayrec.serve.app.curve_replay import CurveReplay, read_requests
     from rayrec.serve.engine.value_curves import ActionKey

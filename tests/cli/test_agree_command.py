@@ -83,6 +83,8 @@ def test_what_cannot_answer_is_named(runs, tmp_path):
     assert "leave out its device" in refused(
         "agree", runs[0], unreachable, "--requests", path, "--device-b", "cpu"
     )
+    token = ("--token-file-b", path)
+    assert "is no service and asks for no token" in refused("agree", *runs, "--requests", path, *token)
     assert "there is no request" in refused("agree", *runs, "--requests", lines(path, []))
 
 

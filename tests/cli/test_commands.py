@@ -264,6 +264,59 @@ def test_settings_of_events_request_log_and_services_are_checked_before_anything
     assert "leave out --single-process" in refused("serve", run, "--services", settings, "--single-process")
 
 
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("evaluate --neighbors DATA --ranker nowhere", "--ranker is about a run, and --neighbors"),
+        ("evaluate --neighbors DATA --snapshot last", "--snapshot is about a run"),
+        ("evaluate --neighbors DATA --no-baselines", "--no-baselines is about a run"),
+        (
+            "evaluate RUN --candidates-with-neighbors 4 --slices",
+            "--slices has no effect with --candidates-with",
+        ),
+        ("evaluate RUN --candidates-with-neighbors 4 --ranker RUN", "--ranker has no effect with"),
+        ("recommend --neighbors DATA --user u3 --data nowhere", "--data is about a run"),
+        ("recommend RUN --user u3 --candidates 7", "name one with --ranker"),
+        ("replicas RUN --costs nowhere --rate 1 --within-ms 9 --max-batch 4", "--max-batch says how"),
+        ("canary start nowhere --max-users 3", "--max-users says what of --data is predicted"),
+        ("text export nowhere TMP/out --snapshot last", "--snapshot is of a run, which --run names"),
+        ("off-policy nowhere --temperature 2", "--temperature is of --policy softmax"),
+        ("quantize RUN --out TMP/out --no-scales --strength 0.5", "with --no-scales none do"),
+    ],
+)
+def test_options_that_would_change_nothing_are_refused(run, tmp_path, command, message):
+    places = {"RUN": str(run), "DATA": str(run.parent / "data"), "TMP/out": str(tmp_path / "out")}
+    assert message in refused(*(places.get(word, word) for word in command.split()))
+    assert not (tmp_path / "out").exists()
+
+
+def test_of_a_store_of_versions_none_but_the_one_that_serves_is_read(run, tmp_path):
+    store = tmp_path / "store"
+    answer("publish", run, store)
+    why = "is of runs, and"
+    nearline = ("nearline", store, "--store", tmp_path / "products", "--once", "--single-process")
+    assert why in refused(*nearline, "--snapshot", "last")
+    assert why in refused(*nearline, "--data", run.parent / "data")
+    (tmp_path / "actions.yaml").write_text("actions: [{name: full}]\n")
+    curves = ("value-curves", store, "--request-log", "log", "--actions", tmp_path / "actions.yaml")
+    assert why in refused(*curves, "--out", tmp_path / "curves.json", "--snapshot", "last")
+
+
+def test_a_place_for_a_file_is_looked_at_before_the_file_is_computed(run, tmp_path):
+    config = write_config(tmp_path, run)
+    (tmp_path / "requests.jsonl").write_text('{"user_id": "u3"}\n')
+    (tmp_path / "actions.yaml").write_text("actions: [{name: full}]\n")
+    curves = ("value-curves", run, "--request-log", "log", "--actions", tmp_path / "actions.yaml")
+    for *command, option in (
+        ("calibrate", config, "--out"),
+        ("agree", run, run, "--requests", tmp_path / "requests.jsonl", "--differences"),
+        (*curves, "--out"),
+    ):
+        assert f"{option} {tmp_path}: is a folder" in refused(*command, option, tmp_path)
+        missing = tmp_path / "missing" / "file"
+        assert f"{option} {missing}: there is no such folder" in refused(*command, option, missing)
+
+
 def test_benchmarks_are_listed_and_a_wrong_name_suggests_one():
     assert "spine" in answer("bench")["benches"]
     assert "did you mean 'spine'?" in refused("bench", "spin")

@@ -48,6 +48,11 @@ def test_this_machine_is_looked_at_without_ray():
     [
         (("--here", "--watch"), "--here looks at this machine alone, once"),
         (("--here", "--address", "auto"), "--here looks at this machine alone, once"),
+        (("--here", "--folder", "x"), "--folder is of a cluster"),
+        (("--here", "--looks", 3), "--looks is about --watch"),
+        (("--no-isolate",), "--no-isolate is about --watch"),
+        (("--address", "auto", "replay", "runs/x", "--step", 3), "--address has no effect before"),
+        (("--json", "replay", "runs/x", "--step", 3), "--json has no effect before replay"),
         (("--replay", "runs/x"), "--replay works in the background of --watch"),
         (("replay", "nowhere", "--step", 3, "--in-process"), "nowhere: not a run folder"),
         (("replay", "nowhere", "--step", 3, "--in-process", "--node", "a"), "leave out --node and --address"),

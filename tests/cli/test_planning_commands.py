@@ -74,7 +74,9 @@ def write_nothing(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("option", [("--scale", "trainers=2"), ("--days", "3"), ("--pictures", "folder")])
+@pytest.mark.parametrize(
+    "option", [("--scale", "trainers=2"), ("--days", "3"), ("--pictures", "p"), ("--calibration", "c")]
+)
 def test_options_of_clusters_need_one(config, option):
     assert "name one with --cluster" in refused("plan", config, *option)
 

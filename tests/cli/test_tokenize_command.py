@@ -434,7 +434,7 @@ def test_registries_of_other_items_are_not_compared(data, grown, tmp_path):
         (["--compare", "a", "--out", "b"], "--out has no effect with --compare"),
         (["--published", "a", "--tokenizer", "opq"], "--tokenizer has no effect with --published"),
         (["--key-offset", 1], "--key-offset goes with --published"),
-        (["--codebook-size", 4, "--max-codebook-size", 8], "--max-codebook-size has no effect with --codebo"),
+        (["--codebook-size", 4, "--max-codebook-size", 8], "--max-codebook-size has no effect with"),
         (["--categories", "shelf"], "its items have no column 'shelf'; they have item_id"),
         (["--codebook-size", 64], "codebook_size is 64, but the 40 item vectors have only 40 distinct"),
     ],
