@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rayrec.platform.errors import InputError, NoRoomError
-from rayrec.platform.files import no_room
+from rayrec.platform.files import no_room, without_nan
 
 out = Console()
 log = Console(stderr=True)
@@ -54,12 +54,14 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., Answer]], Ca
             except KeyboardInterrupt:
                 log.print("rayrec: interrupted", style="red")
                 raise typer.Exit(130) from None
+            except typer.Exit:  # of --help of another command, whose arguments were read
+                raise
             except Exception as error:
                 if debug:
                     raise
                 raise typer.Exit(_report(error)) from None
             if json_line:
-                print(json.dumps(answer))
+                print(json.dumps(without_nan(answer), allow_nan=False))
 
         keyword = inspect.Parameter.KEYWORD_ONLY
         signature = inspect.signature(function, eval_str=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import json
+import math
 import os
 import secrets
 import sys
@@ -127,6 +128,15 @@ def sync(path: Path) -> None:
 def write_json(path: Path, values: Any) -> None:
     """Replace `path` by the values as JSON, atomically."""
     write_atomically(path, (json.dumps(values, indent=2) + "\n").encode())
+
+
+def without_nan(value: Any) -> Any:
+    """Plain values with null for what is no finite number, which JSON cannot write."""
+    if isinstance(value, dict):
+        return {name: without_nan(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def memory_file_system(folder: Path) -> str | None:

@@ -76,6 +76,18 @@ def test_a_command_shows_no_bars_of_libraries_unless_it_is_told_to(monkeypatch: 
     assert found == ["0", "1"]
 
 
+def test_the_line_of_json_has_no_number_that_json_lacks() -> None:
+    app = typer.Typer()
+
+    @console.command(app, "judge")
+    def judge() -> console.Answer:
+        return {"auc": float("nan"), "of": [1.5, (float("inf"), 2)]}
+
+    found = CliRunner().invoke(app, ["--json"])
+
+    assert found.stdout == '{"auc": null, "of": [1.5, [null, 2]]}\n'
+
+
 def test_eighty_columns_hold_a_name_and_seven_figures() -> None:
     narrow = Console(width=80)
     figures = [f"recall@{cutoff}" for cutoff in (1, 5, 10, 50, 100, 500, 1000)]

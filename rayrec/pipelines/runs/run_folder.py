@@ -22,7 +22,6 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
-import math
 import os
 import shutil
 import socket
@@ -39,7 +38,7 @@ import pyarrow as pa
 from rayrec.pipelines.config.run import TABLE_SEEDS, RunConfig
 from rayrec.platform.config import differing_keys, is_among
 from rayrec.platform.errors import InputError, looked_in
-from rayrec.platform.files import append_line, no_room, write_atomically, write_json
+from rayrec.platform.files import append_line, no_room, without_nan, write_atomically, write_json
 from rayrec.platform.ray_errors import root_cause
 
 logger = logging.getLogger(__name__)
@@ -444,7 +443,7 @@ class RunFolder:
             write_atomically(log, b"".join(line + b"\n" for line in kept))
 
     def _append(self, name: str, record: dict[str, Any]) -> None:
-        append_line(self.path / name, json.dumps(_without_nan(record), allow_nan=False).encode())
+        append_line(self.path / name, json.dumps(without_nan(record), allow_nan=False).encode())
 
 
 def _take(lock: TextIO) -> bool:
@@ -487,15 +486,6 @@ def read_columns(path: Path) -> pa.Schema | None:
         return pa.ipc.read_schema(pa.py_buffer(path.read_bytes()))
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: not the columns of a run's rows; the file was changed") from error
-
-
-def _without_nan(value: Any) -> Any:
-    """With null for what is no finite number, which JSON cannot write."""
-    if isinstance(value, dict):
-        return {name: _without_nan(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _refuse_other_content(path: Path) -> None:
