@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from rayrec.cli.app import app
-from rayrec.cli.queues import LedgerOption, named_count, open_ledger
+from rayrec.cli.queues import LedgerOption, counts_by_name, open_ledger
 from rayrec.platform.console import Answer, command, new_table, out, print_rows
 from rayrec.platform.errors import InputError
 
@@ -68,7 +68,10 @@ def submit_command(
     ] = False,
     retries: Annotated[
         int | None,
-        typer.Option(min=0, help="Failures in a row after which it is tried again \\[3 of rayrec's own]."),
+        typer.Option(
+            min=0,
+            help="Failures in a row after which it is tried again \\[3 of `train` and `serve`, else 0].",
+        ),
     ] = None,
     env: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment variable; may be repeated.")
@@ -106,7 +109,7 @@ def submit_command(
     else:
         kept, job_sizes = list(argv), (_program(cpus, gpus, resource, actors),)
         kind, stoppable, holds = "other", may_stop, actors is None
-        is_rayrec = argv[0] in {each.name for each in app.registered_commands}
+        is_rayrec = argv[0] in {each.name for each in (*app.registered_commands, *app.registered_groups)}
     name = job_id or f"{_stem(argv, run)}-{uuid.uuid4().hex[:6]}"
     if not JOB_ID.fullmatch(name):
         raise InputError(
@@ -238,7 +241,11 @@ def _group(stage: str, count: int, asked: dict[str, float]) -> ActorGroup:
 
 
 def _asked(gpus: float, resource: list[str] | None) -> dict[str, float]:
-    asked = dict(named_count("--resource", text) for text in resource or ())
+    asked = counts_by_name("--resource", resource)
+    if gpus and "GPU" in asked:
+        raise InputError(
+            f"--gpus {gpus:g} and --resource GPU={asked['GPU']:g} say the same; keep one of them"
+        )
     return asked | ({"GPU": gpus} if gpus else {})
 
 

@@ -68,7 +68,10 @@ def manifests_of(entry: JobEntry, config: KubernetesConfig) -> list[Manifest]:
     # They were parsed before, when the job was submitted.
     parsed = commands.commands[name].make_context(name, arguments).params
     given = {key: where / value if isinstance(value, Path) else value for key, value in parsed.items()}
-    serve = serve_config(given)
+    try:
+        serve = serve_config(given)
+    except InputError as error:
+        raise InputError(f"job {entry.id}: {error}") from error
     if serve.tls is not None:
         raise InputError(
             f"job {entry.id}: a RayService has no certificate of rayrec's; leave out --tls-cert and "

@@ -148,12 +148,15 @@ def _say_guarantee(
     quotas: dict[str, dict[str, float]] = values.setdefault("quotas", {})
     if cell:
         values["cells"] = [_cell(text) for text in cell]
+    guaranteed = counts_by_name("--resource", resource)
     if cards is not None:
-        quotas.setdefault(_kind_of_cards(ledger), {})["nominal"] = cards
-    for text in resource or ():
-        quotas.setdefault(named_count("--resource", text)[0], {})["nominal"] = named_count(
-            "--resource", text
-        )[1]
+        if (kind := _kind_of_cards(ledger)) in guaranteed:
+            raise InputError(
+                f"--cards {cards:g} and --resource {kind}={guaranteed[kind]:g} say the same; keep one"
+            )
+        guaranteed[kind] = cards
+    for name, count in guaranteed.items():
+        quotas.setdefault(name, {})["nominal"] = count
     for option, key, texts in (("--borrow", "borrowing_limit", borrow), ("--lend", "lending_limit", lend)):
         for text in texts or ():
             which, count = (
@@ -192,6 +195,21 @@ def named_count(option: str, text: str) -> tuple[str, float]:
     if not sign or not name.strip():
         raise InputError(f"{option} {text}: expected NAME=COUNT, as in GPU=8")
     return name.strip(), _number(option, count)
+
+
+def counts_by_name(option: str, texts: Sequence[str] | None) -> dict[str, float]:
+    """NAME=COUNT, each name once.
+
+    Raises:
+        InputError: one has another form, or a name is there twice.
+    """
+    counts: dict[str, float] = {}
+    for text in texts or ():
+        name, count = named_count(option, text)
+        if name in counts:
+            raise InputError(f"{option} {text}: {name} is named twice; keep one of them")
+        counts[name] = count
+    return counts
 
 
 def _number(option: str, text: str) -> float:

@@ -89,10 +89,10 @@ class _Member(Config):
     weight: float = Field(default=1.0, ge=0)
     """Of its fair share of what is borrowed; 0: it borrows only what nobody else wants."""
 
-    @field_validator("name")
+    @field_validator("name", "parent", "cohort", check_fields=False)
     @classmethod
-    def _name_is_one(cls, name: str) -> str:
-        if not NAME.fullmatch(name):
+    def _name_is_one(cls, name: str | None) -> str | None:
+        if name is not None and not NAME.fullmatch(name):
             raise ValueError(
                 f"a queue's or cohort's name must be lower-case letters, digits and '-', at most 63, got "
                 f"{name!r}"

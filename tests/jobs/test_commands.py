@@ -181,6 +181,10 @@ def test_cards_are_those_that_the_cluster_has(path):
         (["a", "--cards", "1", "--borrow", "2"], "there is no cohort to borrow from or lend to"),
         (["a", "--cards", "1", "--cohort-parent", "b"], "--cohort-parent says what the cohort is part of"),
         (["a", "--cards", "1", "--reclaim", "Some"], "preemption.reclaim_within_cohort"),
+        (["a", "--cards", "1", "--cohort", "Big Team"], "must be lower-case letters, digits and '-'"),
+        (["a", "--cards", "1", "--cohort", "c", "--cohort-parent", ""], "must be lower-case letters"),
+        (["a", "--resource", "CPU=1", "--resource", "CPU=2"], "--resource CPU=2: CPU is named twice"),
+        (["a", "--cards", "1", "--resource", "GPU=2"], "--cards 1 and --resource GPU=2 say the same"),
     ],
 )
 def test_settings_that_are_none_are_refused(path, arguments, sentence):
@@ -304,6 +308,15 @@ def test_a_program_says_what_it_asks_for(team, path):
 def test_another_command_of_rayrec_is_one(team, path):
     submit("--id", "a", program=("evaluate", "runs/x"))
     assert entry(path, "a").command.is_rayrec
+    submit("--id", "b", program=("text", "prepare", "records", "--out", "data"))
+    assert entry(path, "b").command.is_rayrec
+
+
+def test_the_help_of_what_would_be_submitted_is_no_failure(team, path):
+    code, stdout, stderr = rayrec("submit", "--queue", "team-a", "--", "train", "--help")
+    assert (code, stderr) == (0, "")
+    assert "--resume-if-begun" in stdout
+    assert Ledger(path).jobs() == []
 
 
 def test_submitting_again_under_an_id_changes_nothing(team, path):
@@ -330,6 +343,8 @@ def test_a_reservation_is_for_a_time(team, path):
         (["--env", "A"], "--env A: expected NAME=VALUE"),
         (["--resource", "GPU"], "--resource GPU: expected NAME=COUNT"),
         (["--min-trainers", "2"], "--min-trainers is for `train`"),
+        (["--resource", "a=1", "--resource", "a=2"], "--resource a=2: a is named twice"),
+        (["--gpus", "1", "--resource", "GPU=2"], "--gpus 1 and --resource GPU=2 say the same"),
     ],
 )
 def test_options_that_are_none_are_refused(team, path, arguments, sentence):

@@ -497,4 +497,8 @@ def test_the_command_writes_queues_and_jobs_that_are_not_over(tmp_path):
     assert (served.num_replicas, served.host, served.port) == (3, "0.0.0.0", 9000)
     assert served.admission.service.concurrency == 5
     assert not served.is_scaled
+
+    (tmp_path / "limits.yaml").unlink()
+    line = refused("queue", "manifests", "--kueue", tmp_path / "out", "--ledger", path)
+    assert line.startswith(f"rayrec: job front: {tmp_path / 'limits.yaml'}: no such config file")
     json.dumps(application)
