@@ -159,6 +159,10 @@ def test_columns_and_values_that_are_not_there_are_named():
         shown(masks, where={"colour": ["red"]})
     with pytest.raises(InputError, match="'price' has values of type int64, not"):
         shown(masks, where={"price": ["cheap"]})
+    with pytest.raises(InputError, match="'price' has values of type int64, not"):
+        shown(masks, where={"price": [2**64]})
+    with pytest.raises(InputError, match="'brand' has values of type string, not"):
+        shown(masks, where={"brand": ["\ud800"]})
 
 
 def test_values_that_no_item_has_now_are_counted_and_said():
@@ -180,6 +184,9 @@ def test_ids_that_are_not_in_the_catalog_are_counted():
 
     assert unknown() == unknown(allow=("a",), deny=("b",)) == 0
     assert unknown(allow=("7", "7", "8"), deny=("9",), allow_lists=(stock,), deny_lists=(stock,)) == 5
+    many = [f"{number}\ud800" for number in range(300)]  # half of a surrogate pair, which is no text
+    assert unknown(allow=tuple(many)) == 300
+    assert shown(masks, allow=(*many, "b")) == "b"
 
 
 def test_a_mask_is_made_once_for_a_filter_and_anew_for_another_version_of_a_list():

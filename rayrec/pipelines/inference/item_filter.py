@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,7 +127,8 @@ class FilterMasks:
     def _positions_of(self, keys: Collection[str]) -> Int64Array:
         """Catalog positions of keys; -1 of one that is not there."""
         if len(keys) > _FEW_KEYS:
-            return self._item_keys.get_indexer(list(keys)).astype(np.int64)
+            with suppress(UnicodeEncodeError):  # one by one, what is no text is not there
+                return self._item_keys.get_indexer(list(keys)).astype(np.int64)
         # An index of the keys takes longer to make than so many take to be looked up.
         return np.array([self._position_of(key) for key in keys], dtype=np.int64)
 
@@ -149,7 +151,8 @@ class FilterMasks:
         dtype = found.type.value_type if is_list else found.type
         try:
             wanted = pa.array(values).cast(dtype)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        # The latter of a number of more than 64 bits, and of half a surrogate pair, which JSON may have.
+        except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
             raise InputError(f"where: {column!r} has values of type {dtype}, not {list(values)!r}") from error
         if column not in self._values:
             self._values[column] = pc.unique(pc.list_flatten(found) if is_list else found).drop_null()
