@@ -35,6 +35,7 @@ Code = Literal[
     "lockup",
 ]
 
+DAY_S = 24 * 3600.0
 LINE_CHARACTERS = 240
 """Kept of a line."""
 NO_DISK_OF_THE_NODE = re.compile(r"(?:fd|sr|scd|loop)\d")
@@ -160,11 +161,14 @@ def _time(line: str, now_s: float, uptime_s: float | None) -> float | None:
         return _stamp(f"{iso[1]}T{iso[2]}{zone}")
     if (words := _C_TIME.match(line)) is None or words[1] not in _MONTHS:
         return None
-    now = datetime.fromtimestamp(now_s, UTC)
     month, day = _MONTHS.index(words[1]) + 1, int(words[2])
+    this_year = datetime.fromtimestamp(now_s, UTC).year
+    years = [int(words[4])] if words[4] else [this_year + 1, this_year, this_year - 1]
+    stamps = [_stamp(f"{year:04}-{month:02}-{day:02}T{words[3]}+00:00") for year in years]
+    if words[4]:
+        return stamps[0]
     # Without a year it is the last such day; a day's margin for the time zone.
-    year = int(words[4]) if words[4] else now.year - ((month, day) > (now.month, now.day + 1))
-    return _stamp(f"{year:04}-{month:02}-{day:02}T{words[3]}+00:00")
+    return next((at for at in stamps if at is not None and at <= now_s + DAY_S), None)
 
 
 def _stamp(text: str) -> float | None:

@@ -18,6 +18,7 @@ from rayrec.platform.health.counters import (
     read_counters,
 )
 from rayrec.platform.health.findings import AS_NUMBER, Finding, strongest_action, worst
+from rayrec.platform.health.kernel_log import parse_kernel_log
 from rayrec.platform.health.machine import DiskFacts, Machine, Missing, Ran, run_command
 from rayrec.platform.health.verdict import Limits, Seen, clock_finding, judge
 from rayrec.platform.health.xids import XIDS
@@ -444,6 +445,25 @@ def test_what_a_log_says_has_a_time_and_none_if_a_line_has_none():
 
     assert times(lines(xid, ends, ends)) == {NOW_S - 50 * 60, NOW_S - 48 * 60}
     assert times(Ran(f"{xid}\n{lines(xid).output}")) == {None}
+
+
+@pytest.mark.parametrize(
+    ("said", "now", "time"),
+    [
+        ("Nov 26 09:00:00", "2026-11-26T10:00", "2026-11-26T09:00"),
+        ("Dec 24 09:00:00", "2026-11-26T10:00", "2025-12-24T09:00"),
+        # East of UTC, where the next month and the next year begin earlier.
+        ("Feb  1 04:00:00", "2026-01-31T20:00", "2026-02-01T04:00"),
+        ("Jan  1 04:00:00", "2026-12-31T20:00", "2027-01-01T04:00"),
+        ("Feb 29 04:00:00", "2025-03-01T04:00", "2024-02-29T04:00"),
+    ],
+)
+def test_a_time_without_a_year_is_of_the_last_such_day(said, now, time):
+    now_s, time_s = (datetime.fromisoformat(f"{at}+00:00").timestamp() for at in (now, time))
+
+    (event,) = parse_kernel_log(f"{said} host kernel: NVRM: Xid (PCI:0000:9b:00): 79, x", now_s, None)
+
+    assert event.time_s == time_s
 
 
 def test_a_frame_that_the_kernel_counts_as_an_error_is_one_error():
