@@ -335,5 +335,8 @@ def test_a_side_is_one_run_or_several_or_a_pattern():
 
     assert expanded("runs/x", names.__getitem__) == ["runs/x"]
     assert expanded("runs/x,runs/a-*", names.__getitem__) == ["runs/x", "runs/a-0", "runs/a-1"]
+    for said in ("", "runs/x,", "runs/x,,runs/y"):
+        with pytest.raises(InputError, match=rf"'{said}': expected a run"):
+            expanded(said, names.__getitem__)
     with pytest.raises(InputError, match=r"runs/b-\*: there is nothing"):
         expanded("runs/b-*", lambda pattern: [])

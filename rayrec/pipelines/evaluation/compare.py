@@ -446,10 +446,12 @@ def expanded(said: str, glob: Callable[[str], list[str]]) -> list[str]:
         glob: paths of a pattern; what is there by just that name is none.
 
     Raises:
-        InputError: a pattern that nothing has.
+        InputError: a pattern that nothing has, or nothing between two commas.
     """
     found: list[str] = []
     for each in said.split(","):
+        if not each:
+            raise InputError(f"{said!r}: expected a run, or several with one comma between each two")
         if not set(each) & set("*?[") or Path(each).exists():
             found.append(each)
             continue
