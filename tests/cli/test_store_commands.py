@@ -58,6 +58,9 @@ def test_a_graph_that_is_bounded_stays_so_whatever_is_read_again(tmp_path):
         code, _, stderr = rayrec("graph", store, folder, "--period-days", 3, *options)
         assert code == 2
         assert "--period-days 3 and --max-per-node 3 do not go together" in " ".join(stderr.split())
+    for option, message in (("--period-days", "an end"), ("--keep-days", "to forget nothing")):
+        code, _, stderr = rayrec("graph", store, tmp_path / "new", option, "inf")
+        assert (code, message in stderr) == (2, True)
 
 
 def test_a_store_becomes_a_graph_that_grows_with_it(tmp_path):

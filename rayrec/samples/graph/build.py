@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,6 +58,10 @@ def build_graph(
             f"--max-per-node {max_per_node}: the graph in {folder} keeps {most or 'all'} edges of a node, "
             "which cannot be changed; make another one in a new folder"
         )
+    if keep_days is not None and not 0 <= keep_days < math.inf:
+        raise InputError(
+            f"--keep-days {keep_days:g}: expected a number of days; leave it out to forget nothing"
+        )
     if period_days is not None and most is not None:
         raise InputError(
             f"--period-days {period_days:g} and --max-per-node {most} do not go together: the newest edges "
@@ -105,8 +110,8 @@ def build_graph(
 
 def _period(graph: TemporalGraph | None, days: float | None, unit: TimeUnit, folder: Path) -> int | None:
     """Length of the segments of a graph that is made."""
-    if days is not None and days <= 0:
-        raise InputError(f"--period-days {days:g}: a segment has a length above 0")
+    if days is not None and not 0 < days < math.inf:
+        raise InputError(f"--period-days {days:g}: a segment has a length above 0, and an end")
     period = None if days is None else max(1, round(days * DAY_S * PER_SECOND[unit]))
     if graph is not None and days is not None and graph.config.period != period:
         made = graph.config.period
