@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 
 from rayrec.cli.app import app
 from rayrec.platform.console import Answer, command, new_table, out
@@ -75,7 +76,7 @@ def ab_command(
         console.print(f"{log.num_shared_users:,} of {log.num_users:,} users have seen both")
     if ratio.is_off:
         console.print(
-            f"[bold]warning:[/bold] {log.variant} got {ratio.found:.1%} of the users, and "
+            f"[bold]warning:[/bold] {escape(log.variant)} got {ratio.found:.1%} of the users, and "
             f"{ratio.expected:.1%} were expected (p = {ratio.p_value:.1g}): name the share that it was to "
             "get (--share), or find what keeps users from one of the two before you trust a difference"
         )

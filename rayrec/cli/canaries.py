@@ -171,11 +171,15 @@ def _ended(canaries: Canaries, canary: Canary, state: Any, reason: str, store: s
     end = canaries.finish(canary, state, reason)
     serving = VersionStore(store).serving().number
     out.print(
-        f"The canary, version {canary.version}, is {end.state} ({end.reason}); version {serving} serves"
+        f"The canary, version {canary.version}, is {end.state} ({end.reason}); version {serving} serves",
+        markup=False,
     )
     pointer = VersionStore(store).current()
     if pointer is not None and pointer.is_held:
-        out.print(f"It stays although newer ones come; rayrec rollback {store} --undo lets the newest serve")
+        out.print(
+            f"It stays although newer ones come; rayrec rollback {store} --undo lets the newest serve",
+            markup=False,
+        )
     return {"version": canary.version, "state": end.state, "reason": end.reason, "serving": serving}
 
 

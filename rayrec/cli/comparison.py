@@ -74,7 +74,7 @@ def _print(found: Comparison, a: str, b: str) -> None:
     for name, each in found.estimates.items():
         ratio = "" if each.ratio is None else _with_interval(each.ratio, ".3f")
         table.add_row(
-            name,
+            escape(name),
             f"{each.num_users:,}",
             _with_interval(each.a),
             _with_interval(each.b),

@@ -26,7 +26,7 @@ def cursor_command(
 
     consumed = consumed_rows(run, snapshot)
     heading = f"{consumed.run}, {consumed.snapshot}: {consumed.steps:,} steps"
-    table = Table(title=heading, title_justify="left")
+    table = Table(title=escape(heading), title_justify="left")
     for index, name in enumerate(("epoch", "files", "consumed", "unreadable", "of rows")):
         table.add_column(name, justify="right" if index else "left")
     for epoch in consumed.epochs:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from rayrec.platform.console import new_table, out
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def print_report(report: EvaluationReport, step: str = "", slices: bool = False)
             _cell(estimates[metric], report.num_judged.get(metric)) if metric in estimates else "-"
             for metric in metrics
         ]
-        table.add_row(name, *cells)
+        table.add_row(escape(name), *cells)
     out.print(table)
     for name, number in report.not_whole.items():
         out.print(f"{name.replace('_', ' ')}: {number:,}")
@@ -54,7 +56,7 @@ def _print_lists(ranking: RankingDetails) -> None:
     table = new_table("Lists, and their first ten items", ("", *figures), figures)
     for name, metrics in ranking.lists.items():
         table.add_row(
-            name,
+            escape(name),
             f"{ranking.positions.header.lists[name].depth:,}",
             f"{metrics.coverage:.4f}",
             *("-" if each is None else _cell(each) for each in (metrics.novelty, metrics.diversity)),
@@ -68,9 +70,8 @@ def _print_slices(ranking: RankingDetails, name: str) -> None:
     figures = ("users", *metrics)
     table = new_table(f"{name}, by slices of the users", ("", *figures), figures)
     for title, each in ranking.slices.items():
-        table.add_row(
-            title, f"{each.num_users:,}", *(_cell(each.results[name][metric]) for metric in metrics)
-        )
+        cells = [_cell(each.results[name][metric]) for metric in metrics]
+        table.add_row(escape(title), f"{each.num_users:,}", *cells)
     out.print(table)
     for title, each in ranking.slices.items():
         out.print(f"{title}: {each.rule}", markup=False)

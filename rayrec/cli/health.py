@@ -149,7 +149,8 @@ def replay_command(
         raise InputError("--in-process computes here; leave out --node and --address")
     report = replay(run, step, here if in_process else on_ray, address, tuple(node or ()))
     steps = f"steps {report.from_step + 1:,} to {report.step:,}"
-    table = Table("", "", title=f"{run}: {steps}, again", title_justify="left", show_header=False)
+    title = escape(f"{run}: {steps}, again")
+    table = Table("", "", title=title, title_justify="left", show_header=False)
     table.add_row("verdict", report.verdict)
     table.add_row("compared", f"{report.num_compared} tensors and tables")
     table.add_row("computed on", escape(", ".join(dict.fromkeys(report.nodes))))

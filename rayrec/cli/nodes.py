@@ -65,7 +65,8 @@ def nodes_command(
     store = Quarantine(where)
     if lift is not None:
         session = store.lift(lift, reason)
-        console.print(f"new actors may go to {session.node_name} again, unless another session holds it")
+        said = f"new actors may go to {session.node_name} again, unless another session holds it"
+        console.print(said, markup=False)
     joined = ClusterConfig(address=address or os.environ.get("RAY_ADDRESS") or "auto")
     with ray_cluster(joined, 0):
         from rayrec.pipelines.cluster.nodes import cluster_nodes

@@ -102,7 +102,8 @@ def off_policy_command(
                 "too short, or its propensities are too large"
             )
         console.print(
-            f"the mean weight is {trust.mean_weight:.3f}, too far from 1: {why}; the estimates mean nothing"
+            f"the mean weight is {trust.mean_weight:.3f}, too far from 1: {why}; the estimates mean nothing",
+            markup=False,
         )
     return {
         "policy": policy.value,

@@ -187,7 +187,7 @@ def _plan_cluster(
         from rayrec.pipelines.capacity.pictures import draw_plan
 
         for path in draw_plan(plan, changed, pictures):
-            log.print(f"{path}", highlight=False)
+            log.print(f"{path}", highlight=False, markup=False)
     return answer
 
 

@@ -335,7 +335,8 @@ def run_command(
 
     watcher = ClusterWatcher(address or os.environ.get("RAY_ADDRESS") or None, opened.owner, take_over)
     with alone(path):
-        console.print(f"the queue of {path} runs; what it decides is in `rayrec jobs ID`", highlight=False)
+        said = f"the queue of {path} runs; what it decides is in `rayrec jobs ID`"
+        console.print(said, highlight=False, markup=False)
         try:
             QueueLoop(
                 opened,

@@ -162,10 +162,11 @@ def recommend_command(
         why = ["they are near to nothing of the history" if run is None else "nothing is known of them"]
         limits = {"beams": has_beams, "candidates": stage is not None, "quotas": bool(quota)}
         why += [f"{name} are few" for name, is_one in limits.items() if is_one]
-        log.print(_what_is_left(dataset, query, allowed_I, answer, k, " or ".join(why)))
+        log.print(_what_is_left(dataset, query, allowed_I, answer, k, " or ".join(why)), markup=False)
     if answer.control is not None:
         for place in answer.control.unmet_quotas:
-            log.print(f"--quota {(quota or [])[place]}: there are too few such items for the list")
+            said = f"--quota {(quota or [])[place]}: there are too few such items for the list"
+            log.print(said, markup=False)
     told: Answer = {"user": user, "items": [_told(item) for item in answer.items]}
     return told if answer.control is None else {**told, "control": asdict(answer.control)}
 

@@ -91,7 +91,7 @@ def write_tokenizer_command(
 
     write_tokenizer_of_gguf(file, out_folder)
     info = TextTokenizer.extended(out_folder).info
-    out.print(f"{out_folder}: {info.num_tokens:,} tokens")
+    out.print(f"{out_folder}: {info.num_tokens:,} tokens", markup=False)
     return {"folder": str(out_folder), "tokens": info.num_tokens}
 
 

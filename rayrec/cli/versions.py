@@ -107,7 +107,8 @@ def publish_command(
     of_rows = ""
     if version.segments:
         of_rows = f", {human_size(version.row_bytes)} of it rows as {version.segments[0].rows}"
-    out.print(f"Version {version.number}: {version.run} after {version.step + 1:,} steps, {size}{of_rows}")
+    after = f"after {version.step + 1:,} steps"
+    out.print(f"Version {version.number}: {version.run} {after}, {size}{of_rows}", markup=False)
     if version.overlap is not None:
         out.print(
             f"{version.overlap:.0%} of what {len(version.probes)} users get, the version before gave them too"
@@ -121,7 +122,8 @@ def publish_command(
     elif pointer.version != version.number:
         log.print(
             f"version {pointer.version} serves on, which was gone back to; "
-            f"`rayrec rollback {store} --undo` lets the newest serve"
+            f"`rayrec rollback {store} --undo` lets the newest serve",
+            markup=False,
         )
     return {"version": version.number, "serving": pointer.version, "row_bytes": version.row_bytes}
 

@@ -1,5 +1,6 @@
 """A canary, as its commands are typed."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from rayrec.pipelines.evaluation.evaluate import evaluate
 from rayrec.pipelines.evaluation.lists import MODEL, MODEL_UNMASKED
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.samples.dataset.dataset import Dataset
+from tests.cli.commands import rayrec
 from tests.cli.test_version_commands import answer, refused
 from tests.helpers.later_data import grown_dataset
 from tests.helpers.runs import make_run, trained
@@ -61,6 +63,19 @@ def test_one_is_started_of_what_is_there_and_stopped(run, store, tmp_path):
     assert (stopped["state"], stopped["serving"]) == ("stopped", 2)
     assert answer("versions", store)["is_held"] is False
     assert "--share" in refused("canary", "start", store, "--version", 1, "--share", 0)
+
+
+def test_a_folder_may_be_called_like_a_tag_of_markup(run, tmp_path):
+    folder, store = tmp_path / "run[bold]", tmp_path / "s[/t]"
+    shutil.copytree(run, folder)
+    code, stdout, stderr = rayrec("publish", folder, store)
+    assert code == 0, stderr
+    assert "Version 1: run[bold] after" in stdout
+    answer("publish", folder, store)
+    answer("rollback", store)
+    assert answer("canary", "start", store, "--version", 2)["baseline"] == 1
+    assert answer("canary", "stop", store)["serving"] == 1
+    assert "run[bold], step-" in rayrec("data", "cursor", folder)[1]
 
 
 def test_held_out_data_say_whether_it_is_worse(run, store, monkeypatch):
