@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
@@ -144,7 +144,7 @@ def prepare_command(
     config = PrepareConfig.parse(
         {
             "layout": layout,
-            "layout_settings": dict(_setting_of(entry) for entry in layout_setting or ()),
+            "layout_settings": once("--layout-setting", map(_setting_of, layout_setting or ())),
             "split": split.value,
             "targets": targets.value,
             "ties": ties.value,
@@ -155,7 +155,7 @@ def prepare_command(
             "test_start": test_start,
             "valid_fraction": valid_fraction,
             "test_fraction": test_fraction,
-            "columns": dict(role_of(entry) for entry in column or ()),
+            "columns": once("--column", map(role_of, column or ())),
             "text_columns": tuple(text_column or ()),
             "names": names_of(names),
             "time_format": time_format,
@@ -250,6 +250,20 @@ def preparing_cluster() -> Iterator[None]:
 def names_of(names: str | None) -> tuple[str, ...] | None:
     """NAME,NAME,... as names."""
     return None if names is None else tuple(name.strip() for name in names.split(","))
+
+
+def once(flag: str, pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Names and values of an option that may be repeated.
+
+    Raises:
+        InputError: a name is there twice, of which only the last would count.
+    """
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InputError(f"{flag} {name}={value}: {name} is named twice; keep one of them")
+        found[name] = value
+    return found
 
 
 def role_of(entry: str) -> tuple[str, str]:

@@ -93,9 +93,11 @@ def ranking_of(
                 "ranks; name one with --ranker"
             )
         return None
-    weights = {}
+    weights: dict[str, float] = {}
     for entry in objective or ():
         label, _, weight = entry.rpartition("=")
+        if label in weights:
+            raise InputError(f"--objective {entry}: {label} is named twice; keep one of them")
         try:
             weights[label] = float(weight)
         except ValueError:

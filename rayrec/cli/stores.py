@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rayrec.cli.app import data_app
-from rayrec.cli.data import Names, TimeFormat, TimeUnitOption, names_of, role_of
+from rayrec.cli.data import Names, TimeFormat, TimeUnitOption, names_of, once, role_of
 from rayrec.platform.console import Answer, command, print_rows, progress_bar
 
 Store = Annotated[
@@ -45,7 +45,7 @@ def store_command(
     config = StoreBuildConfig.parse(
         {
             "name": name,
-            "columns": dict(role_of(entry) for entry in column or ()),
+            "columns": once("--column", map(role_of, column or ())),
             "names": names_of(names),
             "time_format": time_format,
             "time_unit": time_unit,

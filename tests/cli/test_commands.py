@@ -277,6 +277,7 @@ def test_settings_of_events_request_log_and_services_are_checked_before_anything
         ("evaluate RUN --candidates-with-neighbors 4 --ranker RUN", "--ranker has no effect with"),
         ("recommend --neighbors DATA --user u3 --data nowhere", "--data is about a run"),
         ("recommend RUN --user u3 --candidates 7", "name one with --ranker"),
+        ("recommend RUN --user u3 --ranker RUN --objective a=1 --objective a=2", "a is named twice"),
         ("replicas RUN --costs nowhere --rate 1 --within-ms 9 --max-batch 4", "--max-batch says how"),
         ("canary start nowhere --max-users 3", "--max-users says what of --data is predicted"),
         ("text export nowhere TMP/out --snapshot last", "--snapshot is of a run, which --run names"),

@@ -81,6 +81,8 @@ def test_a_split_by_time_takes_fractions(source, tmp_path):
             "valid_start (--valid-start) is '6.1.2020'; expected",
         ),
         (["--text-column", "plot"], "text_columns (--text-column) names 'plot'"),
+        (["--column", "user_id=a", "--column", "user_id=b"], "--column user_id=b: user_id is named twice"),
+        (["--layout-setting", "a=1", "--layout-setting", "a=2"], "--layout-setting a=2: a is named twice"),
     ],
 )
 def test_refusals_name_the_options(source, tmp_path, options, message):

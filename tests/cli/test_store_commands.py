@@ -39,6 +39,10 @@ def test_refusals_exit_with_two_and_name_the_option(tmp_path):
     code, _, stderr = rayrec("store", tmp_path / "nowhere", tmp_path / "store", "--column", "who")
     assert code == 2
     assert "expected ROLE=NAME" in stderr
+    twice = ("--column", "user_id=who", "--column", "user_id=whom")
+    code, _, stderr = rayrec("store", tmp_path / "nowhere", tmp_path / "store", *twice)
+    assert code == 2
+    assert "--column user_id=whom: user_id is named twice" in stderr
 
 
 def test_a_graph_that_is_bounded_stays_so_whatever_is_read_again(tmp_path):
