@@ -147,6 +147,12 @@ class DiskConfig(Config):
     def folder_path(self) -> Path:
         return Path(self.folder or tempfile.gettempdir())
 
+    def with_absolute_paths(self) -> DiskConfig:
+        """The same, to be understood from any working directory."""
+        if self.folder is None:
+            return self
+        return self.model_copy(update={"folder": str(Path(self.folder).resolve())})
+
     def times(self, num_servers: int) -> DiskConfig:
         """For one server that holds what so many would have held."""
         return self.model_copy(update={"memory": ByteSize(num_servers * self.memory)})

@@ -208,6 +208,22 @@ def test_a_run_to_begin_from_is_found_from_any_working_directory(monkeypatch, tm
     assert config.with_absolute_paths().training.init_from == str(tmp_path / "runs/pretrain")
 
 
+def test_folders_that_are_written_to_are_the_same_from_any_working_directory(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    tables = {"item": {"disk": {"memory": "1 GiB", "folder": "spill"}}, "user": {"init_scale": 0.1}}
+    snapshots = {"copy_to": "s3://bucket/run", "publish": {"to": "versions"}}
+    config = RunConfig.parse(SMALLEST | {"sparse": {"tables": tables}, "snapshots": snapshots})
+
+    found = config.with_absolute_paths()
+
+    assert found.sparse.tables["item"].disk.folder == str(tmp_path / "spill")
+    assert found.sparse.tables["user"] == config.sparse.tables["user"]
+    assert found.snapshots.copy_to == "s3://bucket/run"
+    assert found.snapshots.publish.to == str(tmp_path / "versions")
+    plain = RunConfig.parse(SMALLEST)
+    assert plain.with_absolute_paths().sparse == plain.sparse
+
+
 def test_cpus_are_counted_over_all_actors():
     config = RunConfig.parse(
         SMALLEST | {"pipeline": {"num_readers": 2, "num_trainers": 3}, "sparse": {"num_servers": 4}}

@@ -252,6 +252,8 @@ class RunConfig(Config):
         changed: dict[str, Any] = {
             "data": self.data.model_copy(update=paths),
             "model": self.model.with_absolute_paths(),
+            "snapshots": self.snapshots.with_absolute_paths(),
+            "sparse": self.sparse.with_absolute_paths(),
         }
         if (run := self.training.init_from) is not None:
             changed["training"] = self.training.model_copy(update={"init_from": absolute(run)})

@@ -21,6 +21,7 @@ from rayrec.models.base.config import DenseOptimizerConfig
 from rayrec.models.generation.forms import AnswerForm
 from rayrec.platform.config import Config
 from rayrec.platform.impression_schema import FEATURE_TABLE
+from rayrec.platform.remote_files import absolute
 from rayrec.samples.operations.config import OperationConfig
 
 TABLE_SEEDS = {"item": 1, "user": 2, "code": 3, FEATURE_TABLE: 4, "prefix": 5}
@@ -144,6 +145,16 @@ class SparseConfig(Config):
     """What rows and gradients are rounded to when they travel: `bfloat16`, half the bytes; `int8_row`, whole
     numbers of 8 bits and a scale for each row, a quarter. Servers keep and add up what `weight_dtype` says.
     The bits of a run depend on it, and not on how far its actors are from each other."""
+
+    def with_absolute_paths(self) -> SparseConfig:
+        """The same, to be understood from any working directory: servers may have another than the
+        driver, which looks whether their folders are on a disk."""
+        tables = {
+            name: table.model_copy(update={"disk": table.disk.with_absolute_paths()})
+            for name, table in self.tables.items()
+            if table.disk is not None
+        }
+        return self.model_copy(update={"tables": self.tables | tables}) if tables else self
 
     @model_validator(mode="after")
     def _settings_are_of_known_tables(self) -> SparseConfig:
@@ -383,6 +394,15 @@ class SnapshotConfig(Config):
     is gone is resumed from there."""
     publish: PublishConfig | None = None
     """Every snapshot is published, too."""
+
+    def with_absolute_paths(self) -> SnapshotConfig:
+        """The same, to be understood from any working directory: a run may be resumed from another."""
+        changed: dict[str, Any] = {}
+        if self.copy_to is not None:
+            changed["copy_to"] = absolute(self.copy_to)
+        if self.publish is not None:
+            changed["publish"] = self.publish.model_copy(update={"to": absolute(self.publish.to)})
+        return self.model_copy(update=changed)
 
 
 class RecoveryConfig(Config):
