@@ -109,7 +109,8 @@ def submit_command(
     else:
         kept, job_sizes = list(argv), (_program(cpus, gpus, resource, actors),)
         kind, stoppable, holds = "other", may_stop, actors is None
-        is_rayrec = argv[0] in {each.name for each in (*app.registered_commands, *app.registered_groups)}
+        names = {each.name for each in app.registered_commands}
+        is_rayrec = argv[0] in names | {each.name for each in app.registered_groups}
     name = job_id or f"{_stem(argv, run)}-{uuid.uuid4().hex[:6]}"
     if not JOB_ID.fullmatch(name):
         raise InputError(

@@ -118,8 +118,8 @@ def recommend_command(
             )
         if beams is not None or beam_margin is not None:
             raise InputError("--neighbors answers without a model: it takes no --beams and --beam-margin")
-        why = "is about a run, and --neighbors answers without one"
-        refuse_without_effect(context, {"snapshot", "data"}, why)
+        reason = "is about a run, and --neighbors answers without one"
+        refuse_without_effect(context, {"snapshot", "data"}, reason)
         from rayrec.pipelines.inference.neighbors import NeighborRecommender
         from rayrec.samples.dataset.dataset import Dataset
         from rayrec.samples.graph import graph_of_dataset
