@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -148,10 +149,10 @@ class DiskConfig(Config):
         return Path(self.folder or tempfile.gettempdir())
 
     def with_absolute_paths(self) -> DiskConfig:
-        """The same, to be understood from any working directory."""
+        """The same, to be understood from any working directory. Links stay: each server has its own."""
         if self.folder is None:
             return self
-        return self.model_copy(update={"folder": str(Path(self.folder).resolve())})
+        return self.model_copy(update={"folder": os.path.abspath(self.folder)})
 
     def times(self, num_servers: int) -> DiskConfig:
         """For one server that holds what so many would have held."""

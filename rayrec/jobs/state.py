@@ -19,7 +19,7 @@ from rayrec.jobs.job import Job, Placed, Plan, Running, Size, Step, Waiting
 from rayrec.jobs.queues import QueuesConfig
 from rayrec.jobs.quota import UNITS, QuotaTree
 from rayrec.jobs.room import Room, apart, fits_in
-from rayrec.pipelines.cluster.placement import Node
+from rayrec.pipelines.cluster.placement import NODE_ID_LABEL, Node
 from rayrec.platform.arrays import Int64Array
 
 Held = Mapping[int, Int64Array]
@@ -240,8 +240,12 @@ class ClusterState:
         return whole.place(size, within, whole.total_NR) is not None
 
     def could_keep(self, job: Job, size: Size) -> bool:
-        """Whether a job that may not be stopped could ever have a size: with no other job, and with the nodes
-        that are not used just now."""
+        """Whether a job that may not be stopped could have a size: with no other job, and with the nodes that
+        are not used just now.
+
+        Places are found greedily, so also with each kind of node left out in turn: others may do instead of
+        what cells need. An exact answer would try all sets of nodes.
+        """
         if not self.guarantees:
             return True  # there is room, and no cells are in the way
         if self._alone is None:
@@ -253,7 +257,21 @@ class ClusterState:
         alone = self._alone
         if alone.is_within(job, size) and alone.guarantees.has(job.queue):
             return alone.guarantees.place(job.queue, size, job.within, alone.room.total_NR) is not None
-        return alone.firm_place(job, size, alone.room.total_NR) is not None
+        total_NR = alone.room.total_NR
+        if alone.firm_place(job, size, total_NR) is not None:
+            return True
+        tried: set[tuple[bytes, str]] = set()
+        for place, node in enumerate(alone.room.nodes):
+            labels = sorted((key, value) for key, value in node.labels.items() if key != NODE_ID_LABEL)
+            kind = total_NR[place].tobytes(), repr(labels)
+            if kind in tried:
+                continue
+            tried.add(kind)
+            without_NR = total_NR.copy()
+            without_NR[place] = 0
+            if alone.firm_place(job, size, without_NR) is not None:
+                return True
+        return False
 
     def could_lend_for_good(self, queue: str, size: Size) -> bool:
         """Whether a job that may not be stopped could ever have a size beyond its queue's guarantee."""

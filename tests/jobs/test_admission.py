@@ -389,6 +389,10 @@ def test_a_job_that_may_not_be_stopped_has_to_find_room_beside_all_cells():
     assert Scheduler(others, nodes(1)).submit(fits) is None
     away = [replace(node("n0"), quarantined="bad")]
     assert Scheduler(others, away).submit(fits) is None, "a node that comes back"
+    # Six that are placed first on n1 leave no node for both cells; on n0 and n2 they are in nobody's way.
+    halves = queues(queue("a", gpus=6), queue("b", cells=[(4, 2)]))
+    members = [node("n0", 4), node("n1", 8), node("n2", 2)]
+    assert Scheduler(halves, members).submit(Waiting(job("j", "a", gang(6, cpus=10), may_stop=False))) is None
 
 
 def test_sizes_that_do_not_shrink_are_refused():

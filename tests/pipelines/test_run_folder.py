@@ -176,6 +176,7 @@ def test_a_run_goes_on_only_with_the_settings_its_results_depend_on(tmp_path, ch
         {"evaluation": {"patience": 2, "batch_size": 7, "every_epochs": 3}},
         {"data": {"path": "moved", "semantic_ids": "moved/codes", "samples": "moved/log"}},
         {"data": {"path": "data", "on_corrupt": "skip", "cache": {"folder": "cache"}}},
+        {"sparse": {"expected_rows": {"item": 40_000_000}}},
         {"sparse": {"tables": {"item": {"disk": {"memory": "1 GiB"}, "servers": [0]}}}},
         {"cluster": {"dashboard": False}},
         {"training": {"epochs": 20}},

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from rayrec.pipelines.config.run import RunConfig
-from rayrec.pipelines.runs.method import Method
+from rayrec.pipelines.runs.method import Method, rewards_of, seed_in_words
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.rl.config import RlConfig
 from rayrec.rl.policy import Policy
@@ -60,3 +60,16 @@ def test_runs_that_differ_in_seeds_alone_are_of_one_method(tmp_path):
     assert moved == seeds[0]
     others = [supervised, method_of("loss", 0, 0, "grpo"), method_of("steps", 0, 0, steps=7)]
     assert len({each.settings for each in (seeds[0], *others)}) == 4
+
+
+def test_a_quantized_run_is_of_the_method_that_its_source_was_trained_by(tmp_path):
+    config = RunConfig.parse({"data": {"path": "data"}, "model": {"name": "prefix_decoder"}})
+    source, quantized = (RunFolder.create(tmp_path / name, config) for name in ("source", "quantized"))
+    rewards = {"rewards": {"parts": [{"kind": "hit"}]}, "seed": 3}
+    (source.path / "rl.yaml").write_text(RlConfig.parse({"init_from": "runs/0", **rewards}).to_yaml())
+
+    quantized.update(by_rewards=rewards_of(source))
+
+    assert Method.of_run(quantized) == Method.of_run(source)
+    assert seed_in_words(Method.of_run(source).seed) == "the seeds 3 (rewards) and 0"
+    assert seed_in_words(4) == "the seed 4"

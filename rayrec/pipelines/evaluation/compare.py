@@ -32,6 +32,7 @@ from rayrec.pipelines.metrics.paired_bootstrap import PairedEstimate, compare_sc
 from rayrec.pipelines.metrics.positions import FORMAT, ListInfo, Positions, PositionsHeader, read_header
 from rayrec.pipelines.metrics.ranking_metrics import MOST_DEPTH, metric_names, score_of
 from rayrec.pipelines.metrics.slices import slices_of
+from rayrec.pipelines.runs.method import seed_in_words
 from rayrec.pipelines.runs.run_folder import RunFolder
 from rayrec.pipelines.runs.snapshots import SnapshotName, snapshot_name
 from rayrec.platform.arrays import BoolArray, Float64Array
@@ -288,7 +289,7 @@ def _check_seeds(side: Sequence[Evaluated]) -> None:
         elif one.info.search != other.info.search:
             why = f"their lists were found differently ({one.info.search}; {other.info.search})"
         elif x.seed is not None and x.seed == y.seed:
-            why = f"both have the seed {x.seed}, so they say nothing of other seeds"
+            why = f"both have {seed_in_words(x.seed)}, so they say nothing of other seeds"
         else:
             continue
         raise InputError(f"{one.where} and {other.where} are not two seeds of one method: {why}")

@@ -211,12 +211,13 @@ def _calibrated(
     """(Observers of every layer while users of `valid` are answered, how many users)."""
     check_split(recommender.dataset, "valid")
     total = min(request.calibrate, recommender.dataset.num_evaluated("valid"))
+    exclude_seen = model.assembly.task.config.evaluation.exclude_seen
     done = 0
     with observed(recommender.network) as observers:
         for samples in model_batches(
             recommender, HeldOut(recommender.dataset, "valid", total), request.batch_size
         ):
-            recommender.recommend_samples(samples, LIST_LENGTH, exclude_seen=True)
+            recommender.recommend_samples(samples, LIST_LENGTH, exclude_seen=exclude_seen)
             done += samples.num_rows
             tell("calibrate", done, total)
     return observers, done

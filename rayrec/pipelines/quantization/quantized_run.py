@@ -16,6 +16,7 @@ from rayrec.embeddings.shard.shard import EmbeddingShard
 from rayrec.embeddings.snapshot.saved_files import SavedFile, checksum_file
 from rayrec.embeddings.snapshot.snapshot import load_tables, write_table
 from rayrec.pipelines.config.run import RunConfig
+from rayrec.pipelines.runs.method import BY_REWARDS, rewards_of
 from rayrec.pipelines.runs.run_folder import COLUMNS_FILE, RunFolder
 from rayrec.pipelines.runs.snapshots import Snapshot, write_snapshot
 from rayrec.pipelines.tasks.assembly import Assembly
@@ -65,6 +66,7 @@ def write_quantized_run(
             best=path.name,
             last=path.name,
             quantized_from=str(source.path.resolve()),
+            **({} if (by_rewards := rewards_of(source)) is None else {BY_REWARDS: by_rewards}),
         )
         (draft / REPORT).write_text(json.dumps(report, indent=2) + "\n")
 

@@ -22,6 +22,11 @@ _APART_BY_REWARDS = (
 its own."""
 
 
+BY_REWARDS = "by_rewards"
+"""In the state of a run's folder that has no such settings of its own."""
+_SEED_BITS = 32
+
+
 class Method(NamedTuple):
     """Of a run."""
 
@@ -32,12 +37,11 @@ class Method(NamedTuple):
     @classmethod
     def of_run(cls, folder: RunFolder) -> Method:
         """Of the run that a folder holds, with what it was trained by rewards with, if it was."""
-        method, path = cls.of(folder.config), folder.path / RL_CONFIG
-        if not path.is_file():
+        method, by_rewards = cls.of(folder.config), rewards_of(folder)
+        if by_rewards is None:
             return method
-        by_rewards = read_values(path)
         # Runs from one start differ in the one seed, and those from several in the other.
-        seed = (int(by_rewards["seed"]) << 32) + method.seed
+        seed = (int(by_rewards["seed"]) << _SEED_BITS) + method.seed
         values = [method.settings, _kept(by_rewards, _APART_BY_REWARDS)]
         return cls(_hashed(values), seed)
 
@@ -47,6 +51,21 @@ class Method(NamedTuple):
         # Each seed may begin with weights of its own.
         values["training"]["init_from"] = config.training.init_from is not None
         return cls(_hashed(values), config.seed)
+
+
+def rewards_of(folder: RunFolder) -> dict[str, Any] | None:
+    """What a run was trained by rewards with; of one that was quantized, what its source was trained with."""
+    path = folder.path / RL_CONFIG
+    if path.is_file():
+        return read_values(path)
+    found: dict[str, Any] | None = folder.state.get(BY_REWARDS)
+    return found
+
+
+def seed_in_words(seed: int) -> str:
+    """Of a `Method`."""
+    by_rewards, supervised = divmod(seed, 1 << _SEED_BITS)
+    return f"the seed {seed}" if not by_rewards else f"the seeds {by_rewards} (rewards) and {supervised}"
 
 
 def _hashed(values: Any) -> str:

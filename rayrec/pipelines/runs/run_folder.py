@@ -57,7 +57,7 @@ FREE_TO_CHANGE = (
     "sparse.server_memory",
     "sparse.server_threads",
     "sparse.step_buffer",
-    "sparse.expected_rows",
+    "sparse.expected_rows.",
     "sparse.eviction.remember_steps",
     *(
         f"sparse.tables.{table}.{key}"

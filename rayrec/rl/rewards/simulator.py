@@ -216,5 +216,8 @@ def _matrix(lists: pa.ChunkedArray, file: Path) -> Float64Array:
     lengths = pc.unique(pc.list_value_length(rows)).to_pylist()
     if len(lengths) != 1 or lengths == [None]:  # in all, they may still divide into equal rows
         raise InputError(f"{file}: rows have {lengths} factors; each needs as many as the others")
-    found: Float64Array = rows.flatten().to_numpy().astype(np.float64).reshape(len(rows), -1)
+    values = rows.flatten()
+    if values.null_count:
+        raise InputError(f"{file}: {values.null_count} factors are missing; each row needs all of its own")
+    found: Float64Array = values.to_numpy().astype(np.float64).reshape(len(rows), -1)
     return found

@@ -89,6 +89,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._headers_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
 
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: Uvicorn would advise libraries that change nothing here, at every such request."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         address = self.client[0] if self.client else ""
