@@ -32,7 +32,7 @@ from rayrec.platform.errors import InputError
 _MOST_CHANGES = 8
 """Layers of changes above the base, each of which a lookup asks; then they are made one."""
 _READ_AT_ONCE = 65_536
-"""Rows of the base: whoever reads those of all items lets others in between."""
+"""Rows of the base: who reads those of all items lets others in between."""
 
 
 def reading_config(config: TableConfig) -> TableConfig:
@@ -103,7 +103,7 @@ class LayeredTable:
         self._base = base
         self._changes = tuple(changes)
         if reading is None:
-            # Rows in memory lie still. Those on disk are moved by whoever reads them, and one version
+            # Rows in memory lie still. Those on disk are moved by who reads them, and one version
             # answers while another one on the same base is made.
             reading = nullcontext() if base.config.disk is None else threading.Lock()
         self._reading = reading
