@@ -163,7 +163,7 @@ class Reservations:
 
     def _is_closed(self, entry: Entry, now: float) -> bool:
         waited_s = now - entry.job.waits_since
-        # A job that ends before this one's time takes nothing from it, and the room would stand idle until then.
+        # A job that ends before this one's time takes nothing from it, and the room would stand idle.
         return waited_s >= 0 and (entry.num_passed >= self._max_passes or waited_s >= self._max_wait_s)
 
     def _reserve(self, entry: Entry, now: float, is_closed: bool) -> None:
