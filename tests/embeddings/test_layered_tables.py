@@ -104,7 +104,7 @@ def test_rows_take_no_memory_for_what_only_training_needs():
 
 
 def test_versions_on_one_base_read_its_rows_on_disk_at_once(tmp_path, monkeypatch):
-    """One answers while the next one is made; whoever reads rows on disk moves them."""
+    """One answers while the next one is made; who reads rows on disk moves them."""
     monkeypatch.setattr(layered_tables, "_READ_AT_ONCE", 1_000)
     config = TableConfig(name="items", dim=64, optimizer=SgdConfig())
     table, ids_M = EmbeddingTable(config), np.arange(40_000)

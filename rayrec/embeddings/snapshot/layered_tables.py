@@ -148,7 +148,7 @@ class LayeredTable:
         return rows_MD
 
     def _base_rows(self, ids_M: Int64Array) -> Float32Array:
-        if len(ids_M) <= _READ_AT_ONCE:
+        if len(ids_M) <= _READ_AT_ONCE or self._base.config.disk is None:
             with self._reading:
                 return self._base.lookup(ids_M)
         rows_MD = np.empty((len(ids_M), self.dim), dtype=np.float32)
