@@ -3,19 +3,22 @@
     python -m benchmarks.equal_tuning SOURCES movielens/shuffled/sasrec movielens/shuffled/tiger ...
 
 A row is named as for `benchmarks.reproduction`, and its search begins with that row's recipe. Budget and
-space are those of all files of configs/tuning. Trials run in this process, one after the other; a search that
-was interrupted goes on. Only the trial that was best on validation users is judged on test users.
+space are those of all files of configs/tuning. Trials run in this process, one after the other. A search that
+was interrupted goes on, from its folder or from what is kept of it beside the records. Only the trial that
+was best on validation users is judged on test users.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from benchmarks.quality_data import KEPT, Row, config_of, recorded
+from benchmarks.kept_searches import FOLDER as SEARCHES
+from benchmarks.kept_searches import KeptSearch
+from benchmarks.quality_data import KEPT, Row, config_of, made_of, recorded
 from benchmarks.quality_pairs import keep_positions, ranking_details
 from benchmarks.quality_rows import DATASETS, METHODS
 from benchmarks.quality_tuned import FOLDER
@@ -26,6 +29,7 @@ from rayrec.pipelines.tasks.assembly import assemble
 from rayrec.pipelines.tuning.config import TuningConfig
 from rayrec.pipelines.tuning.folder import TuningFolder
 from rayrec.pipelines.tuning.running import trials_here
+from rayrec.pipelines.tuning.search import Tried
 from rayrec.pipelines.tuning.tune import tune
 from rayrec.platform.checkout import CHECKOUT
 from rayrec.platform.console import log, progress_bar
@@ -35,40 +39,41 @@ BUDGET = CHECKOUT / "configs" / "tuning" / "beauty-sasrec.yaml"
 """Its budget and space are those of the files beside it."""
 
 
-def measure(row: Row, sources: Path, commit: str, searches: Path) -> dict[str, Any]:
-    """Search for settings of a row on validation users, and judge the best trial on test users.
+def measure(row: Row, sources: Path, commit: str, searches: Path) -> None:
+    """Search for settings of a row on validation users, judge the best trial on test users, and record it.
 
     Args:
         commit: of the code that measures.
         searches: where searches are kept; one that is there goes on.
     """
     base = config_of(row, sources)
+    record = row.record.parent / FOLDER / row.record.name
+    folder = TuningFolder(searches / row.record.stem)
+    is_over = folder.holds_search and record.is_file()
+    before = json.loads(record.read_bytes())["made_of"]["commit"].split() if is_over else []
+    kept = KeptSearch(row.record.parent / SEARCHES / row.record.stem, made_of(row))
+    if (ids := kept.begin(base.data.semantic_ids, [*before, commit])) is not None:
+        base = base.model_copy(update={"data": base.data.model_copy(update={"semantic_ids": str(ids)})})
     begin = searches / f"{row.record.stem}.yaml"
     searches.mkdir(parents=True, exist_ok=True)
     write_atomically(begin, base.to_yaml().encode())
-    commits = searches / f"{row.record.stem}.commits"  # of all that trials were trained with
-    known = commits.read_text().split() if commits.exists() else []
-    if commit not in known:
-        known.append(commit)
-        write_atomically(commits, "\n".join(known).encode())
     tuning = TuningConfig.load(BUDGET, [f"config={begin}"])
-    folder = TuningFolder(searches / row.record.stem)
+    kept.restore(folder, tuning)
+
     with progress_bar("tune") as progress:
-        result = tune(
-            tuning,
-            folder.path,
-            resume="if_begun",
-            open_trials=trials_here,
-            on_trial=lambda tried, _: progress(tried.number + 1, tuning.trials),
-        )
+
+        def on_trial(tried: Tried, best: Tried | None) -> None:
+            kept.keep(folder)
+            progress(tried.number + 1, tuning.trials)
+
+        result = tune(tuning, folder.path, resume="if_begun", open_trials=trials_here, on_trial=on_trial)
     best = folder.trial_path(result.best)
     with progress_bar("evaluate") as progress:
         report = evaluate(best, on_batch=progress, baselines=False)
     shown, tuned = DATASETS[row.dataset].shown_list, RunFolder.open(best).config
     task = assemble(tuned).task
-    record = row.record.parent / FOLDER / row.record.name
     states = [trial["state"] for trial in result.trials]
-    return {
+    measured = {
         **asdict(row),
         "search": {
             "trials": {state: states.count(state) for state in ("complete", "pruned", "failed")},
@@ -85,8 +90,10 @@ def measure(row: Row, sources: Path, commit: str, searches: Path) -> dict[str, A
         **ranking_details(report, shown),
         **keep_positions(record, report, [shown]),
         "num_users": report.count,
-        **provenance(row, " ".join(known), task.dataset, task.semantic_ids_version, recorded(tuned)),
+        **provenance(row, kept.commits, task.dataset, task.semantic_ids_version, recorded(tuned)),
     }
+    write_record(record, measured)
+    kept.forget()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -102,8 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commit = commit_of(CHECKOUT)
     for row in rows:
         log.print(row.name)
-        record = measure(row, options.sources, commit, options.searches)
-        write_record(row.record.parent / FOLDER / row.record.name, record)
+        measure(row, options.sources, commit, options.searches)
 
 
 if __name__ == "__main__":

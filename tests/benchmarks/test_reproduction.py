@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -233,6 +235,14 @@ def test_a_commit_is_dirty_where_something_differs_that_decides(tmp_path):
     assert commit_of(tmp_path) == clean
 
 
+def interrupted(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def kept_searches(folder: Path) -> list[Path]:
+    return list((folder / "records" / "searches").glob("*/search.json"))
+
+
 @pytest.mark.slow
 def test_a_row_is_tuned_goes_on_and_is_on_the_page_beside_the_one_of_its_recipe(
     sources, tmp_path, monkeypatch
@@ -247,8 +257,22 @@ def test_a_row_is_tuned_goes_on_and_is_on_the_page_beside_the_one_of_its_recipe(
     monkeypatch.setattr(equal_tuning, "BUDGET", tmp_path / "budget.yaml")
     asked = [str(sources), ROW.name, "--searches", str(tmp_path / "searches")]
     main([str(sources), ROW.name, "--local"])
+    with monkeypatch.context() as changed:
+        changed.setattr(equal_tuning, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            equal_tuning.main(asked)
+    assert len(kept_searches(tmp_path)) == 1
+    shutil.rmtree(tmp_path / "searches")  # as .cache is easily lost
+    with monkeypatch.context() as changed:
+        changed.setattr(equal_tuning, "made_of", lambda row: {"settings": "others"})
+        with pytest.raises(InputError, match="of another recipe"):
+            equal_tuning.main(asked)
 
     equal_tuning.main(asked)
+
+    assert kept_searches(tmp_path) == []
+    again = (tmp_path / "searches" / ROW.record.stem / "trials").iterdir()
+    assert len(list(again)) == 1  # of two trials, the one that leads was trained again
 
     path = tmp_path / "records" / "tuned" / ROW.record.name
     record = json.loads(path.read_text())

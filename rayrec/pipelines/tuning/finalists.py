@@ -7,13 +7,37 @@ users favor: judged on all of them, another one may be better.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rayrec.pipelines.tuning.folder import TuningFolder
 from rayrec.pipelines.tuning.running import Trials
 from rayrec.pipelines.tuning.search import Tried
+from rayrec.pipelines.tuning.trial import TrialSpec
 
 logger = logging.getLogger(__name__)
+
+
+def restore(
+    wanted: Sequence[Tried], folder: TuningFolder, trials: Trials, spec_of: Callable[[Tried], TrialSpec]
+) -> None:
+    """Train trials again whose runs are gone, as where a search goes on from its journal on another machine.
+
+    Args:
+        spec_of: what a trial has to know to be trained to its end.
+    """
+    gone = [tried for tried in wanted if not folder.trial_path(tried.number).exists()]
+    for tried in gone:
+        trials.begin(spec_of(tried))
+    for tried in gone:
+        outcome = trials.outcome(tried.number)
+        told, found = tried.outcome.value, outcome.value
+        if found != told:  # another machine rounds otherwise
+            logger.warning(
+                "trial %d was trained again, since its run is gone: %s, and it was %s then",
+                tried.number,
+                outcome.reason if found is None else found,
+                told,
+            )
 
 
 def judged(leading: Sequence[Tried], folder: TuningFolder, trials: Trials, metric: str) -> dict[int, float]:

@@ -24,7 +24,7 @@ from rayrec.pipelines.tasks.next_item import NextItemTask
 from rayrec.pipelines.tasks.sizes import with_sizes
 from rayrec.pipelines.tasks.task import Task
 from rayrec.pipelines.tuning.config import TrialConfig, TuningConfig
-from rayrec.pipelines.tuning.finalists import judged, winner
+from rayrec.pipelines.tuning.finalists import judged, restore, winner
 from rayrec.pipelines.tuning.folder import Entry, TuningFolder
 from rayrec.pipelines.tuning.pruning import Bounds
 from rayrec.pipelines.tuning.results import Results
@@ -75,7 +75,8 @@ def tune(
     Args:
         folder: of the search; new or empty, unless it goes on.
         resume: go on with the search that the folder holds: trials that were told are not trained again, and
-            those that were cut short go on from their snapshots. `if_begun`: if it holds one.
+            those that were cut short go on from their snapshots. `if_begun`: if it holds one. Of a folder
+            that has lost its trials, the journal is enough: only those that lead are trained again.
         open_trials: where trials run; the outcomes are the same.
 
     Raises:
@@ -127,9 +128,16 @@ def tune(
                 raise InputError(
                     f"{folder}: all {len(reasons)} trials failed, the first one because: {reasons[0]}"
                 )
+
+            def spec_again(tried: Tried) -> TrialSpec:
+                return spec_of(tried.number, tried.settings, ())
+
             if len(leading) > 1:
+                known = there.read_judged()
+                restore([each for each in leading if each.number not in known], there, trials, spec_again)
                 values = judged(leading, there, trials, metric)
             best = winner(leading, values, is_larger_better)
+            restore([best], there, trials, spec_again)
             if num_finalists > 1:
                 results.won(best, values.get(best.number))
     assert best.outcome.value is not None, "it is complete"

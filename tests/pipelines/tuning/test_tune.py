@@ -209,6 +209,32 @@ def test_a_trial_whose_snapshots_were_deleted_is_no_finalist_any_more(run_file, 
 
 
 @pytest.mark.slow
+def test_a_search_that_lost_its_runs_trains_those_that_lead_again(
+    searched_by_few, run_file, not_judged, caplog
+):
+    shutil.rmtree(not_judged / "trials")
+    trained: list[int] = []
+
+    def train_one(config: RunConfig, folder: Path, *rest: Any, **more: Any) -> Any:
+        trained.append(int(folder.name))
+        return train(config, folder, *rest, **more)
+
+    found = tune(few_users(run_file, keep="all"), not_judged, resume=True, open_trials=here(train_one))
+
+    before = searched_by_few[1]
+    assert sorted(trained) == sorted(before.judged)
+    assert (found.best, found.judged) == (before.best, before.judged)
+    assert journal(not_judged) == journal(searched_by_few[0])
+    assert TuningFolder(not_judged).has_snapshots(found.best)
+    assert "was trained again" not in caplog.text  # to the bit
+
+    shutil.rmtree(not_judged / "trials")
+    trained.clear()
+    found = tune(few_users(run_file, keep="all"), not_judged, resume=True, open_trials=here(train_one))
+    assert trained == [found.best]  # what the others are worth is known
+    assert found.judged == before.judged
+
+
 def test_all_snapshots_stay_where_that_is_asked_for(run_file, tmp_path):
     tune(tuning(run_file, trials=2, keep="all"), tmp_path / "search", open_trials=trials_here)
 
