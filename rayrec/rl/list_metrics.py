@@ -49,8 +49,11 @@ class SampledLists:
     """For each temperature: distinct items, likeliest first, and their log-probabilities."""
 
     def evaluated(self, score: ListScorer) -> EvaluatedLists:
-        """Compute metrics, with the mean reward of every list."""
-        found = [score(items_UK, log_probs_UK) for items_UK, log_probs_UK in self.lists]
+        """Compute metrics, with the mean reward of every list's items."""
+        found = [
+            {name: _means(reward_UK, items_UK) for name, reward_UK in score(items_UK, log_probs_UK).items()}
+            for items_UK, log_probs_UK in self.lists
+        ]
         names = found[0] if found else ()
         unknown_U = np.full(len(self.prompts), UNKNOWN)
         return EvaluatedLists(
@@ -58,7 +61,7 @@ class SampledLists:
             positions_U=target_places(self.ranked_UK, self.prompts.targets_U),
             top_UK=self.ranked_UK[:, :10],
             behavior_U=self.prompts.target_labels.get("behavior", unknown_U),
-            rewards={name: np.stack([each[name].mean(axis=1) for each in found], axis=1) for name in names},
+            rewards={name: np.stack([each[name] for each in found], axis=1) for name in names},
         )
 
 
@@ -74,7 +77,8 @@ class EvaluatedLists:
     behavior_U: Int64Array
     """Code of the logged event's behavior; -1 where it is unknown."""
     rewards: Mapping[str, np.ndarray]
-    """[U, T] mean reward of the list sampled at each temperature: `TOTAL`, and its parts by name."""
+    """[U, T] mean reward of the items in the list sampled at each temperature, 0 where there are none:
+    `TOTAL`, and its parts by name."""
 
     @staticmethod
     def concatenate(parts: Sequence[EvaluatedLists]) -> EvaluatedLists:
@@ -106,6 +110,13 @@ class EvaluatedLists:
         for name, reward_UT in self.rewards.items():
             scores["reward" if name == TOTAL else f"reward/{name}"] = reward_UT[:, temperature]
         return scores
+
+
+def _means(reward_UK: np.ndarray, items_UK: Int64Array) -> np.ndarray:
+    """[U] mean of the places that have an item: were the others 0, a short list would hide penalties."""
+    is_item_UK = items_UK >= 0
+    means_U: np.ndarray = np.where(is_item_UK, reward_UK, 0.0).sum(axis=1)
+    return means_U / np.maximum(is_item_UK.sum(axis=1), 1)
 
 
 def summarized(scores_U: np.ndarray, seed: int = 0) -> Estimate:

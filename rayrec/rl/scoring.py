@@ -26,7 +26,7 @@ from rayrec.rl.list_metrics import EvaluatedLists, SampledLists
 from rayrec.rl.losses.terms import has_spread
 from rayrec.rl.policy import Policy
 from rayrec.rl.prompts import Prompts
-from rayrec.rl.rewards.base import CandidateLists, Ranker, RewardContext
+from rayrec.rl.rewards.base import CandidateLists, Ranker, RewardContext, RewardError
 from rayrec.rl.rewards.config import RewardsConfig, build_rewards
 from rayrec.rl.rewards.guard import RewardGuard
 from rayrec.rl.rewards.mix import TOTAL, RewardMix
@@ -141,10 +141,15 @@ class RolloutScorer:
                 updated.
         """
         lists = self._inputs.lists(rollouts.prompts, rollouts.items_UG, rollouts.log_probs_UG)
+        before = self._mix.state()
         mixed = self._mix.mix(lists)
         # The target is scored as one more candidate, since its reward may depend on its position.
         with_targets = lists.with_targets(rollouts.target_log_probs_U)
-        of_targets = self._mix.mix(with_targets, learns=False)
+        try:
+            of_targets = self._mix.mix(with_targets, learns=False)
+        except RewardError:
+            self._mix.load(before)
+            raise
         has_target_U = with_targets.is_item_UG[:, -1]
         has_spread_U = has_spread(torch.from_numpy(mixed.total_UG), torch.from_numpy(rollouts.weights_UG))
         report = self._guard.watch(mixed)
@@ -180,10 +185,7 @@ class RolloutScorer:
     ) -> Mapping[str, np.ndarray]:
         lists = self._inputs.lists(sampled.prompts, items_UK, log_probs_UK)
         mixed = self._mix.mix(lists, learns=False, normalizes=False)
-        return {
-            name: np.where(items_UK >= 0, reward_UK, 0.0)
-            for name, reward_UK in {TOTAL: mixed.total_UG, **mixed.parts}.items()
-        }
+        return {TOTAL: mixed.total_UG, **mixed.parts}
 
     def state(self) -> dict[str, Any]:
         """Return the state of rewards and guard, as JSON values."""

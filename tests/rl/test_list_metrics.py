@@ -4,12 +4,13 @@ Axes: U users, K positions of a list, T temperatures, I items.
 """
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from rayrec.rl.evaluation import Comparison, best_temperature, worsened
-from rayrec.rl.list_metrics import EvaluatedLists, diversity, relative_change, summarized
+from rayrec.rl.list_metrics import EvaluatedLists, SampledLists, diversity, relative_change, summarized
 from rayrec.rl.rewards.config import RewardsConfig
 from rayrec.rl.rewards.mix import TOTAL
 
@@ -131,3 +132,23 @@ def test_parts_of_users_make_the_whole():
     assert whole.positions_U.tolist() == [0, 1, 2]
     assert whole.some(whole.behavior_U == 1).positions_U.tolist() == [1, 2]
     assert whole.rewards[TOTAL].shape == (3, 1)
+
+
+class Users(SimpleNamespace):
+    """Prompts, as far as metrics read them."""
+
+    def __len__(self) -> int:
+        return len(self.targets_U)
+
+
+def test_a_list_with_free_places_is_worth_what_its_items_are_worth():
+    """Otherwise a list of one penalty would be better than one of three."""
+    users = Users(
+        targets_U=np.array([5, 5, 5]), samples=SimpleNamespace(user_ids_B=np.arange(3)), target_labels={}
+    )
+    items_UK = np.array([[1, 2, 3], [1, -1, -1], [-1, -1, -1]])
+    sampled = SampledLists(users, items_UK, ((items_UK, np.zeros((3, 3))),))
+
+    found = sampled.evaluated(lambda items_UK, _: {TOTAL: np.where(items_UK >= 0, -1.0, 7.0)})
+
+    np.testing.assert_array_equal(found.rewards[TOTAL][:, 0], [-1.0, -1.0, 0.0])

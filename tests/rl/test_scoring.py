@@ -3,10 +3,11 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 
 from rayrec.rl.losses.terms import gated_by_target, standardized
-from rayrec.rl.rewards.base import CandidateLists
+from rayrec.rl.rewards.base import CandidateLists, RewardError
 from rayrec.rl.rewards.guard import RewardGuard
 from rayrec.rl.rewards.logged_targets import Hit, RankPosition
 from rayrec.rl.rewards.mix import RewardMix, WeightedReward
@@ -16,8 +17,7 @@ from rayrec.rl.scoring import RolloutScorer
 HIT_AND_RANK = [WeightedReward("hit", Hit()), WeightedReward("rank_position", RankPosition())]
 
 
-def scored(items_UG, log_probs_UG, targets_U, target_log_probs_U):
-    """By the rewards of `configs/beauty-rl.yaml`."""
+def scorer_and_rollouts(mix, items_UG, log_probs_UG, targets_U, target_log_probs_U):
     items_UG, targets_U = np.array(items_UG), np.array(targets_U)
     prompts = SimpleNamespace(targets_U=targets_U)
     inputs = SimpleNamespace(
@@ -28,7 +28,13 @@ def scored(items_UG, log_probs_UG, targets_U, target_log_probs_U):
     weights_UG = np.full(items_UG.shape, 1.0 / items_UG.shape[1])
     of_codes_UGL = np.array(log_probs_UG)[:, :, None]
     rollouts = Rollouts(prompts, items_UG, of_codes_UGL, weights_UG, np.array(target_log_probs_U), 0)
-    return RolloutScorer(RewardMix(HIT_AND_RANK), RewardGuard(), inputs).score(rollouts)[1]
+    return RolloutScorer(mix, RewardGuard(), inputs), rollouts
+
+
+def scored(*lists):
+    """By the rewards of `configs/beauty-rl.yaml`."""
+    scorer, rollouts = scorer_and_rollouts(RewardMix(HIT_AND_RANK), *lists)
+    return scorer.score(rollouts)[1]
 
 
 def test_the_target_is_scored_as_part_of_the_sampled_list():
@@ -52,3 +58,19 @@ def test_a_hit_is_not_gated_for_being_unlikely():
     gated_UG = gated_by_target(advantages_UG, rewards_UG, torch.from_numpy(found.target_rewards_U))
     assert advantages_UG[0, 1] > 0
     assert torch.equal(gated_UG, advantages_UG)
+
+
+def test_where_the_reward_of_a_target_fails_nothing_is_learned_of_the_candidates():
+    def fails_at_targets(lists):
+        if (lists.items_UG == 7).any():
+            raise OSError("no answer")
+        return lists.items_UG.astype(float)
+
+    mix = RewardMix([WeightedReward("asked", fails_at_targets, normalize="standard")])
+    scorer, rollouts = scorer_and_rollouts(mix, [[5, 9]], [[-1.0, -2.0]], [7], [-2.0])
+    before = scorer.state()
+
+    with pytest.raises(RewardError, match="no answer"):
+        scorer.score(rollouts)
+
+    assert scorer.state() == before
