@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rayrec.platform.errors import InputError, NoRoomError
-from rayrec.platform.files import no_room, without_nan
+from rayrec.platform.files import no_room, unusable_path, without_nan
 
 out = Console()
 log = Console(stderr=True)
@@ -93,11 +93,10 @@ def _report(error: Exception) -> int:
         from rayrec.platform.ray_errors import root_cause
 
         cause = root_cause(error)
-    is_input = isinstance(cause, InputError)
-    cause = no_room(cause) or cause
+    cause = no_room(cause) or unusable_path(cause) or cause
     text = str(cause) if isinstance(cause, InputError | NoRoomError) else f"{type(cause).__name__}: {cause}"
     log.print(f"rayrec: {text}", style="red", markup=False, highlight=False, soft_wrap=True)
-    return 2 if is_input else 1
+    return 2 if isinstance(cause, InputError) else 1
 
 
 class ShowProgress(Protocol):

@@ -43,6 +43,24 @@ def no_room(error: BaseException, folder: Path | None = None, then: str = "") ->
     return NoRoomError(f"{place} {_FULL[number]} ({error}); {remedy}{then}")
 
 
+_UNUSABLE = {
+    errno.EEXIST: "is there already",
+    errno.ENOTDIR: "lies below a file, and not in a folder",
+    errno.EISDIR: "is a folder, and not a file",
+    errno.EACCES: "may not be read or written by this user",
+    errno.EPERM: "may not be changed by this user",
+    errno.ENAMETOOLONG: "has too long a name",
+}
+
+
+def unusable_path(error: BaseException) -> InputError | None:
+    """The sentence for a place that cannot be read or written as asked; None for any other error."""
+    where = getattr(error, "filename", None)
+    if not isinstance(error, OSError) or where is None or error.errno not in _UNUSABLE:
+        return None
+    return InputError(f"{where}: {_UNUSABLE[error.errno]} ({error.strerror}); name another place")
+
+
 def is_plain_name(name: object) -> bool:
     """Whether this is the name of something directly in a folder, and of nothing outside of it."""
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")

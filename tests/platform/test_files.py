@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from rayrec.platform.files import (
     append_line,
     is_plain_name,
     no_room,
+    unusable_path,
     write_atomically,
     write_json,
     written_whole,
@@ -125,6 +127,23 @@ def test_a_disk_that_takes_no_more_is_said_in_a_sentence(error, said):
     found = no_room(error, folder)
 
     assert (found is None) if said is None else str(found).startswith(said)
+
+
+def test_a_place_that_cannot_be_used_is_said_in_a_sentence(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("")
+
+    def told(act: Callable[[], object]) -> str:
+        with pytest.raises(OSError, match="Errno") as raised:
+            act()
+        return str(unusable_path(raised.value))
+
+    assert told((file / "below" / "it").mkdir).startswith(f"{file}/below/it: lies below a file")
+    assert told(file.mkdir).startswith(f"{file}: is there already (File exists)")
+    assert told(tmp_path.read_bytes).startswith(f"{tmp_path}: is a folder")
+    assert told((tmp_path / ("a" * 300)).touch).endswith("(File name too long); name another place")
+    assert told((tmp_path / "none").read_bytes) == "None"  # perhaps a fault of ours: shown as it is
+    assert unusable_path(OSError(errno.EACCES, "Permission denied")) is None  # of what, it does not say
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../a", "/a", "a/b", "a\\b", "a\0b", None, 7])
