@@ -330,9 +330,6 @@ METHODS = {
         tokenizer="letter",
     ),
     "generative-published": Method("prefix decoder, published IDs", "beauty-generative", "published"),
-    "tiger-published": Method(
-        "encoder-decoder over codes (TIGER), published IDs", "beauty-tiger", "published"
-    ),
     "generative-content": Method(
         "prefix decoder, words and attributes of prefixes",
         "beauty-generative",
@@ -369,7 +366,6 @@ METHODS["light-sasrec-ids"] = replace(
 for _name, _network in {
     "light": "light decoder over codes, rows of codes on parameter servers",
     "lazy": "lazy decoder",
-    "tiger": "encoder-decoder over codes (TIGER)",
     "codes": "prefix decoder without vectors of its own: codes, words and attributes",
     "generative": "prefix decoder",
     "hybrid": "sparse-dense hybrid",

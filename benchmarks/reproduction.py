@@ -55,7 +55,6 @@ ONE_SEED = {
     "ids-letter",
     "light-sasrec-ids",
     "lazy-sasrec",
-    "tiger-sasrec",
     "generative-sasrec",
 }
 """Methods that have one there, too, with those of published IDs: earlier recipes, controls and variants."""
