@@ -4,6 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayrec.models.base import keyed_random
 from rayrec.models.base.keyed_random import KeyedDropout, token_keys
 from rayrec.platform import hashing
 from rayrec.platform.tensor_hashing import mix64
@@ -83,3 +84,42 @@ def test_neighboring_elements_and_tokens_are_uncorrelated():
 
     assert float(correlations.abs().max()) < 0.08  # five standard deviations of 4,000 pairs
     assert abs(float(along_tokens)) < 0.03
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 50, 128])
+@pytest.mark.parametrize("probability", [0.1, 0.3, 0.77])
+def test_the_kernel_of_cpus_gives_the_bits_of_torchs_operations(probability, width, monkeypatch):
+    random = torch.Generator().manual_seed(width)
+    values_ND = torch.randn(200, 2 * width, generator=random)[:, ::2]  # elements are not side by side
+    values_ND[3, 0], values_ND[4, 0] = torch.inf, torch.nan
+    grad_ND = torch.randn(200, width, generator=random)
+    keys_N = token_keys(0, 7, torch.arange(200), torch.arange(200) % 9)
+    dropout = KeyedDropout(probability, index=5)
+
+    def found() -> list[bytes]:
+        x_ND = values_ND.clone().requires_grad_()
+        out_ND = dropout(x_ND, keys_N)
+        out_ND.backward(grad_ND)
+        return [out_ND.detach().numpy().tobytes(), x_ND.grad.numpy().tobytes()]
+
+    by_kernel = found()
+    monkeypatch.setattr(keyed_random, "_has_kernel", lambda x_ND: False)
+
+    assert by_kernel == found()
+
+
+def test_without_tokens_nothing_is_dropped():
+    x_ND = torch.zeros(0, 8, requires_grad=True)
+
+    KeyedDropout(0.5, 0)(x_ND, torch.zeros(0, dtype=torch.int64)).sum().backward()
+
+    assert x_ND.grad.shape == (0, 8)
+
+
+def test_numbers_of_other_types_are_dropped_alike():
+    x_ND = torch.ones(30, 8)
+    keys_N = torch.arange(30)
+    expected = KeyedDropout(0.5, 0)(x_ND, keys_N)
+
+    for dtype in (torch.float64, torch.bfloat16):
+        assert torch.equal(KeyedDropout(0.5, 0)(x_ND.to(dtype), keys_N), expected.to(dtype))

@@ -9,8 +9,14 @@ are those of splitmix64 (Steele et al., OOPSLA 2014).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from rayrec.platform.tensor_hashing import mix64, shift_right
 
@@ -59,8 +65,52 @@ class KeyedDropout(nn.Module):
         if not self.training or self.probability == 0.0:
             return x_ND
         words = (x_ND.shape[1] + 3) // 4
-        counters = torch.arange(words, device=x_ND.device) + (self.index << 32)
-        bits = mix64(keys_N[:, None] ^ mix64(counters)[None, :])
+        counters_W = mix64(torch.arange(words, device=x_ND.device) + (self.index << 32))
+        draw = round(self.probability * 65536) - 32768, 1.0 - self.probability
+        if _has_kernel(x_ND):
+            dropped_ND: Tensor = _Dropped.apply(x_ND, keys_N, counters_W, draw)
+            return dropped_ND
+        threshold, kept = draw
+        bits = mix64(keys_N[:, None] ^ counters_W[None, :])
         draws = bits.view(torch.int16)[:, : x_ND.shape[1]]
-        threshold = round(self.probability * 65536) - 32768
-        return x_ND * (draws >= threshold).to(x_ND.dtype) / (1.0 - self.probability)
+        return x_ND * (draws >= threshold).to(x_ND.dtype) / kept
+
+
+def _has_kernel(x_ND: Tensor) -> bool:
+    """Whether code that is not torch's may read the numbers; compilers fuse the operations themselves."""
+    is_plain = x_ND.device.type == "cpu" and x_ND.dtype == torch.float32
+    return is_plain and not torch.compiler.is_compiling() and _kernel() is not None
+
+
+@functools.cache
+def _kernel() -> Callable[..., np.ndarray] | None:
+    """Imported when it is called first: what serves has no use for numba, and torch alone does without."""
+    try:
+        from rayrec.platform.keyed_dropout import dropped
+    except ImportError:
+        return None
+    return dropped
+
+
+class _Dropped(torch.autograd.Function):
+    """By the kernel. Masks are made again for the gradient, so only keys are kept for it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ND: Tensor, keys_N: Tensor, counters_W: Tensor, draw: tuple[int, float]
+    ) -> Tensor:
+        ctx.save_for_backward(keys_N, counters_W)
+        ctx.draw = draw
+        return _dropped(x_ND, keys_N, counters_W, draw)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_ND: Tensor) -> tuple[Tensor, None, None, None]:
+        keys_N, counters_W = ctx.saved_tensors
+        return _dropped(grad_ND, keys_N, counters_W, ctx.draw), None, None, None
+
+
+def _dropped(x_ND: Tensor, keys_N: Tensor, counters_W: Tensor, draw: tuple[int, float]) -> Tensor:
+    kernel = _kernel()
+    assert kernel is not None, "it was asked for"
+    return torch.from_numpy(kernel(x_ND.detach().numpy(), keys_N.numpy(), counters_W.numpy(), *draw))
