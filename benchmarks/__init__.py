@@ -38,6 +38,7 @@ BENCHES: dict[str, Bench] = {
     "ctr": partial(_run, "ctr", "bench"),
     "decode": partial(_run, "decode", "bench"),
     "dense-optimizer": partial(_run, "dense_optimizer", "bench"),
+    "keyed-dropout": partial(_run, "keyed_dropout", "bench"),
     "grpc": partial(_run, "serve_grpc", "bench"),
     "graph": partial(_run, "graph", "bench"),
     "graph-fresh": partial(_run, "graph_fresh", "bench"),
