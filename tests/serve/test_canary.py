@@ -217,6 +217,32 @@ def test_one_whose_baseline_is_gone_back_from_is_stopped(run, store, clock):
     assert {replica.version_for(user) for user in USERS} == {3}
 
 
+def test_one_that_was_taken_back_can_serve_while_another_one_is_tried(run, store, clock):
+    """The one that runs took its place among those that are held; the pointer moved to a version of which
+    the follower knew nothing, and neither metrics nor later versions were there any more."""
+    replica = Replica(store, clock.read)
+    canaries, first = start_canary(run, store, clock.read)
+    replica.look()
+    canaries.finish(first, "returned", "by hand")
+    replica.look()
+    publish(run, store, 0)
+    canaries.start(3, SETTINGS)
+    replica.look()
+    assert replica.follower.metrics()["canary_version"] == 3
+
+    store.point_to(2, is_held=True)
+    assert replica.look()
+
+    metrics = replica.follower.metrics()
+    assert (metrics["serving_version"], metrics["serving_version_errors_total"]) == (2, 0)
+    assert replica.current.model.version == 2
+    store.point_to(1, is_held=True)
+    assert replica.look()
+    store.point_to(3, is_held=True)
+    assert replica.look()
+    assert replica.current.model.version == 3
+
+
 def test_what_callers_do_wrong_is_no_error_of_a_version():
     canary = Canary(id="c", version=2, baseline=1, began_at=0.0, was_held=False, settings=SETTINGS)
     running = RunningCanary(canary, SimpleNamespace(model=SimpleNamespace(version=2)))

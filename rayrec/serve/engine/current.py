@@ -67,10 +67,9 @@ class CurrentService:
 
     def share_with(self, canary: RunningCanary | None) -> None:
         """Let a canary answer its share of the users from now on; None: there is none. Its model stays until
-        another one follows."""
+        another one follows, or another canary begins."""
         ended, self._canary = self._canary, canary
-        if ended is not None:
-            self._last_canary = ended.service
+        self._last_canary = ended.service if ended is not None and canary is None else None
 
     def held(self, version: int) -> RecommendationService | None:
         """The model of this version, if it is one of those that are held."""
