@@ -135,6 +135,25 @@ def test_a_version_waits_for_its_products_and_no_longer_than_it_may(run, store):
     assert (current.model.version, built) == (3, [1, 2, 3])
 
 
+def test_a_version_that_is_given_up_while_it_waits_is_not_held_and_waits_again(run, store):
+    publish(run, store, 0)
+    now = [0.0]
+    current, follower, built = followed(store, lambda: now[0])
+    follower.wait_for(lambda recommender: False, most_s=60)
+    publish(run, store, 1)
+    assert not follower.look()
+    store.point_to(1, is_held=True)
+    assert not follower.look()
+    assert follower.metrics()["serving_version_waits_for_products"] == 0
+    now[0] = 100.0
+    store.point_to(2, is_held=False)
+    assert not follower.look()
+    assert (current.model.version, built) == (1, [1, 2, 2])
+    now[0] = 160.0
+    assert follower.look()
+    assert (current.model.version, built) == (2, [1, 2, 2])
+
+
 def test_versions_of_one_catalog_share_what_was_made_of_it(tmp_path):
     """Made anew for each, of millions of items, it would stop requests for as long as it takes."""
     run = RunFolder.open(make_run(tmp_path, "prefix", snapshots_after=(0,)))

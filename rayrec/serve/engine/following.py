@@ -109,6 +109,7 @@ class VersionFollower:
 
     def _go_to(self, number: int) -> None:
         if number == self._serving:
+            self._waiting = None  # one that waited is not wanted any more
             return
         service = self._current.held(number)
         waiting, canary = self._waiting, self._canary_loaded
