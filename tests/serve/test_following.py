@@ -370,6 +370,29 @@ def test_a_broken_version_is_held_back_at_the_flip_and_counted(run, store, caplo
     assert follower.metrics()["serving_version_as_published"] == 1
 
 
+def test_the_share_of_answers_as_published_is_that_of_the_version_that_serves(run, store, monkeypatch):
+    """After a rollback, an alert on the version before did not end."""
+    shares = {2: 0.25, 3: 0.5}
+    monkeypatch.setattr(
+        RecommendationService, "check_answers", lambda self, published: shares.get(self.model.version)
+    )
+    publish(run, store, 0)
+    _, follower, built = followed(store)
+    publish(run, store, 1)
+
+    def share_after(number: int) -> float:
+        store.point_to(number, is_held=True)
+        assert follower.look()
+        return follower.metrics()["serving_version_as_published"]
+
+    assert share_after(2) == 0.25
+    assert share_after(1) == 1
+    assert share_after(2) == 0.25
+    publish(run, store, 2)
+    assert share_after(3) == 0.5
+    assert built == [1, 2, 3]
+
+
 def test_a_service_does_not_start_with_a_broken_version(run, store):
     publish(run, store, 0)
     break_weights(store, 1, 0.0)

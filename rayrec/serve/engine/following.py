@@ -60,7 +60,8 @@ class VersionFollower:
         self._loaded = {loaded.manifest.number: loaded}
         self._serving = loaded.manifest.number
         self._num_refused = 0
-        self._as_published: float | None = None
+        self._as_published: dict[int, float] = {}
+        """By version that is held, the share of its answers that are as they were published, where known."""
         self._is_ready: Callable[[Recommender], bool] = lambda recommender: True
         self._wait_s = 0.0
         self._waiting: _Waiting | None = None
@@ -91,21 +92,24 @@ class VersionFollower:
         self._canary.look(self._serving)
 
     def _load_canary(self, number: int) -> RecommendationService:
-        loaded, service, _ = self._load(number)
-        self._canary_loaded = loaded
+        self._canary_loaded, service = self._load(number)
         return service
 
-    def _load(self, number: int) -> tuple[LoadedVersion, RecommendationService, float | None]:
-        """A version that is fit to answer, and the share of its answers that are as they were published."""
+    def _load(self, number: int) -> tuple[LoadedVersion, RecommendationService]:
+        """A version that is fit to answer."""
         manifest = self._store.version(number)
         held = self._loaded[self._serving]
         try:
             loaded = load_version(self._store, manifest, self._device, held)
             service = self._build(loaded)
-            return loaded, service, service.check_answers(manifest.probes)
+            as_published = service.check_answers(manifest.probes)
         except GateError:
             self._num_refused += 1
             raise
+        # Else the answers were those of newer weights.
+        if as_published is not None and manifest.weights_step == manifest.step:
+            self._as_published[number] = as_published
+        return loaded, service
 
     def _go_to(self, number: int) -> None:
         if number == self._serving:
@@ -121,10 +125,7 @@ class VersionFollower:
                 return
             self._loaded[number] = waiting.loaded
         elif service is None:
-            loaded, service, as_published = self._load(number)
-            manifest = loaded.manifest
-            if manifest.weights_step == manifest.step:  # else the answers were those of newer weights
-                self._as_published = as_published
+            loaded, service = self._load(number)
             self._waiting = _Waiting(loaded, service, self._clock())
             if not self._may_answer(self._waiting):
                 logger.info("version %d waits for its near-line products", number)
@@ -137,7 +138,10 @@ class VersionFollower:
         if self._canary.running is None:
             self._canary_loaded = None
         canaries = () if self._canary_loaded is None else (self._canary_loaded,)
-        self._store.clean_cache(each.manifest for each in (*self._loaded.values(), *canaries))
+        held = [each.manifest for each in (*self._loaded.values(), *canaries)]
+        numbers = {each.number for each in held}
+        self._as_published = {each: share for each, share in self._as_published.items() if each in numbers}
+        self._store.clean_cache(held)
         logger.info(
             "version %d answers, published %.1f s ago", number, self.metrics()["serving_version_age_s"]
         )
@@ -162,6 +166,6 @@ class VersionFollower:
             "serving_version_errors_total": self._pointer.num_errors,
             "serving_versions_refused_total": self._num_refused,
             # 1 where nothing is known, as of versions of old stores: an alert waits for less.
-            "serving_version_as_published": 1.0 if self._as_published is None else self._as_published,
+            "serving_version_as_published": self._as_published.get(self._serving, 1.0),
             **self._canary.metrics(),
         }
