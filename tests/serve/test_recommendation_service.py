@@ -53,6 +53,14 @@ def test_history_of_the_request_wins_and_the_user_stays(service, recommender):
     assert recommender.asked == [([13, 11, 13], 0, 1, False)]
 
 
+def test_what_an_answer_remembers_takes_no_memory_by_the_size_of_the_catalog(service):
+    """Ten thousand answers are kept for the step that gives them again, and each filter has a mask."""
+    for wanted in ({"filter": {"allow": ["alien"]}}, {"candidates": ["alien", "brazil"]}):
+        answer = ask(service, user_id="ann", k=1, **wanted)
+        assert (answer.query.user_id, answer.query.history_ids.tolist()) == (0, [11, 12])
+        assert answer.query.allowed_I is None
+
+
 def test_unknown_user_with_a_history_is_nobody_of_the_training_data(service, recommender):
     ask(service, user_id="zoe", history=["alien"], k=1)
     assert recommender.asked == [([11], None, 1, True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -305,8 +306,9 @@ class RecommendAnswer(_Schema):
         return self._query
 
     def of(self, query: Query) -> RecommendAnswer:
-        """The answer, which remembers what it is an answer to."""
-        self._query = query
+        """The answer, which remembers what it is an answer to. Answers are kept: without what is as large
+        as the catalog, and what was computed before."""
+        self._query = replace(query, allowed_I=None, summaries=None, candidates=())
         return self
 
 
