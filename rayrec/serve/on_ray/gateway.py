@@ -72,7 +72,7 @@ class Gateway:
                 Router(config.routing), asked, lambda request: (request.user, None)
             )
         if config.shadow is not None:
-            self.shadow = Shadow(sends[config.shadow.target], config.shadow)
+            self.shadow = Shadow(_failing(sends[config.shadow.target]), config.shadow)
             self._answer = Shadowed(self._answer, self.shadow)
 
     async def compute(self, http: Request) -> HttpAnswer:
@@ -174,6 +174,18 @@ def build_gateway(gateway: Gateway, meters: Sequence[Meter] = ()) -> FastAPI:
         return (await gateway.main(await HttpRequest.of(http))).as_response()
 
     return api
+
+
+def _failing(send: SendHttp) -> SendHttp:
+    """The same for a shadow, which counts errors: a target's failures are answers of HTTP."""
+
+    async def ask(request: HttpRequest) -> HttpAnswer:
+        answer = await send(request)
+        if answer.status >= 500:
+            raise RuntimeError(f"status {answer.status}")
+        return answer
+
+    return ask
 
 
 class _Patient:

@@ -160,6 +160,34 @@ def test_a_shadow_gets_the_same_and_nobody_waits_for_it():
     assert 'rayrec_requests_total{route="/v1/recommend",status="200"} 3.0' in shown
 
 
+def test_a_shadow_that_fails_is_counted_as_failed_and_one_that_refuses_as_answered():
+    """Whoever went by the counts saw no failures of a version that answered nobody."""
+    settings = {"targets": {"new": {"run": "other"}}, "shadow": {"target": "new", "share": 1.0}}
+    targets, answered = {"main": Target("main")}, []
+
+    async def new(request: HttpRequest) -> HttpAnswer:
+        status = json.loads(request.body)["k"]
+        answered.append(status)
+        if status == 1:
+            raise ConnectionError("the replica is gone")
+        return HttpAnswer(status, (), b"{}")
+
+    gateway = Gateway(ServicesConfig.parse(settings), OPEN, targets | {"new": new}, None, 5.0)
+
+    async def asked() -> None:
+        for status in (200, 422, 500, 503, 1):
+            body = json.dumps({"k": status}).encode()
+            request = HttpRequest("POST", "/v1/recommend", b"", (), body, None)
+            assert (await gateway._answer(request)).status == 200
+        while gateway.shadow.in_flight:
+            await asyncio.sleep(0)
+
+    asyncio.run(asked())
+    counts = gateway.shadow.counts
+    assert answered == [200, 422, 500, 503, 1, 1]  # a replica that is gone is asked for a second time
+    assert (counts.sent, counts.answered, counts.failed) == (5, 2, 3)
+
+
 def test_limits_hold_for_all_targets_together_and_leave_the_rest_alone():
     admission = AdmissionConfig.parse({"callers": {"rate": 0.001, "burst": 2}})
     client, targets, _ = client_of(SPLIT, admission)
