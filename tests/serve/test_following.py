@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from safetensors.numpy import load_file, save_file
 
@@ -338,6 +339,27 @@ def test_every_version_is_given_the_compiled_programs_and_only_the_first_is_wait
         publish(run, store, 1)
         _wait_until(lambda: client.get("/health/ready").json()["model"]["version"] == 2)
     assert (given, waited, closed) == ([1, 2], [[1]], [True])
+
+
+def test_versions_compute_with_the_threads_of_their_model(run, store, monkeypatch):
+    """Not with those of a model that was loaded behind it."""
+    seen: list[int] = []
+    recommend_all = RecommendationService.recommend_all
+
+    def noted(self, requests):
+        seen.append(torch.get_num_threads())
+        return recommend_all(self, requests)
+
+    monkeypatch.setattr(RecommendationService, "recommend_all", noted)
+    publish(run, store, 0)
+    before = torch.get_num_threads()
+    try:
+        with TestClient(load_api(store.url, ServeConfig(page=False, threads=2), PrometheusMeter())) as client:
+            torch.set_num_threads(1)
+            assert client.post("/v1/recommend", json={"user_id": "u1"}).status_code == 200
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [2]
 
 
 def break_weights(store: VersionStore, number: int, value: float) -> None:

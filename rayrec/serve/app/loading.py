@@ -183,10 +183,11 @@ def load_api(
             each.batch(num_requests, seconds)
 
     def compute(requests: Sequence[RecommendRequest]) -> list[RecommendAnswer | Exception]:
-        _use_threads(config.threads)  # of this thread: another model's may have another number
         return service.pinned.recommend_all(requests)
 
-    batcher = Batcher(compute, costs, config.max_waiting, on_batch=on_batch)
+    # Of its thread: another model's may have another number.
+    use_threads = partial(_use_threads, config.threads)
+    batcher = Batcher(compute, costs, config.max_waiting, on_batch=on_batch, before_batch=use_threads)
     allocator = None
     if (allocate := config.admission.allocate) is not None:
         allocator = make_allocator(allocate, first, batcher, costs.max_size)

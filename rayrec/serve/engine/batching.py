@@ -77,11 +77,13 @@ class Batcher(Generic[Request, Answer]):
         max_waiting: int,
         clock: Callable[[], float] = time.monotonic,
         on_batch: Callable[[int, float], None] = lambda num_requests, seconds: None,
+        before_batch: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
             costs: as they were measured.
             on_batch: called after each batch that was computed, on its thread, with its size and seconds.
+            before_batch: called before each batch, on its thread, whatever computes it.
             compute: answers of requests of one group; an exception instead of an answer is that
                 request's alone. One that it raises is that of all.
             max_waiting: requests in flight at most, those being computed included.
@@ -92,7 +94,7 @@ class Batcher(Generic[Request, Answer]):
         self._compute = compute
         self._clock = clock
         self._load = LoadWindow(clock)
-        self._on_batch = on_batch
+        self._on_batch, self._before_batch = on_batch, before_batch
         self._waiting: list[_Waiting[Request, Answer]] = []
         self._num_computing = 0
         self._widths_computing: Counter[int] = Counter()
@@ -335,6 +337,7 @@ class Batcher(Generic[Request, Answer]):
             return [], None
         began = self._clock()
         try:
+            self._before_batch()
             answers = batch[0].compute([each.request for each in batch])
             if len(answers) != len(batch):
                 raise ValueError(f"{len(answers)} answers to {len(batch)} requests")
