@@ -1,6 +1,7 @@
 """Requests say what may be shown, by ids or by lists that the service keeps."""
 
 import json
+from contextlib import contextmanager
 
 import pytest
 from fastapi.testclient import TestClient
@@ -8,6 +9,7 @@ from fastapi.testclient import TestClient
 from rayrec.platform.errors import InputError
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine import lists
 from rayrec.serve.engine.lists import LOOK_EVERY_S, MOST_MISSING, ItemLists
 from rayrec.serve.web.metrics import PrometheusMeter
 from tests.helpers.runs import make_run
@@ -138,6 +140,40 @@ def test_replicas_share_lists_through_a_folder(tmp_path):
     (tmp_path / "bad.json").write_text("[")
     with pytest.raises(InputError, match=r"bad\.json: expected"):
         one.get("bad")
+
+
+def test_of_two_replicas_that_put_a_list_at_once_both_go_by_the_file(tmp_path, monkeypatch):
+    """One that was overtaken between its write and its look took the other one's file for its own, for as
+    long as nobody put the list again."""
+    now = 0.0
+    one, other = (ItemLists(str(tmp_path), lambda: now) for _ in range(2))
+    written_whole = lists.written_whole
+
+    @contextmanager
+    def overtaken(path, on_disk):
+        with written_whole(path, on_disk) as unfinished:
+            yield unfinished
+        monkeypatch.setattr(lists, "written_whole", written_whole)
+        other.put("stock", ["b"])
+
+    monkeypatch.setattr(lists, "written_whole", overtaken)
+    one.put("stock", ["a"])
+    now = LOOK_EVERY_S
+
+    assert one.get("stock").keys == other.get("stock").keys == {"b"}
+
+
+def test_a_damaged_list_is_told_and_can_be_deleted(tmp_path):
+    run = make_run(tmp_path / "run", "sasrec")
+    config = ServeConfig(page=False, lists=str(tmp_path / "lists"))
+    with TestClient(load_api(run, config, PrometheusMeter())) as client:
+        (tmp_path / "lists" / "stock.json").write_text("[")
+        answer = client.get("/v1/lists/stock")
+        assert answer.status_code == 500
+        assert "put the list again" in answer.json()["error"]
+        assert client.delete("/v1/lists/stock").json() == {"deleted": True}
+        assert client.get("/v1/lists/stock").status_code == 404
+        assert client.delete("/v1/lists/stock").status_code == 404
 
 
 def test_several_replicas_without_a_folder_keep_no_lists(tmp_path):

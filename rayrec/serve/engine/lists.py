@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rayrec.pipelines.inference.item_filter import NamedList
 from rayrec.platform.errors import InputError
-from rayrec.platform.files import write_atomically
+from rayrec.platform.files import written_whole
 
 LOOK_EVERY_S = 1.0
 MOST_MISSING = 1000
@@ -74,9 +74,10 @@ class ItemLists:
         stamp = None
         with self._lock:
             if self._folder is not None:
-                path = self._path(name)
-                write_atomically(path, (json.dumps({"items": sorted(new.keys)}) + "\n").encode())
-                stamp = _stamp_of(path)
+                with written_whole(self._path(name), on_disk=True) as unfinished:
+                    unfinished.write_text(json.dumps({"items": sorted(new.keys)}) + "\n")
+                    # Not behind the block: another replica may have put the list again by then.
+                    stamp = _stamp_of(unfinished)
             self._known[name] = _Known(new, stamp, self._clock())
         return new
 
@@ -105,13 +106,17 @@ class ItemLists:
             return known.found
 
     def delete(self, name: str) -> bool:
-        """Forget a list; whether there was one."""
-        if self.get(name) is None:
+        """Forget a list, a damaged one too; whether there was one."""
+        if not _NAME.fullmatch(name):
             return False
         with self._lock:
-            self._known.pop(name, None)
-            if self._folder is not None:
-                self._path(name).unlink(missing_ok=True)
+            known = self._known.pop(name, None)
+            if self._folder is None:
+                return known is not None
+            try:
+                self._path(name).unlink()
+            except FileNotFoundError:
+                return False
         return True
 
     def names(self) -> list[str]:

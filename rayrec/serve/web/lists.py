@@ -58,7 +58,10 @@ def lists_router(lists: ItemLists | None) -> APIRouter:
     @router.get("/{name}")
     async def read(name: str) -> dict[str, list[str]]:
         """Items of a list."""
-        found = await asyncio.to_thread(kept().get, name)
+        try:
+            found = await asyncio.to_thread(kept().get, name)
+        except InputError as error:  # its file is damaged, which is no mistake of who asks
+            raise RequestError(str(error), 500) from error
         if found is None:
             raise no_list(name)
         return {"items": sorted(found.keys)}
