@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -14,6 +15,8 @@ from rayrec.serve.wire.errors import RequestError, explain
 from rayrec.serve.wire.request_body import strict_json, unpacked_body
 from rayrec.serve.wire.schemas import Event, EventsAnswer
 
+THREADS = 32
+"""Messages that are taken at once: those that come together share a commit of the store."""
 _EVENTS: TypeAdapter[list[Event]] = TypeAdapter(Annotated[list[Event], Field(fail_fast=True)])
 _BODY = {
     "required": True,
@@ -39,6 +42,9 @@ def events_router(intake: EventIntake | None, admit: Admit | None = None) -> API
         admit: counts a message like a request; None: what sent it here did that.
     """
     router = APIRouter(tags=["Events"])
+    # Of their own, which are begun as they are needed: a store that hangs takes no thread of those that read
+    # large bodies and users' histories.
+    threads = ThreadPoolExecutor(THREADS, "events")
 
     @router.post("/v1/events", openapi_extra={"requestBody": _BODY})
     async def events(http: Request) -> EventsAnswer:
@@ -51,7 +57,9 @@ def events_router(intake: EventIntake | None, admit: Admit | None = None) -> API
         release = None if admit is None else admit(http)
         try:
             # In a thread: a store may wait for its disk or its network.
-            return await asyncio.to_thread(lambda: intake.take(checked_events(body, intake.check_count)))
+            return await asyncio.get_running_loop().run_in_executor(
+                threads, lambda: intake.take(checked_events(body, intake.check_count))
+            )
         except RefusedEventError as error:
             raise RequestError(str(error), 422) from error
         except LogFullError as error:
