@@ -1,7 +1,9 @@
 """Events come to a service, a worker follows them, and the service answers with what the worker computed."""
 
 import time
+from types import SimpleNamespace
 
+import ray
 from fastapi.testclient import TestClient
 
 from rayrec.pipelines.nearline.config import NearlineConfig
@@ -14,7 +16,13 @@ from rayrec.serve.config.admission import AdmissionConfig
 from rayrec.serve.config.events import EventsConfig
 from rayrec.serve.config.nearline import NearlineReadConfig
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.launch.nearline import AGAIN_AFTER_S, VERSIONS_EVERY_S, NearlineJob, NearlineLoop
+from rayrec.serve.launch.nearline import (
+    AGAIN_AFTER_S,
+    VERSIONS_EVERY_S,
+    NearlineJob,
+    NearlineLoop,
+    run_actors,
+)
 from rayrec.serve.web.metrics import PrometheusMeter
 from tests.helpers.runs import make_run
 
@@ -97,3 +105,34 @@ def test_a_version_that_cannot_be_had_now_does_not_end_the_work_on_the_one_befor
     assert loop.report().errors == 2
     assert loop.report().computed == 2 * computed
     loop.close()
+
+
+class Worker:
+    """An actor that Ray restarts a few times while it is told to stop: each time it has forgotten that."""
+
+    def __init__(self, num_restarts: int) -> None:
+        self._num_restarts, self.is_done = num_restarts, False
+        self.run = SimpleNamespace(remote=lambda: self)
+        self.stop = SimpleNamespace(remote=self._told)
+
+    def _told(self) -> None:
+        self.is_done = not self._num_restarts
+        self._num_restarts = max(self._num_restarts - 1, 0)
+
+
+def test_workers_that_are_restarted_while_they_stop_are_told_again(monkeypatch):
+    """They went on as long as the cluster lived, and the command waited for them."""
+
+    def get(refs):
+        assert all(ref is None or ref.is_done for ref in refs), "it would wait for ever"
+        return refs
+
+    def wait(refs, num_returns=1, timeout=None):
+        assert timeout is not None
+        return [ref for ref in refs if ref.is_done], [ref for ref in refs if not ref.is_done]
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "wait", wait)
+    workers = [Worker(0), Worker(2)]
+
+    assert run_actors(workers, lambda wait_s: True) == workers

@@ -329,5 +329,9 @@ def run_actors(actors: Sequence[Any], is_stopped: Callable[[float], bool]) -> li
     while not is_stopped(POLL_S):
         ended, _ = ray.wait(running, timeout=0)
         ray.get(ended)
-    ray.get([actor.stop.remote() for actor in actors])
+    left = running
+    while left:
+        # Told again: one that Ray has restarted meanwhile has forgotten it.
+        ray.get([actor.stop.remote() for actor in actors])
+        _, left = ray.wait(left, num_returns=len(left), timeout=POLL_S)
     return ray.get(running)
