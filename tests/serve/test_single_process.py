@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import urllib.request
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ import pytest
 from rayrec.pipelines.inference.recommender import Recommender
 from rayrec.platform.errors import InputError
 from rayrec.serve.config.serve import ServeConfig
+from rayrec.serve.engine.service import RecommendationService
+from rayrec.serve.launch import single_process
 from rayrec.serve.launch.launch import serving
 from tests.helpers.runs import make_run
+from tests.serve.fake_recommender import FakeRecommender, api_of
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +91,21 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         serving(tmp_path, ServeConfig(single_process=True)),
     ):
         raise AssertionError("the service was started")
+
+
+def test_calls_over_grpc_end_before_the_logs_are_closed(free_port, monkeypatch):
+    """Calls that were answered later were in no log."""
+    happened = []
+
+    @asynccontextmanager
+    async def answering_calls(service, config):
+        happened.append("calls begin")
+        yield
+        happened.append("calls end")
+
+    monkeypatch.setattr(single_process, "answering_calls", answering_calls)
+    service = RecommendationService(FakeRecommender(), max_k=50)
+    api = api_of(service, on_close=[lambda: happened.append("closed")])
+    with single_process.answering_here(api, ServeConfig(port=free_port, grpc_port=1, single_process=True)):
+        assert happened == ["calls begin"]
+    assert happened == ["calls begin", "calls end", "closed"]

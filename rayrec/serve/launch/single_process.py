@@ -36,13 +36,19 @@ class _Server(uvicorn.Server):
     def __init__(self, settings: ServeConfig, api: FastAPI, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._settings, self._api = settings, api
+        self._calls = AsyncExitStack()
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        async with AsyncExitStack() as stack:
+        async with self._calls:
             if self._settings.grpc_port is not None:
                 calls = RpcService.of(self._api, self._settings)
-                await stack.enter_async_context(answering_calls(calls, self._settings))
+                await self._calls.enter_async_context(answering_calls(calls, self._settings))
             await super().serve(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # First: behind the last request, the application closes its logs, and calls belong there, too.
+        await self._calls.aclose()
+        await super().shutdown(sockets)
 
 
 @contextmanager
