@@ -14,6 +14,7 @@ from rayrec.pipelines.versions.canary import Canaries, Canary, CanarySettings
 from rayrec.pipelines.versions.loading import load_version
 from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
+from rayrec.platform.errors import UnavailableError
 from rayrec.serve.admission.control import AdmissionControl
 from rayrec.serve.app.loading import load_api
 from rayrec.serve.config.admission import USER_HEADER, AdmissionConfig
@@ -199,6 +200,23 @@ def test_one_whose_files_the_store_does_not_give_now_is_loaded_later(run, clock,
     clock.s += AGAIN_AFTER_S
     replica.look()
     assert canaries.end(canary) is None
+    assert {replica.version_for(user) for user in USERS} == {1, 2}
+
+
+def test_one_that_waits_for_another_service_is_loaded_later(run, store, clock, monkeypatch):
+    """A dense part that was still loading it, or an event store that was away, took it back for good."""
+    replica = Replica(store, clock.read)
+    canaries, canary = start_canary(run, store, clock.read)
+
+    def unavailable(version):
+        raise UnavailableError("the dense part", 1, "no answer in time")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(replica.follower, "_build", unavailable)
+        replica.look()
+    assert canaries.running() == canary
+    clock.s += AGAIN_AFTER_S
+    replica.look()
     assert {replica.version_for(user) for user in USERS} == {1, 2}
 
 

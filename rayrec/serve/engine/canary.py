@@ -20,6 +20,7 @@ import xxhash
 
 from rayrec.pipelines.versions.canary import Canaries, Canary
 from rayrec.pipelines.versions.canary_counts import ArmCounts, CanaryCounts
+from rayrec.platform.errors import UnavailableError
 from rayrec.serve.engine.draws import Draw
 from rayrec.serve.engine.service import RecommendationService
 from rayrec.serve.engine.understanding import RefusedRequestError
@@ -92,7 +93,7 @@ class CanaryFollower:
 
         Raises:
             InputError: a file of the canary is damaged.
-            OSError: the store does not answer.
+            OSError, UnavailableError: the store, or what a canary needs to be loaded, does not answer.
         """
         self._canaries.settle()
         canary, running = self._canaries.running(), self._running
@@ -137,7 +138,7 @@ class CanaryFollower:
     def _start(self, canary: Canary) -> None:
         try:
             service = self._load(canary.version)
-        except OSError:  # of the store, which is asked again
+        except (OSError, UnavailableError):  # of the store, or of what it asks to load it: asked again
             raise
         except Exception as error:
             logger.error("the canary, version %d, is taken back: %s", canary.version, error)
