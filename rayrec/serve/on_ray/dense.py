@@ -6,12 +6,14 @@ sparse part: Recommender ─► RemoteRanker ─ one buffer ─► DensePart: th
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,7 +31,7 @@ from rayrec.platform.devices import own_stream, synchronize
 from rayrec.samples.base.batches import FeatureBatch
 from rayrec.serve.config.serve import ServeConfig
 from rayrec.serve.engine.service import prefix_cache_metrics
-from rayrec.serve.on_ray.packed_batch import RankBatch, packed_items, unpacked_items
+from rayrec.serve.on_ray.packed_batch import RankBatch, packed_items, unpacked_items, version_of
 
 MOST_VERSIONS = 3
 """Held: the one that answers, the one before, and one that sparse parts are going to or coming from."""
@@ -183,6 +185,33 @@ class DensePart:
                     version
                 )  # after a rollback, the one that answers is not the newest
             return program
+
+
+class Networks(Protocol):
+    """What answers packed batches: a `DensePart`, or a gang of them."""
+
+    def holds(self, version: int | None) -> bool: ...
+
+    def hold(self, version: int | None) -> None: ...
+
+    def recommend(self, packed: bytes) -> bytes: ...
+
+
+class DenseThreads:
+    """Threads that compute, as many as batches at a time, and one on which versions are loaded that are not
+    there: batches of those that are do not wait for it."""
+
+    def __init__(self, networks: Networks, streams: int) -> None:
+        self._networks = networks
+        self._computing = ThreadPoolExecutor(streams, "dense")
+        self._loading = ThreadPoolExecutor(1, "dense versions")
+
+    async def recommend(self, packed: bytes) -> bytes:
+        """As `DensePart.recommend`."""
+        loop, version = asyncio.get_running_loop(), version_of(packed)
+        if not self._networks.holds(version):
+            await loop.run_in_executor(self._loading, self._networks.hold, version)
+        return await loop.run_in_executor(self._computing, self._networks.recommend, packed)
 
 
 def first_version(run: str | Path) -> int | None:

@@ -15,7 +15,6 @@ import asyncio
 import os
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from rayrec.serve.engine.pointer import PointerFollower
 from rayrec.serve.events.request_log import REQUEST_ID
 from rayrec.serve.on_ray.application import QUIET, SPARE_REQUESTS
 from rayrec.serve.on_ray.callees import Callee, callee_of, metrics_of
-from rayrec.serve.on_ray.dense import DensePart, RemoteRanker
+from rayrec.serve.on_ray.dense import DensePart, DenseThreads, RemoteRanker
 from rayrec.serve.on_ray.features import FeaturesPart, RemoteState
 from rayrec.serve.on_ray.gang import Gang
 from rayrec.serve.on_ray.gateway import Gateway, build_gateway
@@ -211,14 +210,14 @@ class DenseReplica(LocalReplica):
             self._part = DensePart.open(run, config, streams)
         self._meter = RayMeter(Path(run).name)
         self._meter.watch(self._part.metrics)
-        self._threads = ThreadPoolExecutor(streams, "dense")
+        self._threads = DenseThreads(self._part, streams)
         self._follower: PointerFollower | None = None
         if VersionStore.is_there(run):  # a version is here before it is asked for, and stays while it answers
             self._follower = PointerFollower(VersionStore(run), self._part.hold)
             self._follower.start(config.follow_every_s)
 
     async def recommend(self, packed: bytes) -> bytes:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._part.recommend, packed)
+        return await self._threads.recommend(packed)
 
     async def beam_width(self) -> int:
         return self._part.beam_width()

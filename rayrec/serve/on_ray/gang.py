@@ -125,6 +125,9 @@ class Gang:
     def hold(self, version: int | None) -> None:
         self._first.hold(version)
 
+    def holds(self, version: int | None) -> bool:
+        return self.part.holds(version)
+
     def check(self) -> None:
         """As `FirstRank.check`."""
         self._first.check()

@@ -6,6 +6,7 @@ sparse part: features, rows ─► RankBatch.packed ─► bytes ─► RankBatc
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,15 @@ class RankBatch:
             _unpacked_beams(arrays),
             allowed,
         )
+
+
+def version_of(packed: bytes) -> int | None:
+    """Of a packed `RankBatch`, whose arrays are not read for it."""
+    # safetensors: the length of a header, the header as JSON, and the arrays where it says.
+    begin = 8 + int.from_bytes(packed[:8], "little")
+    first, _ = json.loads(packed[8:begin])["numbers"]["data_offsets"]
+    version = int(np.frombuffer(packed, dtype="<i8", count=1, offset=begin + first)[0])
+    return None if version == _NONE else version
 
 
 def _packed_beams(beams_B: Sequence[Beams]) -> dict[str, np.ndarray]:

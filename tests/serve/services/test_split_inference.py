@@ -1,5 +1,6 @@
 """A recommender whose network is elsewhere answers as one that is whole."""
 
+import asyncio
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +22,8 @@ from rayrec.pipelines.versions.publisher import Publisher
 from rayrec.pipelines.versions.store import VersionStore
 from rayrec.samples.base.batches import FeatureBatch, OldChunks, PromptTokens, TableLookup
 from rayrec.serve.config.serve import ServeConfig
-from rayrec.serve.on_ray.dense import MOST_VERSIONS, DensePart, RemoteRanker
-from rayrec.serve.on_ray.packed_batch import RankBatch
+from rayrec.serve.on_ray.dense import MOST_VERSIONS, DensePart, DenseThreads, RemoteRanker
+from rayrec.serve.on_ray.packed_batch import RankBatch, unpacked_items, version_of
 from tests.helpers.runs import SPARSE_SASREC, make_run
 
 RUNS = {
@@ -228,6 +229,47 @@ def test_no_more_batches_are_computed_at_a_time_than_there_are_streams(streams):
         assert len(list(threads.map(part.recommend, [packed] * 8))) == 8
 
     assert most == [streams]
+
+
+def packed_batch(version: int | None) -> bytes:
+    features = FeatureBatch(0, np.array([7]), np.array([0, 1]), np.array([4]), None, 0, {})
+    return RankBatch(version, features, {}, 1, None, None).packed()
+
+
+def test_batches_of_versions_that_are_there_do_not_wait_for_one_that_is_loaded():
+    """A replica that made a version ready held up the requests of all others until its network was there."""
+    is_loading, is_there = threading.Event(), threading.Event()
+
+    def load(version):
+        if version == 2:
+            is_loading.set()
+            assert is_there.wait(timeout=60)
+        found = RankedItems(np.full((1, 1), version), np.zeros((1, 1), dtype=np.float32))
+        return SimpleNamespace(device=torch.device("cpu"), recommend=lambda *arguments: found)
+
+    threads = DenseThreads(DensePart(load), streams=1)
+
+    async def version_for(version: int) -> int:
+        return unpacked_items(await threads.recommend(packed_batch(version))).items_BK.item()
+
+    async def asked() -> list[int]:
+        first = await version_for(1)
+        waiting = [asyncio.create_task(version_for(2)) for _ in range(2)]
+        while not is_loading.is_set():
+            await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(10):
+                again = await version_for(1)
+        finally:
+            is_there.set()
+        return [first, again, *await asyncio.gather(*waiting)]
+
+    assert asyncio.run(asked()) == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("version", [None, 0, 7, 2**40])
+def test_the_version_of_a_batch_is_read_without_the_rest_of_it(version):
+    assert version_of(packed_batch(version)) == RankBatch.unpacked(packed_batch(version)).version == version
 
 
 @pytest.mark.slow
