@@ -236,8 +236,8 @@ def test_one_whose_baseline_is_gone_back_from_is_stopped(run, store, clock):
 
 
 def test_one_that_was_taken_back_can_serve_while_another_one_is_tried(run, store, clock):
-    """The one that runs took its place among those that are held; the pointer moved to a version of which
-    the follower knew nothing, and neither metrics nor later versions were there any more."""
+    """The one that runs took its place among those that are held; the pointer moved to a version of
+    which the follower knew nothing, and neither metrics nor later versions were there any more."""
     replica = Replica(store, clock.read)
     canaries, first = start_canary(run, store, clock.read)
     replica.look()

@@ -354,7 +354,8 @@ def test_versions_compute_with_the_threads_of_their_model(run, store, monkeypatc
     publish(run, store, 0)
     before = torch.get_num_threads()
     try:
-        with TestClient(load_api(store.url, ServeConfig(page=False, threads=2), PrometheusMeter())) as client:
+        config = ServeConfig(page=False, threads=2)
+        with TestClient(load_api(store.url, config, PrometheusMeter())) as client:
             torch.set_num_threads(1)
             assert client.post("/v1/recommend", json={"user_id": "u1"}).status_code == 200
     finally:

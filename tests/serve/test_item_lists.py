@@ -143,8 +143,8 @@ def test_replicas_share_lists_through_a_folder(tmp_path):
 
 
 def test_of_two_replicas_that_put_a_list_at_once_both_go_by_the_file(tmp_path, monkeypatch):
-    """One that was overtaken between its write and its look took the other one's file for its own, for as
-    long as nobody put the list again."""
+    """One that was overtaken between its write and its look took the other one's file for its own, for
+    as long as nobody put the list again."""
     now = 0.0
     one, other = (ItemLists(str(tmp_path), lambda: now) for _ in range(2))
     written_whole = lists.written_whole

@@ -108,7 +108,7 @@ def test_a_version_that_cannot_be_had_now_does_not_end_the_work_on_the_one_befor
 
 
 class Worker:
-    """An actor that Ray restarts a few times while it is told to stop: each time it has forgotten that."""
+    """An actor that Ray restarts a few times while it is told to stop: it has forgotten that then."""
 
     def __init__(self, num_restarts: int) -> None:
         self._num_restarts, self.is_done = num_restarts, False

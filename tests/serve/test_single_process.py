@@ -106,6 +106,7 @@ def test_calls_over_grpc_end_before_the_logs_are_closed(free_port, monkeypatch):
     monkeypatch.setattr(single_process, "answering_calls", answering_calls)
     service = RecommendationService(FakeRecommender(), max_k=50)
     api = api_of(service, on_close=[lambda: happened.append("closed")])
-    with single_process.answering_here(api, ServeConfig(port=free_port, grpc_port=1, single_process=True)):
+    config = ServeConfig(port=free_port, grpc_port=1, single_process=True)
+    with single_process.answering_here(api, config):
         assert happened == ["calls begin"]
     assert happened == ["calls begin", "calls end", "closed"]

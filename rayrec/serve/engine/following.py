@@ -61,7 +61,7 @@ class VersionFollower:
         self._serving = loaded.manifest.number
         self._num_refused = 0
         self._as_published: dict[int, float] = {}
-        """By version that is held, the share of its answers that are as they were published, where known."""
+        """By version that is held, the share of its answers that are as published, where known."""
         self._is_ready: Callable[[Recommender], bool] = lambda recommender: True
         self._wait_s = 0.0
         self._waiting: _Waiting | None = None
@@ -139,8 +139,8 @@ class VersionFollower:
             self._canary_loaded = None
         canaries = () if self._canary_loaded is None else (self._canary_loaded,)
         held = [each.manifest for each in (*self._loaded.values(), *canaries)]
-        numbers = {each.number for each in held}
-        self._as_published = {each: share for each, share in self._as_published.items() if each in numbers}
+        known = self._as_published
+        self._as_published = {each.number: known[each.number] for each in held if each.number in known}
         self._store.clean_cache(held)
         logger.info(
             "version %d answers, published %.1f s ago", number, self.metrics()["serving_version_age_s"]

@@ -198,8 +198,8 @@ class Networks(Protocol):
 
 
 class DenseThreads:
-    """Threads that compute, as many as batches at a time, and one on which versions are loaded that are not
-    there: batches of those that are do not wait for it."""
+    """Threads that compute, as many as batches at a time, and one on which versions are loaded that are
+    not there: batches of those that are do not wait for it."""
 
     def __init__(self, networks: Networks, streams: int) -> None:
         self._networks = networks

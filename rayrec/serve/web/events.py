@@ -42,8 +42,8 @@ def events_router(intake: EventIntake | None, admit: Admit | None = None) -> API
         admit: counts a message like a request; None: what sent it here did that.
     """
     router = APIRouter(tags=["Events"])
-    # Of their own, which are begun as they are needed: a store that hangs takes no thread of those that read
-    # large bodies and users' histories.
+    # Of their own, which are begun as they are needed: a store that hangs takes no thread of those that
+    # read large bodies and users' histories.
     threads = ThreadPoolExecutor(THREADS, "events")
 
     @router.post("/v1/events", openapi_extra={"requestBody": _BODY})

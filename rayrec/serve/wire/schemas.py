@@ -306,8 +306,8 @@ class RecommendAnswer(_Schema):
         return self._query
 
     def of(self, query: Query) -> RecommendAnswer:
-        """The answer, which remembers what it is an answer to. Answers are kept: without what is as large
-        as the catalog, and what was computed before."""
+        """The answer, which remembers what it is an answer to. Answers are kept: without what is as
+        large as the catalog, and what was computed before."""
         self._query = replace(query, allowed_I=None, summaries=None, candidates=())
         return self
 

@@ -237,7 +237,7 @@ def packed_batch(version: int | None) -> bytes:
 
 
 def test_batches_of_versions_that_are_there_do_not_wait_for_one_that_is_loaded():
-    """A replica that made a version ready held up the requests of all others until its network was there."""
+    """A replica that made a version ready held up the requests of all others until it was loaded."""
     is_loading, is_there = threading.Event(), threading.Event()
 
     def load(version):
@@ -269,7 +269,8 @@ def test_batches_of_versions_that_are_there_do_not_wait_for_one_that_is_loaded()
 
 @pytest.mark.parametrize("version", [None, 0, 7, 2**40])
 def test_the_version_of_a_batch_is_read_without_the_rest_of_it(version):
-    assert version_of(packed_batch(version)) == RankBatch.unpacked(packed_batch(version)).version == version
+    packed = packed_batch(version)
+    assert version_of(packed) == RankBatch.unpacked(packed).version == version
 
 
 @pytest.mark.slow
