@@ -118,6 +118,22 @@ def test_a_file_with_another_schema_is_named_with_column_and_types(tmp_path, cha
         plan_of(tmp_path)
 
 
+def test_two_columns_of_one_name_are_refused_where_they_are_read(tmp_path):
+    """The run ended with a KeyError that said there was no such column."""
+    table = pa.Table.from_arrays([pa.array([1, 2])] * 3, names=["a", "a", "b"])
+    pq.write_table(table, tmp_path / "x.parquet")
+    settings = ReadSettings(Batching(batch_size=2))
+    for open_plan in (ReadPlan.over, FollowedPlan):
+        with pytest.raises(InputError, match="column 'a' is there twice in a, a, b; rename one"):
+            open_plan(tmp_path, settings)
+        open_plan(tmp_path, settings, columns=["b"])
+    pq.write_table(table.select([0, 2]), tmp_path / "w.parquet")
+    with pytest.raises(InputError, match=r"x\.parquet: column 'a' is there twice in a, a, b; rename one"):
+        ReadPlan.over(tmp_path, settings)
+    with pytest.raises(InputError, match=r"x\.parquet: column 'a' is there twice in a, a"):
+        FollowedPlan(tmp_path, settings).refresh()
+
+
 def test_what_depends_on_the_writer_is_no_other_schema(tmp_path):
     """Order of columns, names and nullability of list elements, dictionaries."""
     rows = write_log(tmp_path, {"a.parquet": 4, "b.parquet": 4})

@@ -162,13 +162,19 @@ def columns_of(schema: pa.Schema, names: Iterable[str], source: str) -> pa.Schem
     """Some columns, in the order given.
 
     Raises:
-        InputError: there is no such column.
+        InputError: there is no such column, or two of one name.
     """
     names = list(names)
     for name in names:
         if name not in schema.names:
             raise InputError(f"{source}: no column {name!r}; {found_columns(schema, name)}")
+        if schema.names.count(name) > 1:
+            raise _there_twice(source, name, schema)
     return pa.schema([schema.field(name) for name in names])
+
+
+def _there_twice(where: str, name: str, schema: pa.Schema) -> InputError:
+    return InputError(f"{where}: column {name!r} is there twice in {', '.join(schema.names)}; rename one")
 
 
 def list_files(folder: RemoteFolder) -> dict[str, fs.FileInfo]:
@@ -273,6 +279,9 @@ def check_same_columns(
         InputError: names the file, the column and both types. The order of columns may differ.
     """
     here, rule = folder.shown(name), "all files of a data set must have one schema"
+    for where, schema in ((folder.shown(first_name), first), (here, found)):
+        if twice := [column for column in schema.names if schema.names.count(column) > 1]:
+            raise _there_twice(where, twice[0], schema)
     for column in first.names:
         expected = first.field(column).type
         if column not in found.names:
