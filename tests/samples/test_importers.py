@@ -210,6 +210,13 @@ def test_a_folder_of_something_else_is_refused_with_what_is_in_it(tmp_path):
         load(source)
 
 
+@pytest.mark.parametrize("attributes", [r'{"5\ud800": [1]}', '{"5": ["x"]}', "[1]", "{"])
+def test_s3rec_attributes_that_are_none_are_refused(tmp_path, attributes):
+    source = write(tmp_path, Shop__txt="1 5 6\n", Shop_item2attributes__json=attributes)
+    with pytest.raises(InputError, match=r"item2attributes\.json: expected \{item: \[attribute number"):
+        load(source)
+
+
 @pytest.mark.parametrize("layout", ["folder", "recbole", "s3rec", "events"])
 def test_a_layout_that_is_asked_for_but_not_there_is_refused(tmp_path, layout):
     with pytest.raises(InputError, match=r"found .*notes.txt"):

@@ -63,12 +63,32 @@ def test_items_may_be_undescribed_and_the_file_may_be_given_itself(tmp_path):
         ('{"1": [2.5]}', r"user '1' has \[2.5\]; expected a list of items"),
         ('{"1": [2], "1": [3]}', "'1' stands there twice"),
         ('{"1": [2, null]}', "expected a list of items"),
+        (r'{"1": ["2\ud800"]}', "half a surrogate pair, which is no Unicode"),
+        (r'{"1\uDFFF": [2]}', "half a surrogate pair, which is no Unicode"),
     ],
 )
 def test_what_is_no_such_file_is_refused(tmp_path, text, message):
     (tmp_path / "A.inter.json").write_text(text)
     with pytest.raises(InputError, match=message):
         prepare(tmp_path, tmp_path / "data", PrepareConfig())
+
+
+@pytest.mark.parametrize(
+    "described", [r'{"3\ud800": {}}', r'{"3": {"title": "\ud800"}}', r'{"3": {"\ud800": "x"}}']
+)
+def test_descriptions_with_half_a_surrogate_pair_are_refused(tmp_path, described):
+    source = written(tmp_path / "s")
+    (source / "Shop.item.json").write_text(described)
+    with pytest.raises(InputError, match=r"Shop\.item\.json: .*half a surrogate pair"):
+        prepare(source, tmp_path / "data", PrepareConfig())
+
+
+def test_a_whole_surrogate_pair_is_a_sign(tmp_path):
+    source = written(tmp_path / "s", items={"3": {"title": "\N{GRINNING FACE}"}})
+    assert "\\ud83d" in (source / "Shop.item.json").read_text()
+    prepare(source, tmp_path / "data", PrepareConfig())
+    dataset = Dataset.open(tmp_path / "data")
+    assert dataset.items.texts[dataset.position_by_key("3")].as_py() == "\N{GRINNING FACE}"
 
 
 def test_two_files_and_a_split_by_time_are_refused(tmp_path):

@@ -11,7 +11,6 @@ https://github.com/HonghuiBao2000/LETTER
 from __future__ import annotations
 
 import gzip
-import json
 from collections import Counter
 from itertools import accumulate
 from pathlib import Path
@@ -23,7 +22,7 @@ import pyarrow as pa
 from rayrec.platform.errors import InputError
 from rayrec.samples.base.config import PrepareConfig
 from rayrec.samples.importers.importer import Importer
-from rayrec.samples.importers.tables import RawTable, RawTables, files_of, read_text, visible
+from rayrec.samples.importers.tables import RawTable, RawTables, files_of, parse_json, read_text, visible
 
 _LISTS = ".inter.json"
 _ITEMS = (".item.json", ".item.json.gz")
@@ -145,7 +144,7 @@ def _object(file: Path, expected: str) -> dict[str, Any]:
 
     try:
         text = gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else read_text(file)
-        values = json.loads(text, object_pairs_hook=without_repetition)
+        values = parse_json(text, object_pairs_hook=without_repetition)
     except InputError:
         raise
     except (OSError, EOFError, ValueError) as error:

@@ -12,7 +12,6 @@ Source: Zhou et al., "S3-Rec", CIKM 2020, https://github.com/aHuiWang/CIKM2020-S
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from rayrec.samples.importers.tables import (
     RawTable,
     RawTables,
     files_of,
+    parse_json,
     read_table,
     read_text,
     rename,
@@ -174,7 +174,7 @@ def _attributes(path: Path) -> dict[str, list[int]] | None:
     if path.stat().st_size == 0:
         raise InputError(f"{path}: the file is empty; expected {{item: [attribute number, ...]}} in JSON")
     try:
-        attributes = json.loads(read_text(path))
+        attributes = parse_json(read_text(path))
         pa.array(attributes.values(), _ATTRIBUTES)
     except (ValueError, AttributeError, pa.ArrowException) as error:
         raise InputError(f"{path}: expected {{item: [attribute number, ...]}} in JSON: {error}") from error

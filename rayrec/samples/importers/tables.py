@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +23,8 @@ from rayrec.samples.importers.delimited import DelimitedFile, not_utf8
 
 SUFFIXES = (".parquet", ".csv", ".csv.gz", ".tsv", ".tsv.gz")
 _BATCH_ROWS = 131_072
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+"""Half of a pair, as JSON writes it."""
 
 Piece = tuple[int, int]
 """First row group of a piece of a file, or first byte, and where the next piece begins."""
@@ -74,6 +78,21 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise not_utf8(path) from error
+
+
+def parse_json(text: str, **options: Any) -> Any:
+    """The values of a JSON text.
+
+    Raises:
+        ValueError: it is no JSON, or has half a surrogate pair, which no table can hold.
+    """
+    values = json.loads(text, **options)
+    if _SURROGATE.search(text) is not None:
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a text has half a surrogate pair, which is no Unicode") from None
+    return values
 
 
 def is_hidden(name: str) -> bool:
