@@ -181,6 +181,19 @@ def test_columns_of_an_event_log_can_be_configured(tmp_path):
     }
 
 
+def test_a_column_that_gives_way_takes_no_name_that_is_there(tmp_path):
+    source = write(tmp_path, log__csv="who,user_id,user_id_of_source,what,at\n1,9,8,2,3\n")
+    columns = {"user_id": "who", "item_id": "what", "timestamp": "at"}
+    raw, _ = load(source / "log.csv", columns=columns)
+    assert raw.interactions.table.to_pydict() == {
+        "user_id": ["1"],
+        "user_id_of_source_": [9],
+        "user_id_of_source": [8],
+        "item_id": ["2"],
+        "timestamp": ["3"],
+    }
+
+
 def test_a_folder_with_a_log_and_descriptions(tmp_path):
     source = write(
         tmp_path / "s",

@@ -217,23 +217,25 @@ def without_part(log: RawTable) -> RawTable:
 
 def _apart(raw: RawTable, own: Collection[str]) -> RawTable:
     raw = replace(raw, table=without_nulls_type(plain(raw.table)))  # what importers of others may bring
-    there = set(raw.table.schema.names)
-    names = {}
-    for name in raw.table.schema.names:
-        if name in own:
-            names[name] = f"{name}_of_source"
-            while names[name] in there:
-                names[name] += "_"
+    there = raw.table.schema.names
+    names = {name: _of_source(name, there) for name in there if name in own}
     return rename(raw, names, ()) if names else raw
+
+
+def _of_source(name: str, there: Collection[str]) -> str:
+    """What a column is called that gives way, as no other is."""
+    name = f"{name}_of_source"
+    while name in there:
+        name += "_"
+    return name
 
 
 def under_our_names(raw: RawTable, roles: Mapping[Role, str], required: Sequence[str]) -> RawTable:
     """A table under our names, of which it has those that are required."""
     # A column that merely has one of our names gives way to the one that plays its part.
     found: dict[str, str] = {column: role for role, column in roles.items()}
-    taken = {
-        name: f"{name}_of_source" for name in raw.table.schema.names if name in roles and name not in found
-    }
+    there = raw.table.schema.names
+    taken = {name: _of_source(name, there) for name in there if name in roles and name not in found}
     return rename(raw, {**found, **taken}, required)
 
 
