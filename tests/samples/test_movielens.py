@@ -1,5 +1,7 @@
 """The archives of GroupLens, in both of their older generations."""
 
+from pathlib import Path
+
 import pytest
 
 from rayrec.platform.errors import InputError
@@ -46,6 +48,14 @@ def test_archives_are_recognized_and_read_alike(archives, name):
     assert tables.items.table.to_pylist() == [
         {"item_id": "7", "title": "Amélie (2001)", "genres": "Animation Comedy"}
     ]
+
+
+@pytest.mark.parametrize("name", ["ml-100k", "ml-1m"])
+def test_the_folder_that_one_is_in_has_its_name(archives, name, monkeypatch):
+    """The data set had no name."""
+    monkeypatch.chdir(archives[name])
+    tables, _ = load_source(Path(), PrepareConfig())
+    assert tables.name == name
 
 
 def test_a_line_with_missing_values_is_named(tmp_path):

@@ -80,7 +80,7 @@ class MovieLensImporter(Importer):
         movies = source / archive.movies
         users = None if archive.users is None else source / archive.users
         return RawTables(
-            name=source.name,
+            name=source.resolve().name,
             interactions=_ratings(source / archive.ratings, archive),
             items=_movies(movies, archive) if movies.is_file() else None,
             users=_users(users, archive) if users is not None and users.is_file() else None,
