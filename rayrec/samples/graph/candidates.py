@@ -302,11 +302,17 @@ def _walk(
                 user = _step(
                     items_S8, floor, at, before_B[b], most, extend64(prefix, 3 * step), low_S, high_S
                 )
-                if user == FREE:
+                if user == FREE and at == items_N[n]:
                     break  # nobody met the item that the walk began at
-                at = _step(
-                    users_S8, floor, user, before_B[b], most, extend64(prefix, 3 * step + 1), low_S, high_S
+                draw = extend64(prefix, 3 * step + 1)
+                at = (
+                    FREE
+                    if user == FREE
+                    else _step(users_S8, floor, user, before_B[b], most, draw, low_S, high_S)
                 )
+                if at == FREE:  # of a bounded graph: the edges of this node that are left are later
+                    at = items_N[n]
+                    continue
                 if at != items_N[n]:
                     slot = add(own_keys_C, own_sums_C, own_used, at, 1.0)
                     if enough_items and slot >= 0 and own_sums_C[slot] == enough_visits:

@@ -157,6 +157,19 @@ def test_visits_from_several_items_of_a_history_are_boosted():
     assert scores[5] / scores[7] == pytest.approx(4.0, rel=0.1)
 
 
+def test_a_walk_begins_again_at_a_node_whose_edges_before_the_question_are_gone():
+    """It ended there, at the first such node, and left its mark in the table of sums."""
+    events = [Event(0, 1, 1), Event(0, 7, 5), Event(0, 8, 6), Event(1, 1, 1), Event(1, 2, 2), Event(2, 2, 3)]
+    events += [Event(3, 2, 7), Event(4, 2, 8)]  # of item 2, only these are left
+    graph = graph_of(events, max_edges_per_node=2)
+    settings = Walks(steps=20_000, restart=0.0)
+
+    scores = found(walked(graph, histories([1], before=5), 5, settings))
+
+    # From item 1 to item 2 with 1/2 * 1/2, back again always: there in one of five steps.
+    assert scores == {2: pytest.approx(20_000 / 5, rel=0.1)}
+
+
 def test_walks_stop_early_where_enough_items_were_visited_often():
     events = [Event(0, item, item) for item in range(50)]
     asked = histories([0])
