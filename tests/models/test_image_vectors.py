@@ -68,6 +68,18 @@ def test_items_that_came_later_without_any_picture_have_rows_of_the_same_width(s
     assert np.isnan(vectors_ID).all()
 
 
+def test_a_picture_that_is_damaged_behind_its_beginning_is_named(shop, tmp_path):
+    """Of a PNG with a damaged piece, Pillow raises a SyntaxError."""
+    noise = np.random.default_rng(0).integers(0, 255, (200, 200, 3), dtype=np.uint8)
+    file = tmp_path / "r1.png"
+    Image.fromarray(noise).save(file)
+    content = file.read_bytes()
+    second = content.index(b"IDAT", content.index(b"IDAT") + 1)
+    file.write_bytes(content[:second] + b"\xff" + content[second + 1 :])
+    with pytest.raises(InputError, match=r"r1\.png: not a readable picture"):
+        source(shop, images=str(tmp_path)).vectors(items())
+
+
 def test_what_cannot_be_read_is_named(shop, tmp_path):
     (tmp_path / "r1.jpg").write_bytes(b"no picture")
     with pytest.raises(InputError, match=r"r1\.jpg: not a readable picture"):

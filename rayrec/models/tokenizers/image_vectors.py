@@ -70,7 +70,7 @@ def _opened(file: Path | None) -> Any:
     try:
         with Image.open(file) as picture:
             return picture.convert("RGB")
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise InputError(f"{file}: not a readable picture ({error}); replace it, or remove it") from error
 
 
