@@ -373,6 +373,16 @@ def test_blanks_around_ids_are_cut_off_as_prepare_does(tmp_path):
     assert histories(tmp_path / "blank.store") == histories(tmp_path / "plain.store")
 
 
+@pytest.mark.parametrize("name", ["user_id", "item_id"])
+def test_a_column_of_lists_has_no_ids(tmp_path, name):
+    """It ended the build with an error of Arrow's."""
+    columns = {"user_id": [[1], [2]], "item_id": [[1], [2]], "timestamp": [T0, T0]}
+    other = "item_id" if name == "user_id" else "user_id"
+    log = write_log(tmp_path / "log", **columns | {other: [1, 2]})
+    expected = f"column {name} has the type list<element: int64>; expected integers or strings"
+    assert expected in refusal(log, tmp_path / "store")
+
+
 def test_columns_that_are_there_twice_or_have_no_use_are_refused(tmp_path):
     write_log(tmp_path / "log", user_id=[1], item_id=[2], timestamp=[5])
     assert "has no use" in refusal(tmp_path / "log", tmp_path / "store", columns={"behavior": "kind"})

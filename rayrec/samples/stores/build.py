@@ -327,7 +327,7 @@ class _Scan:
             of_text = {
                 entity: roles[f"{entity}_id"]
                 for entity, kind in scan.kinds.items()
-                if kind == "integer" and not pt.is_integer(file.schema.field(roles[f"{entity}_id"]).type)
+                if kind == "integer" and not _has_no_texts(file.schema.field(roles[f"{entity}_id"]).type)
             }
             texts = [name for name in keep if pt.is_string(file.schema.field(name).type)]
             names = [*of_text.values(), *([roles["behavior"]] if "behavior" in roles else []), *texts]
@@ -512,6 +512,11 @@ def _log_of(source: Path, config: StoreBuildConfig) -> tuple[list[_LogFile], dic
         return loaded, _roles_in(loaded, PrepareConfig(), config)
     files: list[_LogFile] = [TableFile.open(log, path, config.names) for path in paths]
     return files, _roles_in(files, prepare, config)
+
+
+def _has_no_texts(kind: pa.DataType) -> bool:
+    """Whether a column of ids has integers; or lists, say, which are refused where they are read."""
+    return bool(pt.is_integer(kind) or pt.is_nested(kind))
 
 
 def _trimmed(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
