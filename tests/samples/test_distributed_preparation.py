@@ -279,6 +279,17 @@ def test_tables_without_rows_and_logs_without_titles_describe_nobody(tmp_path):
     assert manifest.counts["undescribed_items"] == manifest.counts["items"]
 
 
+@pytest.mark.parametrize("key", ["item_id", "user_id"])
+def test_a_table_none_of_whose_rows_has_an_id_describes_nobody(tmp_path, key):
+    """In tasks it ended with an error of NumPy's where the log's ids are integers."""
+    source = write_source(
+        tmp_path / "s", [(user, item, 100 + item) for user in range(3) for item in range(4)]
+    )
+    table = pa.table({key: pa.array([None, None], pa.string()), "title": ["a", "b"]})
+    pq.write_table(table, source / f"{key.removesuffix('_id')}s.parquet")
+    assert not isinstance(same(tmp_path, source, clean=True), str)
+
+
 @pytest.mark.slow
 def test_ids_that_are_written_in_two_ways(tmp_path):
     events = [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rayrec.platform.errors import InputError
 from rayrec.platform.hashing import combine64, mix64
-from rayrec.samples.prepare.ids import assign_ids, hash_strings, refuse_collisions
+from rayrec.samples.prepare.ids import assign_ids, hash_strings, ids_of_kind, refuse_collisions
 
 
 def column(values, kind=None):
@@ -83,3 +83,12 @@ def test_integers_outside_64_bits_are_refused_by_name():
 def test_a_collision_is_refused_naming_both_strings():
     with pytest.raises(InputError, match="item ids 'b' and 'c' have the same 64-bit id 5"):
         refuse_collisions(pa.array(["a", "b", "c"]), np.array([4, 5, 5]), "item")
+
+
+@pytest.mark.parametrize("kind", ["integer", "string"])
+@pytest.mark.parametrize("dtype", [pa.string(), pa.int64()])
+def test_no_keys_have_no_ids(kind, dtype):
+    """Of texts that would be integers, it ended with an error of NumPy's."""
+    ids = ids_of_kind(pa.array([], dtype), kind, "user")
+    assert ids.dtype == np.int64
+    assert not len(ids)

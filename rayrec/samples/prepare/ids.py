@@ -92,7 +92,7 @@ def ids_of_kind(
     if kind == "string":
         return hash_strings(keys)[codes_R]
     is_integer_K = pc.match_substring_regex(keys, _INTEGER)
-    if not pc.all(is_integer_K).as_py():
+    if not pc.all(is_integer_K, min_count=0).as_py():
         row = int(np.argmax(~is_integer_K.to_numpy(zero_copy_only=False)[codes_R]))
         place, text = "" if where is None else f"{where(row)}: ", keys[codes_R[row]].as_py()
         raise InputError(
