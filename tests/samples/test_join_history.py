@@ -249,6 +249,19 @@ def test_texts_are_keys_as_they_were_when_the_store_was_built(tmp_path):
     numbered.close()
 
 
+@pytest.mark.parametrize(("kind", "key"), [("string", int(hash_strings(["ann"])[0])), ("integer", 12)])
+def test_blanks_around_a_key_are_cut_off_as_when_the_store_was_built(tmp_path, kind, key):
+    """Such rows had no history, or were said to have no integer."""
+    types = (("user_id", pa.string()), ("timestamp", pa.int64()))
+    kinds = {"user": kind, "item": "integer"}
+    store = open_store(tmp_path / "s", create=MANIFEST.model_copy(update={"id_kinds": kinds}))
+    append(store, [(key, 5, 50, 0)])
+    text = "ann" if kind == "string" else "12"
+    found = join(program(store, types), [f" {text}", f"{text}\t"], [6, 6])
+    assert found["item_ids"].to_pylist() == [[50], [50]]
+    store.close()
+
+
 def test_mistakes_are_found_before_a_row_is_read(store, tmp_path):
     assert "there is no event store" in refused(store, store=str(tmp_path / "nowhere"))
     assert "has no column 'price', only times, items, behaviors" in refused(store, outputs={"p": "price"})

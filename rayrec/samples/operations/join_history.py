@@ -140,8 +140,9 @@ class JoinHistory:
         }
 
     def _keys(self, column: pa.Array) -> Int64Array:
-        if pt.is_string(column.type):
-            return ids_of_kind(column, self.manifest.id_kinds["user"], "user")
+        if pt.is_string(column.type):  # without blanks around them, as the store's keys are
+            keys = pc.utf8_trim_whitespace(column)
+            return ids_of_kind(keys, self.manifest.id_kinds["user"], "user")
         return column.to_numpy().view(np.int64)  # uint64 too: the same bits, as ids are made
 
     def _opened(self) -> EventStore:

@@ -147,7 +147,8 @@ class JoinNeighbors:
         return made
 
     def _ids(self, values: pa.Array) -> Int64Array:
-        if pt.is_string(values.type):
-            return ids_of_kind(values, self.graph.config.id_kinds["item"], "item")
+        if pt.is_string(values.type):  # without blanks around them, as the graph's are
+            keys = pc.utf8_trim_whitespace(values)
+            return ids_of_kind(keys, self.graph.config.id_kinds["item"], "item")
         ids: Int64Array = values.to_numpy().view(np.int64)
         return ids

@@ -9,6 +9,7 @@ import pytest
 from rayrec.platform.errors import InputError
 from rayrec.samples.graph import GraphConfig, TemporalGraph
 from rayrec.samples.operations.join_neighbors import JoinNeighborsConfig
+from rayrec.samples.prepare.ids import hash_strings
 from tests.helpers.feature_operations import computed, context, program
 from tests.samples.graph.brute_force import Event, append, co_visits
 
@@ -160,3 +161,20 @@ def test_an_unknown_item_has_no_neighbors_and_texts_are_ids(tmp_path):
     found = computed(columns, near(tmp_path))
 
     assert found["near"].to_pylist() == [[]]
+
+
+def test_blanks_around_texts_are_cut_off_as_when_the_graph_was_built(tmp_path):
+    lamp, desk = hash_strings(["lamp", "desk"]).tolist()
+    graph = TemporalGraph(GraphConfig(id_kinds={"user": "integer", "item": "string"}))
+    append(graph, [Event(1, lamp, T0), Event(1, desk, T0 + 1)])
+    graph.save(tmp_path)
+    columns = {
+        "items": pa.array([[" lamp"]]),
+        "item": pa.array(["lamp "]),
+        "timestamp": pa.array([T0 + 900]),
+    }
+
+    found = computed(columns, near(tmp_path, item="item", counts={"ever": 10**8}))
+
+    assert found["near"].to_pylist() == [[desk]]
+    assert found["ever"].to_pylist() == [1]
