@@ -128,7 +128,7 @@ def test_two_columns_of_one_name_are_refused_where_they_are_read(tmp_path):
             open_plan(tmp_path, settings)
         open_plan(tmp_path, settings, columns=["b"])
     pq.write_table(table.select([0, 2]), tmp_path / "w.parquet")
-    with pytest.raises(InputError, match=r"x\.parquet: column 'a' is there twice in a, a, b; rename one"):
+    with pytest.raises(InputError, match=r"x\.parquet: column 'a' is there twice in a, a, b; rename"):
         ReadPlan.over(tmp_path, settings)
     with pytest.raises(InputError, match=r"x\.parquet: column 'a' is there twice in a, a"):
         FollowedPlan(tmp_path, settings).refresh()

@@ -174,7 +174,8 @@ def columns_of(schema: pa.Schema, names: Iterable[str], source: str) -> pa.Schem
 
 
 def _there_twice(where: str, name: str, schema: pa.Schema) -> InputError:
-    return InputError(f"{where}: column {name!r} is there twice in {', '.join(schema.names)}; rename one")
+    names = ", ".join(schema.names)
+    return InputError(f"{where}: column {name!r} is there twice in {names}; rename one")
 
 
 def list_files(folder: RemoteFolder) -> dict[str, fs.FileInfo]:

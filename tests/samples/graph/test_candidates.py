@@ -159,7 +159,8 @@ def test_visits_from_several_items_of_a_history_are_boosted():
 
 def test_a_walk_begins_again_at_a_node_whose_edges_before_the_question_are_gone():
     """It ended there, at the first such node, and left its mark in the table of sums."""
-    events = [Event(0, 1, 1), Event(0, 7, 5), Event(0, 8, 6), Event(1, 1, 1), Event(1, 2, 2), Event(2, 2, 3)]
+    events = [Event(0, 1, 1), Event(0, 7, 5), Event(0, 8, 6)]
+    events += [Event(1, 1, 1), Event(1, 2, 2), Event(2, 2, 3)]
     events += [Event(3, 2, 7), Event(4, 2, 8)]  # of item 2, only these are left
     graph = graph_of(events, max_edges_per_node=2)
     settings = Walks(steps=20_000, restart=0.0)
