@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 Image = pytest.importorskip("PIL.Image")
 
 COLORS = {"r1": (250, 20, 20), "r2": (240, 30, 10), "b1": (10, 20, 250), "b2": (20, 10, 240)}
-KEYS = [*COLORS, "nothing", "../r1"]
+KEYS = [*COLORS, "nothing", "../r1", "n" * 300]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_pictures_that_are_alike_have_vectors_that_are_alike(shop):
 
     vectors_ID = source(shop).vectors(items(), lambda done, total: seen.append((done, total)))
 
-    assert vectors_ID.shape == (6, 16)
+    assert vectors_ID.shape == (7, 16)
     assert np.isnan(vectors_ID[4:]).all()
     alike = vectors_ID[:4] @ vectors_ID[:4].T
     np.testing.assert_allclose(np.diag(alike), 1.0, atol=1e-5)

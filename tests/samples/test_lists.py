@@ -63,6 +63,7 @@ def test_items_may_be_undescribed_and_the_file_may_be_given_itself(tmp_path):
         ('{"1": [2.5]}', r"user '1' has \[2.5\]; expected a list of items"),
         ('{"1": [2], "1": [3]}', "'1' stands there twice"),
         ('{"1": [2, null]}', "expected a list of items"),
+        ('{"1":' + "[" * 100_000, "too deep to be read"),
         (r'{"1": ["2\ud800"]}', "half a surrogate pair, which is no Unicode"),
         (r'{"1\uDFFF": [2]}', "half a surrogate pair, which is no Unicode"),
     ],

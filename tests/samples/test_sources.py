@@ -82,6 +82,14 @@ def test_keys_of_folders_are_columns_for_those_who_ask_for_them(tmp_path, is_fol
             plan(filters=[["day", "in", ["1"]]])
 
 
+def test_a_key_of_an_object_store_may_have_an_empty_part(tmp_path):
+    write_log(tmp_path, {"a.parquet": 9})
+    content = (tmp_path / "a.parquet").read_bytes()
+    with fsspec.open("memory://odd-log//a.parquet", "wb") as file:
+        file.write(content)
+    assert read_all(plan_of("memory://odd-log")).num_rows == 9
+
+
 def test_a_url_of_fsspec_is_read_like_a_folder(tmp_path):
     rows = write_log(tmp_path, {"a.parquet": 9, "sub/b.parquet": 5})
     for name in ("a.parquet", "sub/b.parquet"):

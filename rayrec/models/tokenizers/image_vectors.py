@@ -6,6 +6,7 @@ Axes: I items in catalog order, D dimensions of a vector, B pictures of a batch.
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,8 @@ class ImageVectors(ItemVectorSource):
 def _picture_of(folder: Path, key: str) -> Path | None:
     if "/" in key or key in ("", ".", ".."):
         return None
-    return next((file for suffix in SUFFIXES if (file := folder / f"{key}{suffix}").is_file()), None)
+    files = (folder / f"{key}{suffix}" for suffix in SUFFIXES)
+    return next((file for file in files if os.path.isfile(file)), None)  # False of names that are too long
 
 
 def _opened(file: Path | None) -> Any:

@@ -100,7 +100,7 @@ def _read(file: Path) -> dict[str, list[Any]]:
         raise InputError(f"{file}: cannot be read ({error.strerror})") from error
     except InputError:
         raise
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file}: not JSON ({error}); expected {{item: [code, ...]}}") from error
     if not isinstance(values, dict) or not values:
         raise InputError(f"{file}: expected a JSON object {{item: [code, ...]}}")
@@ -110,7 +110,15 @@ def _read(file: Path) -> dict[str, list[Any]]:
 def _in_catalog_order(
     file: Path, published: dict[str, list[Any]], item_keys: Sequence[str], key_offset: int
 ) -> Int64Array:
-    codes_of = {_shifted(file, key, key_offset): (key, values) for key, values in published.items()}
+    codes_of: dict[str, tuple[str, list[Any]]] = {}
+    for key, values in published.items():
+        shifted = _shifted(file, key, key_offset)
+        if shifted in codes_of:
+            raise InputError(
+                f"{file}: the items {codes_of[shifted][0]!r} and {key!r} are both {shifted!r} with "
+                f"key_offset {key_offset}; which codes are its own?"
+            )
+        codes_of[shifted] = key, values
     missing = [key for key in item_keys if key not in codes_of]
     unknown = sorted(set(codes_of) - set(item_keys))
     if missing or unknown:

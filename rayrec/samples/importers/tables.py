@@ -84,9 +84,13 @@ def parse_json(text: str, **options: Any) -> Any:
     """The values of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or has half a surrogate pair, which no table can hold.
+        ValueError: it is no JSON, is nested too deeply, or has half a surrogate pair, which no table can
+            hold.
     """
-    values = json.loads(text, **options)
+    try:
+        values = json.loads(text, **options)
+    except RecursionError:
+        raise ValueError("lists or objects in each other, too deep to be read") from None
     if _SURROGATE.search(text) is not None:
         try:
             json.dumps(values, ensure_ascii=False).encode()

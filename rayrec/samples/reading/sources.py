@@ -193,7 +193,7 @@ def list_files(folder: RemoteFolder) -> dict[str, fs.FileInfo]:
     return {
         name: found[name]
         for name in sorted(found)
-        if name.endswith(".parquet") and not any(part[0] in "_." for part in name.split("/"))
+        if name.endswith(".parquet") and not any(part.startswith(("_", ".")) for part in name.split("/"))
     }
 
 

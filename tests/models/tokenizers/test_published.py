@@ -47,6 +47,12 @@ def test_keys_that_count_from_another_number_are_shifted_if_told_so(tmp_path):
         registry_of(path)
 
 
+def test_two_keys_that_are_one_number_are_refused(tmp_path):
+    path = write(tmp_path / "a.json", {"0": [1], "1": [2], "2": [3], "01": [4]})
+    with pytest.raises(InputError, match="items '1' and '01' are both '11' with key_offset 10"):
+        registry_of(path, key_offset=10)
+
+
 @pytest.mark.parametrize(("policy", "digits"), [("extra_digit", [0, 1, 0]), ("share", [1, 0, 0])])
 def test_collisions_are_resolved_by_the_policy(policy, digits, tmp_path):
     path = write(tmp_path / "a.json", {"10": [3, 1], "11": [0, 2], "12": [3, 1]})
@@ -88,6 +94,9 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         registry_of(tmp_path / "a.json")
     (tmp_path / "a.json").write_text('{"10": [1], "11": [2], "10": [3]}')
     with pytest.raises(InputError, match="the item '10' stands there twice"):
+        registry_of(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text('{"10":' + "[" * 100_000)
+    with pytest.raises(InputError, match="not JSON"):
         registry_of(tmp_path / "a.json")
     (tmp_path / "a.json").write_text('{"10": [1]')
     with pytest.raises(InputError, match=r"a\.json: not JSON"):
