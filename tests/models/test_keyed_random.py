@@ -108,6 +108,14 @@ def test_the_kernel_of_cpus_gives_the_bits_of_torchs_operations(probability, wid
     assert by_kernel == found()
 
 
+@pytest.mark.parametrize("num_keys", [0, 3, 7])
+def test_other_numbers_of_keys_than_rows_are_refused(num_keys):
+    keys_N = torch.arange(10)[:num_keys]  # behind which memory has others
+
+    with pytest.raises(RuntimeError, match="expand"):
+        KeyedDropout(0.5, 0)(torch.ones(6, 4), keys_N)
+
+
 def test_without_tokens_nothing_is_dropped():
     x_ND = torch.zeros(0, 8, requires_grad=True)
 

@@ -68,7 +68,8 @@ class KeyedDropout(nn.Module):
         counters_W = mix64(torch.arange(words, device=x_ND.device) + (self.index << 32))
         draw = round(self.probability * 65536) - 32768, 1.0 - self.probability
         if _has_kernel(x_ND):
-            dropped_ND: Tensor = _Dropped.apply(x_ND, keys_N, counters_W, draw)
+            # The kernel reads a key for every row, wherever that lies: torch refuses too few of them.
+            dropped_ND: Tensor = _Dropped.apply(x_ND, keys_N.expand(len(x_ND)), counters_W, draw)
             return dropped_ND
         threshold, kept = draw
         bits = mix64(keys_N[:, None] ^ counters_W[None, :])
