@@ -85,7 +85,7 @@ def test_figures_reach_every_tracker(folder, monkeypatch):
     found.close()
 
     assert calls == [
-        ("tensorboard", "/tensorboard", 40),
+        ("tensorboard", "/tensorboard", 41),  # the first step whose figures it hides
         ("wandb", "mine", folder.state["id"], "allow"),
         ("mlflow", None, "run"),
         ("tensorboard", "valid/recall@10", 0.5, 60),

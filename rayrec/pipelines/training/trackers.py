@@ -79,7 +79,8 @@ class _TensorBoard:
     def __init__(self, folder: RunFolder, config: RunConfig, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(folder.path / TENSORBOARD_FOLDER), purge_step=step)
+        # It hides this step's figures, too; those of the step that the run goes on from are not sent again.
+        self._writer: Any = SummaryWriter(str(folder.path / TENSORBOARD_FOLDER), purge_step=step + 1)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         for name, value in figures.items():
