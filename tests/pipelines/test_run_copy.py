@@ -95,6 +95,17 @@ def test_a_copy_that_lost_its_index_still_has_the_snapshots_by_their_names(tmp_p
     assert contents(tmp_path / "elsewhere") == contents(run)
 
 
+def test_a_start_that_finds_no_index_knows_the_snapshots_by_their_names(tmp_path):
+    RunCopy(URL).update(run_with(tmp_path / "run", "step-5", "step-9"), {"step-5", "step-9"})
+    fsspec.filesystem("memory").rm("/bucket/runs/mine/copy.json")
+
+    RunCopy(URL).claim(run_with(tmp_path / "run", "step-5", "step-9", start="second"))
+    RunCopy(URL).restore(tmp_path / "elsewhere")  # before anything else has been copied
+
+    snapshots = tmp_path / "elsewhere" / "snapshots"
+    assert sorted(folder.name for folder in snapshots.iterdir()) == ["step-5", "step-9"]
+
+
 def test_half_a_snapshot_is_none(tmp_path):
     """It was being sent, or being deleted, when the machine went down."""
     run = run_with(tmp_path / "run", "step-5", "step-9")

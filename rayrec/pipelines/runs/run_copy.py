@@ -103,7 +103,7 @@ class RunCopy:
         mine = _read_json(run / "run.json") or {}
         folders = (self._index() or {}).get("folders")
         if folders is None:
-            folders = {name: name for name in self._whole()}
+            folders = self._by_snapshot(self._whole())
         self._write_index(
             {
                 "run": mine.get("id"),
