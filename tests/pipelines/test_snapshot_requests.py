@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -89,3 +90,25 @@ def test_an_answer_that_is_a_runs_last_act_is_heard(run, monkeypatch):
     monkeypatch.setattr(RunFolder, "is_alive", property(is_alive))
 
     assert request_snapshot(run, timeout_s=30.0).name == "step-000000007"
+
+
+def test_requests_that_were_deleted_do_not_end_the_training(run):
+    requests = SnapshotRequests(run)
+    (run / "requests" / "one").touch()
+    pending = requests.pending()
+    shutil.rmtree(run / "requests")
+
+    requests.answer(pending, SnapshotAnswer("step-000000007"))
+
+    assert requests.pending() == []
+
+
+def test_who_has_stopped_waiting_is_not_answered(run):
+    requests = SnapshotRequests(run)
+    (run / "requests" / "one").touch()
+    pending = requests.pending()
+    (run / "requests" / "one").unlink()
+
+    requests.answer(pending, SnapshotAnswer("step-000000007"))
+
+    assert list((run / "requests").iterdir()) == []  # nobody would delete it

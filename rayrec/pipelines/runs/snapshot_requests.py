@@ -39,7 +39,10 @@ class SnapshotRequests:
 
     def pending(self) -> list[str]:
         """Requests without an answer."""
-        names = {entry.name for entry in self._folder.iterdir()}
+        try:
+            names = {entry.name for entry in self._folder.iterdir()}
+        except FileNotFoundError:  # somebody has deleted it; who asks makes it again
+            return []
         return sorted(
             name
             for name in names
@@ -48,7 +51,8 @@ class SnapshotRequests:
 
     def answer(self, requests: list[str], answer: SnapshotAnswer) -> None:
         for request in requests:
-            write_json(self._folder / (request + _ANSWER), asdict(answer))
+            if (self._folder / request).exists():  # an answer is deleted by who waits for it
+                write_json(self._folder / (request + _ANSWER), asdict(answer))
 
 
 def request_snapshot(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> Path:
