@@ -13,17 +13,22 @@ from rayrec.platform.arrays import Float32Array, Int64Array
 from rayrec.platform.compiled import kernel_input, mix64
 
 
-def dropped(
-    x_ND: Float32Array, keys_N: Int64Array, counters_W: Int64Array, threshold: int, kept: float
-) -> Float32Array:
-    """[N, D] elements of which some are multiplied by zero, divided by `kept`.
+def drop(
+    x_ND: Float32Array,
+    keys_N: Int64Array,
+    counters_W: Int64Array,
+    threshold: int,
+    kept: float,
+    out_ND: Float32Array,
+) -> None:
+    """Multiply some elements by zero, and divide all by `kept`.
 
     Args:
         keys_N: hashes of the rows.
         counters_W: hashes of 0, 1, …: each gives the draws of four columns. W is D / 4, rounded up.
         threshold: of draws in [-32768, 32767]; smaller ones set to zero.
+        out_ND: where the result goes.
     """
-    out_ND = np.empty(x_ND.shape, dtype=np.float32)
     _drop(
         kernel_input(x_ND, np.float32),
         kernel_input(keys_N, np.int64),
@@ -32,7 +37,6 @@ def dropped(
         np.float32(kept),
         out_ND,
     )
-    return out_ND
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

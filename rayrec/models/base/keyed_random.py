@@ -13,7 +13,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -84,13 +83,13 @@ def _has_kernel(x_ND: Tensor) -> bool:
 
 
 @functools.cache
-def _kernel() -> Callable[..., np.ndarray] | None:
+def _kernel() -> Callable[..., None] | None:
     """Imported when it is called first: what serves has no use for numba, and torch alone does without."""
     try:
-        from rayrec.platform.keyed_dropout import dropped
+        from rayrec.platform.keyed_dropout import drop
     except ImportError:
         return None
-    return dropped
+    return drop
 
 
 class _Dropped(torch.autograd.Function):
@@ -114,4 +113,6 @@ class _Dropped(torch.autograd.Function):
 def _dropped(x_ND: Tensor, keys_N: Tensor, counters_W: Tensor, draw: tuple[int, float]) -> Tensor:
     kernel = _kernel()
     assert kernel is not None, "it was asked for"
-    return torch.from_numpy(kernel(x_ND.detach().numpy(), keys_N.numpy(), counters_W.numpy(), *draw))
+    out_ND = torch.empty(x_ND.shape)  # of torch, which aligns memory as products of matrices like it
+    kernel(x_ND.detach().numpy(), keys_N.numpy(), counters_W.numpy(), *draw, out_ND.numpy())
+    return out_ND
