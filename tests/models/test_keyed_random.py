@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rayrec.models.base import keyed_random
 from rayrec.models.base.keyed_random import KeyedDropout, token_keys
@@ -114,6 +115,24 @@ def test_other_numbers_of_keys_than_rows_are_refused(num_keys):
 
     with pytest.raises(RuntimeError, match="expand"):
         KeyedDropout(0.5, 0)(torch.ones(6, 4), keys_N)
+
+
+def test_tensors_that_hold_no_numbers_have_the_shape_of_what_is_left():
+    with FakeTensorMode():
+        out_ND = KeyedDropout(0.5, 0)(torch.ones(6, 4), torch.arange(6))
+
+    assert out_ND.shape == (6, 4)
+
+
+def test_keys_that_were_made_for_inference_serve_training_too():
+    with torch.inference_mode():
+        keys_N = torch.arange(6)
+    x_ND = torch.ones(6, 4, requires_grad=True)
+
+    out_ND = KeyedDropout(0.5, 0)(x_ND, keys_N)
+    out_ND.sum().backward()
+
+    assert torch.equal(x_ND.grad, out_ND)
 
 
 def test_without_tokens_nothing_is_dropped():

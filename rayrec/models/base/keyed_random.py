@@ -78,7 +78,8 @@ class KeyedDropout(nn.Module):
 
 def _has_kernel(x_ND: Tensor) -> bool:
     """Whether code that is not torch's may read the numbers; compilers fuse the operations themselves."""
-    is_plain = x_ND.device.type == "cpu" and x_ND.dtype == torch.float32
+    # Of other classes, numbers may be on several devices, or nowhere.
+    is_plain = type(x_ND) is Tensor and x_ND.device.type == "cpu" and x_ND.dtype == torch.float32
     return is_plain and not torch.compiler.is_compiling() and _kernel() is not None
 
 
@@ -99,7 +100,8 @@ class _Dropped(torch.autograd.Function):
     def forward(
         ctx: Any, x_ND: Tensor, keys_N: Tensor, counters_W: Tensor, draw: tuple[int, float]
     ) -> Tensor:
-        ctx.save_for_backward(keys_N, counters_W)
+        # Keys may have been made in inference mode, of which autograd keeps no tensors.
+        ctx.save_for_backward(keys_N.clone() if keys_N.is_inference() else keys_N, counters_W)
         ctx.draw = draw
         return _dropped(x_ND, keys_N, counters_W, draw)
 
