@@ -115,6 +115,7 @@ class _Dropped(torch.autograd.Function):
 def _dropped(x_ND: Tensor, keys_N: Tensor, counters_W: Tensor, draw: tuple[int, float]) -> Tensor:
     kernel = _kernel()
     assert kernel is not None, "it was asked for"
-    out_ND = torch.empty(x_ND.shape)  # of torch, which aligns memory as products of matrices like it
+    # Of torch, which aligns memory as products of matrices like it.
+    out_ND = torch.empty(x_ND.shape, dtype=x_ND.dtype, device=x_ND.device)
     kernel(x_ND.detach().numpy(), keys_N.numpy(), counters_W.numpy(), *draw, out_ND.numpy())
     return out_ND
