@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rayrec.platform.devices import HOST
 from rayrec.platform.tensor_hashing import mix64, shift_right
 
 CHANCES = 1 << 20
@@ -77,10 +78,12 @@ class KeyedDropout(nn.Module):
 
 
 def _has_kernel(x_ND: Tensor) -> bool:
-    """Whether code that is not torch's may read the numbers; compilers fuse the operations themselves."""
+    """Whether code that is not torch's may read the numbers."""
+    if torch.compiler.is_compiling():  # compilers fuse the operations themselves
+        return False
     # Of other classes, numbers may be on several devices, or nowhere.
-    is_plain = type(x_ND) is Tensor and x_ND.device.type == "cpu" and x_ND.dtype == torch.float32
-    return is_plain and not torch.compiler.is_compiling() and _kernel() is not None
+    is_plain = type(x_ND) is Tensor and x_ND.device.type == HOST.kind and x_ND.dtype == torch.float32
+    return is_plain and _kernel() is not None
 
 
 @functools.cache
