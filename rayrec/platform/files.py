@@ -55,8 +55,11 @@ _UNUSABLE = {
 
 def unusable_path(error: BaseException) -> InputError | None:
     """The sentence for a place that cannot be read or written as asked; None for any other error."""
-    where = getattr(error, "filename", None)
-    if not isinstance(error, OSError) or where is None or error.errno not in _UNUSABLE:
+    if not isinstance(error, OSError) or error.errno not in _UNUSABLE:
+        return None
+    # Of two names, the second one is in the way, or may not be made; the first one is a file of ours.
+    where = error.filename if error.filename2 is None else error.filename2
+    if where is None or (error.filename2 is not None and error.errno == errno.ENOTDIR):
         return None
     return InputError(f"{where}: {_UNUSABLE[error.errno]} ({error.strerror}); name another place")
 

@@ -142,6 +142,11 @@ def test_a_place_that_cannot_be_used_is_said_in_a_sentence(tmp_path):
     assert told(file.mkdir).startswith(f"{file}: is there already (File exists)")
     assert told(tmp_path.read_bytes).startswith(f"{tmp_path}: is a folder")
     assert told((tmp_path / ("a" * 300)).touch).endswith("(File name too long); name another place")
+    (folder := tmp_path / "folder").mkdir()
+    # Of two names, the one that is in the way, and not what was to get it.
+    assert told(lambda: file.replace(folder)).startswith(f"{folder}: is a folder")
+    assert told(lambda: os.link(file, folder)).startswith(f"{folder}: is there already")
+    assert told(lambda: folder.rename(file)) == "None"  # neither lies below a file
     assert told((tmp_path / "none").read_bytes) == "None"  # perhaps a fault of ours: shown as it is
     assert unusable_path(OSError(errno.EACCES, "Permission denied")) is None  # of what, it does not say
 
