@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rayrec.pipelines.tuning.folder import TuningFolder
 from rayrec.pipelines.tuning.running import Trials
 from rayrec.pipelines.tuning.search import Tried
-from rayrec.pipelines.tuning.trial import TrialSpec
+from rayrec.pipelines.tuning.trial import OUTCOME_FILE, TrialSpec
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +25,8 @@ def restore(
     Args:
         spec_of: what a trial has to know to be trained to its end.
     """
-    gone = [tried for tried in wanted if not folder.trial_path(tried.number).exists()]
+    # Also those that were cut short as they were trained again: they have snapshots, but no outcome.
+    gone = [tried for tried in wanted if not (folder.trial_path(tried.number) / OUTCOME_FILE).is_file()]
     for tried in gone:
         trials.begin(spec_of(tried))
     for tried in gone:

@@ -235,6 +235,35 @@ def test_a_search_that_lost_its_runs_trains_those_that_lead_again(
     assert found.judged == before.judged
 
 
+@pytest.mark.slow
+def test_a_trial_that_was_cut_short_as_it_was_trained_again_is_trained_to_its_end(
+    searched_by_few, run_file, not_judged
+):
+    """It was judged at the snapshot that it had come to."""
+    shutil.rmtree(not_judged / "trials")
+
+    def cut_short(config: RunConfig, folder: Path, *rest: Any, on_validation: Any, **more: Any) -> Any:
+        def interrupt(step: int, figures: dict[str, float]) -> None:
+            on_validation(step, figures)
+            if step > STEPS_PER_EPOCH:
+                raise KeyboardInterrupt
+
+        return train(config, folder, *rest, on_validation=interrupt, **more)
+
+    search = few_users(run_file, keep="all")
+    with pytest.raises(KeyboardInterrupt):
+        tune(search, not_judged, resume=True, open_trials=here(cut_short))
+    assert with_snapshots(not_judged)
+
+    found = tune(search, not_judged, resume=True, open_trials=trials_here)
+
+    before = searched_by_few[1]
+    assert (found.best, found.judged) == (before.best, before.judged)
+    for number in found.judged:
+        state = RunFolder.open(not_judged / "trials" / f"{number:03d}").state
+        assert state["state"] == "finished"
+
+
 def test_all_snapshots_stay_where_that_is_asked_for(run_file, tmp_path):
     tune(tuning(run_file, trials=2, keep="all"), tmp_path / "search", open_trials=trials_here)
 
