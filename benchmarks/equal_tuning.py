@@ -51,13 +51,14 @@ def measure(row: Row, sources: Path, commit: str, searches: Path) -> None:
     folder = TuningFolder(searches / row.record.stem)
     is_over = folder.holds_search and record.is_file()
     before = json.loads(record.read_bytes())["made_of"]["commit"].split() if is_over else []
-    kept = KeptSearch(row.record.parent / SEARCHES / row.record.stem, made_of(row))
+    begin = searches / f"{row.record.stem}.yaml"
+    tuning = TuningConfig.load(BUDGET, [f"config={begin}"])
+    what = {"recipe": made_of(row), "budget": tuning.model_dump(mode="json", exclude={"config", "folder"})}
+    kept = KeptSearch(row.record.parent / SEARCHES / row.record.stem, what)
     if (ids := kept.begin(base.data.semantic_ids, [*before, commit])) is not None:
         base = base.model_copy(update={"data": base.data.model_copy(update={"semantic_ids": str(ids)})})
-    begin = searches / f"{row.record.stem}.yaml"
     searches.mkdir(parents=True, exist_ok=True)
     write_atomically(begin, base.to_yaml().encode())
-    tuning = TuningConfig.load(BUDGET, [f"config={begin}"])
     kept.restore(folder, tuning)
 
     with progress_bar("tune") as progress:

@@ -47,7 +47,7 @@ _UNUSABLE = {
     errno.EEXIST: "is there already",
     errno.ENOTDIR: "lies below a file, and not in a folder",
     errno.EISDIR: "is a folder, and not a file",
-    errno.EACCES: "may not be read or written by this user",
+    errno.EACCES: "may not be used by this user in this way",
     errno.EPERM: "may not be changed by this user",
     errno.ENAMETOOLONG: "has too long a name",
 }

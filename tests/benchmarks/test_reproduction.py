@@ -243,44 +243,64 @@ def kept_searches(folder: Path) -> list[Path]:
     return list((folder / "records" / "searches").glob("*/search.json"))
 
 
-@pytest.mark.slow
-def test_a_row_is_tuned_goes_on_and_is_on_the_page_beside_the_one_of_its_recipe(
-    sources, tmp_path, monkeypatch
-):
+@pytest.fixture
+def search(sources, tmp_path, monkeypatch) -> list[str]:
+    """Arguments of a search of two trials."""
+    write_budget(tmp_path)
+    monkeypatch.setattr(equal_tuning, "BUDGET", tmp_path / "budget.yaml")
+    return [str(sources), ROW.name, "--searches", str(tmp_path / "searches")]
+
+
+def write_budget(folder: Path, **more: Any) -> None:
     budget = {
         "config": "that of the row",
         "trials": 2,
         "metric": "ndcg@10",
         "space": {"training.optimizer.learning_rate": {"kind": "float", "low": 0.001, "high": 0.01}},
     }
-    (tmp_path / "budget.yaml").write_text(yaml.safe_dump(budget))
-    monkeypatch.setattr(equal_tuning, "BUDGET", tmp_path / "budget.yaml")
-    asked = [str(sources), ROW.name, "--searches", str(tmp_path / "searches")]
-    main([str(sources), ROW.name, "--local"])
+    (folder / "budget.yaml").write_text(yaml.safe_dump(budget | more))
+
+
+@pytest.mark.slow
+def test_a_search_whose_folder_is_lost_goes_on_from_what_is_kept(search, tmp_path, monkeypatch):
     with monkeypatch.context() as changed:
         changed.setattr(equal_tuning, "evaluate", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            equal_tuning.main(asked)
+            equal_tuning.main(search)
     assert len(kept_searches(tmp_path)) == 1
     shutil.rmtree(tmp_path / "searches")  # as .cache is easily lost
+
+    another = pytest.raises(InputError, match="the search of another recipe, budget or space is kept here")
+    write_budget(tmp_path, seed=7)
+    with another:
+        equal_tuning.main(search)
+    write_budget(tmp_path)
     with monkeypatch.context() as changed:
         changed.setattr(equal_tuning, "made_of", lambda row: {"settings": "others"})
-        with pytest.raises(InputError, match="of another recipe"):
-            equal_tuning.main(asked)
+        with another:
+            equal_tuning.main(search)
 
-    equal_tuning.main(asked)
+    equal_tuning.main(search)
 
     assert kept_searches(tmp_path) == []
-    again = (tmp_path / "searches" / ROW.record.stem / "trials").iterdir()
-    assert len(list(again)) == 1  # of two trials, the one that leads was trained again
+    trained = list((tmp_path / "searches" / ROW.record.stem / "trials").iterdir())
+    assert len(trained) == 1  # of two trials, the one that leads was trained again
+    assert (tmp_path / "records" / "tuned" / ROW.record.name).is_file()
+
+
+@pytest.mark.slow
+def test_a_row_is_tuned_and_is_on_the_page_beside_the_one_of_its_recipe(search, sources, tmp_path):
+    main([str(sources), ROW.name, "--local"])
+
+    equal_tuning.main(search)
 
     path = tmp_path / "records" / "tuned" / ROW.record.name
     record = json.loads(path.read_text())
-    search = record["search"]
-    assert search["trials"] == {"complete": 2, "pruned": 0, "failed": 0}
-    assert search["of_best"] >= search["of_recipe"]
+    told = record["search"]
+    assert told["trials"] == {"complete": 2, "pruned": 0, "failed": 0}
+    assert told["of_best"] >= told["of_recipe"]
     assert record["made_of"]["settings"]["training"]["optimizer"]["learning_rate"] == pytest.approx(
-        search["settings"]["training.optimizer.learning_rate"]
+        told["settings"]["training.optimizer.learning_rate"]
     )
     positions = Positions.read(path.parent / record["positions"])
     found = record["results"][MODEL]["recall@10"]["value"]
@@ -290,8 +310,8 @@ def test_a_row_is_tuned_goes_on_and_is_on_the_page_beside_the_one_of_its_recipe(
     assert "| 2 (0) |" in lines[1]
     assert "tiny, shuffled, tuned" in (tmp_path / "quality.csv").read_text()
 
-    equal_tuning.main(asked)  # the search is over, and is not begun again
+    equal_tuning.main(search)  # the search is over, and is not begun again
 
     again = json.loads(path.read_text())
-    assert again["search"] == search
+    assert again["search"] == told
     assert again["results"] == record["results"]

@@ -10,6 +10,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -52,7 +53,8 @@ class SnapshotRequests:
     def answer(self, requests: list[str], answer: SnapshotAnswer) -> None:
         for request in requests:
             if (self._folder / request).exists():  # an answer is deleted by who waits for it
-                write_json(self._folder / (request + _ANSWER), asdict(answer))
+                with suppress(FileNotFoundError):  # the folder is deleted just now
+                    write_json(self._folder / (request + _ANSWER), asdict(answer))
 
 
 def request_snapshot(run: Path, timeout_s: float, sleep: Callable[[float], None] = time.sleep) -> Path:

@@ -27,9 +27,8 @@ def restore(
     """
     # Also those that were cut short as they were trained again: they have snapshots, but no outcome.
     gone = [tried for tried in wanted if not (folder.trial_path(tried.number) / OUTCOME_FILE).is_file()]
-    for tried in gone:
+    for tried in gone:  # one by one: the search says how many may run at once, and these are few
         trials.begin(spec_of(tried))
-    for tried in gone:
         outcome = trials.outcome(tried.number)
         told, found = tried.outcome.value, outcome.value
         if found != told:  # another machine rounds otherwise

@@ -89,13 +89,12 @@ def parse_json(text: str, **options: Any) -> Any:
     """
     try:
         values = json.loads(text, **options)
+        if _SURROGATE.search(text) is not None:
+            json.dumps(values, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("lists or objects in each other, too deep to be read") from None
-    if _SURROGATE.search(text) is not None:
-        try:
-            json.dumps(values, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise ValueError("a text has half a surrogate pair, which is no Unicode") from None
+    except UnicodeEncodeError:
+        raise ValueError("a text has half a surrogate pair, which is no Unicode") from None
     return values
 
 

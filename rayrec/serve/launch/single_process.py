@@ -47,8 +47,10 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # First: behind the last request, the application closes its logs, and calls belong there, too.
-        await self._calls.aclose()
-        await super().shutdown(sockets)
+        try:
+            await self._calls.aclose()
+        finally:
+            await super().shutdown(sockets)
 
 
 @contextmanager
