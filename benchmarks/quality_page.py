@@ -481,8 +481,9 @@ What models of RayRec reach on logs that anybody can get, by one protocol, with 
   (`data.redraw_ties`).
 - **Equal tuning**: tables of that name have the trial that was best on validation users, of as many
   trials for every method in one space (`configs/tuning`): learning rate, weight decay, dropout and
-  layers. The first trial is the recipe, of *prefix decoder without vectors of its own* the one before, since
-  what was found is its recipe now. Epochs are the recipe's, and so are rates of rows on servers.
+  layers. The first trial is the recipe, of *prefix decoder without vectors of its own* on Beauty the one
+  before, since what was found there is its recipe now. Epochs are the recipe's, and so are rates of rows on
+  servers.
 - **Costs**: two x86-64 cores, no accelerator. Training times are those of the steps, the median of the
   seeds. Many rows were trained beside other work, and some stood still for minutes meanwhile. CPU
   minutes, where they were recorded, include driver, actors, Ray, start and validation. A training may
