@@ -27,9 +27,12 @@ class Forwards(Protocol):
 
 def num_choices(kind: Kind, body: Mapping[str, Any]) -> int:
     """Answers that a request asks for: `n` to each of its texts."""
+    return _num_texts(kind, body) * (body.get("n") or 1)
+
+
+def _num_texts(kind: Kind, body: Mapping[str, Any]) -> int:
     given = body.get("prompt" if kind == "text" else "input") if kind != "chat" else None
-    rows = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
-    return rows * (body.get("n") or 1)
+    return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
 class ForwardedCall:
@@ -41,12 +44,15 @@ class ForwardedCall:
             RequestError: what is read of it is not of its type.
         """
         self._to, self._kind, self._body = to, kind, body
-        count, stream, user = body.get("n"), body.get("stream"), body.get("user")
-        if count is not None and (type(count) is not int or not 1 <= count <= MOST_CHOICES):
-            raise RequestError(f"n: expected a number from 1 to {MOST_CHOICES}", param="n")
+        stream, user = body.get("stream"), body.get("user")
+        counts = {name: body[name] for name in ("n", "best_of") if body.get(name) is not None}
+        for name, count in counts.items():
+            if type(count) is not int or not 1 <= count <= MOST_CHOICES:
+                raise RequestError(f"{name}: expected a number from 1 to {MOST_CHOICES}", param=name)
         if stream is not None and type(stream) is not bool:
             raise RequestError("stream: expected true or false", param="stream")
-        self.count = num_choices(kind, body)
+        # All that are generated, of which the other side may give the best.
+        self.count = _num_texts(kind, body) * max([1, *counts.values()])
         self.is_stream = bool(stream) and kind != "embedding"
         self.user = user if isinstance(user, str) else None
 

@@ -362,9 +362,10 @@ def test_answers_are_counted_for_limits():
 
     assert service.read("chat", HELLO | {"n": 3}).count == 3
     assert service.read("text", {"prompt": ["a", "b"], "n": 2}).count == 4
+    assert service.read("text", {"prompt": ["a", "b"], "n": 2, "best_of": 5}).count == 10
     assert service.read("text", {"prompt": [1, 2, 3]}).count == 1
     assert service.read("embedding", {"input": ["a", "b", "c"]}).count == 3
-    for wrong in ({"n": 0}, {"n": "2"}, {"stream": "yes"}):
+    for wrong in ({"n": 0}, {"n": "2"}, {"best_of": 0}, {"best_of": 10_000}, {"stream": "yes"}):
         with pytest.raises(RequestError):
             service.read("chat", HELLO | wrong)
     build_language_api([service])  # which has an engine that needs no package
