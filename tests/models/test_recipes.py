@@ -136,7 +136,7 @@ def test_micro_batches_hold_the_activations_of_one_piece():
 
 
 def test_every_field_of_a_batch_is_cut():
-    """Whoever adds one has to say in `some_rows` and `stand_in` what becomes of it."""
+    """Who adds one has to say in `some_rows` and `stand_in` what becomes of it."""
     assert [field.name for field in dataclasses.fields(TensorBatch)] == [
         "layout",
         "keys_N",

@@ -6,8 +6,8 @@
     input_scale     [1] float32, of w8a8_static
     bias            [O] float32
 
-A kernel packs them in its own way when the layer is first asked, and again when the layer was moved. Whoever
-writes into the parameters later calls `after_load` or `forget_packed`.
+A kernel packs them in its own way when the layer is first asked, and again when the layer was moved. Code
+that writes into the parameters later calls `after_load` or `forget_packed`.
 """
 
 from __future__ import annotations

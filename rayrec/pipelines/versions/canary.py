@@ -8,7 +8,7 @@
 All is in the store, so replicas need not know each other. Each of them judges all counts by the same rule.
 The first to write the end has the last word in a folder; of two that write at once to an object store, the
 last one. So the end is read back before the pointer moves, and an end without its effect is completed by
-whoever looks next. While a canary runs, the version that serves is held: the one that it is compared with
+who looks next. While a canary runs, the version that serves is held: the one that it is compared with
 must not change.
 """
 

@@ -83,7 +83,8 @@ class Batcher(Generic[Request, Answer]):
         Args:
             costs: as they were measured.
             on_batch: called after each batch that was computed, on its thread, with its size and seconds.
-            before_batch: called before each batch, on its thread, whatever computes it.
+            before_batch: called before each batch, on its thread, also where requests bring a `compute` of
+                their own.
             compute: answers of requests of one group; an exception instead of an answer is that
                 request's alone. One that it raises is that of all.
             max_waiting: requests in flight at most, those being computed included.

@@ -121,7 +121,7 @@ def test_a_trie_is_copied_to_a_device_once():
 
 
 def test_what_is_made_while_ranking_may_be_trained_with():
-    """Whoever asks first may do so in inference mode, whose tensors no gradient may need."""
+    """Who asks first may do so in inference mode, whose tensors no gradient may need."""
     trie = CodeTrie.from_codes(np.array([[2, 0], [0, 1]]))
 
     with torch.inference_mode():

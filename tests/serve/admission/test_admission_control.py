@@ -315,7 +315,7 @@ def test_steps_come_with_the_requests_in_flight_and_go_with_them(start):
         model.free()
         answers = await asyncio.gather(*tasks)
         await model.idle()
-        # Whoever looks sees what is so now, though nobody has asked since.
+        # Who looks sees what is so now, though nobody has asked since.
         assert (model.admission.status.load, model.admission.status.steps) == (0.0, ())
         return [*answers, await model.ask(user_id="ann", k=1)]
 

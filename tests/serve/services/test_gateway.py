@@ -161,7 +161,7 @@ def test_a_shadow_gets_the_same_and_nobody_waits_for_it():
 
 
 def test_a_shadow_that_fails_is_counted_as_failed_and_one_that_refuses_as_answered():
-    """Whoever went by the counts saw no failures of a version that answered nobody."""
+    """Otherwise, counts show no failures of a version that answers nobody."""
     settings = {"targets": {"new": {"run": "other"}}, "shadow": {"target": "new", "share": 1.0}}
     targets, answered = {"main": Target("main")}, []
 
