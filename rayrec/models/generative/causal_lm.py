@@ -18,16 +18,23 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rayrec.models.attention.choice import AUTO, Choice
 from rayrec.models.attention.jagged import JaggedLayout
 from rayrec.models.attention.past import Grown, KeysAndValues, Past
+from rayrec.models.base.keyed_random import KeyedDropout
 from rayrec.models.generative.backbone import weighted_sum
 from rayrec.models.generative.chunk_summaries import ChunkSummaries, SummarySettings
 from rayrec.models.generative.code_softmax import ALL_CODES, CodeSoftmax
 from rayrec.models.generative.language_backbone import KeyValueContext, LanguageBackbone
 from rayrec.models.language.attention import PackedRows
+from rayrec.models.language.layer_dropout import add_dropout
 from rayrec.models.sequence.tensor_batch import ChunkBatch, TensorBatch
+from rayrec.platform.tensor_hashing import mix64
+
+_SUMMARY_DROPOUTS = 1 << 10
+"""Index of their first: behind those of the layers, however many there are."""
 
 
 class CausalLmBackbone(LanguageBackbone):
@@ -44,6 +51,7 @@ class CausalLmBackbone(LanguageBackbone):
         choice: Choice = AUTO,
         summaries: SummarySettings | None = None,
         code_softmax: CodeSoftmax = ALL_CODES,
+        dropout: float = 0.0,
     ) -> None:
         """
         Args:
@@ -52,6 +60,10 @@ class CausalLmBackbone(LanguageBackbone):
             first_token: the vocabulary's number of code 0 of the first level; those of all levels follow.
             choice: who computes the attention of histories.
             summaries: of older events, whose tokens come before those of a row; None: it begins with its own.
+            dropout: probability, of vectors of tokens and of what layers add to them, in training.
+
+        Raises:
+            InputError: layers of the network on which dropout would fall are not found.
         """
         super().__init__(level_sizes, first_token, choice)
         self.network = network
@@ -61,7 +73,12 @@ class CausalLmBackbone(LanguageBackbone):
         self.register_buffer("tokens_IL", codes_IL.long() + first_tokens_L, persistent=False)
         self.summaries: ChunkSummaries | None = None
         if summaries is not None:
-            self.summaries = ChunkSummaries(self._embeddings.weight.shape[1], summaries, 0, choice)
+            self.summaries = ChunkSummaries(
+                self._embeddings.weight.shape[1], summaries, _SUMMARY_DROPOUTS, choice
+            )
+        self.input_dropout = KeyedDropout(dropout, 0)
+        if dropout:
+            add_dropout(network, dropout, 1, "model.backbone.dropout")
 
     def loss(self, batch: TensorBatch, codes_NL: Tensor, weights_N: Tensor | None = None) -> Tensor:
         num_levels = len(self.level_sizes)
@@ -77,7 +94,11 @@ class CausalLmBackbone(LanguageBackbone):
         if whole is not layout:
             before_B = torch.from_numpy(whole.offsets_B1[1:] - layout.offsets_B1[1:]).to(starts_N.device)
             starts_N = starts_N + before_B[batch.layout.row_N]
-        hidden_MD = self._hidden(vectors_MD[None], whole.place_N[None], PackedRows(whole, self.choice))[0]
+        keys_M = self._token_keys(batch, whole)
+        if keys_M is not None:
+            vectors_MD = self.input_dropout(vectors_MD, keys_M)
+        rows = PackedRows(whole, self.choice, token_keys_N=keys_M)
+        hidden_MD = self._hidden(vectors_MD[None], whole.place_N[None], rows)[0]
         # An event's last code is followed by the first of the next item, that one by the second, and so on.
         hidden_NLD = hidden_MD[starts_N[:, None] + num_levels - 1 + levels_L]
         logits = (self._logits(hidden_NLD[:, level], level) for level in range(num_levels))
@@ -90,6 +111,15 @@ class CausalLmBackbone(LanguageBackbone):
         rows = PackedRows(layout, self.choice, keep=True)
         hidden_MD = self._hidden(vectors_MD[None], layout.place_N[None], rows)[0]
         return self._context(layout, rows, layout.last(hidden_MD))
+
+    def _token_keys(self, batch: TensorBatch, tokens: JaggedLayout) -> Tensor | None:
+        """[M] of dropout, from the first event's of each row; None where there is none."""
+        if not self.training or not self.input_dropout.probability:
+            return None
+        # What rows without events are filled with has some other row's key, or 0: no loss comes of it.
+        firsts_B = torch.from_numpy(batch.layout.offsets_B1[:-1]).to(tokens.device)
+        keys_B = functional.pad(batch.keys_N, (0, 1))[firsts_B]
+        return mix64(keys_B[tokens.row_N] ^ mix64(tokens.place_N))
 
     def summarize(self, chunks: ChunkBatch) -> Tensor:
         assert self.summaries is not None, "of a model that reads them"

@@ -107,6 +107,8 @@ class CausalLmBackboneConfig(Config):
     )
     max_length: int = Field(DEFAULT_MAX_LENGTH, gt=1)
     """Events a history may have, each of as many tokens as an ID has codes."""
+    dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Of vectors of tokens and of what each layer adds to them, in training."""
 
 
 class CausalLmConfig(LongHistorySettings, CodeSoftmaxSettings, GeneratingConfig):
@@ -151,7 +153,8 @@ class CausalLmConfig(LongHistorySettings, CodeSoftmaxSettings, GeneratingConfig)
             sizes: Any = network.config
             num_heads, width = sizes.num_attention_heads, sizes.hidden_size
             # As wide inside as the usual feed-forward: networks give that number different names.
-            summaries = summary_settings(self.long_history, num_heads, 4 * width, dropout=0.0)
+            dropout = self.backbone.dropout
+            summaries = summary_settings(self.long_history, num_heads, 4 * width, dropout)
         return CausalLmBackbone(
             network,
             catalog.learned_codes,
@@ -160,4 +163,5 @@ class CausalLmConfig(LongHistorySettings, CodeSoftmaxSettings, GeneratingConfig)
             choice,
             summaries,
             self.build_softmax(catalog),
+            self.backbone.dropout,
         )

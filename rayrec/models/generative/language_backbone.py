@@ -5,8 +5,8 @@ once. The codes of the item that follows are scored one level after the other, e
 output matrix: a position's softmax runs over the codes of the level that comes next, never over other levels
 or words. Beams have a small cache of their own codes (see `rayrec.models.language.attention`).
 
-There is no dropout inside: that of `transformers` draws from the global random generator, and the same seed
-would no longer give the same numbers for every split of a batch over trainers.
+The dropout of `transformers` is off: it draws from the global random generator, and the same seed would no
+longer give the same numbers for every split of a batch over trainers. `causal_lm` has keyed dropout instead.
 
 Axes: as in `backbone`; T tokens of the longest row, G key heads, C channels of a head.
 """

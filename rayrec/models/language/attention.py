@@ -39,6 +39,8 @@ class Attending(Protocol):
 
     num_tokens: int
     """Tokens that the newest query may see, itself included."""
+    token_keys_N: Tensor | None
+    """Of dropout in the layers; None: there is none."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """[batch, query, H, C] attended values, of [batch, heads, query, C] each."""
@@ -48,7 +50,12 @@ class PackedRows:
     """Causal attention within rows that stand one after the other; [1, H, N, C] queries."""
 
     def __init__(
-        self, layout: JaggedLayout, choice: Choice = AUTO, keep: bool = False, grown: Grown | None = None
+        self,
+        layout: JaggedLayout,
+        choice: Choice = AUTO,
+        keep: bool = False,
+        grown: Grown | None = None,
+        token_keys_N: Tensor | None = None,
     ) -> None:
         """
         Args:
@@ -56,10 +63,12 @@ class PackedRows:
             choice: who computes it.
             keep: whether keys and values of the layers will be asked for.
             grown: what they stand behind; None: rows begin with them.
+            token_keys_N: of the tokens, for dropout in the layers; None: there is none.
         """
         self._layout, self._grown = layout, grown
         self._whole = layout if grown is None else grown.layout
         self.num_tokens = self._whole.longest
+        self.token_keys_N = token_keys_N
         self._choice = choice
         self._keep = keep
         self.keys: dict[int, Tensor] = {}
@@ -106,6 +115,7 @@ class Continuations:
             num_codes: d, of each sequence, the new ones included.
         """
         self.num_tokens = bias_B1T.shape[2] + num_codes
+        self.token_keys_N = None
         self._keys, self._values, self._bias_B1T = keys, values, bias_B1T
         self._num_sequences = num_sequences
         self._cache = cache
@@ -143,7 +153,7 @@ def _attention(
     attending: Attending | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """As `transformers` calls it. There is no dropout: see `causal_lm`."""
+    """As `transformers` calls it. Its dropout is off: see `layer_dropout`."""
     if attending is None:
         raise InputError(
             f"{type(module).__name__} does not hand on to its attention what the forward pass was given; "

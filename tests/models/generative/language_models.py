@@ -35,10 +35,11 @@ NETWORKS = {
 }
 
 
-def recommender(network=None, beam_width=NUM_ITEMS, seed=0):
+def recommender(network=None, beam_width=NUM_ITEMS, seed=0, dropout=0.0, **settings):
     """Weights are made large enough for every part to matter."""
-    settings = {"name": "causal_lm", "beam_width": beam_width}
-    settings["backbone"] = {"max_length": 6, "network": network or NETWORKS["qwen3"]}
+    settings = {"name": "causal_lm", "beam_width": beam_width} | settings
+    backbone = {"max_length": 6, "network": network or NETWORKS["qwen3"], "dropout": dropout}
+    settings["backbone"] = backbone
     model = build_model(CausalLmConfig.parse(settings), CATALOG, seed)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():

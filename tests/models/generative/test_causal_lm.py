@@ -1,5 +1,6 @@
 """A causal language model over semantic IDs, against the network's own forward pass on whole sequences."""
 
+import copy
 import json
 import logging
 import sys
@@ -211,6 +212,73 @@ def test_training_is_repeatable_to_the_bit_and_learns(name):
 
     assert losses(2) == first
     assert first[-1] < 0.7 * first[0]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_dropout_falls_on_what_is_read_and_on_what_each_layer_adds(name):
+    """All that a layer adds is lost almost always, so that hidden states are vectors of tokens, scaled."""
+    model = recommender(NETWORKS[name], dropout=0.25).train()
+    layers = model.backbone.network.base_model.get_submodule("h" if name == "gpt2" else "layers")
+    seen = []
+    for layer in layers:
+        layer.register_forward_hook(
+            lambda _, given, kwargs, made: seen.append((given, kwargs, made)), with_kwargs=True
+        )
+    (features,) = shares(ROWS, NUM_ITEMS)
+
+    model.loss(tensor_batch(features))
+
+    read_ND = (seen[0][0] or (seen[0][1]["hidden_states"],))[0][0]
+    assert 0.15 < (read_ND == 0).float().mean() < 0.35 or name == "gpt2"  # which adds positions behind it
+    for given, kwargs, made in seen:
+        before_ND = (given or (kwargs["hidden_states"],))[0][0]
+        after_ND = (made[0] if isinstance(made, tuple) else made)[0]
+        assert 0.15 < (after_ND == before_ND).float().mean() < 0.35
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_dropout_depends_on_step_and_row_and_not_on_who_computes_it(name):
+    model, rows = recommender(NETWORKS[name], dropout=0.3), [*ROWS, [2], [5]]
+    (whole,), (later,) = shares(rows, NUM_ITEMS), shares(rows, NUM_ITEMS, step=1)
+    parts = shares(rows, NUM_ITEMS, num_trainers=2)
+    expected, without = model.train().loss(tensor_batch(whole)), model.eval().loss(tensor_batch(whole))
+
+    model.train()
+
+    summed = sum(model.loss(tensor_batch(part)).item() for part in parts)
+    assert summed == pytest.approx(expected.item(), rel=1e-5)
+    assert torch.equal(model.loss(tensor_batch(whole)), expected)
+    assert not torch.equal(model.loss(tensor_batch(later)), expected)
+    assert not torch.equal(without, expected)
+    plain = recommender(NETWORKS[name]).train()
+    assert torch.equal(plain.loss(tensor_batch(whole)), without)
+
+
+def test_recommendations_know_no_dropout():
+    plain, dropped = recommender(), recommender(dropout=0.5)
+
+    expected, ranking = (model.recommend(ranking_batch(), 4, None) for model in (plain, dropped))
+
+    assert torch.equal(ranking.items_BK, expected.items_BK)
+    assert torch.equal(ranking.scores_BK, expected.scores_BK)
+
+
+def test_a_copy_of_a_network_has_dropout_of_its_own():
+    model = recommender(dropout=0.5).train()
+    copied, (features,) = copy.deepcopy(model), shares(ROWS, NUM_ITEMS)
+    batch = tensor_batch(features)
+    expected = copied.loss(batch)
+
+    model.eval()
+
+    assert torch.equal(copied.loss(batch), expected)
+
+
+def test_dropout_of_layers_that_are_not_found_is_refused(monkeypatch):
+    monkeypatch.setattr("rayrec.models.program.sharding.BLOCKS", ("trunks",))
+
+    with pytest.raises(InputError, match=r"backbone.dropout: .* Qwen3ForCausalLM are not found; set it to 0"):
+        recommender(dropout=0.1)
 
 
 def test_weights_travel_to_another_network():
